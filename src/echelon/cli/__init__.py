@@ -1,0 +1,5 @@
+"""The `echelon` command."""
+
+
+def main() -> None:
+    """Run the command line."""

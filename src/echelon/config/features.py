@@ -1,0 +1,83 @@
+"""Configuration of features and their normalisation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from echelon.config._base import Section
+
+Periods = tuple[Annotated[int, Field(ge=2)], ...]
+
+
+class IndicatorsConfig(Section):
+    """Technical indicators. An empty list or null leaves one out."""
+
+    sma: Periods = ()
+    """Simple moving averages of the close, one per period."""
+    ema: Periods = ()
+    """Exponential moving averages of the close, one per period."""
+    rsi: Periods = ()
+    """Relative strength index, one per period."""
+    macd: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    """MACD line, signal and histogram: (fast, slow, signal)."""
+    atr: Periods = ()
+    """Average true range, one per period."""
+    bbands: tuple[PositiveInt, PositiveFloat] | None = None
+    """Bollinger bands: (period, standard deviations)."""
+    ichimoku: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    """Ichimoku lines: (tenkan, kijun, senkou b). The lagging span looks ahead and is left out."""
+    heikin_ashi: bool = False
+    """Heikin-Ashi open, high, low and close."""
+    supertrend: tuple[PositiveInt, PositiveFloat] | None = None
+    """SuperTrend line and direction: (period, multiplier)."""
+
+
+class StationaryConfig(Section):
+    """The stationary set, default of the hierarchical agent. Everything is a ratio or a rank."""
+
+    enabled: bool = False
+    """Compute the set."""
+    returns: tuple[PositiveInt, ...] = (1, 5, 10, 20, 60)
+    """Log returns over these numbers of bars."""
+    volatility: Periods = (10, 20, 60)
+    """Standard deviation of one-bar log returns over these numbers of bars."""
+    volume_ratio: Periods = (5, 20)
+    """Log of traded value over its mean of this many bars."""
+    ranks: bool = True
+    """Cross-sectional ranks, in [−1, 1], of the returns, volatilities and volume ratios."""
+    limit_distance: bool = True
+    """Distance of the close to the day's upper and lower price limit, where there are limits."""
+
+
+class FeaturesConfig(Section):
+    """Which features make up X[T,N,F]."""
+
+    ohlcv: bool = False
+    """Open, high, low, close (in units of the symbol's first close) and traded value."""
+    indicators: IndicatorsConfig = IndicatorsConfig()
+    """Technical indicators."""
+    stationary: StationaryConfig = StationaryConfig()
+    """Returns, volatilities, volume ratios, ranks, distance to limits."""
+    modules: tuple[str, ...] = ()
+    """Python files with your own factors (`@factor`); running the command runs these files."""
+    custom: tuple[str, ...] = ()
+    """Names of your factors to use; empty: every factor the modules register."""
+
+
+class NormalizationConfig(Section):
+    """How features are scaled."""
+
+    method: Literal["zscore", "none"] = "zscore"
+    """zscore: per feature, over all train time × assets."""
+    fit_on: Literal["train"] = "train"
+    """The scaler sees the train window and nothing else: other values would leak."""
+    include: tuple[Literal["OHLCV", "indicators", "stationary", "custom", "exogenous"], ...] = (
+        "OHLCV",
+        "indicators",
+        "stationary",
+        "custom",
+        "exogenous",
+    )
+    """Groups of features to scale; the others stay as they are."""

@@ -1,0 +1,81 @@
+"""The canonical bar frame: what every source hands over and what the store keeps.
+
+One row is one bar of one symbol. Times are naive and local to the exchange: midnight of the
+session for daily bars, the *end* of the bar for intraday ones, so that a bar's time is when it
+became known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import polars as pl
+
+from echelon.types import Freq, PriceBasis
+
+PRICES = ("open", "high", "low", "close")
+
+SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
+    {
+        "time": pl.Datetime("us"),
+        "symbol": pl.String(),
+        "open": pl.Float64(),
+        "high": pl.Float64(),
+        "low": pl.Float64(),
+        "close": pl.Float64(),
+        "volume": pl.Float64(),  # shares, on the same basis as the prices
+        "amount": pl.Float64(),  # traded value in money; null: close × volume stands in
+        "factor": pl.Float64(),  # close × factor is the total-return price, at any anchor
+        "pre_close": pl.Float64(),  # the exchange's reference price of the day (ex-right)
+        "st": pl.Boolean(),  # A-share special treatment on that day; null: not
+    }
+)
+"""Columns and types of a bar frame. Only time, symbol and close are always filled."""
+
+OPTIONAL = tuple(c for c in SCHEMA if c not in ("time", "symbol", "close"))
+
+
+@dataclass(frozen=True, slots=True)
+class RawFrame:
+    """A piece of what a source read: canonical columns plus `row`, and where it came from.
+
+    `frame` has the columns of `SCHEMA` (null where the source has nothing) and `row` (Int64),
+    the row's number in `origin` as a user would count it.
+    """
+
+    frame: pl.DataFrame
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """What a source says about itself before a single bar is read.
+
+    calendar: an exchange code of exchange_calendars ("XNYS", "XSHG"), "24/7", or "data" where
+        the sessions are whatever days occur in the data.
+    fingerprint: changes whenever what the source would deliver changes (content hash of files,
+        parameters of a generator, the query of a vendor and its day).
+    """
+
+    name: str
+    freq: Freq
+    calendar: str
+    timezone: str
+    price_basis: PriceBasis
+    fields: frozenset[str]
+    fingerprint: str
+
+
+def conform(frame: pl.DataFrame) -> pl.DataFrame:
+    """Give `frame` exactly the canonical columns and types, null where absent; keeps `row`."""
+    columns = [
+        (pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype=dtype)).alias(
+            name
+        )
+        for name, dtype in SCHEMA.items()
+    ]
+    if "row" in frame.columns:
+        columns.append(pl.col("row").cast(pl.Int64))
+    return frame.select(columns)

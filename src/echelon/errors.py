@@ -1,0 +1,88 @@
+"""Everything Echelon raises on purpose, in one tree.
+
+::
+
+    EchelonError                 exit 1   anything below; catch this to catch all of ours
+    ├── UsageError               exit 2   a flag or an argument that cannot be used
+    ├── ConfigError              exit 3   the configuration: unknown key, bad value, bad file
+    ├── DataError                exit 4   the user's data
+    │   ├── SourceError                   a source cannot be read or reached
+    │   ├── InvalidDataError              rows or columns are wrong; carries the list of problems
+    │   └── UniverseError                 an unknown symbol, or membership that cannot be used
+    ├── StoreError               exit 5   the store, a run directory or a prepared set on disk
+    ├── FeatureError             exit 6   a factor that is unknown, misdeclared or misbehaves
+    └── LeakageError             exit 7   something before a cut depends on what comes after it
+
+A message says what was expected, what was found and what to do. The CLI prints the message
+without a traceback and leaves with the exit code; 130 is Ctrl-C, 70 a bug of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from echelon.types import Problem
+
+
+class EchelonError(Exception):
+    """Root of all errors a user can cause and mend."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(EchelonError):
+    """A flag or argument that cannot be used as given."""
+
+    exit_code = 2
+
+
+class ConfigError(EchelonError):
+    """The configuration cannot be used."""
+
+    exit_code = 3
+
+
+class DataError(EchelonError):
+    """The user's data cannot be used."""
+
+    exit_code = 4
+
+
+class SourceError(DataError):
+    """A source cannot be read or reached."""
+
+
+class InvalidDataError(DataError):
+    """Rows or columns are wrong. `problems` lists every one that was found."""
+
+    def __init__(self, problems: Sequence[Problem], summary: str = "") -> None:
+        self.problems = tuple(problems)
+        shown = [str(p) for p in self.problems[:20]]
+        if len(self.problems) > len(shown):
+            shown.append(f"… and {len(self.problems) - len(shown)} more")
+        head = summary or f"{len(self.problems)} problem(s) in the data"
+        super().__init__("\n".join([head, *shown]))
+
+
+class UniverseError(DataError):
+    """An unknown symbol, or membership that cannot be used."""
+
+
+class StoreError(EchelonError):
+    """The store, a run directory or a prepared set on disk is missing or damaged."""
+
+    exit_code = 5
+
+
+class FeatureError(EchelonError):
+    """A factor that is unknown, misdeclared or misbehaves."""
+
+    exit_code = 6
+
+
+class LeakageError(EchelonError):
+    """Something before a cut depends on what comes after it."""
+
+    exit_code = 7

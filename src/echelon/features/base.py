@@ -1,0 +1,90 @@
+"""What a feature is, and how a user adds one.
+
+A feature is a pure function of *one symbol's own bars, gaps removed*, that returns one column or
+more. It declares how many bars it needs before its first valid value; the pipeline does the
+rest: alignment, gaps, warm-up, masks, scaling, the leakage check.
+
+    from echelon.features import Bars, factor
+
+    @factor(lookback=21, needs=("close",))
+    def momentum_20(bars: Bars):
+        out = np.full(len(bars), np.nan)
+        out[20:] = bars.close[20:] / bars.close[:-20] - 1
+        return out
+
+Rank features compare symbols with one another on one day; see `CrossSection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from echelon.types import Floats, Times
+
+Group = Literal["OHLCV", "indicators", "stationary", "custom", "exogenous"]
+Field = Literal["open", "high", "low", "close", "volume", "limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One symbol's own bars in order, days without a bar left out: arrays of shape [L].
+
+    Prices are start-anchored total-return prices in units of the symbol's first close, so they
+    carry no trace of later splits or dividends and do not change when the whole history is
+    multiplied by a constant. Fields the source does not have are None; a feature that `needs`
+    them is left out before it is called.
+
+    value: traded value in money (price × volume)
+    limit_up, limit_down: the day's limits before rounding, in the same unit; NaN: no limit
+    raw_close: the close as the source has it. Its *level* is not point-in-time for adjusted
+        sources: use it only in ratios within one day.
+    """
+
+    times: Times
+    close: Floats
+    raw_close: Floats
+    open: Floats | None = None
+    high: Floats | None = None
+    low: Floats | None = None
+    value: Floats | None = None
+    limit_up: Floats | None = None
+    limit_down: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.close)
+
+
+Compute = Callable[[Bars], Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A time-series feature: columns `names`, computed symbol by symbol.
+
+    compute: Bars [L] → [L] or [L, len(names)], NaN (or anything) in the first `lookback` − 1 rows
+    lookback: bars up to and including the current one before the value is valid
+    on_gap: what a day without a bar gets: the last value again, or zero
+    """
+
+    names: tuple[str, ...]
+    compute: Compute
+    lookback: int
+    needs: frozenset[Field]
+    group: Group
+    on_gap: Literal["carry", "zero"] = "carry"
+    source_id: str = field(default="")
+    """Changes when the computation does: part of the cache key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossSection:
+    """A feature across the symbols of one bar: the rank of `base` among members, in [−1, 1]."""
+
+    name: str
+    base: str
+    group: Group = "stationary"
+
+
+FeatureSpec = Feature | CrossSection

@@ -1,0 +1,48 @@
+"""Named types that several layers share.
+
+Axes, one letter each, the same everywhere: `T` time, `N` assets, `F` features, `W` window,
+`L` the bars of one symbol with its gaps removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+"""float64 array; prices and money."""
+Floats32: TypeAlias = NDArray[np.float32]
+"""float32 array; features."""
+Bools: TypeAlias = NDArray[np.bool_]
+Times: TypeAlias = NDArray[np.datetime64]
+"""datetime64[us], naive, in the exchange's local time."""
+
+Freq: TypeAlias = Literal["1d", "5min", "1min"]
+PriceBasis: TypeAlias = Literal["raw", "split_adjusted", "adjusted"]
+"""What a source's OHLC are: as traded, adjusted for splits, or for splits and dividends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a user's data, and where.
+
+    `row` counts as the user would: the line of a text file (the header is line 1), the 0-based
+    row of a Parquet file, `None` where the whole file or column is meant.
+    """
+
+    file: str
+    row: int | None
+    field: str | None
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = self.file
+        if self.row is not None:
+            place += f", row {self.row}"
+        if self.field is not None:
+            place += f", field {self.field!r}"
+        return f"{place}: {self.message}. {self.remedy}"
