@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Install the Debian packages the tests' services need, where that is possible.
+#
+# Nothing to do where they are there. As root on a Debian system they are installed, without
+# starting anything (the tests start their own, on free ports). Otherwise it says which tests will
+# be skipped and why; that is not an error, the rest of the tests run anywhere.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+missing=$(.venv/bin/python scripts/services.py --missing)
+[ -n "$missing" ] || exit 0
+
+skip() {
+    echo "packages: the tests that need $missing will be skipped: $1."
+    echo "packages: to run them: apt-get install $missing (or your system's equivalent)"
+    exit 0
+}
+
+command -v apt-get > /dev/null || skip "it is not installed and this system has no apt-get"
+[ "$(id -u)" -eq 0 ] || skip "it is not installed and only root can install it"
+
+log=$(mktemp)
+policy=/usr/sbin/policy-rc.d
+made_policy=""
+cleanup() {
+    rm -f "$log"
+    [ -z "$made_policy" ] || rm -f "$policy"
+}
+trap cleanup EXIT
+
+# Debian starts a service when it installs one, unless this file says no (101).
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    made_policy=yes
+    chmod +x "$policy"
+fi
+echo "packages: installing $missing"
+export DEBIAN_FRONTEND=noninteractive
+apt=(apt-get -qq -o DPkg::Lock::Timeout=120)
+# shellcheck disable=SC2086 # a list of package names
+if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends $missing; } \
+    > "$log" 2>&1 < /dev/null; then
+    tail -n 5 "$log"
+    skip "apt-get could not install it (above)"
+fi

@@ -1,0 +1,117 @@
+"""What every test runs under: few threads, a clean environment, no network, real services.
+
+- Thread limits are set before anything heavy is imported.
+- Variables of the developer's shell that change what Echelon does are removed.
+- A connection to anything but this machine fails the test, whatever the code under test catches.
+- Services (Redis) are real processes on free loopback ports; where one is not installed, the
+  tests that need it are skipped and say why.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from scripts.services import REDIS, Running, running
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two cores are what the tests may count on; numpy, numba, polars and torch read these on import.
+THREADS = (
+    "POLARS_MAX_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+# Secrets and settings of the developer, and what makes rich and typer colour or wrap output.
+FOREIGN = ("TUSHARE_TOKEN", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS")
+
+for name in THREADS:
+    os.environ.setdefault(name, "2")
+os.environ["MPLBACKEND"] = "Agg"
+for name in list(os.environ):
+    if name.startswith("ECHELON_") or name in FOREIGN:
+        del os.environ[name]
+
+# On CI the same examples every time; at a desk new ones, and failures are remembered.
+settings.register_profile("desk", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def _is_loopback(host: object) -> bool:
+    if host in (None, "", "localhost", b"localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(str(host).split("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_unless_loopback(host: object) -> None:
+    if not _is_loopback(host):
+        # Not an Exception: code that retries or falls back on errors must not hide it.
+        pytest.fail(f"tests have no network, but the code under test reached for {host!r}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Fail on name look-ups and connections that would leave this machine."""
+    real = {n: getattr(socket.socket, n) for n in ("connect", "connect_ex", "sendto")}
+    getaddrinfo = socket.getaddrinfo
+
+    def guarded(name: str) -> Any:
+        def call(self: socket.socket, *args: Any) -> Any:
+            address = args[-1]
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                _refuse_unless_loopback(address[0])
+            return real[name](self, *args)
+
+        return call
+
+    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_unless_loopback(host)
+        return getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in real:
+            patch.setattr(socket.socket, name, guarded(name))
+        patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The directory of real market data beside the project; skips where it is absent."""
+    directory = ROOT.parent / "shared" / "data"
+    if not directory.is_dir():
+        pytest.skip("no real data beside the project: ../shared/data does not exist")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """URL of a Redis shared by the whole session; use keys of your own."""
+    reason = REDIS.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with running(REDIS) as up:
+        yield up.url
+
+
+@pytest.fixture
+def redis_server() -> Iterator[Running]:
+    """A Redis of one test's own, to fill, `stop()` or `kill()`."""
+    reason = REDIS.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with running(REDIS) as up:
+        yield up
