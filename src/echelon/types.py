@@ -38,6 +38,7 @@ class Problem:
     field: str | None
     message: str
     remedy: str
+    severity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
         place = self.file

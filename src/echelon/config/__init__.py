@@ -7,6 +7,7 @@ from echelon.config.features import (
     NormalizationConfig,
     StationaryConfig,
 )
+from echelon.config.load import fingerprint, load_config, to_yaml
 from echelon.config.tree import Config, SplitConfig
 
 __all__ = [
@@ -20,4 +21,7 @@ __all__ = [
     "SplitConfig",
     "StationaryConfig",
     "SyntheticConfig",
+    "fingerprint",
+    "load_config",
+    "to_yaml",
 ]

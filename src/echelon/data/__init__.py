@@ -1,0 +1,1 @@
+"""Point-in-time market data: sources, validation, store, panel."""

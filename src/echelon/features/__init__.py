@@ -1,0 +1,1 @@
+"""Leak-free features: definitions, pipeline, scaler, cache, leakage check."""

@@ -1,0 +1,1 @@
+"""Run directories: what a result was made from, written so that it can be made again."""

@@ -1,0 +1,122 @@
+"""Read, override, check, fingerprint and write the configuration.
+
+1. YAML is loaded safely; a key given twice is refused.
+2. `a.b=value` overrides are applied, the value read as YAML.
+3. The tree is validated; every problem is reported at once, with the key it concerns.
+4. `fingerprint` identifies the resolved tree; `to_yaml` writes it into every run directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from echelon.config.tree import Config
+from echelon.errors import ConfigError
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe loader that refuses a key given twice: YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration in `path` (defaults without one) with `overrides` applied."""
+    tree = read_yaml(path) if path is not None else {}
+    for item in overrides:
+        _override(tree, item)
+    where = str(path) if path is not None else "configuration"
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, where)) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file. Name an existing YAML file.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory. Name a YAML file in it.") from None
+    except (UnicodeDecodeError, PermissionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}). Save it as UTF-8 text.") from None
+    try:
+        tree = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "not readable"
+        raise ConfigError(f"{path}{line}: not valid YAML: {problem}.") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected `key: value` pairs, found {type(tree).__name__}.")
+    return tree
+
+
+def _override(tree: dict[str, Any], item: str) -> None:
+    key, sep, text = item.partition("=")
+    key = key.strip()
+    if not sep or not key:
+        raise ConfigError(f"override {item!r}: expected key=value, such as train.gamma=0.9.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {item!r}: the value is not valid YAML.") from None
+    *parents, leaf = key.split(".")
+    node = tree
+    for part in parents:
+        child = node.setdefault(part, {})
+        if child is None:
+            child = node[part] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {item!r}: {part!r} is a value, not a section.")
+        node = child
+    node[leaf] = value
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        found = item.get("input")
+        if item["type"] != "value_error" and not isinstance(found, dict):
+            message += f" (found {found!r})"
+        lines.append(f"{where}: {key + ': ' if key else ''}{message}")
+    return "\n".join(lines)
+
+
+def to_json(config: Config) -> str:
+    """Return the resolved tree as canonical JSON (sorted keys)."""
+    return json.dumps(config.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+
+
+def fingerprint(config: Config) -> str:
+    """Return the SHA-256 of the resolved configuration, as hex."""
+    return hashlib.sha256(to_json(config).encode()).hexdigest()
+
+
+def to_yaml(config: Config) -> str:
+    """Return the resolved tree as YAML, in the order in which it is declared."""
+    return yaml.safe_dump(
+        config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+    )

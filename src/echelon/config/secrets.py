@@ -1,0 +1,60 @@
+"""Secrets: tokens and URLs with passwords, from the environment and from nowhere else.
+
+They never enter the configuration tree, a run directory or a log: values are `SecretStr`, which
+prints as asterisks, and only the code that speaks to the service unwraps them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from echelon.errors import ConfigError
+
+SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url"]
+
+_WHAT = MappingProxyType(
+    {
+        "tushare_token": "the token of your tushare.pro account (its user page shows it)",
+        "echelon_redis_url": "the URL of the Redis cache, such as redis://:password@host:6379/0",
+    }
+)
+
+
+class Secrets(BaseSettings):
+    """Every secret Echelon knows; None where its environment variable is unset or empty."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True
+    )
+
+    tushare_token: SecretStr | None = None
+    """TUSHARE_TOKEN: for `data.source: tushare`."""
+    echelon_redis_url: SecretStr | None = None
+    """ECHELON_REDIS_URL: for `data.cache.redis`; it may hold a password."""
+
+    def require(self, name: SecretName) -> SecretStr:
+        """Return the secret, or say which environment variable to set and how."""
+        value: SecretStr | None = getattr(self, name)
+        if value is None or not value.get_secret_value().strip():
+            variable = name.upper()
+            raise ConfigError(
+                f"the environment variable {variable} is not set; it must hold {_WHAT[name]}. "
+                f"Set it for this shell with `export {variable}=…`; secrets are never read from "
+                "configuration files."
+            )
+        return value
+
+
+def secrets(env_file: Path | None = None) -> Secrets:
+    """Read the secrets from the environment, and from `env_file` only where one is given.
+
+    The environment wins over the file.
+    """
+    if env_file is not None and not env_file.is_file():
+        raise ConfigError(f"{env_file}: no such file; give the path of an existing .env file")
+    return Secrets(_env_file=env_file)

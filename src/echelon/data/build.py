@@ -1,0 +1,267 @@
+"""From the store to a panel: bars laid out over time and assets, with everything known that day.
+
+1. Choose symbols and partitions; only partitions inside the asked span are opened.
+2. Lay the time axis: the exchange's sessions (daily) or the bars' own times (intraday).
+3. Scatter the bars.
+4. Derive, each row from itself and earlier rows only: present, delisted, tradable, suspended,
+   member, limits, benchmark.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from datetime import date, datetime, time
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from echelon.data import limits
+from echelon.data.calendars import sessions
+from echelon.data.manifest import Manifest
+from echelon.data.panel import Panel, forward_fill
+from echelon.data.store import Store
+from echelon.errors import DataError, UniverseError
+from echelon.types import Bools, Floats, Times
+
+_FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
+
+
+class PanelRequest(NamedTuple):
+    """Which part of a dataset to lay out. None means no bound, no symbols means all, sorted."""
+
+    symbols: tuple[str, ...] = ()
+    start: date | None = None
+    end: date | None = None
+    limits: str = "auto"
+    delist_after: int = 250
+
+
+def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest()) -> Panel:  # noqa: B008
+    """Lay a stored dataset out as a panel."""
+    manifest = store.manifest(name)
+    facts = _choose(store.symbols(name), request.symbols, name)
+    symbols = tuple(facts["symbol"])
+    start = datetime.combine(request.start, time.min) if request.start else None
+    end = datetime.combine(request.end, time.max) if request.end else None
+    keys = store.partitions(name, start, end)
+    if not keys:
+        first, last = manifest.span
+        raise DataError(
+            f"dataset {name!r} has no bars between {request.start} and {request.end}; "
+            f"it runs from {first.date()} to {last.date()}."
+        )
+    wanted = symbols if request.symbols else None
+    times = _time_axis(store, manifest, keys, wanted, start, end)
+    grids, st = _scatter(store, manifest, keys, times, symbols, request.symbols)
+    return _derive(manifest, store, request, times, facts, grids, st)
+
+
+def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFrame:
+    """Rows of the symbols table in the asked order."""
+    if not symbols:
+        return table
+    known = set(table["symbol"])
+    unknown = [s for s in symbols if s not in known]
+    if unknown:
+        hints = []
+        for symbol in unknown:
+            near = difflib.get_close_matches(symbol, known, n=1)
+            hints.append(f"{symbol} (did you mean {near[0]}?)" if near else symbol)
+        some = ", ".join(sorted(known)[:10]) + (" …" if len(known) > 10 else "")
+        raise UniverseError(
+            f"dataset {name!r} has no symbol {', '.join(hints)}. "
+            f"It has {len(known)}: {some}. Change `assets`, or import these symbols."
+        )
+    order = pl.DataFrame({"symbol": list(symbols)})
+    return order.join(table, on="symbol", how="left", maintain_order="left")
+
+
+def _time_axis(
+    store: Store,
+    manifest: Manifest,
+    keys: Sequence[str],
+    wanted: Sequence[str] | None,
+    start: datetime | None,
+    end: datetime | None,
+) -> Times:
+    found = [
+        store.read_bars(manifest.name, key, symbols=wanted, columns=["time"])["time"].unique()
+        for key in keys
+    ]
+    times = pl.concat(found).unique().sort()
+    if start is not None:
+        times = times.filter(times >= start)
+    if end is not None:
+        times = times.filter(times <= end)
+    if times.is_empty():
+        raise DataError(f"dataset {manifest.name!r} has no bars of these symbols in that span.")
+    axis = times.to_numpy().astype("datetime64[us]")
+    if manifest.info.freq == "1d" and manifest.info.calendar != "data":
+        first, last = (t.astype("datetime64[D]").item() for t in (axis[0], axis[-1]))
+        # A session on which nobody trades is a hole to be seen, not a day to be skipped.
+        axis = np.union1d(axis, sessions(manifest.info.calendar, first, last))
+    return axis
+
+
+def _scatter(
+    store: Store,
+    manifest: Manifest,
+    keys: Sequence[str],
+    times: Times,
+    symbols: tuple[str, ...],
+    asked: Sequence[str],
+) -> tuple[dict[str, Floats], Bools]:
+    """Bars as [T,N] grids, NaN where there is no bar; fields nobody has are left out."""
+    shape = (len(times), len(symbols))
+    grids: dict[str, Floats] = {}
+    st = np.zeros(shape, dtype=np.bool_)
+    columns = {symbol: n for n, symbol in enumerate(symbols)}
+    lookup = pl.DataFrame(
+        {"symbol": list(columns), "n": list(columns.values())},
+        schema={"symbol": pl.String, "n": pl.Int64},
+    )
+    first, last = times[0].item(), times[-1].item()
+    for key in keys:
+        frame = store.read_bars(manifest.name, key, symbols=asked or None)
+        frame = frame.filter(pl.col("time").is_between(first, last)).join(lookup, on="symbol")
+        t = np.searchsorted(times, frame["time"].to_numpy().astype("datetime64[us]"))
+        n = frame["n"].to_numpy()
+        for name in _FIELDS:
+            column = frame[name]
+            if column.null_count() == len(column):
+                continue
+            if name not in grids:
+                grids[name] = np.full(shape, np.nan)
+            grids[name][t, n] = column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+        st[t, n] = frame["st"].fill_null(False).to_numpy()
+    return grids, st
+
+
+def _derive(
+    manifest: Manifest,
+    store: Store,
+    request: PanelRequest,
+    times: Times,
+    facts: pl.DataFrame,
+    grids: dict[str, Floats],
+    st: Bools,
+) -> Panel:
+    info = manifest.info
+    symbols = tuple(facts["symbol"])
+    close = grids["close"]
+    has_bar = ~np.isnan(close)
+    listed = times[:, None] >= facts["first"].to_numpy().astype("datetime64[us]")[None, :]
+    delisted = _delisted(times, facts, has_bar, listed, request.delist_after)
+    present = listed & ~delisted
+    volume = grids.get("volume")
+    traded = has_bar if volume is None else has_bar & (np.nan_to_num(volume) > 0)
+    factor = grids.get("factor")
+    if factor is not None:
+        factor = forward_fill(factor)
+        if np.nanmax(np.abs(factor - 1), initial=0.0) == 0:
+            factor = None
+    limited = request.limits == "on" or (
+        request.limits == "auto" and info.calendar == "XSHG" and info.price_basis == "raw"
+    )
+    pre_close = band = up = down = None
+    if limited:
+        pre_close = _reference_price(close, grids.get("pre_close"), factor)
+        since = _sessions_since_listing(times, facts)
+        band = limits.bands(times, symbols, st, since)
+        band = np.where(np.isnan(pre_close) | ~present, np.nan, band)
+        up, down = limits.limit_prices(pre_close, band)
+    return Panel(
+        times=times,
+        symbols=symbols,
+        close=close,
+        present=present,
+        member=_member(times, symbols, store.table(manifest.name, "membership")) & present,
+        suspended=present & ~traded,
+        tradable=present & traded,
+        delisted=delisted,
+        anchor=facts["anchor"].to_numpy().astype(np.float64),
+        freq=info.freq,
+        calendar=info.calendar,
+        timezone=info.timezone,
+        price_basis=info.price_basis,
+        open=grids.get("open"),
+        high=grids.get("high"),
+        low=grids.get("low"),
+        volume=None if volume is None else np.nan_to_num(volume),
+        amount=np.nan_to_num(grids["amount"]) if "amount" in grids else None,
+        factor=factor,
+        pre_close=pre_close,
+        band=band,
+        limit_up=up,
+        limit_down=down,
+        benchmark=_benchmark(times, store.table(manifest.name, "benchmark")),
+    )
+
+
+def _delisted(
+    times: Times, facts: pl.DataFrame, has_bar: Bools, listed: Bools, delist_after: int
+) -> Bools:
+    """Gone, as known on each day: by the listing facts, else after a long silence.
+
+    A silence is recognised only once it has lasted; that a symbol will never come back is not
+    known on its last day.
+    """
+    rows = np.arange(len(times))[:, None]
+    last_bar = np.maximum.accumulate(np.where(has_bar, rows, -1), axis=0)
+    silent = listed & (rows - last_bar >= delist_after) & (last_bar >= 0)
+    known = facts["delisted"].to_numpy().astype("datetime64[us]")
+    dated = times[:, None] >= known[None, :]  # NaT compares false
+    return np.asarray(np.where(np.isnat(known)[None, :], silent, dated & ~has_bar))
+
+
+def _sessions_since_listing(times: Times, facts: pl.DataFrame) -> np.ndarray:
+    """[T,N] sessions since the listing day; large where that day is not known."""
+    listed = facts["listed"].to_numpy().astype("datetime64[us]")
+    days = np.unique(times.astype("datetime64[D]")).astype("datetime64[us]")
+    at = np.searchsorted(days, times.astype("datetime64[D]").astype("datetime64[us]"))
+    born = np.searchsorted(days, listed)
+    since = at[:, None] - born[None, :]
+    unknown = np.isnat(listed) | (listed < days[0])
+    return np.where(unknown[None, :], np.iinfo(np.int64).max, since)
+
+
+def _reference_price(close: Floats, pre_close: Floats | None, factor: Floats | None) -> Floats:
+    """The day's reference: the source's pre_close, else the last close, ex-right by the factor."""
+    last = np.full_like(close, np.nan)
+    last[1:] = forward_fill(close)[:-1]
+    if factor is not None:
+        last[1:] *= factor[:-1] / factor[1:]
+    if pre_close is None:
+        return last
+    return np.asarray(np.where(np.isnan(pre_close), last, pre_close))
+
+
+def _member(times: Times, symbols: tuple[str, ...], intervals: pl.DataFrame | None) -> Bools:
+    """[T,N] in the universe; everybody where there are no intervals. Ends are exclusive."""
+    shape = (len(times), len(symbols))
+    if intervals is None:
+        return np.ones(shape, dtype=np.bool_)
+    member = np.zeros(shape, dtype=np.bool_)
+    column = {symbol: n for n, symbol in enumerate(symbols)}
+    days = times.astype("datetime64[D]")
+    for symbol, first, last in intervals.select("symbol", "start", "end").iter_rows():
+        n = column.get(symbol)
+        if n is None:
+            continue
+        inside = days >= np.datetime64(first)
+        if last is not None:
+            inside &= days < np.datetime64(last)
+        member[:, n] |= inside
+    return member
+
+
+def _benchmark(times: Times, series: pl.DataFrame | None) -> Floats | None:
+    """[T] the index level last known at each bar; NaN before its first."""
+    if series is None:
+        return None
+    known = series["time"].to_numpy().astype("datetime64[us]")
+    at = np.searchsorted(known, times, side="right") - 1
+    level = series["close"].to_numpy()[np.maximum(at, 0)]
+    return np.asarray(np.where(at < 0, np.nan, level), dtype=np.float64)

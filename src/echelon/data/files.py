@@ -1,0 +1,63 @@
+"""Whole-or-nothing file operations: write to a temporary name, then rename."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from echelon.errors import StoreError
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` to `path` so that a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data.encode() if isinstance(data, str) else data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
+    """Give a fresh directory below `parent`; whatever is still in it at the end is removed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    directory = parent / f"{prefix}{secrets.token_hex(6)}"
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file; a second holder is refused at once instead of waiting.
+
+    The lock is the kernel's (flock), so a killed process leaves none behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(
+                f"{what} is being written by another process. Wait for it to end, then try again."
+            ) from None
+        yield
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's content, read in pieces, as hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,0 +1,416 @@
+"""Import: source → validated bars → a new version of a dataset, or nothing at all.
+
+1. Each piece a source yields is validated; bad rows are listed, or set aside with --quarantine.
+2. Good rows are spilled to disk by partition, so memory holds one partition at a time.
+3. Partitions are merged in time order: duplicates across pieces found, update rows joined to
+   what is stored, adjustment factors anchored at each symbol's first bar.
+4. The finished version is published in one rename (`Store.publish`).
+
+Anchoring at the first bar keeps later splits and dividends out of past price levels: a file
+adjusted to its download day carries them, and dividing by the first factor removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import polars as pl
+
+from echelon.data.bars import SCHEMA, SourceInfo
+from echelon.data.files import exclusive_lock, staging_directory, write_atomic
+from echelon.data.manifest import Manifest, Partition, digest_frame
+from echelon.data.sources._protocol import Source
+from echelon.data.store import STORED, Store, partition_key
+from echelon.data.validate import validate
+from echelon.errors import DataError, InvalidDataError
+from echelon.types import Problem
+
+_SPILL_ROWS = 2_000_000
+_KEY = "_partition"
+
+Progress = Callable[[int], None]
+"""Called with the number of rows read so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did.
+
+    added: rows that were not in the store before
+    problems: of quarantined rows, and warnings
+    quarantine: the file with the rows set aside, None without any
+    """
+
+    manifest: Manifest
+    added: int
+    problems: tuple[Problem, ...]
+    quarantine: Path | None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Tables that join a dataset, overriding what the source itself says."""
+
+    membership: pl.DataFrame | None = None
+    instruments: pl.DataFrame | None = None
+    benchmark: pl.DataFrame | None = None
+    fingerprint: str = ""
+
+
+def import_source(
+    source: Source,
+    store: Store,
+    name: str,
+    *,
+    quarantine: bool = False,
+    update: bool = False,
+    extras: Extras = Extras(),  # noqa: B008 (frozen)
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Read `source` into dataset `name`, replacing it, or adding to it with `update`."""
+    home = store.directory(name)
+    with exclusive_lock(home / ".lock", f"dataset {name!r}"):
+        for stale in home.glob(".staging-*"):  # of an import that was killed: we hold the lock
+            shutil.rmtree(stale, ignore_errors=True)
+        with staging_directory(home) as staging:
+            base = store.manifest(name) if update and name in store else None
+            run = _Import(source.info(), staging, base, store)
+            run.read(source, quarantine=quarantine, progress=progress)
+            partitions = run.merge(quarantine=quarantine)
+            tables = run.tables(source, extras)
+            aside = run.write_quarantine(home) if quarantine else None
+            draft = Manifest(
+                name=name,
+                version="",
+                info=run.info,
+                partitions=partitions,
+                tables={},
+                content_hash="",
+                fingerprint=run.info.fingerprint + extras.fingerprint,
+                quarantined=run.n_bad,
+            )
+            manifest = store.publish(staging, draft, tables=tables)
+            before = base.rows if base is not None else 0
+            return ImportReport(manifest, manifest.rows - before, tuple(run.problems), aside)
+
+
+@dataclass
+class _Import:
+    """The state of one import; its methods run in the order in which they stand."""
+
+    info: SourceInfo
+    staging: Path
+    base: Manifest | None
+    store: Store
+    problems: list[Problem] = field(default_factory=list)
+    n_bad: int = 0
+    _bad: list[pl.DataFrame] = field(default_factory=list)
+    _spills: int = 0
+    _stats: list[pl.DataFrame] = field(default_factory=list)
+
+    @property
+    def _spill_dir(self) -> Path:
+        return self.staging / "spill"
+
+    def read(self, source: Source, *, quarantine: bool, progress: Progress | None) -> None:
+        since = self._since()
+        buffer: list[pl.DataFrame] = []
+        rows = total = 0
+        for raw in source.frames(since):
+            checked = validate(raw, self.info)
+            self._note(checked.problems, checked.bad, raw.origin)
+            good = checked.good.with_columns(pl.lit(raw.origin).alias("origin"))
+            if good.height:
+                buffer.append(good)
+            rows += good.height
+            total += raw.frame.height
+            if progress is not None:
+                progress(total)
+            if rows >= _SPILL_ROWS:
+                self._spill(buffer)
+                buffer, rows = [], 0
+        self._spill(buffer)
+        unreadable = source.problems()
+        self.problems.extend(unreadable)
+        self.n_bad += sum(p.severity == "error" for p in unreadable)
+        self._refuse_unless(quarantine)
+        if not self._spills:
+            raise DataError(
+                f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
+            )
+
+    def _since(self) -> dict[str, datetime] | None:
+        if self.base is None:
+            return None
+        table = self.store.symbols(self.base.name)
+        return dict(zip(table["symbol"], table["last"], strict=True))
+
+    def _note(self, problems: list[Problem], bad: pl.DataFrame, origin: str) -> None:
+        self.problems.extend(problems)
+        if bad.height:
+            self.n_bad += bad.height
+            self._bad.append(bad.with_columns(pl.lit(origin).alias("file")))
+
+    def _refuse_unless(self, quarantine: bool) -> None:
+        errors = [p for p in self.problems if p.severity == "error"]
+        if errors and not quarantine:
+            raise InvalidDataError(
+                errors,
+                f"{len(errors)} problem(s); nothing was imported. Mend the data, or set bad rows "
+                "aside with --quarantine:",
+            )
+
+    def _spill(self, frames: list[pl.DataFrame]) -> None:
+        """Write rows out by partition and remember each symbol's first bar."""
+        if not frames:
+            return
+        whole = pl.concat(frames).with_columns(partition_key(self.info.freq).alias(_KEY))
+        for (key,), part in whole.partition_by(_KEY, as_dict=True, include_key=False).items():
+            directory = self._spill_dir / str(key)
+            directory.mkdir(parents=True, exist_ok=True)
+            part.write_parquet(directory / f"{self._spills}.parquet", compression="lz4")
+        self._spills += 1
+        self._stats.append(_first_bars(whole))
+
+    def merge(self, *, quarantine: bool) -> tuple[Partition, ...]:
+        """Write the final partitions in time order."""
+        bars_dir = self.staging / "bars"
+        bars_dir.mkdir()
+        anchors = _first_bars(pl.concat(self._stats))
+        joiner = _Joiner.of(self.base, self.store, anchors)
+        new = {p.name for p in self._spill_dir.iterdir()}
+        old = {p.key: p for p in self.base.partitions} if self.base else {}
+        partitions = []
+        for key in sorted(new | set(old)):
+            if key not in new and self.base is not None:
+                source = self.store.directory(self.base.name) / self.base.version / "bars"
+                os.link(source / f"{key}.parquet", bars_dir / f"{key}.parquet")
+                partitions.append(old[key])
+                continue
+            stored = self.store.read_bars(self.base.name, key) if self.base and key in old else None
+            frame = self._merge_partition(key, stored, joiner, quarantine)
+            frame.write_parquet(bars_dir / f"{key}.parquet", compression="zstd", statistics=True)
+            first, last = frame["time"].min(), frame["time"].max()
+            assert isinstance(first, datetime)
+            assert isinstance(last, datetime)
+            partitions.append(Partition(key, frame.height, first, last, digest_frame(frame)))
+        shutil.rmtree(self._spill_dir)
+        return tuple(partitions)
+
+    def _merge_partition(
+        self, key: str, stored: pl.DataFrame | None, joiner: _Joiner, quarantine: bool
+    ) -> pl.DataFrame:
+        pieces = sorted((self._spill_dir / key).iterdir(), key=lambda p: int(p.stem))
+        frame = pl.concat([pl.read_parquet(p) for p in pieces]).sort(
+            "symbol", "time", maintain_order=True
+        )
+        frame = self._without_duplicates(frame, quarantine)
+        frame = joiner.join(frame)
+        if stored is not None:
+            fresh = frame.select(STORED)
+            frame = pl.concat(
+                [stored.join(fresh, on=["time", "symbol"], how="anti"), fresh]
+            )
+        return frame.select(STORED).sort("time", "symbol")
+
+    def _without_duplicates(self, frame: pl.DataFrame, quarantine: bool) -> pl.DataFrame:
+        """Find bars that two pieces both have; the first stays, with --quarantine."""
+        twice = frame.filter(pl.struct("time", "symbol").is_duplicated())
+        if twice.is_empty():
+            return frame
+        problems = [
+            Problem(
+                str(rows["origin"][-1]),
+                int(rows["row"][-1]),
+                "time, symbol",
+                f"{symbol} at {time} is also in {rows['origin'][0]}, row {rows['row'][0]}",
+                "Keep one of the two rows",
+            )
+            for (time, symbol), rows in twice.group_by("time", "symbol", maintain_order=True)
+        ]
+        if not quarantine:
+            raise InvalidDataError(
+                problems, f"{len(problems)} duplicate bar(s); nothing was imported:"
+            )
+        again = ~pl.struct("time", "symbol").is_first_distinct()
+        bad = frame.filter(again)
+        self._bad.append(
+            bad.rename({"origin": "file"}).with_columns(problem=pl.lit("duplicate bar"))
+        )
+        self.n_bad += bad.height
+        self.problems.extend(problems)
+        return frame.filter(~again)
+
+    def tables(self, source: Source, extras: Extras) -> dict[str, str]:
+        """Write the tables beside the bars; returns their digests."""
+        facts = extras.instruments if extras.instruments is not None else source.instruments()
+        membership = extras.membership if extras.membership is not None else source.membership()
+        benchmark = extras.benchmark if extras.benchmark is not None else source.benchmark()
+        if self.base is not None:
+            keep = self.store
+            membership = membership if membership is not None else keep.table(self.base.name, "membership")
+            benchmark = benchmark if benchmark is not None else keep.table(self.base.name, "benchmark")
+        tables = {"symbols": symbols_table(self.staging / "bars", facts)}
+        if membership is not None:
+            tables["membership"] = membership
+        if benchmark is not None:
+            tables["benchmark"] = benchmark.sort("time")
+        for name, frame in tables.items():
+            frame.write_parquet(self.staging / f"{name}.parquet", compression="zstd")
+        return {name: digest_frame(frame) for name, frame in tables.items()}
+
+    def write_quarantine(self, home: Path) -> Path | None:
+        """Write the rows set aside, as CSV with the reason; None without any."""
+        if not self._bad:
+            return None
+        path = home / "quarantine.csv"
+        write_atomic(path, pl.concat(self._bad, how="diagonal").write_csv())
+        return path
+
+
+def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
+    """Time, close and factor of each symbol's first row in time."""
+    return (
+        frame.sort("time")
+        .group_by("symbol")
+        .agg(pl.col("time", "close", "factor").first())
+        .sort("symbol")
+    )
+
+
+@dataclass
+class _Joiner:
+    """Anchors factors at each symbol's first bar and joins an update to what is stored.
+
+    A partition is joined after all earlier ones, so the last known state of each symbol
+    (`last`: symbol, last_close, last_factor) is carried along.
+    """
+
+    scale: pl.DataFrame
+    last: pl.DataFrame
+
+    @staticmethod
+    def of(base: Manifest | None, store: Store, firsts: pl.DataFrame) -> _Joiner:
+        """From a symbol's first imported factor, or from its overlap with the stored bars."""
+        scale = firsts.select("symbol", price=pl.lit(1.0), factor=1.0 / pl.col("factor"))
+        last = pl.DataFrame(
+            schema={"symbol": pl.String, "last_close": pl.Float64, "last_factor": pl.Float64}
+        )
+        if base is None:
+            return _Joiner(scale, last)
+        stored = _stored_at(store, base, firsts)
+        both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
+        _refuse_restated(both, base)
+        scale = both.select(
+            "symbol",
+            # A vendor that restates history after a split changes units: stay in the old ones.
+            price=(pl.col("close_stored") / pl.col("close")).fill_null(1.0),
+            factor=pl.col("factor_stored").fill_null(1.0) / pl.col("factor"),
+        )
+        # The update's first row is the stored one again: no ex-right step leads up to it.
+        last = stored.select(
+            "symbol", last_close=pl.lit(None, dtype=pl.Float64), last_factor="factor"
+        )
+        return _Joiner(scale, last)
+
+    def join(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rescale one partition, sorted by symbol and time."""
+        frame = frame.join(self.scale, on="symbol", how="left", suffix="_scale").with_columns(
+            *[pl.col(c) * pl.col("price") for c in ("open", "high", "low", "close", "pre_close")],
+            volume=pl.col("volume") / pl.col("price"),
+            factor=pl.col("factor") * pl.col("factor_scale"),
+        )
+        frame = frame.join(self.last, on="symbol", how="left")
+        if frame["factor"].null_count() == frame.height and frame["pre_close"].count():
+            frame = _factor_from_pre_close(frame)
+        frame = frame.with_columns(
+            factor=pl.col("factor").forward_fill().over("symbol").fill_null(pl.col("last_factor"))
+        ).with_columns(factor=pl.col("factor").fill_null(1.0))
+        latest = frame.group_by("symbol").agg(
+            last_close=pl.col("close").last(), last_factor=pl.col("factor").last()
+        )
+        self.last = pl.concat([self.last.join(latest, on="symbol", how="anti"), latest])
+        return frame
+
+
+def _factor_from_pre_close(frame: pl.DataFrame) -> pl.DataFrame:
+    """Chain ex-right days: the factor grows by close[t−1] / pre_close[t] (A-shares)."""
+    before = pl.col("close").shift(1).over("symbol").fill_null(pl.col("last_close"))
+    step = (before / pl.col("pre_close")).fill_null(1.0)
+    # Half a cent of rounding is not a corporate action.
+    step = pl.when((before - pl.col("pre_close")).abs() < 0.005).then(1.0).otherwise(step)
+    return frame.with_columns(
+        factor=step.fill_null(1.0).cum_prod().over("symbol") * pl.col("last_factor").fill_null(1.0)
+    )
+
+
+def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFrame:
+    """The stored close and factor at the times where an update begins."""
+    wanted = firsts.select("symbol", "time")
+    columns = ["symbol", "time", "close", "factor"]
+    first = firsts["time"].min()
+    assert isinstance(first, datetime)
+    found = [
+        store.read_bars(base.name, key, columns=columns).join(wanted, on=["symbol", "time"])
+        for key in store.partitions(base.name, first)
+    ]
+    empty = pl.DataFrame(schema={c: SCHEMA[c] for c in columns})
+    return pl.concat([empty, *found]).select("symbol", "close", "factor")
+
+
+def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:
+    """Raw prices cannot change after the fact; adjusted ones are restated by the vendor."""
+    if base.info.price_basis != "raw":
+        return
+    changed = both.filter((pl.col("close") / pl.col("close_stored") - 1).abs() > 1e-6)
+    if changed.height:
+        names = ", ".join(changed["symbol"].head(5))
+        raise DataError(
+            f"dataset {base.name!r}: the source now gives other raw closes than it did for "
+            f"{names}. Import it anew, without --update."
+        )
+
+
+def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
+    """First and last bar, count and anchor of every symbol, with listing facts."""
+    pieces = [
+        pl.read_parquet(path, columns=["time", "symbol", "close"])
+        .group_by("symbol")
+        .agg(
+            first=pl.col("time").min(),
+            last=pl.col("time").max(),
+            bars=pl.len().cast(pl.Int64),
+            anchor=pl.col("close").sort_by("time").first(),
+        )
+        for path in sorted(bars.glob("*.parquet"))
+    ]
+    table = (
+        pl.concat(pieces)
+        .sort("first")
+        .group_by("symbol")
+        .agg(
+            pl.col("first").min(),
+            pl.col("last").max(),
+            pl.col("bars").sum(),
+            pl.col("anchor").first(),
+        )
+        .sort("symbol")
+    )
+    columns: Mapping[str, pl.DataType] = {
+        "listed": pl.Date(),
+        "delisted": pl.Date(),
+        "reason": pl.String(),
+        "name": pl.String(),
+    }
+    if facts is None:
+        return table.with_columns(pl.lit(None, dtype=t).alias(c) for c, t in columns.items())
+    have = [c for c in columns if c in facts.columns]
+    table = table.join(facts.select("symbol", *have), on="symbol", how="left")
+    return table.with_columns(
+        pl.lit(None, dtype=t).alias(c) for c, t in columns.items() if c not in have
+    ).select("symbol", "first", "last", "bars", "anchor", *columns)

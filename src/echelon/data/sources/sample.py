@@ -1,0 +1,72 @@
+"""The bundled sample: 20 US stocks and the S&P 500 index, 1990–2022, real and offline.
+
+The prices ship inside skfolio: adjusted closes, no opens, no volume. Features that need those
+are left out by name, fills happen at the next close, and lots and limits are off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cache
+
+import polars as pl
+
+from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults
+
+_VERSION = "1"
+
+
+class SampleSource(SourceDefaults):
+    """Real daily closes that need no network."""
+
+    def info(self) -> SourceInfo:
+        """Describe the sample."""
+        import skfolio
+
+        return SourceInfo(
+            name="sample",
+            freq="1d",
+            calendar="XNYS",
+            timezone="America/New_York",
+            price_basis="adjusted",
+            fields=frozenset({"close"}),
+            fingerprint=f"skfolio-sp500-{skfolio.__version__}-{_VERSION}",
+        )
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Yield the sample in one piece."""
+        wide = _stocks()
+        long = (
+            wide.with_row_index("row")
+            .unpivot(index=["time", "row"], variable_name="symbol", value_name="close")
+            .sort("symbol", "time")
+        )
+        yield RawFrame(conform(long), "skfolio: sp500_dataset")
+
+    def benchmark(self) -> pl.DataFrame | None:
+        """The S&P 500 index."""
+        return _index()
+
+
+@cache
+def _stocks() -> pl.DataFrame:
+    from skfolio.datasets import load_sp500_dataset
+
+    return _with_time(load_sp500_dataset())
+
+
+@cache
+def _index() -> pl.DataFrame:
+    from skfolio.datasets import load_sp500_index
+
+    frame = _with_time(load_sp500_index())
+    return frame.rename({frame.columns[1]: "close"}).with_columns(pl.col("close").cast(pl.Float64))
+
+
+def _with_time(table: object) -> pl.DataFrame:
+    frame = pl.from_pandas(table, include_index=True)  # type: ignore[call-overload]
+    assert isinstance(frame, pl.DataFrame)
+    first = frame.columns[0]
+    return frame.rename({first: "time"}).with_columns(pl.col("time").cast(pl.Datetime("us")))

@@ -1,0 +1,179 @@
+"""The Parquet store: datasets on disk that are whole or not there at all.
+
+Layout, below the store's root:
+
+    <dataset>/CURRENT.json              the manifest; replaced in one rename
+    <dataset>/v-<hash>/bars/2004.parquet    a partition: a year (daily) or a month (intraday)
+    <dataset>/v-<hash>/symbols.parquet      first and last bar, anchor, listing facts
+    <dataset>/v-<hash>/membership.parquet, benchmark.parquet     where there are such
+
+A version directory never changes once it has its name. An import writes a new one beside it and
+then replaces CURRENT.json, so an import that dies leaves the store as it was. Partitions that an
+update does not touch are hard links to the version before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import polars as pl
+
+from echelon.data.bars import SCHEMA
+from echelon.data.files import exclusive_lock, staging_directory, write_atomic
+from echelon.data.manifest import Manifest, digest_frame, digest_of
+from echelon.errors import StoreError
+
+CURRENT = "CURRENT.json"
+TABLES = ("symbols", "membership", "benchmark")
+
+
+class Store:
+    """A directory of datasets."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def datasets(self) -> list[str]:
+        """Names of the datasets, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(p.parent.name for p in self.root.glob(f"*/{CURRENT}"))
+
+    def __contains__(self, name: str) -> bool:
+        return (self.root / name / CURRENT).is_file()
+
+    def directory(self, name: str) -> Path:
+        """Where a dataset lives; refuses names that are not plain file names."""
+        if not re.fullmatch(r"[\w][\w.+-]*", name):
+            raise StoreError(
+                f"dataset name {name!r}: use letters, digits, dot, plus, dash and underscore."
+            )
+        return self.root / name
+
+    def manifest(self, name: str) -> Manifest:
+        """What is known of the dataset."""
+        path = self.directory(name) / CURRENT
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            have = ", ".join(self.datasets()) or "none"
+            raise StoreError(
+                f"{self.root}: no dataset {name!r} (there: {have}). "
+                "Import it with `echelon data import`."
+            ) from None
+        return Manifest.from_json(text, path)
+
+    def read_bars(
+        self,
+        name: str,
+        key: str,
+        symbols: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """One partition's bars, sorted by time and symbol."""
+        path = self._version(name) / "bars" / f"{key}.parquet"
+        lazy = pl.scan_parquet(path)
+        if symbols is not None:
+            lazy = lazy.filter(pl.col("symbol").is_in(list(symbols)))
+        if columns is not None:
+            lazy = lazy.select(columns)
+        try:
+            return lazy.collect()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(path, error) from None
+
+    def partitions(
+        self, name: str, start: datetime | None = None, end: datetime | None = None
+    ) -> list[str]:
+        """Keys of the partitions that hold bars between `start` and `end`, in order."""
+        return [
+            p.key
+            for p in self.manifest(name).partitions
+            if (start is None or p.last >= start) and (end is None or p.first <= end)
+        ]
+
+    def table(self, name: str, table: str) -> pl.DataFrame | None:
+        """`symbols`, `membership` or `benchmark`; None where the dataset has no such table."""
+        path = self._version(name) / f"{table}.parquet"
+        if table not in self.manifest(name).tables:
+            return None
+        try:
+            return pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise _damaged(path, error) from None
+
+    def symbols(self, name: str) -> pl.DataFrame:
+        """The symbols table: symbol, first, last, bars, anchor, listed, delisted, reason, name."""
+        frame = self.table(name, "symbols")
+        if frame is None:
+            raise StoreError(f"{self.directory(name)}: symbols table missing. Import it anew.")
+        return frame
+
+    def replace_table(self, name: str, table: str, frame: pl.DataFrame) -> Manifest:
+        """Give the dataset another membership or benchmark; its bars stay as they are."""
+        home = self.directory(name)
+        with exclusive_lock(home / ".lock", f"dataset {name!r}"):
+            old = self.manifest(name)
+            with staging_directory(home) as staging:
+                shutil.copytree(
+                    home / old.version, staging, dirs_exist_ok=True, copy_function=os.link
+                )
+                (staging / f"{table}.parquet").unlink(missing_ok=True)
+                frame.write_parquet(staging / f"{table}.parquet", compression="zstd")
+                tables = old.tables | {table: digest_frame(frame)}
+                return self.publish(staging, old, tables=tables)
+
+    def publish(self, staging: Path, draft: Manifest, *, tables: dict[str, str]) -> Manifest:
+        """Make a finished staging directory the current version. Call with the lock held."""
+        content = digest_of(
+            {
+                "info": [draft.info.freq, draft.info.calendar, draft.info.price_basis],
+                "partitions": [[p.key, p.digest] for p in draft.partitions],
+                "tables": tables,
+            }
+        )
+        version = f"v-{content[:16]}"
+        home = self.directory(draft.name)
+        done = Manifest(
+            name=draft.name,
+            version=version,
+            info=draft.info,
+            partitions=draft.partitions,
+            tables=tables,
+            content_hash=content,
+            fingerprint=draft.fingerprint,
+            quarantined=draft.quarantined,
+        )
+        previous = self.manifest(draft.name).version if draft.name in self else None
+        if (home / version).exists() and version != previous:
+            shutil.rmtree(home / version)  # an older version that nothing points to
+        if version != previous:
+            staging.rename(home / version)
+        write_atomic(home / CURRENT, done.to_json())
+        # The version before stays for readers that opened it; anything older goes.
+        for path in home.glob("v-*"):
+            if path.name not in (version, previous):
+                shutil.rmtree(path, ignore_errors=True)
+        return done
+
+    def _version(self, name: str) -> Path:
+        return self.directory(name) / self.manifest(name).version
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return StoreError(f"{path}: missing or damaged ({reason}). Import the dataset anew.")
+
+
+def partition_key(freq: str) -> pl.Expr:
+    """The partition a bar belongs to: its year for daily bars, its month for intraday ones."""
+    return pl.col("time").dt.strftime("%Y" if freq == "1d" else "%Y-%m")
+
+
+STORED = tuple(SCHEMA)
+"""Columns of a partition."""
