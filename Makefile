@@ -1,0 +1,72 @@
+# Echelon's commands. Every target makes .venv by itself, from the exact versions in
+# requirements.lock; nothing has to be activated or installed first.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+CODE := src tests bench scripts
+# Options for single commands: make test PYTEST_ARGS="-k redis -x"
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH ?=
+# Benchmarks compare on one core, and say so; override to see what more of them bring.
+BENCH_THREADS ?= 1
+THREADS ?= 2
+threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
+	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
+
+.PHONY: help venv demo test check bench docs reference vendors format lock clean distclean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+venv: ## create or update .venv (every other target does it too)
+	@scripts/install.sh
+
+demo: venv ## the default configuration on the bundled sample: no network, no services
+	@$(BIN)/python -m echelon demo --config configs/demo.yaml $(DEMO_ARGS)
+
+test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
+	@scripts/packages.sh
+	@$(call threads,$(THREADS)) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: venv ## formatting, lint, types and layers
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/mypy
+	@$(BIN)/mypy scripts
+	@$(BIN)/lint-imports --no-logo
+
+bench: venv ## print the benchmark tables (BENCH=name selects one)
+	@$(call threads,$(BENCH_THREADS)) $(BIN)/python -m bench $(BENCH)
+
+docs: venv ## build the documentation into site/, links checked
+	@$(BIN)/python scripts/gen_reference.py --check
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
+
+reference: venv ## regenerate the reference pages from the code
+	@$(BIN)/python scripts/gen_reference.py
+
+vendors: venv ## also install the data vendors: yfinance, akshare, tushare
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--constraint requirements.lock --requirement requirements-vendors.lock
+
+format: venv ## format the code and mend what ruff can
+	@$(BIN)/ruff check --fix --quiet $(CODE) || true
+	@$(BIN)/ruff format $(CODE)
+
+lock: ## make requirements.lock anew from pyproject.toml
+	@scripts/lock.sh
+
+clean: ## remove caches and what was built; keeps .venv, data and runs
+	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		.import_linter_cache src/*.egg-info
+	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv
+	@rm -rf .venv
