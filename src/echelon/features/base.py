@@ -17,9 +17,15 @@ Rank features compare symbols with one another on one day; see `CrossSection`.
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from echelon.types import Floats, Times
 
@@ -51,6 +57,24 @@ class Bars:
     value: Floats | None = None
     limit_up: Floats | None = None
     limit_down: Floats | None = None
+
+    def __post_init__(self) -> None:
+        # TA-Lib answers NaN with garbage or an error far away; here it is caught at the door.
+        for name in ("close", "raw_close", "open", "high", "low", "value"):
+            array = getattr(self, name)
+            if array is not None:
+                self._check(name, array)
+                assert np.isfinite(array).all(), f"{name} has a NaN or an infinity"
+                lowest = array >= 0 if name == "value" else array > 0
+                assert lowest.all(), f"{name} has an entry that is not positive"
+        for name in ("limit_up", "limit_down"):
+            array = getattr(self, name)
+            if array is not None:
+                self._check(name, array)
+
+    def _check(self, name: str, array: Floats) -> None:
+        assert array.shape == self.times.shape, f"{name} is not [L]"
+        assert array.dtype == np.float64, f"{name} is {array.dtype}, not float64"
 
     def __len__(self) -> int:
         return len(self.close)
@@ -88,3 +112,15 @@ class CrossSection:
 
 
 FeatureSpec = Feature | CrossSection
+
+
+def source_id(*modules: str, parts: tuple[object, ...]) -> str:
+    """Identify a computation: a hash of the source of `modules` and of its parameters `parts`."""
+    return hashlib.sha256(repr((*map(_module_hash, modules), *parts)).encode()).hexdigest()
+
+
+@cache
+def _module_hash(name: str) -> str:
+    file = sys.modules[name].__file__
+    assert file is not None, f"{name} has no source file"
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

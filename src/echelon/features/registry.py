@@ -1,0 +1,434 @@
+"""Which features a configuration asks for, how users add theirs, and how one is computed.
+
+1. `select` turns a configuration into an ordered list of features and leaves out, by name, those
+   that need a field the source does not have.
+2. `load_modules` runs the user's Python files; each `@factor` in them becomes a feature.
+3. `run` computes a feature on one symbol's bars and holds it to what it declared; `rank` computes
+   a cross-section.
+
+There is no global list of factors: a file's factors go into the `Registry` of the call that runs
+the file, or into one that is passed to the decorator, so two configurations in one process never
+see each other's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from importlib.abc import SourceLoader
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from echelon.config.features import FeaturesConfig
+from echelon.errors import FeatureError
+from echelon.features import _kernels
+from echelon.features.base import (
+    Bars,
+    Compute,
+    CrossSection,
+    Feature,
+    FeatureSpec,
+    Field,
+    Group,
+)
+from echelon.features.indicators import indicator_features, ohlcv_features
+from echelon.features.stationary import stationary_features
+from echelon.types import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A column that was asked for and cannot be computed, for want of the fields `missing`."""
+
+    name: str
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} is left out: the source has no {', '.join(self.missing)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The features of a configuration, in the order of their columns, and what was left out."""
+
+    specs: tuple[FeatureSpec, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names, one for each of the F columns of X."""
+        return tuple(name for spec in self.specs for name in columns(spec))
+
+    @property
+    def lookback(self) -> int:
+        """Bars a symbol needs before all of its features are valid."""
+        return max(spec.lookback for spec in self.specs if isinstance(spec, Feature))
+
+
+class Registry:
+    """A list of user factors without two of the same name."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._features: list[Feature] = []
+        self._taken = set(taken)
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Everything that was added, in order."""
+        return tuple(self._features)
+
+    def add(self, feature: Feature) -> None:
+        """Add `feature`; refuse a column name that exists."""
+        for name in feature.names:
+            if name in self._taken:
+                raise FeatureError(
+                    f"factor {name!r}: another feature already has this name. "
+                    "Rename it, or pass other `names` to @factor."
+                )
+            self._taken.add(name)
+        self._features.append(feature)
+
+
+_collecting: ContextVar[Registry | None] = ContextVar("_collecting", default=None)
+
+
+def factor(
+    *,
+    lookback: int,
+    needs: Sequence[Field] = ("close",),
+    names: Sequence[str] | None = None,
+    group: Group = "custom",
+    on_gap: Literal["carry", "zero"] = "carry",
+    registry: Registry | None = None,
+) -> Callable[[Compute], Feature]:
+    """Declare the function below as a feature.
+
+        @factor(lookback=21, needs=("close",))
+        def momentum_20(bars: Bars):
+            out = np.full(len(bars), np.nan)
+            out[20:] = bars.close[20:] / bars.close[:-20] - 1
+            return out
+
+    lookback: bars up to and including the current one that the value needs; after them every
+        value must be a finite number
+    needs: the fields it reads, of open, high, low, close, volume and limits; the others are None
+    names: its columns, if there are several or the function's name will not do
+    on_gap: what a day without a bar gets: the last value again ("carry") or "zero"
+    registry: where to add it; by default to the file being loaded, else nowhere
+
+    Returns the Feature; its `compute` is the function, shown only the fields it declared, its
+    failures turned into a FeatureError.
+    """
+
+    def declare(compute: Compute) -> Feature:
+        function = cast(str, getattr(compute, "__name__", type(compute).__name__))
+        columns_ = tuple(names) if names is not None else (function,)
+        _check_declaration(function, lookback, needs, columns_, group, on_gap)
+        feature = Feature(
+            names=columns_,
+            compute=_guard(compute, frozenset(needs)),
+            lookback=lookback,
+            needs=frozenset(needs),
+            group=group,
+            on_gap=on_gap,
+            source_id=_code_id(compute),
+        )
+        target = registry if registry is not None else _collecting.get()
+        if target is not None:
+            target.add(feature)
+        return feature
+
+    return declare
+
+
+def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
+    """Return the features `config` asks for that a source with `fields` can give.
+
+    fields: of open, high, low, close, volume and limits (`Panel.fields`). Order: OHLCV,
+    indicators, the stationary set, the user's factors, and last the ranks, which need the rest.
+    """
+    shipped: list[FeatureSpec] = [
+        *(ohlcv_features() if config.ohlcv else ()),
+        *indicator_features(config.indicators),
+        *stationary_features(config.stationary),
+    ]
+    names = [name for spec in shipped for name in columns(spec)]
+    for name in names:
+        if names.count(name) > 1:
+            raise FeatureError(
+                f"feature {name!r} occurs twice. List each period once in `features`."
+            )
+    custom = _chosen(load_modules(config.modules, taken=names), config.custom)
+    ordered = sorted([*shipped, *custom], key=lambda spec: isinstance(spec, CrossSection))
+    selection = _possible(ordered, fields)
+    if not selection.specs:
+        if selection.left_out:
+            why = "; ".join(map(str, selection.left_out))
+            raise FeatureError(
+                f"no feature can be computed: {why}. Choose others, or a source with these fields."
+            )
+        raise FeatureError(
+            "the configuration names no feature. Set features.ohlcv, features.indicators, "
+            "features.stationary.enabled or features.modules."
+        )
+    return selection
+
+
+def columns(spec: FeatureSpec) -> tuple[str, ...]:
+    """Names of the columns of `spec`."""
+    return (spec.name,) if isinstance(spec, CrossSection) else spec.names
+
+
+def load_modules(paths: Iterable[str | Path], taken: Iterable[str] = ()) -> tuple[Feature, ...]:
+    """Run the Python files `paths` and return the factors they declare, in order.
+
+    This executes the files with the rights of the caller. A file may import installed packages,
+    not its neighbours. `source_id` covers the whole file, so that a change in a helper counts.
+
+    taken: column names that exist already
+    """
+    registry = Registry(taken)
+    loaded: list[Feature] = []
+    for path in map(Path, paths):
+        content = _read(path)
+        known = len(registry.features)
+        with _collect_into(registry):
+            _execute(path, content)
+        new = registry.features[known:]
+        if not new:
+            raise FeatureError(
+                f"{path}: the file declares no factor. Put @factor(lookback=…) above the function "
+                "that computes it."
+            )
+        digest = hashlib.sha256(content).hexdigest()
+        loaded += [replace(f, source_id=f"{digest}:{','.join(f.names)}") for f in new]
+    return tuple(loaded)
+
+
+def run(feature: Feature, bars: Bars, symbol: str = "") -> Floats:
+    """Compute `feature` on one symbol's bars: a new array [L, len(feature.names)].
+
+    Rows before the lookback are NaN, whatever the feature put there; all others are finite.
+    A broken promise is a FeatureError that names the factor, `symbol` and the first bad row.
+    """
+    who = f"factor {feature.names[0]!r}" + (f" on {symbol}" if symbol else "")
+    try:
+        values = np.asarray(feature.compute(bars))
+    except FeatureError as error:
+        raise FeatureError(f"{who} failed: {error}") from error
+    if values.dtype.kind not in "fiub":
+        raise FeatureError(
+            f"{who} returned {values.dtype}, expected an array of numbers (float64)."
+        )
+    shape = (len(bars), len(feature.names))
+    if values.shape != shape and not (values.shape == shape[:1] and shape[1] == 1):
+        raise FeatureError(
+            f"{who} returned shape {values.shape}, expected {shape}: one row per bar and one "
+            f"column per name ({', '.join(feature.names)})."
+        )
+    out = np.array(values, dtype=np.float64).reshape(shape)
+    warm = max(feature.lookback - 1, 0)
+    out[:warm] = np.nan
+    finite = np.isfinite(out[warm:])
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        row += warm
+        raise FeatureError(
+            f"{who} returned {out[row, column]} in column {feature.names[column]!r} at row {row} "
+            f"({bars.times[row]}), after its lookback of {feature.lookback} bars. Declare a longer "
+            "lookback, or say what the value is there."
+        )
+    return out
+
+
+def rank(values: Floats, mask: Bools) -> Floats:
+    """Rank symbols against one another, bar by bar: [T,N] → [T,N] in [−1, 1].
+
+    The lowest of a row's members gets −1, the highest 1, ties the mean of their ranks, a lone
+    member 0. 0 too where `mask` is false or the value NaN; these count for no one else's rank.
+    Rows are independent: a long panel may be ranked in pieces.
+    """
+    assert values.ndim == 2, f"values are {values.ndim}-dimensional, not [T,N]"
+    assert values.shape == mask.shape, f"values {values.shape} and mask {mask.shape} differ"
+    assert mask.dtype == np.bool_, f"mask is {mask.dtype}, not bool"
+    return _kernels.rank_rows(values, mask)
+
+
+def _possible(specs: Iterable[FeatureSpec], fields: frozenset[str]) -> Selection:
+    """Split `specs` into what `fields` suffice for and what they do not."""
+    kept: list[FeatureSpec] = []
+    missing: dict[str, tuple[str, ...]] = {}
+    for spec in specs:
+        if isinstance(spec, CrossSection):
+            lacks = missing.get(spec.base, ())
+        else:
+            lacks = tuple(f for f in get_args(Field) if f in spec.needs and f not in fields)
+        if lacks:
+            missing.update(dict.fromkeys(columns(spec), lacks))
+        else:
+            kept.append(spec)
+    return Selection(tuple(kept), tuple(LeftOut(name, lacks) for name, lacks in missing.items()))
+
+
+def _chosen(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
+    """Return the features that have a column or function named in `wanted`, or all if empty."""
+    if not wanted:
+        return features
+    known = {name: f for f in features for name in (_function_name(f), *f.names)}
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
+            raise FeatureError(
+                f"features.custom names {name!r}, which no file of features.modules has. {hint}"
+            )
+    chosen = [known[name] for name in wanted]
+    return tuple(f for f in features if any(f is c for c in chosen))
+
+
+def _function_name(feature: Feature) -> str:
+    return cast(str, getattr(feature.compute, "__name__", feature.names[0]))
+
+
+def _check_declaration(
+    function: str,
+    lookback: int,
+    needs: Sequence[str],
+    names: tuple[str, ...],
+    group: str,
+    on_gap: str,
+) -> None:
+    """Refuse what @factor was given if it cannot be meant."""
+    who = f"factor {function!r}"
+    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
+        raise FeatureError(
+            f"{who}: lookback is {lookback!r}, expected a whole number of at least 1, "
+            "the current bar included."
+        )
+    if isinstance(needs, str) or not needs:
+        raise FeatureError(
+            f"{who}: needs is {needs!r}, expected fields such as ('close', 'volume')."
+        )
+    for what, given, allowed in (
+        ("needs", needs, get_args(Field)),
+        ("group", (group,), get_args(Group)),
+        ("on_gap", (on_gap,), ("carry", "zero")),
+    ):
+        for value in given:
+            if value not in allowed:
+                raise FeatureError(
+                    f"{who}: {what} has {value!r}, which is none of {', '.join(allowed)}."
+                )
+    if not names or not all(isinstance(n, str) and n.isprintable() and n for n in names):
+        raise FeatureError(f"{who}: names is {names!r}, expected the name of each column.")
+
+
+def _code_id(compute: Compute) -> str:
+    """Identify a function declared outside a loaded file by its byte code and constants."""
+    code = getattr(compute, "__code__", None)
+    parts = (code.co_code, repr(code.co_consts), code.co_names) if code is not None else ()
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
+    """Show a user's function only the fields it declared, and say where it failed if it did."""
+
+    @functools.wraps(compute)
+    def guarded(bars: Bars) -> Floats:
+        seen = replace(
+            bars,
+            open=bars.open if "open" in needs else None,
+            high=bars.high if "high" in needs else None,
+            low=bars.low if "low" in needs else None,
+            value=bars.value if "volume" in needs else None,
+            limit_up=bars.limit_up if "limits" in needs else None,
+            limit_down=bars.limit_down if "limits" in needs else None,
+        )
+        try:
+            return compute(seen)
+        except Exception as error:
+            # Anything can go wrong in someone else's code; the user must learn whose and where.
+            code = getattr(compute, "__code__", None)
+            file = Path(code.co_filename) if code is not None else Path()
+            raise FeatureError(
+                f"{file}{_line(file, error)}: {type(error).__name__}: {error}. It declares "
+                f"needs={sorted(needs)}; fields it does not declare are None, and a symbol may "
+                "have fewer bars than the lookback."
+            ) from error
+
+    return guarded
+
+
+@contextmanager
+def _collect_into(registry: Registry) -> Iterator[None]:
+    token = _collecting.set(registry)
+    try:
+        yield
+    finally:
+        _collecting.reset(token)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FeatureError(
+            f"{path}: cannot read this factor file ({error.strerror}). Correct features.modules."
+        ) from error
+
+
+class _Loader(SourceLoader):
+    """Runs exactly the bytes that were hashed; reads and writes no byte-code cache."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self._path = path
+        self._content = content
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self._path)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self._content
+
+
+def _execute(path: Path, content: bytes) -> None:
+    """Run the file as a module of its own; every failure is a FeatureError that names it."""
+    name = f"_echelon_factors_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_loader(name, _Loader(path, content), origin=str(path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and type hints of the file look their module up here.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except FeatureError as error:
+        raise FeatureError(f"{path}{_line(path, error)}: {error}") from error
+    except SyntaxError as error:
+        raise FeatureError(
+            f"{path}, line {error.lineno}: {error.msg}. Correct the syntax of this factor file."
+        ) from error
+    except Exception as error:
+        # Anything can go wrong in someone else's code; the user must learn whose and where.
+        raise FeatureError(
+            f"{path}{_line(path, error)}: running this factor file failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        del sys.modules[name]
+
+
+def _line(path: Path, error: Exception) -> str:
+    """Return ', line 12': the last place in `path` that `error` came through."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
