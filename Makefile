@@ -46,7 +46,7 @@ bench: venv ## print the benchmark tables (BENCH=name selects one)
 
 docs: venv ## build the documentation into site/, links checked
 	@$(BIN)/python scripts/gen_reference.py --check
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: site/index.html"
 
 reference: venv ## regenerate the reference pages from the code

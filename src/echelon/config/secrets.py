@@ -29,7 +29,11 @@ class Secrets(BaseSettings):
     """Every secret Echelon knows; None where its environment variable is unset or empty."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     tushare_token: SecretStr | None = None
