@@ -1,0 +1,208 @@
+"""The `synthetic` source: bars of a seeded market whose hidden truth is known.
+
+The market itself is made in `echelon.data.synth`; this file turns it into canonical bars. All
+frequencies come from one path of minutes: a 5-minute or a daily bar is exactly the aggregate of
+its minute bars. Prices are raw: they jump on ex-dates, and `factor` and `pre_close` say by how
+much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from echelon.config import SyntheticConfig
+from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults
+from echelon.data.synth import (
+    GENERATOR_VERSION,
+    BarBlock,
+    Interval,
+    Market,
+    MinuteEngine,
+    OrderBook,
+    SymbolPath,
+    aggregate,
+    build_market,
+    index_levels,
+    index_membership,
+    join,
+    order_book,
+    trace,
+)
+from echelon.data.synth.path import TICKS_PER_UNIT
+from echelon.errors import DataError
+from echelon.types import Freq
+
+FIELDS = frozenset({"open", "high", "low", "close", "volume", "amount", "factor", "pre_close"})
+
+
+class SyntheticSource(SourceDefaults):
+    """Bars of the market that `config` and `seed` name; `config.seed`, where set, wins."""
+
+    def __init__(
+        self,
+        config: SyntheticConfig,
+        seed: int,
+        freq: Freq = "1d",
+        calendar: str = "XNYS",
+        *,
+        rows_per_frame: int = 250_000,
+    ) -> None:
+        self._config = config
+        self._seed = seed if config.seed is None else config.seed
+        self._freq = freq
+        self._calendar = calendar
+        self._rows_per_frame = rows_per_frame
+
+    @cached_property
+    def market(self) -> Market:
+        """The latent state: regimes, factors, true parameters, lives of the symbols."""
+        return build_market(self._config, self._seed, self._calendar)
+
+    @cached_property
+    def _engine(self) -> MinuteEngine:
+        return MinuteEngine(self.market)
+
+    @property
+    def _step(self) -> int:
+        """Minutes in a bar."""
+        daily = self._config.minutes_per_day
+        return {"1min": 1, "5min": min(5, daily), "1d": daily}[self._freq]
+
+    def info(self) -> SourceInfo:
+        """Describe the market; the fingerprint is that of its parameters and of the generator."""
+        what = {
+            "config": self._config.model_dump(mode="json", exclude={"seed"}),
+            "seed": self._seed,
+            "freq": self._freq,
+            "calendar": self._calendar,
+            "generator": GENERATOR_VERSION,
+        }
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return SourceInfo(
+            name="synthetic",
+            freq=self._freq,
+            calendar=self._calendar,
+            timezone=self.market.clock.timezone,
+            price_basis="raw",
+            fields=FIELDS,
+            fingerprint=digest,
+        )
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Yield the bars symbol by symbol, each symbol's in order of time.
+
+        `since` is ignored: the market is made whole, from its first day.
+        """
+        frames: list[pl.DataFrame] = []
+        held = row = 0
+        for n in range(self.market.n_symbols):
+            path = trace(self.market, n)
+            for bars in self._pieces(path):
+                frames.append(self._to_frame(path, bars))
+                held += len(frames[-1])
+                if held >= self._rows_per_frame:
+                    yield self._raw(frames, row)
+                    row, held, frames = row + held, 0, []
+        if frames:
+            yield self._raw(frames, row)
+
+    def _pieces(self, path: SymbolPath) -> Iterator[BarBlock]:
+        """Bars of one symbol, in pieces of at most about `rows_per_frame` rows."""
+        blocks: list[BarBlock] = []
+        for block in range(self._engine.n_blocks):
+            made = self._engine.block(path, block)
+            if made is None:
+                continue
+            blocks.append(aggregate(made, self._step))
+            if sum(b.close.size for b in blocks) >= self._rows_per_frame:
+                yield join(blocks)
+                blocks = []
+        if blocks:
+            yield join(blocks)
+
+    def _raw(self, frames: list[pl.DataFrame], first_row: int) -> RawFrame:
+        frame = pl.concat(frames).with_row_index("row", offset=first_row)
+        return RawFrame(frame=conform(frame), origin=f"synthetic market, seed {self._seed}")
+
+    def _to_frame(self, path: SymbolPath, bars: BarBlock) -> pl.DataFrame:
+        clock, per_day = self.market.clock, bars.close.shape[1]
+        ends = clock.bar_ends(self._step)
+        if self._freq == "1d":
+            ends = np.zeros_like(ends)
+        return pl.DataFrame(
+            {
+                "time": (clock.midnights[bars.days][:, None] + ends).ravel(),
+                "open": bars.open.ravel() / TICKS_PER_UNIT,
+                "high": bars.high.ravel() / TICKS_PER_UNIT,
+                "low": bars.low.ravel() / TICKS_PER_UNIT,
+                "close": bars.close.ravel() / TICKS_PER_UNIT,
+                "volume": bars.lots.ravel() * 100.0,
+                "amount": bars.amount.ravel(),
+                "factor": np.repeat(path.factor[bars.days], per_day),
+                "pre_close": np.repeat(path.pre_ticks[bars.days] / TICKS_PER_UNIT, per_day),
+            }
+        ).with_columns(symbol=pl.lit(self.market.symbols[path.n]))
+
+    def instruments(self) -> pl.DataFrame:
+        """First day, first day after the last, reason for leaving and name of every symbol."""
+        market = self.market
+        days: list[date] = market.clock.sessions.tolist()
+        return pl.DataFrame(
+            {
+                "symbol": market.symbols,
+                "listed": [days[d] for d in market.listed],
+                "delisted": [days[d] if d < market.n_days else None for d in market.delisted],
+                "reason": market.reasons,
+                "name": [market.name(n) for n in range(market.n_symbols)],
+            },
+            schema={
+                "symbol": pl.String,
+                "listed": pl.Date,
+                "delisted": pl.Date,
+                "reason": pl.String,
+                "name": pl.String,
+            },
+        )
+
+    def membership(self) -> pl.DataFrame:
+        """Intervals of index membership, as reviews decided them at the time."""
+        days: list[date] = self.market.clock.sessions.tolist()
+        rows = [
+            (self.market.symbols[n], days[start], None if end is None else days[end])
+            for n, start, end in self._intervals
+        ]
+        schema = {"symbol": pl.String, "start": pl.Date, "end": pl.Date}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+    @cached_property
+    def _intervals(self) -> tuple[Interval, ...]:
+        return index_membership(self.market)
+
+    def benchmark(self) -> pl.DataFrame:
+        """Total-return level of the capitalisation-weighted index, at the end of each bar."""
+        clock = self.market.clock
+        if self._freq == "1d":
+            time, level = clock.midnights, index_levels(self.market, self._intervals)
+        else:
+            time = clock.midnights[:, None] + clock.bar_ends(self._step)
+            level = index_levels(self.market, self._intervals, self._step)
+        return pl.DataFrame({"time": time.ravel(), "close": level.ravel()})
+
+    def order_book(self, symbol: str, session: date) -> OrderBook:
+        """Five levels of `symbol` at the end of each minute of `session`."""
+        day = self.market.clock.day_of(session)
+        if day is None:
+            first, last = self.market.clock.sessions[[0, -1]]
+            raise DataError(
+                f"{session} is no session of this market, which has the sessions of "
+                f"{self._calendar} from {first} to {last}"
+            )
+        return order_book(self._engine, symbol, day)

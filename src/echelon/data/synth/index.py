@@ -1,0 +1,139 @@
+"""The index of a synthetic market: who is in it, and its level.
+
+Reviews every quarter take the largest companies by market capitalisation at the close before;
+incumbents get a bonus, so that names near the edge do not go in and out. A member that delists
+leaves that day and the largest company outside takes its place. The level is a total-return one:
+each day's return is that of the members as of that morning, weighted by their capitalisation at
+the close before. Suspended members count at their last price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.data.panel import forward_fill
+from echelon.data.synth.market import Market
+from echelon.data.synth.minutes import BLOCK, MinuteEngine, aggregate
+from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
+from echelon.types import Bools, Floats
+
+REVIEW_EVERY = 63
+INCUMBENT_BONUS = 1.15
+FIRST_LEVEL = 1000.0
+"""Level of the index at the close before the first session."""
+
+
+class Interval(NamedTuple):
+    """Symbol `n` is in the index from session `start` to before `end`; None: still in."""
+
+    n: int
+    start: int
+    end: int | None
+
+
+class _Prior(NamedTuple):
+    """What is known of a symbol before each session opens, [T]; 0 before it lists."""
+
+    price: Floats
+    capital: Floats
+
+
+def index_membership(market: Market) -> tuple[Interval, ...]:
+    """Membership intervals of all symbols, by symbol and then by start."""
+    reviews = set(range(0, market.n_days, REVIEW_EVERY))
+    exits = {int(d) for d in market.delisted if d < market.n_days}
+    days = np.array(sorted(reviews | exits))
+    capital = np.stack([_prior(trace(market, n)).capital[days] for n in range(market.n_symbols)])
+    since: dict[int, int] = {}
+    intervals: list[Interval] = []
+    for at, day in enumerate(days.tolist()):
+        alive = np.asarray((market.listed < max(day, 1)) & (market.delisted > day))
+        gone = [n for n in since if not alive[n]]
+        intervals.extend(Interval(n, since.pop(n), day) for n in gone)
+        # Between reviews incumbents stay whatever their size; only free places are filled.
+        bonus = INCUMBENT_BONUS if day in reviews else np.inf
+        chosen = _choose(capital[:, at], alive, since, market.config.index_size, bonus)
+        dropped = [n for n in since if n not in chosen]
+        intervals.extend(Interval(n, since.pop(n), day) for n in dropped)
+        for n in chosen:
+            since.setdefault(n, day)
+    intervals.extend(Interval(n, start, None) for n, start in since.items())
+    return tuple(sorted(intervals, key=lambda i: (i.n, i.start)))
+
+
+def index_levels(market: Market, intervals: Iterable[Interval], step: int | None = None) -> Floats:
+    """Level of the index at the end of each bar: [T], or [T, bars] where `step` is given.
+
+    step: minutes in a bar; None: daily, which needs no minutes.
+    """
+    engine = MinuteEngine(market)
+    bars = 1 if step is None else -(-market.config.minutes_per_day // step)
+    worth, before = np.zeros((market.n_days, bars)), np.zeros(market.n_days)
+    member = _member_days(market, intervals)
+    for n in sorted(member):
+        path, inside = trace(market, n), member[n]
+        prior = _prior(path)
+        days = np.flatnonzero(inside)
+        if step is None:
+            prices = _carried(path)[:, None]
+        else:
+            prices = _bar_prices(engine, path, prior.price, step)
+        growth = prices[days] / prior.price[days, None]
+        worth[days] += prior.capital[days, None] * growth
+        before[days] += prior.capital[days]
+    # A day without any member leaves the level where it was.
+    growth = np.divide(worth, before[:, None], out=np.ones_like(worth), where=before[:, None] > 0)
+    opening = np.concatenate([[1.0], np.cumprod(growth[:-1, -1])])
+    levels = FIRST_LEVEL * opening[:, None] * growth
+    return levels[:, 0] if step is None else levels
+
+
+def _choose(
+    capital: Floats, alive: Bools, members: Iterable[int], size: int, bonus: float
+) -> list[int]:
+    score = np.where(alive, capital, -1.0)
+    score[list(members)] *= bonus
+    ranked = np.argsort(-score, kind="stable")[: min(size, int(alive.sum()))]
+    return [int(n) for n in ranked]
+
+
+def _member_days(market: Market, intervals: Iterable[Interval]) -> dict[int, Bools]:
+    """Which sessions each symbol is a member in: n → [T]."""
+    member: dict[int, Bools] = {}
+    for n, start, end in intervals:
+        days = member.setdefault(n, np.zeros(market.n_days, dtype=np.bool_))
+        days[start:end] = True
+    return member
+
+
+def _carried(path: SymbolPath) -> Floats:
+    """Total-return close, carried through suspensions and after the end, [T]."""
+    return forward_fill((path.close_ticks / TICKS_PER_UNIT * path.factor)[:, None])[:, 0]
+
+
+def _prior(path: SymbolPath) -> _Prior:
+    """Total-return price and market capitalisation at the close before each session."""
+    price, capital = np.zeros(len(path.trades)), np.zeros(len(path.trades))
+    close = forward_fill((path.close_ticks / TICKS_PER_UNIT)[:, None])[:, 0]
+    first = path.listed
+    price[first] = path.pre_ticks[first] / TICKS_PER_UNIT
+    capital[first] = price[first] * path.shares[first]
+    price[first + 1 :] = _carried(path)[first:-1]
+    worth = close * forward_fill(path.shares[:, None])[:, 0]
+    capital[first + 1 :] = worth[first:-1]
+    return _Prior(price, capital)
+
+
+def _bar_prices(engine: MinuteEngine, path: SymbolPath, prior: Floats, step: int) -> Floats:
+    """Total-return price at the end of each bar, [T, bars]; the prior price where none trades."""
+    bars = -(-engine.market.config.minutes_per_day // step)
+    prices = np.repeat(prior[:, None], bars, axis=1)
+    for block in range(path.listed // BLOCK, engine.n_blocks):
+        made = engine.block(path, block)
+        if made is not None:
+            closes = aggregate(made, step).close
+            prices[made.days] = closes / TICKS_PER_UNIT * path.factor[made.days, None]
+    return prices

@@ -1,0 +1,194 @@
+"""Minute bars between a known open and a known close, and longer bars made of them.
+
+1. Each source of chance (market, sector, the symbol itself) gets a Brownian bridge over the
+   session, in a clock that runs faster near the open and the close. A bridge ends at zero, so
+   the day's close stays what `path` says; symbols share the bridges of their factors, so they
+   move together inside the day as well.
+2. The high and the low of a minute are drawn from the law of a bridge's extremes.
+3. Volume follows a U over the session, and the size of the minute's move.
+
+Prices are whole ticks and volumes whole lots of 100 shares, so a minute's traded value is a whole
+number of currency units, and sums of them are exact in float64 in whatever order they are added.
+That makes every longer bar, whoever aggregates it, bit for bit the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.data.synth.factors import OVERNIGHT_SHARE, Ints
+from echelon.data.synth.market import Market
+from echelon.data.synth.path import FLOOR_TICKS, TICKS_PER_UNIT, SymbolPath
+from echelon.rng import stream
+from echelon.types import Floats
+
+BLOCK = 32
+"""Sessions that share one random stream: the unit in which minutes are made."""
+
+
+class BarBlock(NamedTuple):
+    """Bars of one symbol in one block of sessions; `B` sessions with trading, `M` bars in each.
+
+    days[B]: positions of the sessions
+    open, high, low, close[B,M]: in ticks; lots[B,M]: volume in lots of 100
+    amount[B,M]: traded value in money, whole numbers
+    """
+
+    days: Ints
+    open: Floats
+    high: Floats
+    low: Floats
+    close: Floats
+    lots: Floats
+    amount: Floats
+
+
+def volume_profile(minutes: int) -> Floats:
+    """Share of a day's volume that falls into each minute, [M]: a U, higher at the close."""
+    x = (np.arange(minutes) + 0.5) / minutes
+    u = 0.55 + 1.35 * (2.0 * x - 1.0) ** 2 + 0.6 * np.exp(-x / 0.05) + 0.9 * np.exp((x - 1) / 0.04)
+    return np.asarray(u / u.sum())
+
+
+def variance_profile(minutes: int) -> Floats:
+    """Share of a session's variance that falls into each minute, [M]: highest at the open."""
+    x = (np.arange(minutes) + 0.5) / minutes
+    u = 0.7 + 0.7 * (2.0 * x - 1.0) ** 2 + 2.0 * np.exp(-x / 0.06)
+    return np.asarray(u / u.sum())
+
+
+class MinuteEngine:
+    """Makes the minute bars of any symbol in any block of sessions.
+
+    The factors' bridges are kept once made (17 kB per session of 240 minutes), as every
+    symbol needs them again.
+    """
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        minutes = market.config.minutes_per_day
+        self._volume = volume_profile(minutes)
+        variance = variance_profile(minutes)
+        self._root = np.sqrt(variance)
+        self._clock = np.cumsum(variance)
+        self._clock[-1] = 1.0  # the bridge must end at zero exactly
+        self._bridges: dict[tuple[str, int], Floats] = {}
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks hold all sessions."""
+        return -(-self.market.n_days // BLOCK)
+
+    def block(self, path: SymbolPath, block: int) -> BarBlock | None:
+        """Minute bars of the symbol of `path` in block `block`; None where it does not trade."""
+        start = block * BLOCK
+        days = start + np.flatnonzero(path.trades[start : start + BLOCK])
+        if not days.size:
+            return None
+        market, n = self.market, path.n
+        rng = stream(market.seed, "synthetic", "minutes", n, block)
+        shape = (BLOCK, len(self._root))
+        # Whole blocks are drawn, trading or not, so that no event shifts another day's numbers.
+        rows = days - start
+        moves = rng.standard_normal(shape)[rows]
+        up, down, size = (rng.standard_exponential(shape)[rows] for _ in range(3))
+        prices = self._prices(path, block, days, moves)
+        spread = np.outer(path.session_volatility[days], self._root)
+        before, after = prices[:, :-1], prices[:, 1:]
+        bars = _round_bars(before, after, after * spread, up, down)
+        # The day's own open and close, rounded where the corporate actions were worked out.
+        bars.open[:, 0] = path.open_ticks[days]
+        bars.close[:, -1] = path.close_ticks[days]
+        np.maximum(bars.high, np.maximum(bars.open, bars.close), out=bars.high)
+        np.minimum(bars.low, np.minimum(bars.open, bars.close), out=bars.low)
+        lots = np.outer(path.lots[days], self._volume)
+        lots *= (0.35 + 0.65 * size) * (0.6 + 0.5 * np.abs(moves))
+        lots = np.floor(lots) + 1.0
+        typical = np.rint((bars.open + bars.high + bars.low + bars.close) / 4.0)
+        return BarBlock(days, *bars, lots=lots, amount=typical * lots)
+
+    def _prices(self, path: SymbolPath, block: int, days: Ints, moves: Floats) -> Floats:
+        """Unrounded raw price, in ticks, at the open and at the end of each minute: [B, M+1]."""
+        market, n = self.market, path.n
+        inside = np.sqrt(1 - OVERNIGHT_SHARE)
+        rows = days - block * BLOCK
+        sector = int(market.sector[n])
+        total = path.log_close[days] - path.log_open[days]
+        walk = total[:, None] * self._clock
+        common = market.beta[n] * market.market.volatility[days]
+        shared = market.sector_beta[n] * market.sectors[sector].volatility[days]
+        tied = path.tied[days]
+        walk += (inside * tied * common)[:, None] * self._bridge("market", block)[rows]
+        walk += (inside * tied * shared)[:, None] * self._bridge(f"sector {sector}", block)[rows]
+        walk += (inside * path.own_volatility[days])[:, None] * self._to_bridge(moves)
+        start = path.log_open[days] - np.log(path.factor[days])
+        prices = np.empty((len(days), len(self._root) + 1))
+        prices[:, 0] = start
+        np.add(start[:, None], walk, out=prices[:, 1:])
+        np.exp(prices, out=prices)
+        prices *= TICKS_PER_UNIT
+        return np.maximum(prices, FLOOR_TICKS, out=prices)
+
+    def _to_bridge(self, moves: Floats) -> Floats:
+        """Unit Brownian bridges [B,M] of standard normals [B,M]."""
+        walk = np.cumsum(moves * self._root, axis=1)
+        walk -= self._clock * walk[:, -1:]
+        return walk
+
+    def _bridge(self, name: str, block: int) -> Floats:
+        """Bridges of a factor in a block, [BLOCK, M]."""
+        key = (name, block)
+        if key not in self._bridges:
+            rng = stream(self.market.seed, "synthetic", "bridge", name, block)
+            moves = rng.standard_normal((BLOCK, len(self._root)))
+            self._bridges[key] = self._to_bridge(moves)
+        return self._bridges[key]
+
+
+class _Rounded(NamedTuple):
+    """Prices of bars in ticks, each [B,M]."""
+
+    open: Floats
+    high: Floats
+    low: Floats
+    close: Floats
+
+
+def _round_bars(
+    before: Floats, after: Floats, spread: Floats, up: Floats, down: Floats
+) -> _Rounded:
+    """Round prices at the start and end of bars, and draw the extremes between them; all [B,M].
+
+    The maximum of a Brownian bridge from a to b with variance s² is distributed as
+    (a + b + √((b−a)² + 2s²E)) / 2 with E standard exponential; the minimum mirrors it.
+    """
+    middle, gap2, scale = before + after, (after - before) ** 2, 2.0 * spread * spread
+    high = np.rint(0.5 * (middle + np.sqrt(gap2 + scale * up)))
+    low = np.maximum(np.rint(0.5 * (middle - np.sqrt(gap2 + scale * down))), FLOOR_TICKS)
+    return _Rounded(np.rint(before), high, low, np.rint(after))
+
+
+def aggregate(block: BarBlock, step: int) -> BarBlock:
+    """Bars of `step` minutes each; the last of a session may be shorter."""
+    minutes = block.close.shape[1]
+    if step == 1:
+        return block
+    starts = np.arange(0, minutes, step)
+    ends = np.minimum(starts + step, minutes) - 1
+    return BarBlock(
+        days=block.days,
+        open=block.open[:, starts],
+        high=np.maximum.reduceat(block.high, starts, axis=1),
+        low=np.minimum.reduceat(block.low, starts, axis=1),
+        close=block.close[:, ends],
+        lots=np.add.reduceat(block.lots, starts, axis=1),
+        amount=np.add.reduceat(block.amount, starts, axis=1),
+    )
+
+
+def join(blocks: Sequence[BarBlock]) -> BarBlock:
+    """Put blocks that follow one another into one."""
+    return BarBlock(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))

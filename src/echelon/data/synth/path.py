@@ -1,0 +1,318 @@
+"""The life of one symbol, day by day: volatility, returns, suspensions, corporate actions.
+
+1. Own volatility: a slow and a fast AR(1) in logs, higher in turbulent regimes.
+2. Overnight and intraday log returns: factors × loadings, own moves, drift, quarterly results;
+   in the last weeks of a company, a bid or distress.
+3. Suspensions: no bars, while the latent price moves on, so trading resumes with a gap.
+4. Raw prices: the total-return path divided by the adjustment factor, rounded to the tick. On an
+   ex-date the reference price is (previous close − cash) / ratio, rounded as an exchange does,
+   and the factor grows by previous close / reference price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.data.synth.factors import OVERNIGHT_SHARE, Ints, ar1, student
+from echelon.data.synth.market import Market
+from echelon.rng import stream
+from echelon.types import Bools, Floats
+
+TICKS_PER_UNIT = 100.0
+"""Prices are whole multiples of 0.01."""
+FLOOR_TICKS = 10.0
+"""No price falls below 0.10, so that five bid levels always fit under it."""
+
+OWN_SLOW = (0.99, 0.45)
+OWN_FAST = (0.85, 0.25)
+"""Persistence and spread of the two parts of a symbol's own log volatility."""
+OWN_REGIME = np.array([1.0, 1.2, 1.9])
+"""Own volatility by regime, in units of `Market.sigma`."""
+
+RESULTS_EVERY = 63
+RESULTS_MOVE = 0.05
+"""Sessions between a company's results, and the standard deviation of the gap they cause."""
+DIVIDEND_EVERY = 252
+DISTRESS_DAYS = 60
+BID_DAYS = 40
+"""How long before its end a bankruptcy begins to show, and a merger is announced."""
+REVERSE_BELOW = 2.0
+"""A close under this price forces a reverse split, where there are splits at all."""
+
+
+class CorporateAction(NamedTuple):
+    """Shares × `ratio` and `cash` per old share, from session `day` on."""
+
+    day: int
+    ratio: float
+    cash: float
+
+
+class Suspension(NamedTuple):
+    """Sessions from `start` to before `end` without trading."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SymbolPath:
+    """One symbol's latent days and what the tape shows of them; arrays of shape [T].
+
+    trades: has bars that day
+    volatility: conditional standard deviation of the day's log return
+    own_volatility: the idiosyncratic part of it, without the gaps of quarterly results
+    session_volatility: conditional standard deviation of the log return from open to close
+    tied: share of the factors' moves that reaches the symbol; small once a bid fixes its price
+    drift: expected log return of the day
+    log_open, log_close: log of the unrounded total-return price; NaN outside the listing
+    open_ticks, close_ticks, pre_ticks: raw open, close and reference price in ticks, NaN where
+        the symbol does not trade
+    factor: close × factor is the total-return price, 1 at the first bar; carried through
+        suspensions, NaN outside the listing
+    shares: shares outstanding, like `factor`
+    lots: expected volume of the day in lots of 100
+    """
+
+    n: int
+    listed: int
+    delisted: int
+    trades: Bools
+    volatility: Floats
+    own_volatility: Floats
+    session_volatility: Floats
+    tied: Floats
+    drift: Floats
+    log_open: Floats
+    log_close: Floats
+    open_ticks: Floats
+    close_ticks: Floats
+    pre_ticks: Floats
+    factor: Floats
+    shares: Floats
+    lots: Floats
+    suspensions: tuple[Suspension, ...]
+    actions: tuple[CorporateAction, ...]
+
+
+class _Returns(NamedTuple):
+    """Log returns of the days and what they are drawn with, each [T]."""
+
+    volatility: Floats
+    own_volatility: Floats
+    session_volatility: Floats
+    tied: Floats
+    drift: Floats
+    overnight: Floats
+    intraday: Floats
+    results: Bools
+
+
+class _Tape(NamedTuple):
+    """What a tape shows of the days, each [T]."""
+
+    open_ticks: Floats
+    close_ticks: Floats
+    pre_ticks: Floats
+    factor: Floats
+    shares: Floats
+    actions: tuple[CorporateAction, ...]
+
+
+def trace(market: Market, n: int) -> SymbolPath:
+    """Walk symbol `n` through all its days."""
+    first, end = int(market.listed[n]), int(market.delisted[n])
+    moves = _returns(market, n)
+    suspensions = _suspensions(market, n)
+    trades = np.zeros(market.n_days, dtype=np.bool_)
+    trades[first:end] = True
+    for gap in suspensions:
+        trades[gap.start : gap.end] = False
+    log_close = np.full(market.n_days, np.nan)
+    step = moves.overnight[first:end] + moves.intraday[first:end]
+    log_close[first:end] = np.log(market.price[n]) + np.cumsum(step)
+    log_open = log_close - moves.intraday
+    tape = _tape(market, n, trades, log_open, log_close)
+    return SymbolPath(
+        n=n,
+        listed=first,
+        delisted=end,
+        trades=trades,
+        volatility=moves.volatility,
+        own_volatility=moves.own_volatility,
+        session_volatility=moves.session_volatility,
+        tied=moves.tied,
+        drift=moves.drift,
+        log_open=log_open,
+        log_close=log_close,
+        open_ticks=tape.open_ticks,
+        close_ticks=tape.close_ticks,
+        pre_ticks=tape.pre_ticks,
+        factor=tape.factor,
+        shares=tape.shares,
+        lots=_lots(market, n, moves, tape.shares),
+        suspensions=suspensions,
+        actions=tape.actions,
+    )
+
+
+def to_ticks(log_price: Floats) -> Floats:
+    """Round a log price to whole ticks, not below the floor; any shape, NaN stays."""
+    return np.maximum(np.rint(np.exp(log_price) * TICKS_PER_UNIT), FLOOR_TICKS)
+
+
+def _returns(market: Market, n: int) -> _Returns:
+    n_days, seed = market.n_days, market.seed
+    beta, sector_beta = market.beta[n], market.sector_beta[n]
+    common, sector = market.market, market.sectors[market.sector[n]]
+    normals = stream(seed, "synthetic", "days", n).standard_normal((n_days, 4))
+    night = student(stream(seed, "synthetic", "nights", n), n_days)
+    log_volatility = ar1(normals[:, 0], *OWN_SLOW) + ar1(normals[:, 1], *OWN_FAST)
+    own = market.sigma[n] * OWN_REGIME[market.regime]
+    own = own * np.exp(log_volatility - OWN_SLOW[1] ** 2 - OWN_FAST[1] ** 2)
+    fate_scale, fate_drift, fate_gap = _fate(market, n)
+    own = own * fate_scale
+    phase = int(stream(seed, "synthetic", "results", n).integers(RESULTS_EVERY))
+    results = np.arange(n_days) % RESULTS_EVERY == phase
+    surprise = RESULTS_MOVE * results * fate_scale
+    # In a company whose price is fixed by a bid, factors hardly matter either.
+    tied = np.minimum(fate_scale, 1.0)
+    variance = (tied * beta * common.volatility) ** 2 + own**2
+    variance = variance + (tied * sector_beta * sector.volatility) ** 2
+    own_drift = market.alpha[n] + fate_drift - 0.5 * (own**2 + surprise**2)
+    overnight = tied * (beta * common.overnight + sector_beta * sector.overnight)
+    intraday = tied * (beta * common.intraday + sector_beta * sector.intraday)
+    night_move = np.sqrt(OVERNIGHT_SHARE) * own * night + surprise * normals[:, 3]
+    return _Returns(
+        volatility=np.sqrt(variance + surprise**2),
+        own_volatility=own,
+        session_volatility=np.sqrt((1 - OVERNIGHT_SHARE) * variance),
+        tied=tied,
+        drift=own_drift + fate_gap + tied * (beta * common.drift + sector_beta * sector.drift),
+        overnight=overnight + OVERNIGHT_SHARE * own_drift + fate_gap + night_move,
+        intraday=intraday
+        + (1 - OVERNIGHT_SHARE) * own_drift
+        + np.sqrt(1 - OVERNIGHT_SHARE) * own * normals[:, 2],
+        results=results,
+    )
+
+
+def _fate(market: Market, n: int) -> tuple[Floats, Floats, Floats]:
+    """How the end of a company shows: volatility scale, extra drift, announcement gap; each [T].
+
+    A bidder names a premium overnight and the price hardly moves from then on; a bankrupt
+    company's price slides, with growing swings.
+    """
+    scale, drift, gap = np.ones(market.n_days), np.zeros(market.n_days), np.zeros(market.n_days)
+    first, end = int(market.listed[n]), int(market.delisted[n])
+    if market.reasons[n] == "merger":
+        day = max(first, end - BID_DAYS)
+        gap[day] = stream(market.seed, "synthetic", "bid", n).uniform(0.15, 0.35)
+        scale[day:end] = 0.15
+    elif market.reasons[n] == "bankruptcy":
+        day = max(first, end - DISTRESS_DAYS)
+        drift[day:end] = -0.015
+        scale[day:end] = np.linspace(1.0, 2.5, end - day)
+    return scale, drift, gap
+
+
+def _suspensions(market: Market, n: int) -> tuple[Suspension, ...]:
+    """When the symbol is suspended; never on its first day, so that every symbol has a bar."""
+    first, end = int(market.listed[n]), int(market.delisted[n])
+    rng = stream(market.seed, "synthetic", "suspensions", n)
+    draws = rng.random((market.n_days, 2))
+    gaps: list[Suspension] = []
+    for day in np.flatnonzero(draws[:, 0] < market.config.suspension_rate).tolist():
+        if day <= first or day >= end or (gaps and day < gaps[-1].end):
+            continue
+        # Two days at least, six on average, a month at most.
+        length = min(2 + int(-4.5 * np.log1p(-draws[day, 1])), 21)
+        gaps.append(Suspension(day, min(day + length, end)))
+    return tuple(gaps)
+
+
+def _plan(market: Market, n: int, days: Ints) -> tuple[dict[int, float], dict[int, float]]:
+    """Positions in `days` of splits (→ a uniform that picks the ratio) and dividends (→ yield).
+
+    What falls on a day without trading happens on the next day with; nothing happens on the
+    first bar, which has no previous close.
+    """
+    config, end = market.config, int(market.delisted[n])
+    rng = stream(market.seed, "synthetic", "actions", n)
+    phase, generosity = int(rng.integers(DIVIDEND_EVERY)), rng.uniform(0.5, 1.5)
+    draws = rng.random((market.n_days, 2))
+    first = int(days[0])
+    splits: dict[int, float] = {}
+    for day in np.flatnonzero(draws[:, 0] < config.split_rate).tolist():
+        position = int(np.searchsorted(days, day))
+        if first < day < end and position < len(days):
+            splits[position] = float(draws[day, 1])
+    dividends: dict[int, float] = {}
+    for day in range(phase, market.n_days, DIVIDEND_EVERY) if config.dividend_yield else ():
+        position = int(np.searchsorted(days, day))
+        if first < day < end and position < len(days):
+            dividends[position] = float(config.dividend_yield * generosity)
+    return splits, dividends
+
+
+def _ratio(price: float, pick: float) -> float:
+    """New shares per old one: companies split to bring the price back into the usual range."""
+    if price < 5.0:
+        return 0.1
+    if price < 20.0:
+        return 1.2 if pick < 0.5 else 1.5
+    return (1.5, 2.0, 2.0, 3.0)[int(4 * pick)]
+
+
+def _tape(market: Market, n: int, trades: Bools, log_open: Floats, log_close: Floats) -> _Tape:
+    """Turn the total-return path [T] into raw prices, event by event."""
+    days = np.flatnonzero(trades)
+    splits, dividends = _plan(market, n, days)
+    planned = sorted({*splits, *dividends, len(days)})
+    open_ticks, close_ticks, pre_ticks, factors, shares = (
+        np.full(market.n_days, np.nan) for _ in range(5)
+    )
+    pre_ticks[days[0]] = np.rint(market.price[n] * TICKS_PER_UNIT)
+    factor, outstanding = 1.0, float(market.shares[n])
+    actions: list[CorporateAction] = []
+    position = 0
+    while position < len(days):
+        stop = next(p for p in planned if p > position)
+        stretch = days[position:stop]
+        closes = to_ticks(log_close[stretch] - np.log(factor))
+        low = np.flatnonzero(closes < REVERSE_BELOW * TICKS_PER_UNIT)
+        forced = market.config.split_rate > 0 and low.size > 0 and position + low[0] + 1 < stop
+        if forced:
+            stop = position + int(low[0]) + 1
+            stretch, closes = days[position:stop], closes[: low[0] + 1]
+        close_ticks[stretch] = closes
+        open_ticks[stretch] = to_ticks(log_open[stretch] - np.log(factor))
+        pre_ticks[stretch[1:]] = closes[:-1]
+        until = days[stop] if stop < len(days) else int(market.delisted[n])
+        factors[stretch[0] : until] = factor
+        shares[stretch[0] : until] = outstanding
+        if stop < len(days):
+            close = float(closes[-1])
+            ratio = 0.1 if forced else 1.0
+            if stop in splits:
+                ratio = _ratio(close / TICKS_PER_UNIT, splits[stop])
+            cash = min(np.rint(close * dividends.get(stop, 0.0)), np.floor(0.9 * close))
+            reference = max(np.rint((close - cash) / ratio), FLOOR_TICKS)
+            pre_ticks[days[stop]] = reference
+            if ratio != 1.0 or cash > 0:
+                factor *= close / reference
+                outstanding = outstanding * ratio
+                actions.append(CorporateAction(int(days[stop]), ratio, cash / TICKS_PER_UNIT))
+        position = stop
+    return _Tape(open_ticks, close_ticks, pre_ticks, factors, shares, tuple(actions))
+
+
+def _lots(market: Market, n: int, moves: _Returns, shares: Floats) -> Floats:
+    """Expected volume of each day in lots of 100, [T]: busier when prices move."""
+    noise = stream(market.seed, "synthetic", "activity", n).standard_normal(market.n_days)
+    activity = np.exp(ar1(noise, 0.8, 0.35) - 0.5 * 0.35**2)
+    excitement = (moves.own_volatility / market.sigma[n]) ** 0.7 * (1.0 + 1.5 * moves.results)
+    return np.asarray(market.turnover[n] * shares / 100.0 * activity * excitement)
