@@ -1,0 +1,390 @@
+"""What the vendor sources share: checked frames, symbols, finished bars, one way to fail.
+
+A vendor's library changes its columns, returns nothing for a symbol it does not know and quotes
+a bar that is still trading. None of that may pass in silence, so every frame goes through
+`take`, every request through `Vendor._ask`, and bars that may still change are left out: a later
+update brings them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from typing import Any, ClassVar, NamedTuple
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._retry import Retry, Verdict
+from echelon.errors import EchelonError, SourceError
+from echelon.types import Freq, PriceBasis
+
+log = logging.getLogger(__name__)
+
+BAR: Mapping[Freq, timedelta] = {
+    "1d": timedelta(days=1),
+    "5min": timedelta(minutes=5),
+    "1min": timedelta(minutes=1),
+}
+
+
+def _utc_now() -> datetime:
+    return datetime.now(ZoneInfo("UTC"))
+
+
+class Vendor(SourceDefaults):
+    """Base of the vendor sources: the query, the client and how requests are made."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    price_basis: ClassVar[PriceBasis] = "raw"
+    settled: ClassVar[time] = time(15, 30)
+    """Local time from which the day's bar no longer changes; around the clock: the next day."""
+
+    def __init__(
+        self,
+        symbols: Sequence[str],
+        *,
+        start: date | None,
+        end: date | None,
+        freq: Freq,
+        benchmark: str | None = None,
+        client: Any = None,  # noqa: ANN401 (a vendor's module or api object)
+        now: Callable[[], datetime] = _utc_now,
+        retry: Retry = Retry(),  # noqa: B008 (frozen)
+    ) -> None:
+        """See the class. `start` and `end` are days, both included; null: as far as there is.
+
+        client: the vendor's module or api object; null: imported when first needed
+        now: the current time, with a time zone
+        """
+        if not symbols:
+            raise SourceError(
+                f"{self.name}: no symbols to download. List them in data.symbols or assets."
+            )
+        twice = sorted({s for s in symbols if list(symbols).count(s) > 1})
+        if twice:
+            raise SourceError(
+                f"{self.name}: listed more than once: {', '.join(twice)}. Name each symbol once."
+            )
+        if start is not None and end is not None and start > end:
+            raise SourceError(f"{self.name}: start {start} is after end {end}. Swap them.")
+        self._symbols = tuple(symbols)
+        self._start, self._end, self._freq = start, end, freq
+        self._benchmark = benchmark
+        self._given_client = client
+        self._now, self._retry = now, retry
+
+    @abstractmethod
+    def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
+        """Return the bars of `symbol` from `first` on (null: from `start`), with `row`."""
+
+    @abstractmethod
+    def _market(self) -> tuple[str, str]:
+        """Calendar and time zone of the symbols."""
+
+    @abstractmethod
+    def _fields(self) -> frozenset[str]:
+        """The columns of `bars.SCHEMA` that this source fills."""
+
+    def _extras(self) -> tuple[str | None, ...]:
+        """What else the answer depends on."""
+        return (self._benchmark,)
+
+    def _new_client(self) -> Any:  # noqa: ANN401
+        """Import the vendor's library."""
+        return self._import()
+
+    def _classify(self, error: Exception) -> Verdict:
+        """Say whether a failed request is worth another try."""
+        # Every HTTP library in use derives its network errors from OSError.
+        return Verdict.TRANSIENT if isinstance(error, OSError) else Verdict.FATAL
+
+    def info(self) -> SourceInfo:
+        """Describe the query; the fingerprint changes with it and with the day."""
+        calendar, timezone = self._market()
+        query = [self.name, self.package, self._symbols, self._freq, *self._extras()]
+        days = [self._start, self._end, self._local_now().date()]
+        text = json.dumps([*query, *(d and d.isoformat() for d in days)], ensure_ascii=False)
+        return SourceInfo(
+            name=self.name,
+            freq=self._freq,
+            calendar=calendar,
+            timezone=timezone,
+            price_basis=self.price_basis,
+            fields=self._fields(),
+            fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Yield one frame per symbol: all of its bars, or those from the last stored one on."""
+        for symbol in self._symbols:
+            first = (since or {}).get(symbol)
+            bars = self._finished(self._bars(symbol, first), symbol)
+            if first is not None:
+                bars = bars.filter(pl.col("time") >= first)
+            if bars.is_empty():
+                raise self._nothing(symbol, first)
+            yield RawFrame(conform(bars.sort("time")), f"{self.name}:{symbol}")
+
+    def _finished(self, bars: pl.DataFrame, symbol: str) -> pl.DataFrame:
+        """Leave out bars after `end` and bars that may still change."""
+        now = self._local_now()
+        if self._freq == "1d":
+            settled = self._market()[0] != "24/7" and now.time() >= self.settled
+            last = now.date() if settled else now.date() - timedelta(days=1)
+            done = pl.col("time").dt.date() <= last
+        else:
+            done = pl.col("time") <= now
+        kept = bars.filter(done)
+        if kept.height < bars.height:
+            log.info(
+                "%s:%s: %d unfinished bar(s) left out", self.name, symbol, bars.height - kept.height
+            )
+        if self._end is not None:
+            kept = kept.filter(pl.col("time").dt.date() <= self._end)
+        return kept
+
+    def _local_now(self) -> datetime:
+        """The current time on the exchange's clock, naive."""
+        return self._now().astimezone(ZoneInfo(self._market()[1])).replace(tzinfo=None)
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401
+        if self._given_client is None:
+            self._given_client = self._new_client()
+        return self._given_client
+
+    def _import(self) -> Any:  # noqa: ANN401
+        module = self.package.partition("==")[0]
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise SourceError(
+                f"{self.name}: the package {error.name!r} is not installed. Install the vendor "
+                f"libraries with `pip install 'echelon[vendors]'` (tested with {self.package})."
+            ) from error
+
+    def _ask(self, call: Callable[[], Any], symbol: str, what: str) -> Any:  # noqa: ANN401
+        """Make one request, trying again where that can help; a failure names the symbol."""
+        try:
+            return self._retry.call(call, self._classify, f"{self.name}:{symbol} {what}")
+        except EchelonError:
+            raise
+        except Exception as error:
+            tried = (
+                "" if self._classify(error) is Verdict.FATAL else f" {self._retry.attempts} times"
+            )
+            raise SourceError(
+                f"{self.name}: {what} failed{tried} for {symbol}: "
+                f"{type(error).__name__}: {self._redact(str(error))}. {self._advice(error)}"
+            ) from error
+
+    def _call(self, function: str, symbol: str, /, **arguments: str) -> Any:  # noqa: ANN401
+        """Call a function of the vendor's library by name, as `_ask` does."""
+        return self._ask(lambda: getattr(self._client, function)(**arguments), symbol, function)
+
+    def _redact(self, text: str) -> str:
+        """Remove what must not be printed."""
+        return text
+
+    def _advice(self, error: Exception) -> str:
+        """What the user can do about a request that failed for good."""
+        if isinstance(error, OSError):
+            return "Check the network connection and try again; nothing was imported."
+        return (
+            "Check that the symbol exists; if it does, the vendor's answer has changed: compare "
+            f"the installed version with {self.package}."
+        )
+
+    def _nothing(self, symbol: str, first: datetime | None = None, reason: str = "") -> SourceError:
+        """The error for a symbol without bars; `reason`: what the vendor said about it."""
+        said = f" The vendor says: {reason}." if reason else ""
+        if first is not None:
+            return SourceError(
+                f"{self.name}: nothing for {symbol} from {first} on, not even the bar already "
+                f"stored.{said} If the vendor dropped the symbol, take it out of data.symbols: its "
+                "stored history stays; otherwise import anew, without --update."
+            )
+        span = f"{self._start or 'the beginning'} to {self._end or 'today'}"
+        return SourceError(
+            f"{self.name}: no {self._freq} bars for {symbol} from {span}.{said} The symbol is "
+            "unknown there, or has no trades in that span; check its spelling and the dates."
+        )
+
+
+def take(
+    frame: Any,  # noqa: ANN401 (a pandas frame)
+    columns: Mapping[str, str],
+    *,
+    vendor: str,
+    symbol: str,
+    call: str,
+) -> pl.DataFrame:
+    """Pick `columns` (theirs → ours) of a vendor's frame; a missing one is a clear error.
+
+    Numbers become Float64, everything else stays as it is; `row` counts the vendor's rows.
+    """
+    missing = [c for c in columns if c not in frame.columns]
+    if missing:
+        have = ", ".join(map(str, frame.columns)) or "none"
+        raise SourceError(
+            f"{vendor}: {call} for {symbol} came without column {missing[0]!r} (columns: {have}). "
+            "The vendor has changed its answer; install the versions Echelon is tested with: "
+            "`pip install 'echelon[vendors]'`."
+        )
+    picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
+    return picked.with_row_index("row")
+
+
+def numbers(
+    frame: pl.DataFrame, columns: Sequence[str], *, vendor: str, symbol: str
+) -> pl.DataFrame:
+    """Cast `columns` to Float64; text that is no number is an error that names the column."""
+    for column in columns:
+        try:
+            frame = frame.with_columns(pl.col(column).cast(pl.Float64))
+        except pl.exceptions.PolarsError as error:
+            raise SourceError(
+                f"{vendor}: column {column!r} of {symbol} should hold numbers but is "
+                f"{frame.schema[column]} with other content ({str(error).splitlines()[0]}). The "
+                "vendor has changed its answer; install `pip install 'echelon[vendors]'`."
+            ) from error
+    return frame
+
+
+def share_volume(frame: pl.DataFrame, stated: float, *, vendor: str, symbol: str) -> pl.DataFrame:
+    """Turn volume into shares, and check the unit against the traded value.
+
+    `stated` is the vendor's own unit in shares (a lot is 100). Value over volume must lie near
+    the price; where the answer fits another power of ten, the unit has changed and guessing
+    would scale all volumes wrongly.
+    """
+    scaled = frame.with_columns(volume=pl.col("volume") * stated)
+    ratio = (
+        scaled.filter(pl.col("volume") > 0, pl.col("amount") > 0, pl.col("close") > 0)
+        .select((pl.col("amount") / pl.col("volume") / pl.col("close")).median())
+        .item()
+    )
+    if ratio is not None and not 0.5 < ratio < 2.0:
+        raise SourceError(
+            f"{vendor}: volume and amount of {symbol} do not fit its prices: amount / (volume × "
+            f"close) is {ratio:.3g} instead of about 1. The vendor's unit of volume or amount has "
+            "changed; please report it."
+        )
+    return scaled
+
+
+class AShare(NamedTuple):
+    """A mainland symbol: six digits and its exchange (SH, SZ, BJ)."""
+
+    code: str
+    market: str
+
+    @property
+    def dotted(self) -> str:
+        """As tushare writes it: 000001.SZ."""
+        return f"{self.code}.{self.market}"
+
+    @property
+    def prefixed(self) -> str:
+        """As sina and eastmoney's index pages write it: sz000001."""
+        return f"{self.market.lower()}{self.code}"
+
+
+_MARKETS = {"SH": "SH", "SZ": "SZ", "BJ": "BJ", "SS": "SH", "XSHG": "SH", "XSHE": "SZ"}
+
+
+def a_share(symbol: str, vendor: str, *, index: bool = False) -> AShare:
+    """Read 000001.SZ, 000001.XSHE, sz000001, SZ000001 or 000001.
+
+    Without an exchange the number decides. A stock's 000xxx is Shenzhen's, an index's is
+    Shanghai's (000300 is the CSI 300): `index` says which is meant.
+    """
+    text = symbol.strip().upper()
+    found = re.fullmatch(r"(?P<a>SH|SZ|BJ)?(?P<code>\d{6})(?:\.(?P<b>[A-Z]+))?", text)
+    if found is not None:
+        code, given = found["code"], found["b"] or found["a"]
+        if given is None:
+            return AShare(code, _market_of(code, index))
+        if given in _MARKETS:
+            return AShare(code, _MARKETS[given])
+    raise SourceError(
+        f"{vendor}: {symbol!r} is no A-share symbol. Write six digits and the exchange, such as "
+        "000001.SZ or 600000.SH (also read: sz000001, 000001)."
+    )
+
+
+def _market_of(code: str, index: bool) -> str:
+    if index:
+        return "SZ" if code.startswith("39") else "SH"
+    if code.startswith(("4", "8", "92")):
+        return "BJ"
+    return "SH" if code.startswith(("6", "9")) else "SZ"
+
+
+def distinct_a_shares(symbols: Sequence[str], vendor: str) -> dict[str, AShare]:
+    """Map each symbol as the user writes it to its parts; two spellings of one are refused.
+
+    So is a number that is no stock of its exchange: 000001.SH is an index, and a vendor that
+    drops the suffix would deliver 000001.SZ, a bank, in its place.
+    """
+    shares = {s: a_share(s, vendor) for s in symbols}
+    for symbol, share in shares.items():
+        if share.market != _market_of(share.code, index=False):
+            raise SourceError(
+                f"{vendor}: {symbol!r} is no stock of its exchange (an index, perhaps). Stocks "
+                "are 6xxxxx.SH, 0xxxxx.SZ, 3xxxxx.SZ, 8xxxxx.BJ; an index goes to data.benchmark."
+            )
+    by_share: dict[AShare, str] = {}
+    for symbol, share in shares.items():
+        if share in by_share:
+            raise SourceError(
+                f"{vendor}: {by_share[share]!r} and {symbol!r} are the same stock. Name it once."
+            )
+        by_share[share] = symbol
+    return shares
+
+
+def fold_opening_auction(bars: pl.DataFrame, freq: Freq) -> pl.DataFrame:
+    """Merge the opening auction's bar (stamped 09:30 or before) into the session's first bar.
+
+    A mainland day then has 240 one-minute or 48 five-minute bars, each stamped with its end.
+    """
+    first = timedelta(hours=9, minutes=30) + BAR[freq]
+    day = pl.col("time").dt.truncate("1d")
+    early = pl.col("time") < day + first
+    return (
+        bars.sort("time")
+        .with_columns(time=pl.when(early).then(day + first).otherwise(pl.col("time")))
+        .group_by("time", maintain_order=True)
+        .agg(
+            pl.col("symbol", "row", "open").first(),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").last(),
+            pl.col("volume", "amount").sum(),
+        )
+    )
+
+
+def join_latest_day(bars: pl.DataFrame, by_day: pl.DataFrame) -> pl.DataFrame:
+    """Give each bar what was in force on its day: the row with the latest `day` not after it.
+
+    bars: time; by_day: day (Date) and the columns to add. Nothing is filled backwards.
+    """
+    known = by_day.drop("row", strict=False).unique("day", keep="first", maintain_order=True)
+    return (
+        bars.with_columns(day=pl.col("time").dt.date())
+        .sort("day", "time")
+        .join_asof(known.sort("day"), on="day", strategy="backward")
+        .drop("day")
+    )

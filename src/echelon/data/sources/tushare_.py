@@ -1,0 +1,345 @@
+"""`tushare`: A-share bars of tushare.pro (library version 1.4.29; token from TUSHARE_TOKEN).
+
+Prices are raw, with the exchange's reference price (pre_close) and tushare's adjustment factor.
+Daily volume comes in lots (手) and value in thousands (千元), minute bars in shares and money.
+`stock_basic` lists the delisted too, so a universe drawn from it has no survivorship bias;
+`namechange` says when a stock was under special treatment (ST).
+
+The library raises a bare `Exception` with the server's text for every refusal and returns a
+frame without columns where the HTTP request failed: both are told apart here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from functools import cached_property
+from typing import Any, ClassVar
+
+import polars as pl
+
+from echelon.config.secrets import secrets
+from echelon.data.sources._retry import Verdict
+from echelon.data.sources._vendor import (
+    AShare,
+    Vendor,
+    a_share,
+    distinct_a_shares,
+    fold_opening_auction,
+    join_latest_day,
+    numbers,
+    share_volume,
+    take,
+)
+from echelon.errors import SourceError
+from echelon.types import Freq
+
+_PRICES = ("open", "high", "low", "close")
+_DAILY = (*_PRICES, "pre_close", "vol", "amount")
+_MINUTE = (*_PRICES, "vol", "amount")
+_LOT, _THOUSAND = 100.0, 1000.0
+_FIRST_DAY = date(1990, 12, 19)  # the Shanghai exchange opened
+
+_DAYS_AT_ONCE: Mapping[Freq, int] = {"1d": 5000, "5min": 150, "1min": 30}
+"""Calendar days per request, so that an answer stays below the server's row limit."""
+_ROW_LIMIT: Mapping[Freq, int] = {"1d": 6000, "5min": 8000, "1min": 8000}
+
+_SPECIAL_TREATMENT = re.compile(r"^S?\*?ST", re.IGNORECASE)
+
+
+class _EmptyAnswerError(OSError):
+    """A frame without columns: the HTTP request failed and the library hid it."""
+
+
+class TushareSource(Vendor):
+    """Bars by `daily` and `stk_mins`, symbol by symbol."""
+
+    name: ClassVar[str] = "tushare"
+    package: ClassVar[str] = "tushare==1.4.29"
+
+    def __init__(
+        self,
+        symbols: Sequence[str],
+        *,
+        start: date | None,
+        end: date | None,
+        freq: Freq,
+        benchmark: str | None = None,
+        membership_index: str | None = None,
+        client: Any = None,  # noqa: ANN401 (the pro api)
+        **tools: Any,  # noqa: ANN401 (now, retry: see Vendor)
+    ) -> None:
+        """See `Vendor`. membership_index: whose constituents `membership` gives; null: none."""
+        super().__init__(
+            symbols, start=start, end=end, freq=freq, benchmark=benchmark, client=client, **tools
+        )
+        self._membership_index = membership_index
+        self._token: str | None = None
+        if freq != "1d" and start is None:
+            raise SourceError(
+                f"tushare: {freq} bars need data.start; without it the vendor answers with the "
+                "last ten days only."
+            )
+
+    def instruments(self) -> pl.DataFrame | None:
+        """Listing facts of the symbols, the delisted and the suspended among them included."""
+        mine = {share.dotted: symbol for symbol, share in self._shares.items()}
+        tables = []
+        for status in ("L", "D", "P"):
+            columns = {
+                "ts_code": "code",
+                "name": "name",
+                "list_date": "listed",
+                "delist_date": "delisted",
+            }
+            raw = self._query(
+                "stock_basic", f"status {status}", list_status=status, fields=",".join(columns)
+            )
+            table = take(
+                raw, columns, vendor=self.name, symbol=f"status {status}", call="stock_basic"
+            )
+            tables.append(
+                table.select(
+                    pl.col("code", "name").cast(pl.String),
+                    *(
+                        self._dates(table, c, "stock_basic").alias(c)
+                        for c in ("listed", "delisted")
+                    ),
+                )
+            )
+        facts = pl.concat(tables).filter(pl.col("code").is_in(list(mine)))
+        missing = sorted(set(mine) - set(facts["code"]))
+        if missing:
+            raise SourceError(
+                f"tushare: stock_basic knows no {', '.join(missing)}. Check the spelling in "
+                "data.symbols: six digits and .SH, .SZ or .BJ."
+            )
+        return facts.select(
+            pl.col("code").replace_strict(mine, return_dtype=pl.String).alias("symbol"),
+            "listed",
+            "delisted",
+            reason=pl.lit(None, dtype=pl.String),
+            name="name",
+        ).sort("symbol")
+
+    def membership(self) -> pl.DataFrame | None:
+        """Constituents of `membership_index` by its monthly weights, as published.
+
+        A constituent is in from the first list that has it until the first that has it no more.
+        """
+        if self._membership_index is None:
+            return None
+        index = a_share(self._membership_index, self.name, index=True)
+        columns = {"con_code": "code", "trade_date": "day"}
+        pieces = []
+        for begin, until in self._spans(self._start or _FIRST_DAY, days=150):
+            raw = self._query(
+                *("index_weight", index.dotted),
+                index_code=index.dotted,
+                start_date=f"{begin:%Y%m%d}",
+                end_date=f"{until:%Y%m%d}",
+            )
+            table = take(raw, columns, vendor=self.name, symbol=index.dotted, call="index_weight")
+            pieces.append(
+                table.select(
+                    pl.col("code").cast(pl.String), day=self._dates(table, "day", "index_weight")
+                )
+            )
+        lists = pl.concat(pieces).unique()
+        if lists.is_empty():
+            raise self._nothing(index.dotted)
+        spelling = {share.dotted: symbol for symbol, share in self._shares.items()}
+        return _intervals(lists).with_columns(pl.col("symbol").replace(spelling))
+
+    def benchmark(self) -> pl.DataFrame | None:
+        """The benchmark's closes, whole; an index such as 000300.SH."""
+        if self._benchmark is None:
+            return None
+        index = a_share(self._benchmark, self.name, index=True)
+        function = "index_daily" if self._freq == "1d" else "idx_mins"
+        bars = self._quotes(function, index, index.dotted, ("close",), self._start)
+        if bars.is_empty():
+            raise self._nothing(self._benchmark)
+        return self._finished(bars, self._benchmark).select("time", "close").sort("time")
+
+    def _market(self) -> tuple[str, str]:
+        return "XSHG", "Asia/Shanghai"
+
+    def _fields(self) -> frozenset[str]:
+        both = {*_PRICES, "volume", "amount", "factor", "st"}
+        return frozenset(both | {"pre_close"} if self._freq == "1d" else both)
+
+    def _extras(self) -> tuple[str | None, ...]:
+        return (self._benchmark, self._membership_index)
+
+    @cached_property
+    def _shares(self) -> dict[str, AShare]:
+        return distinct_a_shares(self._symbols, self.name)
+
+    def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
+        share = self._shares[symbol]
+        start = first.date() if first else self._start
+        if self._freq == "1d":
+            bars = self._quotes("daily", share, symbol, _DAILY, start)
+            bars = bars.with_columns(amount=pl.col("amount") * _THOUSAND)
+        else:
+            bars = self._quotes("stk_mins", share, symbol, _MINUTE, start)
+        if bars.is_empty():
+            raise self._nothing(symbol, first)
+        bars = bars.rename({"vol": "volume"}).with_columns(symbol=pl.lit(symbol))
+        unit = _LOT if self._freq == "1d" else 1.0
+        bars = share_volume(bars, unit, vendor=self.name, symbol=symbol)
+        if self._freq != "1d":
+            bars = fold_opening_auction(bars, self._freq)
+        bars = self._with_factor(bars, share, symbol, start)
+        return join_latest_day(bars, self._special_treatment(share, symbol))
+
+    def _quotes(
+        self, function: str, share: AShare, symbol: str, columns: Sequence[str], start: date | None
+    ) -> pl.DataFrame:
+        """One table for one code, in as many requests as needed: time, `columns` and row."""
+        minutes = function.endswith("mins")
+        stamp = "trade_time" if minutes else "trade_date"
+        wanted = {stamp: "time", **{c: c for c in columns}}
+        extra = {"freq": self._freq} if minutes else {}
+        form = "%Y-%m-%d %H:%M:%S" if minutes else "%Y%m%d"
+        pieces = []
+        for begin, until in self._spans(start or _FIRST_DAY, days=_DAYS_AT_ONCE[self._freq]):
+            last = datetime.combine(until, datetime.max.time())
+            raw = self._query(
+                *(function, symbol),
+                ts_code=share.dotted,
+                start_date=datetime.combine(begin, datetime.min.time()).strftime(form),
+                end_date=last.strftime(form),
+                **extra,
+            )
+            if len(raw) >= _ROW_LIMIT[self._freq]:
+                raise SourceError(
+                    f"tushare: {function} for {symbol} returned {len(raw)} rows for {begin} to "
+                    f"{until}, its row limit: the answer may be cut off. Please report it."
+                )
+            piece = take(raw, wanted, vendor=self.name, symbol=symbol, call=function)
+            piece = numbers(piece, columns, vendor=self.name, symbol=symbol)
+            pieces.append(piece.with_columns(time=self._times(piece, "time", form, function)))
+        return pl.concat(pieces)
+
+    def _spans(self, start: date, *, days: int) -> Iterator[tuple[date, date]]:
+        """Cut `start` … `end` into spans of at most `days` days."""
+        today = self._local_now().date()
+        end = min(self._end or today, today)
+        while True:
+            until = min(start + timedelta(days=days - 1), end)
+            yield start, max(start, until)
+            start = until + timedelta(days=1)
+            if start > end:
+                return
+
+    def _with_factor(
+        self, bars: pl.DataFrame, share: AShare, symbol: str, start: date | None
+    ) -> pl.DataFrame:
+        factors = []
+        for begin, until in self._spans(start or _FIRST_DAY, days=_DAYS_AT_ONCE["1d"]):
+            raw = self._query(
+                *("adj_factor", symbol),
+                ts_code=share.dotted,
+                start_date=f"{begin:%Y%m%d}",
+                end_date=f"{until:%Y%m%d}",
+            )
+            columns = {"trade_date": "day", "adj_factor": "factor"}
+            table = take(raw, columns, vendor=self.name, symbol=symbol, call="adj_factor")
+            table = numbers(table, ["factor"], vendor=self.name, symbol=symbol)
+            factors.append(table.with_columns(day=self._dates(table, "day", "adj_factor")))
+        known = pl.concat(factors)
+        days = bars["time"].dt.date().unique().sort()
+        missing = days.filter(~days.is_in(known["day"].implode()))
+        if missing.len():
+            raise SourceError(
+                f"tushare: adj_factor has no value for {symbol} on {missing.len()} of "
+                f"{days.len()} trading days, first {missing[0]}. The factor of a fresh day may "
+                "come late: try again later, or set data.end to the day before."
+            )
+        return join_latest_day(bars, known)
+
+    def _special_treatment(self, share: AShare, symbol: str) -> pl.DataFrame:
+        """Day by day on which the name changed: day and st, whether the new one carries ST."""
+        fields = "ts_code,name,start_date,end_date,ann_date,change_reason"
+        raw = self._query("namechange", symbol, ts_code=share.dotted, fields=fields)
+        columns = {"name": "name", "start_date": "day"}
+        table = take(raw, columns, vendor=self.name, symbol=symbol, call="namechange")
+        if table.is_empty():
+            return pl.DataFrame(schema={"day": pl.Date, "st": pl.Boolean})
+        table = table.with_columns(day=self._dates(table, "day", "namechange")).drop_nulls("day")
+        marked = [bool(_SPECIAL_TREATMENT.match(name or "")) for name in table["name"]]
+        return table.select("day", st=pl.Series(marked, dtype=pl.Boolean))
+
+    def _query(self, function: str, symbol: str, **arguments: str) -> Any:  # noqa: ANN401
+        def call() -> Any:  # noqa: ANN401
+            frame = getattr(self._client, function)(**arguments)
+            if frame is None or len(frame.columns) == 0:
+                raise _EmptyAnswerError("the server answered the HTTP request with an error")
+            return frame
+
+        return self._ask(call, symbol, function)
+
+    def _times(self, frame: pl.DataFrame, column: str, form: str, call: str) -> pl.Series:
+        """Read a column of text as Datetime; what cannot be read is an error."""
+        text = frame[column].cast(pl.String)
+        read = text.str.to_datetime(form, time_unit="us", strict=False)
+        bad = text.filter(read.is_null() & text.is_not_null() & (text != ""))
+        if bad.len():
+            raise SourceError(
+                f"tushare: {call} has the date {bad[0]!r}, expected the form {form}. The vendor "
+                "has changed its answer; install `pip install 'echelon[vendors]'`."
+            )
+        return read
+
+    def _dates(self, frame: pl.DataFrame, column: str, call: str) -> pl.Series:
+        return self._times(frame, column, "%Y%m%d", call).dt.date()
+
+    def _new_client(self) -> Any:  # noqa: ANN401
+        module = self._import()
+        self._token = secrets().require("tushare_token").get_secret_value()
+        return module.pro_api(self._token)
+
+    def _redact(self, text: str) -> str:
+        return text.replace(self._token, "***") if self._token else text
+
+    def _classify(self, error: Exception) -> Verdict:
+        text = str(error)
+        if "每分钟最多访问" in text or "频率过高" in text:
+            return Verdict.RATE_LIMIT
+        # A body that is no JSON (a proxy's error page) is a ValueError.
+        return Verdict.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
+
+    def _advice(self, error: Exception) -> str:
+        text = str(error)
+        if "每分钟最多访问" in text or "频率过高" in text:
+            return "The account's rate limit did not clear; wait some minutes and try again."
+        if "每小时最多访问" in text or "每天最多访问" in text:
+            return "The account's quota is used up; try again when it has renewed."
+        if "权限" in text or "积分" in text:
+            return "The account may not use this table: it needs more points (积分) at tushare.pro."
+        if "token" in text.lower():
+            return "Check the environment variable TUSHARE_TOKEN."
+        return super()._advice(error)
+
+
+def _intervals(lists: pl.DataFrame) -> pl.DataFrame:
+    """Turn dated lists (code, day) into symbol, start, end; end exclusive, null: still in."""
+    days = lists.select("day").unique().sort("day").with_row_index("k")
+    after = days.select(k=pl.col("k"), end="day")
+    runs = (
+        lists.join(days, on="day")
+        .sort("code", "k")
+        .with_columns(
+            run=(pl.col("k").cast(pl.Int64).diff().fill_null(1) != 1).cum_sum().over("code")
+        )
+        .group_by("code", "run", maintain_order=True)
+        .agg(start=pl.col("day").min(), k=pl.col("k").max() + 1)
+    )
+    return (
+        runs.join(after, on="k", how="left")
+        .select(symbol="code", start="start", end="end")
+        .sort("symbol", "start")
+    )

@@ -1,0 +1,249 @@
+"""`yfinance`: Yahoo's daily, 5-minute and 1-minute bars (library version 1.7.0).
+
+Yahoo's open, high, low and close are adjusted for splits, not for dividends; `Adj Close` is
+adjusted for both, so factor = Adj Close / Close. Intraday answers have no adjusted close of their
+own: their bars take the factor of their day. Yahoo stamps an intraday bar with its start; ours
+are stamped with their end.
+
+Delisted symbols vanish from Yahoo: a universe downloaded here is one of survivors. Keep importing
+what you follow, or use a source that lists the dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime, time, timedelta
+from typing import Any, ClassVar
+
+import polars as pl
+
+from echelon.data.sources._retry import Verdict
+from echelon.data.sources._vendor import BAR, Vendor, join_latest_day, numbers, take
+from echelon.errors import SourceError
+from echelon.types import Freq, PriceBasis
+
+_COLUMNS = {
+    "Open": "open",
+    "High": "high",
+    "Low": "low",
+    "Close": "close",
+    "Adj Close": "adj_close",
+    "Volume": "volume",
+}
+_INTERVAL: Mapping[Freq, str] = {"1d": "1d", "5min": "5m", "1min": "1m"}
+
+_REACH: Mapping[Freq, tuple[int, int]] = {"5min": (59, 59), "1min": (29, 7)}
+"""Days back that Yahoo keeps, and days it answers at once (60, and 30 by 8, less a margin)."""
+
+MARKETS: Mapping[str, tuple[str, str]] = {
+    "": ("XNYS", "America/New_York"),
+    "SS": ("XSHG", "Asia/Shanghai"),
+    "SZ": ("XSHG", "Asia/Shanghai"),
+    "HK": ("XHKG", "Asia/Hong_Kong"),
+    "T": ("XTKS", "Asia/Tokyo"),
+    "KS": ("XKRX", "Asia/Seoul"),
+    "KQ": ("XKRX", "Asia/Seoul"),
+    "TW": ("XTAI", "Asia/Taipei"),
+    "SI": ("XSES", "Asia/Singapore"),
+    "NS": ("XBOM", "Asia/Kolkata"),
+    "BO": ("XBOM", "Asia/Kolkata"),
+    "AX": ("XASX", "Australia/Sydney"),
+    "L": ("XLON", "Europe/London"),
+    "PA": ("XPAR", "Europe/Paris"),
+    "AS": ("XAMS", "Europe/Amsterdam"),
+    "BR": ("XBRU", "Europe/Brussels"),
+    "DE": ("XETR", "Europe/Berlin"),
+    "F": ("XFRA", "Europe/Berlin"),
+    "MI": ("XMIL", "Europe/Rome"),
+    "MC": ("XMAD", "Europe/Madrid"),
+    "SW": ("XSWX", "Europe/Zurich"),
+    "ST": ("XSTO", "Europe/Stockholm"),
+    "TO": ("XTSE", "America/Toronto"),
+    "SA": ("BVMF", "America/Sao_Paulo"),
+    "-USD": ("24/7", "UTC"),
+}
+"""Yahoo's symbol suffix → calendar and time zone; none: United States."""
+
+
+class YFinanceSource(Vendor):
+    """Bars by `Ticker.history`, symbol by symbol."""
+
+    name: ClassVar[str] = "yfinance"
+    package: ClassVar[str] = "yfinance==1.7.0"
+    price_basis: ClassVar[PriceBasis] = "split_adjusted"
+    settled: ClassVar[time] = time(18, 0)
+
+    def benchmark(self) -> pl.DataFrame | None:
+        """The benchmark's closes, whole; an index such as ^GSPC."""
+        if self._benchmark is None:
+            return None
+        bars = self._finished(self._history(self._benchmark, None), self._benchmark)
+        if bars.is_empty():
+            raise self._nothing(self._benchmark)
+        return bars.select("time", "close").sort("time")
+
+    def _market(self) -> tuple[str, str]:
+        markets = {market_of(s): s for s in self._symbols}
+        if len(markets) > 1:
+            (first, a), (second, b), *_ = markets.items()
+            raise SourceError(
+                f"yfinance: {a} trades at {first[0]} and {b} at {second[0]}. One dataset has one "
+                "calendar: import the exchanges separately."
+            )
+        return next(iter(markets))
+
+    def _fields(self) -> frozenset[str]:
+        return frozenset({"open", "high", "low", "close", "volume", "factor"})
+
+    def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
+        bars = self._history(symbol, first)
+        if self._freq == "1d":
+            return bars
+        days, reason = self._request(symbol, "1d", *self._days(bars))
+        if days is None:
+            raise self._nothing(symbol, first, reason)
+        return join_latest_day(
+            bars.drop("factor"), days.select(day=pl.col("time").dt.date(), factor="factor")
+        )
+
+    def _days(self, bars: pl.DataFrame) -> tuple[date, date]:
+        # A week more than the bars: each of them then has a daily factor at or before it.
+        first, last = bars["time"].min(), bars["time"].max()
+        assert isinstance(first, datetime)
+        assert isinstance(last, datetime)
+        return first.date() - timedelta(days=7), last.date()
+
+    def _history(self, symbol: str, first: datetime | None) -> pl.DataFrame:
+        """Bars in as many requests as Yahoo's limits ask for."""
+        found, reason = [], ""
+        for begin, until in self._spans(symbol, first):
+            bars, said = self._request(symbol, _INTERVAL[self._freq], begin, until)
+            reason = said or reason
+            if bars is not None:
+                found.append(bars)
+        if not found:
+            raise self._nothing(symbol, first, reason)
+        return pl.concat(found)
+
+    def _spans(self, symbol: str, first: datetime | None) -> Iterator[tuple[date | None, date]]:
+        """First and last day of each request; no first day: as far back as there is."""
+        today = self._local_now().date()
+        end = min(self._end or today, today)
+        if self._freq == "1d":
+            yield (first.date() if first else self._start), end
+            return
+        reach, piece = _REACH[self._freq]
+        earliest = today - timedelta(days=reach)
+        begin = first.date() if first else self._start or earliest
+        if begin < earliest:
+            self._refuse_depth(symbol, begin, earliest, stored=first is not None)
+        while begin <= end:
+            until = min(begin + timedelta(days=piece - 1), end)
+            yield begin, until
+            begin = until + timedelta(days=1)
+
+    def _refuse_depth(self, symbol: str, begin: date, earliest: date, *, stored: bool) -> None:
+        why = "the stored bars end there" if stored else "data.start asks for it"
+        remedy = (
+            "The gap cannot be filled from Yahoo: import anew, without --update."
+            if stored
+            else f"Set data.start to {earliest} or later, or use daily bars."
+        )
+        raise SourceError(
+            f"yfinance: {symbol} is wanted from {begin} on ({why}), but Yahoo keeps "
+            f"{self._freq} bars for {_REACH[self._freq][0]} days only, from {earliest} on. {remedy}"
+        )
+
+    def _request(
+        self, symbol: str, interval: str, start: date | None, end: date
+    ) -> tuple[pl.DataFrame | None, str]:
+        """One answer of Yahoo's; without bars: None and what Yahoo said."""
+        # Yahoo's end is exclusive. Without a start it would answer with one month.
+        span = {"start": start.isoformat()} if start else {"period": "max"}
+        span["end"] = (end + timedelta(days=1)).isoformat()
+
+        def call() -> tuple[Any, str]:
+            with _errors_shown(self._client):
+                try:
+                    frame = self._client.Ticker(symbol).history(
+                        interval=interval, auto_adjust=False, actions=True, **span
+                    )
+                except Exception as error:
+                    # A span without trades, a weekend say: not yet a reason to give up.
+                    if type(error).__name__ != "YFPricesMissingError":
+                        raise
+                    return None, str(error)
+            return (None, "") if frame.empty else (frame, "")
+
+        frame, reason = self._ask(call, symbol, f"history({interval})")
+        if frame is None:
+            return None, reason
+        return self._canonical(frame, symbol, interval), ""
+
+    def _canonical(self, frame: Any, symbol: str, interval: str) -> pl.DataFrame:  # noqa: ANN401
+        call = f"history({interval})"
+        bars = take(frame, _COLUMNS, vendor=self.name, symbol=symbol, call=call)
+        bars = numbers(bars, list(_COLUMNS.values()), vendor=self.name, symbol=symbol)
+        zone, found = self._market_timezone(symbol), str(getattr(frame.index, "tz", None))
+        if found != zone:
+            raise SourceError(
+                f"yfinance: {symbol} came in time zone {found}, the import is in {zone}. Import "
+                "symbols of one exchange at a time."
+            )
+        wall_clock = frame.index.tz_localize(None).to_numpy().astype("datetime64[us]")
+        bars = bars.with_columns(time=pl.Series(wall_clock), symbol=pl.lit(symbol))
+        if interval != "1d":
+            bars = bars.with_columns(time=pl.col("time") + BAR[self._freq])
+        # A row of nothing but an event (a dividend on a day without trade) is no bar.
+        bars = bars.with_columns(pl.col(pl.Float64).fill_nan(None)).filter(
+            pl.col("close").is_not_null()
+        )
+        return bars.with_columns(factor=pl.col("adj_close") / pl.col("close")).drop("adj_close")
+
+    def _market_timezone(self, symbol: str) -> str:
+        # Indices trade on the clock of the market they measure.
+        return self._market()[1] if symbol.startswith("^") else market_of(symbol)[1]
+
+    def _classify(self, error: Exception) -> Verdict:
+        names = {c.__name__ for c in type(error).__mro__}
+        if "YFRateLimitError" in names:
+            return Verdict.RATE_LIMIT
+        return Verdict.TRANSIENT if "YFDataException" in names else super()._classify(error)
+
+    def _advice(self, error: Exception) -> str:
+        names = {c.__name__ for c in type(error).__mro__}
+        if "YFRateLimitError" in names:
+            return "Yahoo limits calls by address: wait an hour, or download fewer symbols."
+        if "YFTickerMissingError" in names:
+            return (
+                "Yahoo knows no such symbol (or has dropped it after a delisting); look it up "
+                "there and correct data.symbols."
+            )
+        return super()._advice(error)
+
+
+def market_of(symbol: str) -> tuple[str, str]:
+    """Calendar and time zone of a Yahoo symbol, by its suffix."""
+    if symbol.upper().endswith("-USD"):
+        return MARKETS["-USD"]
+    suffix = symbol.rpartition(".")[2].upper() if "." in symbol else ""
+    if suffix not in MARKETS or "=" in symbol:
+        known = ", ".join(f".{s}" for s in MARKETS if s.isalpha())
+        raise SourceError(
+            f"yfinance: the exchange of {symbol!r} is not known. Known suffixes: {known}, -USD, "
+            "and none for the United States (a share class is written BRK-B)."
+        )
+    return MARKETS[suffix]
+
+
+@contextmanager
+def _errors_shown(client: Any) -> Iterator[None]:  # noqa: ANN401
+    """Make yfinance raise: by default it logs network errors and returns an empty frame."""
+    debug = client.config.debug
+    before = debug.hide_exceptions
+    debug.hide_exceptions = False
+    try:
+        yield
+    finally:
+        debug.hide_exceptions = before
