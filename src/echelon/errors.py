@@ -77,9 +77,13 @@ class StoreError(EchelonError):
 
 
 class FeatureError(EchelonError):
-    """A factor that is unknown, misdeclared or misbehaves."""
+    """A factor that is unknown, misdeclared or misbehaves; `feature` names it where one is meant."""
 
     exit_code = 6
+
+    def __init__(self, message: str, feature: str = "") -> None:
+        self.feature = feature
+        super().__init__(message)
 
 
 class LeakageError(EchelonError):

@@ -1,5 +1,5 @@
 """The `echelon` command."""
 
+from echelon.cli.app import app, main
 
-def main() -> None:
-    """Run the command line."""
+__all__ = ["app", "main"]

@@ -22,7 +22,7 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import SCHEMA, SourceInfo
-from echelon.data.files import exclusive_lock, staging_directory, write_atomic
+from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.data.manifest import Manifest, Partition, digest_frame
 from echelon.data.sources._protocol import Source
 from echelon.data.store import STORED, Store, partition_key
@@ -213,9 +213,7 @@ class _Import:
         frame = joiner.join(frame)
         if stored is not None:
             fresh = frame.select(STORED)
-            frame = pl.concat(
-                [stored.join(fresh, on=["time", "symbol"], how="anti"), fresh]
-            )
+            frame = pl.concat([stored.join(fresh, on=["time", "symbol"], how="anti"), fresh])
         return frame.select(STORED).sort("time", "symbol")
 
     def _without_duplicates(self, frame: pl.DataFrame, quarantine: bool) -> pl.DataFrame:
@@ -253,8 +251,12 @@ class _Import:
         benchmark = extras.benchmark if extras.benchmark is not None else source.benchmark()
         if self.base is not None:
             keep = self.store
-            membership = membership if membership is not None else keep.table(self.base.name, "membership")
-            benchmark = benchmark if benchmark is not None else keep.table(self.base.name, "benchmark")
+            membership = (
+                membership if membership is not None else keep.table(self.base.name, "membership")
+            )
+            benchmark = (
+                benchmark if benchmark is not None else keep.table(self.base.name, "benchmark")
+            )
         tables = {"symbols": symbols_table(self.staging / "bars", facts)}
         if membership is not None:
             tables["membership"] = membership

@@ -24,7 +24,7 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import SCHEMA
-from echelon.data.files import exclusive_lock, staging_directory, write_atomic
+from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.data.manifest import Manifest, digest_frame, digest_of
 from echelon.errors import StoreError
 

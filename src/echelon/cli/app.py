@@ -1,0 +1,62 @@
+"""The command line: Typer for the grammar, Rich for the looks, our errors without tracebacks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+import echelon
+from echelon.cli import config, data, demo, prepare
+from echelon.cli.console import err
+from echelon.errors import EchelonError
+
+app = typer.Typer(
+    name="echelon",
+    help="Hierarchical reinforcement-learning trading on one market kernel.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+app.command("prepare")(prepare.prepare)
+app.command("demo")(demo.demo)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"echelon {echelon.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    """Take options that go before the command."""
+
+
+def main() -> None:
+    """Run the command line.
+
+    A user's mistake costs one message and an exit code (see `echelon.errors`), never a traceback.
+    """
+    try:
+        app()
+    except EchelonError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        # A full disk, a directory that may not be written: the user's to mend, not ours.
+        place = f" {error.filename}" if error.filename else ""
+        err.print(f"[bold red]error:[/] {escape(f'{error.strerror or error}{place}')}")
+        sys.exit(EchelonError.exit_code)
+    except SystemExit as leave:
+        if leave.code == 130:
+            err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
+        raise

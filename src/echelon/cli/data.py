@@ -1,0 +1,362 @@
+"""`echelon data`: import, generate, check and look at market data."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.table import Table
+
+from echelon.cli.console import err, out, progress_bar
+from echelon.cli.options import (
+    ConfigFile,
+    DatasetName,
+    Level,
+    LogLevel,
+    Overrides,
+    Quarantine,
+    configured,
+)
+from echelon.cli.prepare import tell_import
+from echelon.config import Config
+from echelon.config.data import SourceName
+from echelon.data.checking import check_source, check_stored
+from echelon.data.datasets import VENDORS, dataset_name, ensure_dataset, read_extras
+from echelon.data.importing import import_source
+from echelon.data.manifest import Manifest
+from echelon.data.sources import open_source
+from echelon.data.sources.files import read_membership
+from echelon.data.store import Store
+from echelon.errors import InvalidDataError, LeakageError, UsageError
+from echelon.features import check_leakage
+from echelon.types import Freq, Problem
+
+app = typer.Typer(help="Import, generate, check and look at market data.", no_args_is_help=True)
+
+StoreDir = Annotated[
+    Path | None, typer.Option("--store", help="Directory of the store; default: data.store.")
+]
+DataPath = Annotated[
+    Path | None, typer.Argument(help="File or directory, for csv, parquet, ticks and qlib.")
+]
+Frequency = Annotated[Freq | None, typer.Option("--freq", help="Length of a bar.")]
+_SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv", ".gz": "csv"}
+
+
+def _tree(
+    config: Path | None, override: list[str] | None, level: LogLevel, **data: object
+) -> Config:
+    """The configuration with command-line values of the `data` section laid over it."""
+    values = [
+        f"data.{key}={json.dumps(str(value) if isinstance(value, Path | date) else value)}"
+        for key, value in data.items()
+        if value is not None
+    ]
+    return configured(config, [*(override or []), *values], level)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[SourceName, typer.Argument(help="Where bars come from.")],
+    path: DataPath = None,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    dataset: DatasetName = None,
+    store: StoreDir = None,
+    freq: Frequency = None,
+    symbols: Annotated[
+        str | None, typer.Option("--symbols", help="Comma-separated symbols for a vendor.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--start", help="First day, YYYY-MM-DD.")] = None,
+    end: Annotated[str | None, typer.Option("--end", help="Last day, YYYY-MM-DD.")] = None,
+    benchmark: Annotated[
+        str | None, typer.Option("--benchmark", help="Symbol of the benchmark index.")
+    ] = None,
+    benchmark_path: Annotated[
+        Path | None, typer.Option("--benchmark-path", help="File of index bars.")
+    ] = None,
+    universe: Annotated[
+        Path | None, typer.Option("--universe", help="File of membership intervals.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Add new bars to the dataset instead of replacing it.")
+    ] = False,
+    quarantine: Quarantine = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Read a source into the store. All of it arrives, or nothing changes."""
+    tree = _tree(
+        config,
+        override,
+        log_level,
+        source=source,
+        path=path,
+        dataset=dataset,
+        store=store,
+        freq=freq,
+        symbols=symbols.split(",") if symbols else None,
+        start=start,
+        end=end,
+        benchmark=benchmark,
+        benchmark_path=benchmark_path,
+        universe=universe,
+    )
+    _import(tree, update=update, quarantine=quarantine)
+
+
+def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> None:
+    origin = open_source(tree)
+    extras = read_extras(tree)
+    name = dataset_name(tree, origin, extras)
+    with progress_bar("reading bars") as bar:
+        report = import_source(
+            origin,
+            Store(tree.data.store),
+            name,
+            quarantine=quarantine,
+            update=update or tree.data.source in VENDORS,
+            extras=extras,
+            progress=bar.count,
+        )
+    tell_import(report)
+    _print_dataset(Store(tree.data.store), report.manifest)
+
+
+@app.command()
+def synth(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    dataset: DatasetName = None,
+    store: StoreDir = None,
+    freq: Frequency = None,
+    n_symbols: Annotated[
+        int | None, typer.Option("--symbols", min=1, help="How many symbols.")
+    ] = None,
+    n_days: Annotated[int | None, typer.Option("--days", min=1, help="How many sessions.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the market.")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Also write the bars to this Parquet file.")
+    ] = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Generate a seeded synthetic market into the store."""
+    tree = _tree(config, override, log_level, source="synthetic", dataset=dataset, store=store, freq=freq)
+    synthetic = {"n_symbols": n_symbols, "n_days": n_days, "seed": seed}
+    changed = tree.data.synthetic.model_copy(
+        update={key: value for key, value in synthetic.items() if value is not None}
+    )
+    tree = tree.model_copy(update={"data": tree.data.model_copy(update={"synthetic": changed})})
+    _import(tree)
+    if export is not None:
+        origin = open_source(tree)
+        frames = [raw.frame.drop("row") for raw in origin.frames()]
+        temporary = export.with_name(f".{export.name}.tmp")
+        export.parent.mkdir(parents=True, exist_ok=True)
+        pl.concat(frames).write_parquet(temporary)
+        temporary.replace(export)
+        typer.echo(f"bars: {export}")
+
+
+@app.command()
+def check(
+    path: DataPath = None,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    source: Annotated[
+        SourceName | None, typer.Option("--source", help="Default: by the file's ending.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Check a dataset that is in the store.")
+    ] = None,
+    store: StoreDir = None,
+    freq: Frequency = None,
+    leakage: Annotated[
+        bool, typer.Option("--leakage", help="Check that no feature sees the future.")
+    ] = False,
+    cuts: Annotated[int, typer.Option("--cuts", min=1, help="Cuts of the leakage check.")] = 3,
+    quarantine: Quarantine = False,
+    log_level: Level = LogLevel.WARNING,
+) -> None:
+    """List everything wrong with the data at once; with --leakage, test the features too.
+
+    Exit code 4: the data have errors. Exit code 7: something depends on the future.
+    """
+    if path is not None and dataset is not None:
+        raise UsageError("give a file or --dataset, not both.")
+    if path is not None and source is None:
+        source = _source_of(path)
+    if dataset is not None:
+        source = "store"
+    tree = _tree(
+        config, override, log_level, source=source, path=path, dataset=dataset, store=store, freq=freq
+    )
+    if leakage:
+        _check_leakage(tree, cuts, quarantine)
+        return
+    with progress_bar("checking") as bar, tempfile.TemporaryDirectory() as scratch:
+        if tree.data.source == "store":
+            problems = check_stored(Store(tree.data.store), str(tree.data.dataset))
+        else:
+            problems = check_source(
+                open_source(tree), read_extras(tree), Path(scratch), progress=bar.count
+            )
+    _print_problems(problems)
+
+
+def _source_of(path: Path) -> SourceName:
+    if path.is_dir():
+        inside = next((p for p in sorted(path.iterdir()) if p.suffix in _SUFFIXES), None)
+        if (path / "calendars").is_dir():
+            return "qlib"
+        if inside is not None:
+            return _source_of(inside)
+    found = _SUFFIXES.get(path.suffix)
+    if found is None:
+        raise UsageError(f"{path}: cannot tell what it is by its ending. Add --source.")
+    return "parquet" if found == "parquet" else "csv"
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    errors = [p for p in problems if p.severity == "error"]
+    for problem in problems:
+        if problem.severity == "warning":
+            err.print(f"[yellow]warning:[/] {problem}", soft_wrap=True, markup=True)
+    if errors:
+        raise InvalidDataError(errors, f"{len(errors)} problem(s) in the data:")
+    typer.echo(f"no errors, {len(problems)} warning(s)")
+
+
+def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
+    with progress_bar("preparing") as bar:
+        manifest = ensure_dataset(tree, quarantine=quarantine, progress=bar.count)
+        report = check_leakage(
+            tree, Store(tree.data.store), manifest, n_cuts=cuts, step=bar.label
+        )
+    if not report.leaks:
+        typer.echo(
+            f"no leak: {len(report.features)} features, scaler, membership and masks of "
+            f"{report.symbols} symbols are the same without, and with another, future after "
+            f"{', '.join(str(c.date()) for c in report.cuts)}, and in other price units"
+        )
+        return
+    table = Table(title="What depends on the future or on price units", title_justify="left")
+    for column in ("name", "kind", "test", "cut", "where", "what happens"):
+        table.add_column(column, overflow="fold")
+    for leak in report.leaks:
+        table.add_row(
+            leak.name, leak.kind, leak.test, str(leak.cut or ""), leak.where, leak.detail
+        )
+    out.print(table)
+    raise LeakageError(
+        f"{len(report.names)} leak(s): {', '.join(report.names)}. Mend or leave out what is named."
+    )
+
+
+@app.command()
+def show(
+    dataset: Annotated[str | None, typer.Argument(help="Name in the store.")] = None,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    store: StoreDir = None,
+    symbols: Annotated[
+        bool, typer.Option("--symbols", help="Also list every symbol.")
+    ] = False,
+    log_level: Level = LogLevel.WARNING,
+) -> None:
+    """List the datasets in the store, or show one."""
+    tree = _tree(config, override, log_level, store=store)
+    where = Store(tree.data.store)
+    if dataset is not None:
+        _print_dataset(where, where.manifest(dataset), symbols=symbols)
+        return
+    names = where.datasets()
+    if not names:
+        typer.echo(f"{where.root}: no datasets. Import one with `echelon data import`.")
+        return
+    table = Table(title=f"Datasets in {where.root}", title_justify="left")
+    for column in ("dataset", "bars", "freq", "from", "to", "calendar", "prices"):
+        table.add_column(column, overflow="fold")
+    for name in names:
+        manifest = where.manifest(name)
+        first, last = manifest.span
+        info = manifest.info
+        table.add_row(
+            name,
+            f"{manifest.rows:,}",
+            info.freq,
+            str(first.date()),
+            str(last.date()),
+            info.calendar,
+            info.price_basis,
+        )
+    out.print(table)
+
+
+def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -> None:
+    facts = store.symbols(manifest.name)
+    info = manifest.info
+    first, last = manifest.span
+    membership = store.table(manifest.name, "membership")
+    benchmark = store.table(manifest.name, "benchmark")
+    table = Table(title=f"Dataset {manifest.name}", title_justify="left")
+    table.add_column("what")
+    table.add_column("value", overflow="fold")
+    table.add_row("bars", f"{manifest.rows:,} of {info.freq}, {first} to {last}")
+    late = facts.filter(pl.col("first") > first).height
+    gone = facts.filter(pl.col("delisted").is_not_null()).height
+    table.add_row("symbols", f"{facts.height}, {late} list after the start, {gone} delisted")
+    table.add_row("fields", ", ".join(sorted(info.fields)))
+    table.add_row("prices", f"{info.price_basis}; features use them anchored at the first bar")
+    table.add_row("calendar", f"{info.calendar} ({info.timezone})")
+    table.add_row("benchmark", "none" if benchmark is None else f"{benchmark.height} levels")
+    table.add_row("universe", "all" if membership is None else f"{membership.height} intervals")
+    if manifest.quarantined:
+        table.add_row("set aside", f"{manifest.quarantined} bad rows")
+    table.add_row("content hash", manifest.content_hash[:16])
+    out.print(table)
+    if symbols:
+        listing = Table()
+        for column in ("symbol", "first", "last", "bars", "delisted", "reason", "name"):
+            listing.add_column(column)
+        for row in facts.iter_rows(named=True):
+            listing.add_row(
+                row["symbol"],
+                str(row["first"].date()),
+                str(row["last"].date()),
+                f"{row['bars']:,}",
+                *(str(row[c] or "") for c in ("delisted", "reason", "name")),
+            )
+        out.print(listing)
+
+
+@app.command()
+def universe(
+    path: Annotated[Path, typer.Argument(help="CSV or Parquet: symbol, start, end (exclusive).")],
+    dataset: Annotated[str, typer.Option("--dataset", help="Dataset to give it to.")],
+    config: ConfigFile = None,
+    override: Overrides = None,
+    store: StoreDir = None,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Import membership intervals: who was in the universe when, as known then."""
+    tree = _tree(config, override, log_level, store=store)
+    intervals = read_membership(path)
+    where = Store(tree.data.store)
+    known = set(where.symbols(dataset)["symbol"])
+    named = set(intervals["symbol"])
+    where.replace_table(dataset, "membership", intervals)
+    typer.echo(
+        f"{dataset}: {intervals.height} intervals of {len(named)} symbols; "
+        f"{len(known & named)} of the dataset's {len(known)} symbols are members at some time"
+    )
+    if named - known:
+        some = ", ".join(sorted(named - known)[:8])
+        err.print(
+            f"[yellow]warning:[/] {len(named - known)} member(s) have no bars in {dataset} "
+            f"({some}{' …' if len(named - known) > 8 else ''}): results over this universe miss them"
+        )

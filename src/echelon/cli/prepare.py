@@ -1,0 +1,114 @@
+"""`echelon prepare`: from bars to features."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rich.table import Table
+
+from echelon.cli.console import out, progress_bar
+from echelon.cli.options import (
+    ConfigFile,
+    Level,
+    LogLevel,
+    OutputDir,
+    Overrides,
+    Quarantine,
+    Resume,
+    configured,
+    run_directory,
+)
+from echelon.config import Config, fingerprint
+from echelon.data.importing import ImportReport
+from echelon.features import PrepareReport
+from echelon.features import prepare as prepare_features
+from echelon.runs import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    output_dir: OutputDir = None,
+    resume: Resume = None,
+    quarantine: Quarantine = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Compute features, fit the scaler on the train window and write a prepared set.
+
+    The data are imported first where the store does not have them yet. A set that was prepared
+    before, from the same data, configuration and code, comes from the cache.
+    """
+    file = resume / "config.yaml" if resume is not None else config
+    tree = configured(file, override, log_level)
+    directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
+    report = prepare_run(tree, directory, "prepare", quarantine=quarantine)
+    print_summary(report, directory, tree)
+
+
+def prepare_run(
+    config: Config, directory: Path, command: str, *, quarantine: bool = False
+) -> PrepareReport:
+    """Prepare into a run directory, with progress, and write down what it was made from."""
+    run = RunDirectory.create(directory, config, command)
+    with progress_bar("reading bars") as bar:
+
+        def on_symbols(done: int, total: int) -> None:
+            bar.label("computing features")
+            bar.of(done, total)
+
+        report = prepare_features(
+            config,
+            directory,
+            quarantine=quarantine,
+            on_rows=bar.count,
+            on_import=tell_import,
+            on_symbols=on_symbols,
+        )
+    manifest = report.prepared.manifest
+    run.note(data=manifest["dataset"], prepared=manifest["content_hash"])
+    sizes = ", ".join(f"{axis}={manifest[axis]}" for axis in "TNFW")
+    log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
+    for item in report.left_out:
+        log.warning("%s", item)
+    return report
+
+
+def tell_import(report: ImportReport) -> None:
+    """Log what an import did."""
+    manifest = report.manifest
+    first, last = manifest.span
+    log.info(
+        "imported %s: %d bars, %s to %s", manifest.name, manifest.rows, first.date(), last.date()
+    )
+    for problem in report.problems:
+        if problem.severity == "warning":
+            log.warning("%s", problem)
+    if report.quarantine is not None:
+        log.warning("%d row(s) set aside in %s", manifest.quarantined, report.quarantine)
+
+
+def print_summary(report: PrepareReport, directory: Path, config: Config) -> None:
+    """Print what was prepared, as a table."""
+    prepared, manifest = report.prepared, report.prepared.manifest
+    table = Table(title=f"Prepared set in {directory / 'prepared'}", title_justify="left")
+    table.add_column("what")
+    table.add_column("value")
+    table.add_row("dataset", f"{manifest['dataset']['name']} ({manifest['price_basis']} prices)")
+    table.add_row("bars × assets × features", "{T} × {N} × {F}, window {W}".format(**manifest))
+    for name, split in prepared.splits.items():
+        rows = slice(split.rows.start, split.rows.stop)
+        share = prepared.present[rows].mean()
+        table.add_row(name, f"{split.first} to {split.last}: {len(split.rows)} bars, {share:.1%} present")
+    first, last = prepared.scaler.window
+    table.add_row("scaler fitted on", f"{first} to {last}")
+    table.add_row("warm-up", f"{manifest['warmup']} bars a symbol")
+    if report.left_out:
+        missing = sorted({field for item in report.left_out for field in item.missing})
+        names = ", ".join(item.name for item in report.left_out)
+        table.add_row("left out", f"{names} (the source has no {', '.join(missing)})")
+    table.add_row("content hash", manifest["content_hash"][:16])
+    table.add_row("config hash", fingerprint(config)[:16])
+    out.print(table)

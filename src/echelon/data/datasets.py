@@ -1,0 +1,89 @@
+"""From the configuration to a dataset in the store, importing it where it is not there yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.config import Config
+from echelon.data.importing import Extras, ImportReport, import_source
+from echelon.data.manifest import Manifest
+from echelon.data.sources import open_source
+from echelon.data.sources._protocol import Source
+from echelon.data.sources.files import read_benchmark, read_instruments, read_membership
+from echelon.data.store import Store
+from echelon.errors import ConfigError
+from echelon.files import sha256_file
+
+VENDORS = ("yfinance", "akshare", "tushare")
+
+
+def read_extras(config: Config) -> Extras:
+    """Tables the configuration adds to a dataset: universe, instruments, benchmark."""
+    data = config.data
+    extras, files = Extras(), []
+    if data.universe is not None:
+        extras = replace(extras, membership=read_membership(data.universe))
+        files.append(data.universe)
+    if data.instruments is not None:
+        extras = replace(extras, instruments=read_instruments(data.instruments))
+        files.append(data.instruments)
+    if data.benchmark_path is not None:
+        extras = replace(extras, benchmark=read_benchmark(data.benchmark_path, data.benchmark))
+        files.append(data.benchmark_path)
+    if not files:
+        return extras
+    parts = [sha256_file(path) for path in files] + [str(data.benchmark)]
+    return replace(extras, fingerprint=hashlib.sha256("".join(parts).encode()).hexdigest())
+
+
+def dataset_name(config: Config, source: Source, extras: Extras) -> str:
+    """The configured name, or one made from the source and what it would deliver."""
+    if config.data.dataset is not None:
+        return config.data.dataset
+    print_ = hashlib.sha256((source.info().fingerprint + extras.fingerprint).encode())
+    return f"{config.data.source}-{print_.hexdigest()[:12]}"
+
+
+def ensure_dataset(
+    config: Config,
+    *,
+    quarantine: bool = False,
+    progress: Callable[[int], None] | None = None,
+    notice: Callable[[ImportReport], None] | None = None,
+) -> Manifest:
+    """The manifest of the configured dataset; imports it unless the store has just that already."""
+    store = Store(config.data.store)
+    if config.data.source == "store":
+        if config.data.dataset is None:
+            have = ", ".join(store.datasets()) or "none"
+            raise ConfigError(
+                f"data.source is 'store' but data.dataset is not set. Datasets there: {have}."
+            )
+        return store.manifest(config.data.dataset)
+    source = open_source(config)
+    extras = read_extras(config)
+    name = dataset_name(config, source, extras)
+    if name in store:
+        manifest = store.manifest(name)
+        if manifest.fingerprint == source.info().fingerprint + extras.fingerprint:
+            return manifest
+    report = import_source(
+        source,
+        store,
+        name,
+        quarantine=quarantine,
+        update=config.data.source in VENDORS,
+        extras=extras,
+        progress=progress,
+    )
+    if notice is not None:
+        notice(report)
+    return report.manifest
+
+
+def store_of(config: Config) -> Store:
+    """The store the configuration names."""
+    return Store(Path(config.data.store))

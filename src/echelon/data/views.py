@@ -1,0 +1,162 @@
+"""Views of a dataset whose future, or whose units, are not the real ones.
+
+The leakage check asks: had the world ended at the cut, or gone another way after it, or had the
+vendor quoted prices in other units, would anything we compute about the past be different? Each
+view answers as a store that pretends so; nothing on disk is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+import polars as pl
+
+from echelon import rng
+from echelon.data.store import Store
+
+_PRICES = ("open", "high", "low", "close", "pre_close")
+
+
+class TruncatedView(Store):
+    """The store as it was at `cut`: later bars, listings and membership changes do not exist."""
+
+    def __init__(self, store: Store, cut: datetime) -> None:
+        super().__init__(store.root)
+        self.cut = cut
+
+    def partitions(
+        self, name: str, start: datetime | None = None, end: datetime | None = None
+    ) -> list[str]:
+        """Partitions up to the cut."""
+        return super().partitions(name, start, min(end, self.cut) if end else self.cut)
+
+    def read_bars(
+        self,
+        name: str,
+        key: str,
+        symbols: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Bars up to the cut."""
+        frame = super().read_bars(name, key, symbols).filter(pl.col("time") <= self.cut)
+        return frame if columns is None else frame.select(columns)
+
+    def table(self, name: str, table: str) -> pl.DataFrame | None:
+        """The table as known at the cut."""
+        frame = super().table(name, table)
+        if frame is None:
+            return None
+        day = self.cut.date()
+        if table == "benchmark":
+            return frame.filter(pl.col("time") <= self.cut)
+        if table == "membership":
+            return frame.filter(pl.col("start") <= day).with_columns(_known("end", day))
+        return frame.filter(pl.col("first") <= self.cut).with_columns(
+            _known("listed", day), _known("delisted", day)
+        )
+
+
+def _known(column: str, day: object) -> pl.Expr:
+    """The date in `column`, null where it lies after `day`."""
+    return pl.when(pl.col(column) <= day).then(pl.col(column)).alias(column)
+
+
+class ScrambledView(Store):
+    """The same past, another future: bars after the cut are multiplied by noise or missing,
+    delistings and membership after it happen at other times."""
+
+    def __init__(self, store: Store, cut: datetime, seed: int = 0) -> None:
+        super().__init__(store.root)
+        self.cut = cut
+        self.seed = seed
+
+    def read_bars(
+        self,
+        name: str,
+        key: str,
+        symbols: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """True bars up to the cut, false ones after it."""
+        frame = super().read_bars(name, key, symbols)
+        draw = rng.stream(self.seed, "scramble", name, key)
+        noise = pl.Series("_noise", np.exp(draw.normal(0, 0.5, frame.height)))
+        gone = pl.Series("_gone", draw.random(frame.height) < 0.2)
+        future = pl.col("time") > self.cut
+        # The last bar stays, so that the time axis does not shrink by chance.
+        lost = future & pl.col("_gone") & (pl.col("time") < pl.col("time").max())
+        k = pl.when(future).then(pl.col("_noise")).otherwise(1.0)
+        frame = (
+            frame.with_columns(noise, gone)
+            .filter(~lost)
+            .with_columns(
+                *[pl.col(c) * k for c in _PRICES],
+                volume=pl.col("volume") * k**2,
+                amount=pl.col("amount") * k**3,
+                factor=pl.col("factor") * k,
+            )
+            .drop("_noise", "_gone")
+        )
+        return frame if columns is None else frame.select(columns)
+
+    def table(self, name: str, table: str) -> pl.DataFrame | None:
+        """True facts up to the cut, false ones after it."""
+        frame = super().table(name, table)
+        if frame is None:
+            return None
+        day = self.cut.date()
+        if table == "benchmark":
+            k = pl.when(pl.col("time") > self.cut).then(1.5).otherwise(1.0)
+            return frame.with_columns(close=pl.col("close") * k)
+        if table == "membership":
+            return frame.filter(pl.col("start") <= day).with_columns(_delayed("end", day))
+        return frame.with_columns(_delayed("delisted", day))
+
+
+def _delayed(column: str, day: object) -> pl.Expr:
+    """Dates after `day` a hundred days later."""
+    later = pl.col(column) + pl.duration(days=100)
+    return (
+        pl.when(pl.col(column) > day).then(later.cast(pl.Date)).otherwise(pl.col(column))
+    ).alias(column)
+
+
+class RescaledView(Store):
+    """Prices in other units: each symbol's whole history times a power of two, volume divided.
+
+    This is what a split after the last bar does to a vendor's adjusted file. A feature that
+    changes depends on the price *level*, and with it on splits and dividends yet to come.
+    """
+
+    def read_bars(
+        self,
+        name: str,
+        key: str,
+        symbols: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Bars in the other units."""
+        frame = super().read_bars(name, key, symbols)
+        frame = frame.join(self._units(name), on="symbol", how="left").with_columns(
+            *[pl.col(c) * pl.col("unit") for c in _PRICES], volume=pl.col("volume") / pl.col("unit")
+        )
+        return frame.drop("unit") if columns is None else frame.select(columns)
+
+    def table(self, name: str, table: str) -> pl.DataFrame | None:
+        """The anchor is a price too."""
+        frame = super().table(name, table)
+        if frame is None or table != "symbols":
+            return frame
+        return (
+            frame.join(self._units(name), on="symbol")
+            .with_columns(anchor=pl.col("anchor") * pl.col("unit"))
+            .drop("unit")
+        )
+
+    def _units(self, name: str) -> pl.DataFrame:
+        frame = super().table(name, "symbols")
+        assert frame is not None
+        units = [2.0 ** ((n % 5) - 3) for n in range(frame.height)]
+        return pl.DataFrame({"symbol": frame["symbol"], "unit": units})

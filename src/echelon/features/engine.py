@@ -1,0 +1,190 @@
+"""From a panel to features: the one path that prepare, the leakage check and live share.
+
+1. `Plan` fixes the columns: time-series features, ranks over them, exogenous series.
+2. Each symbol's own bars, gaps removed and anchored at its first close, go through every
+   time-series feature; values land on the bar's row, and days without a bar get the last value
+   again (or zero, as the feature says).
+3. A symbol is present once its longest feature has warmed up, until it delists. Rows of an
+   absent symbol are zero.
+4. Ranks compare the present members of one bar.
+5. Moments over the train rows, present symbols only, make the scaler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from echelon.data.exogenous import Exogenous
+from echelon.data.panel import Panel
+from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
+from echelon.features.grid import GridFile
+from echelon.features.registry import rank, run
+from echelon.features.scaler import Moments
+from echelon.types import Bools, Floats, Floats32
+
+Progress = Callable[[int, int], None]
+"""Called with (symbols done, symbols in all)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns of X, in order: first time-series features, then ranks, then exogenous ones."""
+
+    series: tuple[Feature, ...]
+    ranks: tuple[CrossSection, ...]
+    exogenous: tuple[str, ...]
+
+    @staticmethod
+    def of(specs: tuple[FeatureSpec, ...], exogenous: tuple[str, ...] = ()) -> Plan:
+        """Sort specs into kinds, each in the order given."""
+        return Plan(
+            tuple(s for s in specs if isinstance(s, Feature)),
+            tuple(s for s in specs if isinstance(s, CrossSection)),
+            exogenous,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names [F]."""
+        series = tuple(name for f in self.series for name in f.names)
+        return series + tuple(r.name for r in self.ranks) + self.exogenous
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Group of each column [F]."""
+        series: tuple[Group, ...] = tuple(f.group for f in self.series for _ in f.names)
+        exogenous: tuple[Group, ...] = ("exogenous",) * len(self.exogenous)
+        return series + tuple(r.group for r in self.ranks) + exogenous
+
+    @property
+    def lookbacks(self) -> dict[str, int]:
+        """Column name → bars it needs."""
+        found = {name: f.lookback for f in self.series for name in f.names}
+        return found | {r.name: found[r.base] for r in self.ranks}
+
+    @property
+    def warmup(self) -> int:
+        """Bars a symbol needs before it is present."""
+        return max((f.lookback for f in self.series), default=1)
+
+
+def bars_of(panel: Panel, n: int) -> tuple[Bars, np.ndarray]:
+    """Symbol n's own bars, anchored, and the rows [L] of the panel they stand on."""
+    rows = np.flatnonzero(~np.isnan(panel.close[:, n]))
+    raw_close = panel.close[rows, n]
+    unit = np.full(len(rows), 1.0 / panel.anchor[n])
+    if panel.factor is not None:
+        unit *= panel.factor[rows, n]
+
+    def price(grid: Floats | None) -> Floats | None:
+        return None if grid is None else grid[rows, n] * unit
+
+    value = up = down = None
+    if panel.amount is not None:
+        value = panel.amount[rows, n]
+    elif panel.volume is not None:
+        value = raw_close * panel.volume[rows, n]
+    if panel.band is not None and panel.pre_close is not None:
+        reference, band = panel.pre_close[rows, n] * unit, panel.band[rows, n]
+        up, down = reference * (1 + band), reference * (1 - band)
+    bars = Bars(
+        times=panel.times[rows],
+        close=raw_close * unit,
+        raw_close=raw_close,
+        open=price(panel.open),
+        high=price(panel.high),
+        low=price(panel.low),
+        value=value,
+        limit_up=up,
+        limit_down=down,
+    )
+    return bars, rows
+
+
+def symbol_features(panel: Panel, n: int, plan: Plan, first_row: int) -> tuple[Floats32, Bools]:
+    """(values [T',F_series], present [T']) of symbol n on the panel's rows from `first_row` on."""
+    bars, rows = bars_of(panel, n)
+    n_rows = panel.shape[0] - first_row
+    values = np.zeros((n_rows, sum(len(f.names) for f in plan.series)), dtype=np.float32)
+    if len(bars) < plan.warmup:
+        return values, np.zeros(n_rows, dtype=np.bool_)
+    present = panel.present[first_row:, n].copy()
+    present[: max(0, rows[plan.warmup - 1] - first_row)] = False
+    # For every panel row, which of the symbol's bars was the last one known.
+    last = np.searchsorted(rows, np.arange(first_row, panel.shape[0]), side="right") - 1
+    on_bar = np.zeros(n_rows, dtype=np.bool_)
+    on_bar[rows[rows >= first_row] - first_row] = True
+    column = 0
+    for feature in plan.series:
+        out = run(feature, bars, panel.symbols[n])
+        keep = present & on_bar if feature.on_gap == "zero" else present
+        width = len(feature.names)
+        values[keep, column : column + width] = out[last[keep]]
+        column += width
+    return values, present
+
+
+def compute(
+    panel: Panel,
+    plan: Plan,
+    path: Path,
+    *,
+    first_row: int = 0,
+    train: range,
+    exogenous: Exogenous | None = None,
+    progress: Progress | None = None,
+) -> tuple[Bools, Moments]:
+    """Write unscaled X [T',N,F] to `path`; returns present [T',N] and the train window's moments.
+
+    first_row: panel row at which X begins; earlier rows only warm features up
+    train: rows of X (not of the panel) the moments are taken over
+    exogenous: joined series on the panel's rows
+    """
+    n_series = sum(len(f.names) for f in plan.series)
+    shape = (panel.shape[0] - first_row, panel.shape[1], len(plan.names))
+    present = np.zeros(shape[:2], dtype=np.bool_)
+    with GridFile(path, shape) as grid:
+        for assets in grid.symbol_blocks():
+            block = np.zeros((shape[0], len(assets), shape[2]), dtype=np.float32)
+            for k, n in enumerate(assets):
+                block[:, k, :n_series], present[:, n] = symbol_features(panel, n, plan, first_row)
+            grid.write_assets(assets, block)
+            if progress is not None:
+                progress(assets.stop, shape[1])
+        member = panel.member[first_row:]
+        moments = Moments.none(shape[2])
+        for rows in grid.time_blocks():
+            block = grid.read_rows(rows)
+            here = slice(rows.start, rows.stop)
+            _add_ranks(block, plan, present[here] & member[here])
+            _add_exogenous(block, exogenous, first_row, rows, present[here])
+            if plan.ranks or exogenous is not None:
+                grid.write_rows(rows, block)
+            seen = range(max(rows.start, train.start), min(rows.stop, train.stop))
+            if len(seen):
+                part = slice(seen.start - rows.start, seen.stop - rows.start)
+                moments = moments.merge(Moments.of(block[part][present[seen.start : seen.stop]]))
+    return present, moments
+
+
+def _add_ranks(block: Floats32, plan: Plan, mask: Bools) -> None:
+    column = {name: k for k, name in enumerate(plan.names)}
+    for spec in plan.ranks:
+        base = block[:, :, column[spec.base]].astype(np.float64)
+        block[:, :, column[spec.name]] = rank(base, mask)
+
+
+def _add_exogenous(
+    block: Floats32, exogenous: Exogenous | None, first_row: int, rows: range, present: Bools
+) -> None:
+    """Unknown values are NaN here: they do not count in the scaler and scale to zero."""
+    if exogenous is None:
+        return
+    width = len(exogenous.names)
+    here = slice(first_row + rows.start, first_row + rows.stop)
+    values = np.where(exogenous.known[here], exogenous.values[here], np.nan)
+    block[:, :, block.shape[2] - width :] = np.where(present[:, :, None], values, 0.0)

@@ -1,0 +1,335 @@
+"""The leakage check: change or remove the future, and see whether anything before it changes.
+
+Four tests, the last three on the whole line from stored bars to features and scaler:
+
+1. *ladder*: every time-series feature on many prefixes of single symbols, because some leaks
+   (a back-fill over a gap) show only at cuts that fall into the gap. What fails here is left out
+   of the other three.
+2. *truncated*: everything after a cut removed; nothing up to it may change.
+3. *scrambled*: everything after a cut replaced by noise; nothing up to it may change.
+4. *rescaled*: every symbol's prices in other units; no feature may change at all. A feature that
+   does carries the price level, and a file adjusted to its download day has put later splits and
+   dividends into that level.
+
+What differs is reported by name: features, scaler entries, membership and the other masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+
+from echelon import rng
+from echelon.config import Config
+from echelon.data.build import PanelRequest, build_panel
+from echelon.data.manifest import Manifest
+from echelon.data.panel import Panel
+from echelon.data.store import Store
+from echelon.data.views import RescaledView, ScrambledView, TruncatedView
+from echelon.errors import FeatureError
+from echelon.features.base import Bars, Feature
+from echelon.features.engine import Plan, bars_of, compute
+from echelon.features.prepare import layout, load_exogenous, panel_fields, panel_request
+from echelon.features.registry import run, select
+from echelon.features.scaler import Moments
+from echelon.types import Bools, Floats, Floats32
+
+Test = Literal["truncated", "scrambled", "rescaled", "ladder"]
+_MASKS = ("present", "member", "tradable", "suspended", "delisted")
+_PANEL = (*_MASKS, "factor", "limit_up", "limit_down", "benchmark")
+_TOLERANCE = 1e-4
+_MAX_SYMBOLS = 60
+_LADDER_SYMBOLS = 8
+_LADDER_CUTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Something before the cut that depends on what comes after it (or on units).
+
+    kind: feature, scaler or panel (a mask, membership, the benchmark …)
+    cut: time of the last bar that was kept; None for *rescaled*
+    where: the first symbol and time at which it shows
+    """
+
+    kind: Literal["feature", "scaler", "panel"]
+    name: str
+    test: Test
+    cut: datetime | None
+    where: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class LeakageReport:
+    """All leaks found, and what was looked at."""
+
+    leaks: tuple[Leak, ...]
+    features: tuple[str, ...]
+    cuts: tuple[datetime, ...]
+    symbols: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of what leaks, each once."""
+        return tuple(dict.fromkeys(leak.name for leak in self.leaks))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One pass through the whole line: panel, X [T,N,F] (unscaled), the train window's moments."""
+
+    panel: Panel
+    x: Floats32
+    moments: Moments
+
+
+Step = Callable[[str], None]
+
+
+def check_leakage(
+    config: Config, store: Store, dataset: Manifest, *, n_cuts: int = 3, step: Step | None = None
+) -> LeakageReport:
+    """Run all four tests on the configured features over a stored dataset."""
+    tell = step or (lambda _: None)
+    selection = select(config.features, panel_fields(config, dataset))
+    request = _thinned(panel_request(config), store, dataset.name)
+    panel = build_panel(store, dataset.name, request)
+    cuts = _cuts(config, panel, n_cuts)
+    plan = Plan.of(selection.specs)
+    tell("every feature on many prefixes of single symbols")
+    leaks = list(_ladder(panel, plan, config.seed))
+    clean = _without(plan, {leak.name for leak in leaks})
+    with TemporaryDirectory(prefix="echelon-leakage-") as folder:
+        take = _Runner(config, dataset.name, request, clean, Path(folder))
+        tell("the whole line as it is")
+        true = take(store, None)
+        views: list[tuple[Test, datetime | None, Store]] = [
+            view
+            for cut in cuts
+            for view in (
+                ("truncated", cut, TruncatedView(store, cut)),
+                ("scrambled", cut, ScrambledView(store, cut, config.seed)),
+            )
+        ]
+        for test, cut, view in [*views, ("rescaled", None, RescaledView(store.root))]:
+            tell(f"{test}{f' after {cut}' if cut else ''}")
+            try:
+                other = take(view, cut)
+            except FeatureError as error:
+                # It could be computed with the true future and cannot without it.
+                leaks.append(Leak("feature", error.feature, test, cut, "", str(error)))
+                continue
+            leaks += _compare(take.plan.names, config, true, other, test, cut)
+        names = tuple(dict.fromkeys((*plan.names, *take.plan.names)))
+    return LeakageReport(tuple(leaks), names, tuple(cuts), len(panel.symbols))
+
+
+def _thinned(request: PanelRequest, store: Store, name: str) -> PanelRequest:
+    """At most `_MAX_SYMBOLS` symbols, evenly chosen: the code paths are the same for all."""
+    symbols = request.symbols or tuple(store.symbols(name)["symbol"])
+    if len(symbols) <= _MAX_SYMBOLS:
+        return request._replace(symbols=symbols)
+    chosen = np.linspace(0, len(symbols) - 1, _MAX_SYMBOLS).astype(int)
+    return request._replace(symbols=tuple(symbols[k] for k in chosen))
+
+
+def _cuts(config: Config, panel: Panel, n_cuts: int) -> list[datetime]:
+    """The end of the train window, then times spread over the data."""
+    where = layout(config, panel.times)
+    last_train = where.first_row + where.splits["train"].stop - 1
+    spread = np.linspace(0.35, 0.95, max(0, n_cuts - 1)) * (len(panel.times) - 1)
+    rows = sorted({last_train, *spread.astype(int).tolist()})
+    return [panel.times[row].item() for row in rows]
+
+
+def _without(plan: Plan, names: set[str]) -> Plan:
+    """The plan less features that leak, and ranks over them."""
+    series = tuple(f for f in plan.series if not names & set(f.names))
+    kept = {name for f in series for name in f.names}
+    return Plan(series, tuple(r for r in plan.ranks if r.base in kept), plan.exogenous)
+
+
+@dataclass
+class _Runner:
+    """Takes the whole line for one view of the data."""
+
+    config: Config
+    dataset: str
+    request: PanelRequest
+    plan: Plan
+    folder: Path
+    runs: int = 0
+
+    def __call__(self, store: Store, cut: datetime | None) -> _Line:
+        have = set(store.symbols(self.dataset)["symbol"])
+        symbols = tuple(s for s in self.request.symbols if s in have)
+        panel = build_panel(store, self.dataset, self.request._replace(symbols=symbols))
+        # Exogenous series published after the cut are withheld like everything else.
+        exogenous = load_exogenous(self.config, panel, published_until=cut)
+        self.plan = replace(self.plan, exogenous=exogenous.names if exogenous else ())
+        days = panel.times.astype("datetime64[D]")
+        first, last = (np.datetime64(d) for d in self.config.split.train)
+        train = range(
+            int(np.searchsorted(days, first)), int(np.searchsorted(days, last, side="right"))
+        )
+        self.runs += 1
+        path = self.folder / f"{self.runs}.npy"
+        present, moments = compute(panel, self.plan, path, train=train, exogenous=exogenous)
+        return _Line(replace(panel, present=present), np.load(path, mmap_mode="r"), moments)
+
+
+def _compare(
+    names: tuple[str, ...],
+    config: Config,
+    true: _Line,
+    other: _Line,
+    test: Test,
+    cut: datetime | None,
+) -> Iterator[Leak]:
+    """What differs up to the cut (everywhere without one), by name."""
+    until = true.panel.times[-1] if cut is None else np.datetime64(cut, "us")
+    rows = int(np.searchsorted(true.panel.times, until, side="right"))
+    if not np.array_equal(true.panel.times[:rows], other.panel.times[:rows]):
+        yield Leak("panel", "times", test, cut, "", "the time axis itself changes")
+        return
+    mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
+    spread = np.sqrt(true.moments.squares / np.maximum(true.moments.count, 1))
+    for f, name in enumerate(names):
+        a, b = true.x[:rows, mine, f], other.x[:rows, :, f]
+        yield from _leak("feature", name, test, cut, other.panel, a, b, float(spread[f]))
+    train_end = np.datetime64(config.split.train[1], "D")
+    if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
+        yield from _compare_scaler(names, true.moments, other.moments, test, cut)
+    if test == "rescaled":
+        return  # prices and limits are meant to change with the units
+    for name in _PANEL:
+        mine_values, theirs = getattr(true.panel, name), getattr(other.panel, name)
+        if mine_values is None and theirs is None:
+            continue
+        a = _rows(mine_values, rows, None if name == "benchmark" else mine, other.panel)
+        b = _rows(theirs, rows, None, other.panel)
+        yield from _leak("panel", name, test, cut, other.panel, a, b, 0.0)
+
+
+def _rows(
+    values: Floats | Bools | None, rows: int, columns: list[int] | None, panel: Panel
+) -> Floats:
+    """The first rows as float64, [rows] or [rows,N]; a factor nobody has is 1."""
+    if values is None:
+        return np.ones((rows, len(panel.symbols)))
+    part = values[:rows] if columns is None else values[:rows][:, columns]
+    return np.asarray(part, dtype=np.float64)
+
+
+def _leak(
+    kind: Literal["feature", "panel"],
+    name: str,
+    test: Test,
+    cut: datetime | None,
+    panel: Panel,
+    a: Floats | Floats32,
+    b: Floats | Floats32,
+    spread: float,
+) -> Iterator[Leak]:
+    """At most one leak: the first place where a (as it is) and b (changed) differ."""
+    differ = _differ(a, b, spread)
+    if not differ.any():
+        return
+    place = tuple(int(i) for i in np.argwhere(differ)[0])
+    at = str(panel.times[place[0]].astype("datetime64[s]")).replace("T00:00:00", "")
+    where = at if len(place) == 1 else f"{panel.symbols[place[1]]} at {at}"
+    share = differ.mean()
+    detail = f"{a[place]:.6g} becomes {b[place]:.6g}; {share:.2%} of the values differ"
+    yield Leak(kind, name, test, cut, where, detail)
+
+
+def _differ(a: Floats | Floats32, b: Floats | Floats32, spread: float) -> Bools:
+    """Where a and b differ by more than rounding, relative to level and spread; NaN equals NaN."""
+    gap = np.abs(a.astype(np.float64) - b)
+    allowed = _TOLERANCE * spread + 1e-6 * np.abs(a) + 1e-12
+    missing = np.isnan(a) != np.isnan(b)
+    return np.asarray(missing | (gap > allowed))
+
+
+def _compare_scaler(
+    names: tuple[str, ...], true: Moments, other: Moments, test: Test, cut: datetime | None
+) -> Iterator[Leak]:
+    """Mean and spread of the train window must not move once that window is complete."""
+    for part in fields(Moments):
+        a, b = getattr(true, part.name), getattr(other, part.name)
+        level = np.sqrt(true.squares / np.maximum(true.count, 1)) if part.name == "mean" else a
+        for f in np.flatnonzero(np.abs(a - b) > _TOLERANCE * np.abs(level) + 1e-9):
+            detail = f"{part.name} {a[f]:.6g} becomes {b[f]:.6g}"
+            yield Leak("scaler", names[f], test, cut, "", detail)
+
+
+def _ladder(panel: Panel, plan: Plan, seed: int) -> Iterator[Leak]:
+    """Each feature on many prefixes of a few symbols, the rest removed or replaced by noise."""
+    counts = (~np.isnan(panel.close)).sum(axis=0)
+    chosen = np.argsort(-counts, kind="stable")[:_LADDER_SYMBOLS]
+    leaking: set[str] = set()
+    for n in chosen:
+        bars, _ = bars_of(panel, int(n))
+        draw = rng.stream(seed, "ladder", panel.symbols[n])
+        for feature in plan.series:
+            if leaking & set(feature.names) or len(bars) <= feature.lookback:
+                continue
+            found = list(_ladder_of(feature, bars, panel.symbols[n], draw))
+            leaking |= {leak.name for leak in found}
+            yield from found
+
+
+def _ladder_of(
+    feature: Feature, bars: Bars, symbol: str, draw: np.random.Generator
+) -> Iterator[Leak]:
+    whole = run(feature, bars, symbol)
+    spread = np.nanstd(whole[feature.lookback - 1 :], axis=0)
+    near = np.arange(feature.lookback, min(feature.lookback + 3, len(bars)))
+    spread_out = draw.integers(feature.lookback, len(bars), _LADDER_CUTS)
+    for cut in np.unique([*near, *spread_out]):
+        for other in (_prefix(bars, int(cut)), _noisy_after(bars, int(cut), draw)):
+            leak = _prefix_leak(feature, whole, other, int(cut), symbol, spread)
+            if leak is not None:
+                yield leak
+                return
+
+
+def _prefix_leak(
+    feature: Feature, whole: Floats, other: Bars, cut: int, symbol: str, spread: Floats
+) -> Leak | None:
+    """The first column that differs on the first `cut` bars, if any does."""
+    time = other.times[cut - 1].item()
+    try:
+        part = run(feature, other, symbol)[:cut]
+    except FeatureError as error:
+        return Leak("feature", feature.names[0], "ladder", time, symbol, str(error))
+    for k, name in enumerate(feature.names):
+        differ = _differ(whole[:cut, k], part[:, k], float(spread[k]))
+        if differ.any():
+            row = int(np.flatnonzero(differ)[0])
+            detail = f"{whole[row, k]:.6g} becomes {part[row, k]:.6g} without later bars"
+            where = f"{symbol} at {str(other.times[row])[:19]}"
+            return Leak("feature", name, "ladder", time, where, detail)
+    return None
+
+
+def _prefix(bars: Bars, length: int) -> Bars:
+    """The first bars only."""
+    parts = {f.name: getattr(bars, f.name) for f in fields(Bars)}
+    return Bars(**{k: None if v is None else v[:length] for k, v in parts.items()})
+
+
+def _noisy_after(bars: Bars, length: int, draw: np.random.Generator) -> Bars:
+    """The same first bars, later ones multiplied by noise (one factor a bar keeps OHLC in order)."""
+    noise = np.exp(draw.normal(0.0, 0.5, len(bars)))
+    noise[:length] = 1.0
+    parts = {f.name: getattr(bars, f.name) for f in fields(Bars) if f.name != "times"}
+    scaled = {k: None if v is None else v * noise for k, v in parts.items()}
+    return Bars(times=bars.times, **scaled)

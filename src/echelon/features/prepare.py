@@ -1,0 +1,319 @@
+"""`echelon prepare`: configuration → prepared set, from the cache where it is known already.
+
+1. The dataset is in the store, or is imported.
+2. The key: data hash, features and their source, splits, scaling, window, and our own code.
+3. Unknown key: panel → features → scaler fitted on the train window → files, in a staging
+   directory that gets its final name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import echelon
+from echelon.config import Config
+from echelon.data.build import PanelRequest, build_panel
+from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.exogenous import Exogenous, join_all
+from echelon.data.importing import ImportReport
+from echelon.data.manifest import Manifest, digest_of
+from echelon.data.panel import Panel
+from echelon.errors import DataError
+from echelon.features.cache import open_caches
+from echelon.features.engine import Plan, Progress, compute
+from echelon.features.grid import GridFile
+from echelon.features.prepared import FORMAT, Prepared, content_hash
+from echelon.features.registry import LeftOut, Selection, select
+from echelon.features.scaler import Moments, Scaler
+from echelon.files import sha256_file, staging_directory, write_atomic
+from echelon.types import Bools, Times
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What `prepare` made.
+
+    cached: the set came from the cache
+    left_out: features the source cannot support, by name
+    """
+
+    prepared: Prepared
+    dataset: Manifest
+    cached: bool
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which panel rows X covers and which of X's rows each split covers.
+
+    first_row: panel row of X's row 0; earlier rows warm features up
+    """
+
+    first_row: int
+    splits: dict[str, range]
+
+
+def prepare(
+    config: Config,
+    directory: Path,
+    *,
+    quarantine: bool = False,
+    on_rows: Callable[[int], None] | None = None,
+    on_import: Callable[[ImportReport], None] | None = None,
+    on_symbols: Progress | None = None,
+) -> PrepareReport:
+    """Make (or fetch) the prepared set in `directory`/prepared."""
+    dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
+    selection = select(config.features, panel_fields(config, dataset))
+    key = cache_key(config, dataset, selection)
+    target = directory / "prepared"
+    if target.is_dir() and _key_of(target) == key:
+        return PrepareReport(Prepared.open(target), dataset, True, selection.left_out)
+    caches = open_caches(config.data.cache)
+    with staging_directory(directory, ".prepared-") as staging:
+        hit = next((k for k, store in enumerate(caches) if store.get(key, staging)), None)
+        if hit is None:
+            _make(config, dataset, selection, key, staging, on_symbols)
+        for known in caches[:hit]:
+            known.put(key, staging)
+        _swap(staging, target)
+    return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
+
+
+def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
+    """Fields a panel of this dataset will have, without building it."""
+    fields = set(dataset.info.fields) & {"open", "high", "low", "close", "volume"}
+    limited = config.data.limits == "on" or (
+        config.data.limits == "auto"
+        and dataset.info.calendar == "XSHG"
+        and dataset.info.price_basis == "raw"
+    )
+    return frozenset(fields | ({"limits"} if limited else set()))
+
+
+def panel_request(config: Config) -> PanelRequest:
+    """The part of the dataset a configuration uses: all history up to the last day it needs."""
+    end = config.split.test[1]
+    if config.data.end is not None:
+        end = min(end, config.data.end)
+    return PanelRequest(
+        symbols=config.assets,
+        end=end,
+        limits=config.data.limits,
+        delist_after=config.data.delist_after,
+    )
+
+
+def load_exogenous(
+    config: Config, panel: Panel, published_until: datetime | None = None
+) -> Exogenous | None:
+    """The configured macro and sentiment series on the panel's rows; None without any.
+
+    published_until: pretend that nothing was published later
+    """
+    if not config.data.exogenous:
+        return None
+    return join_all(
+        config.data.exogenous, panel.times, panel.symbols, panel.calendar, published_until
+    )
+
+
+def layout(config: Config, times: Times) -> Layout:
+    """Rows of the splits. X begins W − 1 bars before the train window, where there are such."""
+    days = times.astype("datetime64[D]")
+    spans = {"train": config.split.train, "valid": config.split.valid, "test": config.split.test}
+    rows = {}
+    for name, (first, last) in spans.items():
+        start = int(np.searchsorted(days, np.datetime64(first), side="left"))
+        stop = int(np.searchsorted(days, np.datetime64(last), side="right"))
+        if config.data.start is not None:
+            start = max(start, int(np.searchsorted(days, np.datetime64(config.data.start))))
+        if start >= stop:
+            raise DataError(
+                f"split.{name} {first}..{last} is empty: the data run from {days[0]} to "
+                f"{days[-1]}. Set dates that fit, for example -o 'split.{name}=[{_fit(days)}]'."
+            )
+        rows[name] = range(start, stop)
+    if len(rows["train"]) < config.window:
+        raise DataError(
+            f"split.train has {len(rows['train'])} bars, fewer than window={config.window}. "
+            "Lengthen the split or shorten the window."
+        )
+    first_row = max(0, rows["train"].start - (config.window - 1))
+    return Layout(
+        first_row, {n: range(r.start - first_row, r.stop - first_row) for n, r in rows.items()}
+    )
+
+
+def _fit(days: np.ndarray) -> str:
+    last = days[-1].astype(date)
+    return f"{last - timedelta(days=365)}, {last}"
+
+
+def _make(
+    config: Config,
+    dataset: Manifest,
+    selection: Selection,
+    key: str,
+    out: Path,
+    on_symbols: Progress | None,
+) -> None:
+    panel = build_panel(store_of(config), dataset.name, panel_request(config))
+    where = layout(config, panel.times)
+    exogenous = load_exogenous(config, panel)
+    plan = Plan.of(selection.specs, exogenous.names if exogenous else ())
+    present, moments = compute(
+        panel,
+        plan,
+        out / "X.npy",
+        first_row=where.first_row,
+        train=where.splits["train"],
+        exogenous=exogenous,
+        progress=on_symbols,
+    )
+    _refuse_empty_train(present, where, plan, config)
+    scaler = fit_scaler(config, plan, moments, panel, where)
+    scale_file(out / "X.npy", (*present.shape, len(plan.names)), scaler, present)
+    _write_arrays(panel, present, where.first_row, out)
+    days = panel.times[where.first_row :].astype("datetime64[D]")
+    splits = {
+        name: {
+            "rows": [rows.start, rows.stop],
+            "first": str(days[rows.start]),
+            "last": str(days[rows.stop - 1]),
+        }
+        for name, rows in where.splits.items()
+    }
+    write_atomic(out / "splits.json", json.dumps(splits, indent=1) + "\n")
+    write_atomic(out / "scaler.json", json.dumps(scaler.to_dict(), indent=1) + "\n")
+    manifest = {
+        "format": FORMAT,
+        "key": key,
+        "content_hash": content_hash(out),
+        "dataset": {"name": dataset.name, "content_hash": dataset.content_hash},
+        "freq": panel.freq,
+        "calendar": panel.calendar,
+        "timezone": panel.timezone,
+        "price_basis": panel.price_basis,
+        "T": present.shape[0],
+        "N": present.shape[1],
+        "F": len(plan.names),
+        "W": config.window,
+        "features": list(plan.names),
+        "groups": list(plan.groups),
+        "lookbacks": plan.lookbacks,
+        "warmup": plan.warmup,
+        "symbols": list(panel.symbols),
+        "left_out": {item.name: sorted(item.missing) for item in selection.left_out},
+        "echelon": echelon.__version__,
+    }
+    write_atomic(out / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+
+def _refuse_empty_train(present: Bools, where: Layout, plan: Plan, config: Config) -> None:
+    train = where.splits["train"]
+    if not present[train.start : train.stop].any():
+        raise DataError(
+            f"no symbol is warmed up inside split.train: the features need {plan.warmup} bars "
+            f"and the window {config.split.train[0]}..{config.split.train[1]} has {len(train)}. "
+            "Lengthen the train window or use features with a shorter lookback."
+        )
+
+
+def fit_scaler(config: Config, plan: Plan, moments: Moments, panel: Panel, where: Layout) -> Scaler:
+    """The scaler of the train window, for the groups the configuration includes."""
+    included = set(config.normalization.include) if config.normalization.method == "zscore" else ()
+    scaled = np.array([group in included for group in plan.groups], dtype=np.bool_)
+    days = panel.times[where.first_row :].astype("datetime64[D]")
+    train = where.splits["train"]
+    window = (days[train.start].astype(date), days[train.stop - 1].astype(date))
+    return Scaler.fit(plan.names, moments, scaled, window)
+
+
+def scale_file(path: Path, shape: tuple[int, int, int], scaler: Scaler, present: Bools) -> None:
+    """Scale X on disk, in place; rows of absent symbols are zero."""
+    with GridFile(path, shape, create=False) as grid:
+        for rows in grid.time_blocks():
+            block = scaler.transform(grid.read_rows(rows))
+            block[~present[rows.start : rows.stop]] = 0.0
+            grid.write_rows(rows, block)
+
+
+def _write_arrays(panel: Panel, present: Bools, first_row: int, out: Path) -> None:
+    arrays = {
+        "times": panel.times,
+        "close": panel.valuation_close(),
+        "member": panel.member,
+        "tradable": panel.tradable,
+        "suspended": panel.suspended,
+        "delisted": panel.delisted,
+    }
+    optional = ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down")
+    for name in (*optional, "benchmark"):
+        array = getattr(panel, name)
+        if array is not None:
+            arrays[name] = array
+    for name, array in arrays.items():
+        np.save(out / f"{name}.npy", array[first_row:], allow_pickle=False)
+    np.save(out / "present.npy", present, allow_pickle=False)
+
+
+def cache_key(config: Config, dataset: Manifest, selection: Selection) -> str:
+    """Names everything the prepared set depends on."""
+    data = config.data
+    return digest_of(
+        {
+            "format": FORMAT,
+            "code": code_hash(),
+            "data": dataset.content_hash,
+            "features": config.features.model_dump(mode="json"),
+            "sources": [getattr(spec, "source_id", "") for spec in selection.specs],
+            "normalization": config.normalization.model_dump(mode="json"),
+            "split": config.split.model_dump(mode="json"),
+            "window": config.window,
+            "assets": config.assets,
+            "span": [data.start, data.end],
+            "limits": data.limits,
+            "delist_after": data.delist_after,
+            "exogenous": [
+                [item.model_dump(mode="json"), sha256_file(item.path)] for item in data.exogenous
+            ],
+        }
+    )
+
+
+@cache
+def code_hash() -> str:
+    """Hash of the source files a prepared set depends on: new code never meets an old entry."""
+    root = Path(echelon.__file__).parent
+    state = hashlib.sha256()
+    for file in sorted([*root.glob("features/*.py"), *root.glob("data/*.py")]):
+        state.update(f"{file.relative_to(root)}:{sha256_file(file)};".encode())
+    return state.hexdigest()
+
+
+def _key_of(target: Path) -> str | None:
+    try:
+        key = json.loads((target / "manifest.json").read_text(encoding="utf-8"))["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # half a set, or another version's: made anew
+    return str(key)
+
+
+def _swap(staging: Path, target: Path) -> None:
+    """Put a finished set in the place of the one before."""
+    old = staging.with_name(staging.name + ".old")
+    if target.exists():
+        target.rename(old)
+    staging.rename(target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,121 @@
+"""The z-score scaler: fitted on the train window and nothing else, stored with that window."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echelon.errors import StoreError
+from echelon.types import Bools, Floats, Floats32
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations per feature, of values seen so far.
+
+    Moments of pieces merge into the moments of the whole (Chan et al., 1979), so the train
+    window need not be in memory at once.
+    """
+
+    count: Floats
+    mean: Floats
+    squares: Floats
+
+    @staticmethod
+    def none(n_features: int) -> Moments:
+        """Moments of nothing."""
+        return Moments(*(np.zeros(n_features) for _ in range(3)))
+
+    @staticmethod
+    def of(values: Floats32 | Floats) -> Moments:
+        """Moments of `values` [B,F]; NaN does not count."""
+        wide = values.astype(np.float64)
+        known = ~np.isnan(wide)
+        count = known.sum(axis=0).astype(np.float64)
+        mean = np.where(known, wide, 0.0).sum(axis=0) / np.maximum(count, 1)
+        squares = (np.where(known, wide - mean, 0.0) ** 2).sum(axis=0)
+        return Moments(count, mean, squares)
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of both together."""
+        count = self.count + other.count
+        share = other.count / np.maximum(count, 1)
+        delta = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + delta * share,
+            self.squares + other.squares + delta**2 * self.count * share,
+        )
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """(x − mean) / std per feature; features with `scaled` False pass unchanged.
+
+    mean, std, scaled: [F]; std is 1 where the train window has no spread
+    window: first and last day of the window it was fitted on
+    """
+
+    names: tuple[str, ...]
+    mean: Floats
+    std: Floats
+    scaled: Bools
+    window: tuple[date, date]
+
+    @staticmethod
+    def fit(
+        names: tuple[str, ...], moments: Moments, scaled: Bools, window: tuple[date, date]
+    ) -> Scaler:
+        """From the moments of the train window."""
+        assert moments.mean.shape == scaled.shape == (len(names),), "one entry per feature"
+        std = np.sqrt(moments.squares / np.maximum(moments.count, 1))
+        # Rounding leaves a constant feature a spread of about 1e-8 of its level.
+        flat = std <= 1e-7 * np.abs(moments.mean)
+        return Scaler(names, moments.mean, np.where(flat | (std == 0), 1.0, std), scaled, window)
+
+    def transform(self, values: Floats32 | Floats) -> Floats32:
+        """Scale `values` [...,F]; NaN (not known) becomes 0, the mean."""
+        assert values.shape[-1] == len(self.names), "last axis is not F"
+        shift = np.where(self.scaled, self.mean, 0.0)
+        width = np.where(self.scaled, self.std, 1.0)
+        out = ((values - shift) / width).astype(np.float32)
+        return np.asarray(np.nan_to_num(out, copy=False, nan=0.0))
+
+    def inverse(self, values: Floats32) -> Floats:
+        """Undo `transform`, where nothing was missing."""
+        shift = np.where(self.scaled, self.mean, 0.0)
+        return np.asarray(values * np.where(self.scaled, self.std, 1.0) + shift, dtype=np.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; floats survive exactly."""
+        return {
+            "method": "zscore",
+            "window": [str(d) for d in self.window],
+            "names": list(self.names),
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+            "scaled": self.scaled.tolist(),
+        }
+
+    @staticmethod
+    def read(path: Path) -> Scaler:
+        """Read what `to_dict` became."""
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            first, last = (date.fromisoformat(d) for d in tree["window"])
+            return Scaler(
+                tuple(tree["names"]),
+                np.array(tree["mean"], dtype=np.float64),
+                np.array(tree["std"], dtype=np.float64),
+                np.array(tree["scaled"], dtype=np.bool_),
+                (first, last),
+            )
+        except (OSError, KeyError, ValueError) as error:
+            raise StoreError(
+                f"{path}: missing or damaged ({error}). Run `echelon prepare`."
+            ) from None

@@ -1,0 +1,87 @@
+"""A run directory holds the resolved configuration, its hash, and where data and code came from.
+
+config.yaml     the resolved configuration: `--config run/config.yaml` makes the run again
+run.json        config hash, seed, data hash, code version, library versions, command
+prepared/       features and prices (`echelon prepare`)
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from echelon import __version__
+from echelon.config import Config, fingerprint, to_yaml
+from echelon.errors import StoreError
+from echelon.files import write_atomic
+
+_LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
+
+
+class RunDirectory:
+    """One run's directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, config: Config, command: str) -> RunDirectory:
+        """Make the directory (or take an existing one) and write down what runs in it."""
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"{path}: is a file. Name a directory for --output-dir.")
+        run = RunDirectory(path)
+        try:
+            write_atomic(path / "config.yaml", to_yaml(config))
+            run.note(
+                config_hash=fingerprint(config),
+                seed=config.seed,
+                command=command,
+                started=datetime.now(UTC).isoformat(timespec="seconds"),
+                echelon=__version__,
+                code=code_version(),
+                python=platform.python_version(),
+                platform=f"{sys.platform}-{platform.machine()}",
+                libraries={name: importlib.metadata.version(name) for name in _LIBRARIES},
+            )
+        except PermissionError as error:
+            raise StoreError(
+                f"{path}: cannot be written ({error.strerror}). Choose another --output-dir."
+            ) from None
+        return run
+
+    def note(self, **facts: Any) -> None:  # noqa: ANN401 (any JSON value)
+        """Add facts to run.json, replacing those of the same name."""
+        path = self.path / "run.json"
+        tree = self.facts() if path.exists() else {}
+        tree.update(facts)
+        write_atomic(path, json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says."""
+        path = self.path / "run.json"
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: missing or damaged ({error}). Start the run anew.") from None
+        if not isinstance(tree, dict):
+            raise StoreError(f"{path}: damaged (not a mapping). Start the run anew.")
+        return tree
+
+
+def code_version() -> str:
+    """The commit of the checkout the package runs from, marked if changed; else the version."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return __version__
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return __version__
+    return done.stdout.strip() or __version__

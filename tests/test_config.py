@@ -1,0 +1,176 @@
+"""The configuration: the two source files load as written, typos are caught, keys take effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.config import Config, fingerprint, load_config, to_yaml
+from echelon.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def test_every_shipped_config_loads() -> None:
+    files = sorted(CONFIGS.glob("*.yaml"))
+    assert {f.stem for f in files} >= {"qtmrl", "hierarchical", "demo"}
+    for file in files:
+        assert isinstance(load_config(file), Config)
+
+
+def test_qtmrl_loads_with_the_values_of_its_source() -> None:
+    config = load_config(CONFIGS / "qtmrl.yaml")
+    assert config.seed == 42
+    assert len(config.assets) == 16
+    assert (config.window, config.fee_rate, config.buy_pct, config.sell_pct) == (
+        20,
+        0.0005,
+        0.20,
+        0.50,
+    )
+    assert str(config.split.test[0]) == "2019-01-02"
+    indicators = config.features.indicators
+    assert indicators.sma == (10, 20, 50)
+    assert indicators.bbands == (20, 2.0)
+    assert indicators.supertrend == (10, 3.0)
+    assert config.train.lr_actor == 1e-5
+    assert config.train.total_env_steps == 1_000_000
+    assert config.eval.metrics == ("total_return", "sharpe", "volatility", "max_drawdown")
+
+
+def test_hierarchical_loads_with_the_values_of_its_source() -> None:
+    config = load_config(CONFIGS / "hierarchical.yaml")
+    assert (config.experts.n_experts, config.experts.skill_dim) == (5, 10)
+    assert config.experts.mi_reward_weight == 0.5
+    assert (config.meta_router.kl_lambda, config.meta_router.ent_coef) == (0.1, 0.01)
+    schedule = config.trainer.training_schedule
+    assert (schedule.router.freq, schedule.router.steps) == (10, 10_000)
+    assert (schedule.experts.freq, schedule.experts.steps) == (5, 5_000)
+    assert (schedule.population.freq, schedule.population.mutation_rate) == (20, 0.1)
+    assert config.trainer.diversity_threshold == 0.25
+
+
+def test_unknown_key_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"train: unknown key 'gama'; did you mean 'gamma'\?"):
+        load_config(overrides=["train.gama=0.9"])
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("window: -1\ntrain: {gama: 1}\nsplit: {train: [2001-01-01]}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    text = str(caught.value)
+    assert text.count(str(file)) >= 3
+    assert "window" in text
+    assert "gama" in text
+    assert "split.train" in text
+
+
+def test_override_wins_over_the_file() -> None:
+    config = load_config(CONFIGS / "qtmrl.yaml", ["train.gamma=0.9", "assets=[AAPL]"])
+    assert config.train.gamma == 0.9
+    assert config.assets == ("AAPL",)
+    assert config.train.entropy_coef == 0.05
+
+
+@pytest.mark.parametrize("item", ["train.gamma", "=1", "seed.x=1", "a: b=[", "train.gamma={"])
+def test_bad_override_is_refused(item: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("seed: 1\n")
+    with pytest.raises(ConfigError):
+        load_config(file, [item])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\nseed: 2\n", "given twice"),
+        ("- a\n- b\n", "expected `key: value` pairs"),
+        ("seed: [1\n", "not valid YAML"),
+        ("seed: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ],
+)
+def test_bad_yaml_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        load_config(file)
+
+
+def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: no such file"):
+        load_config(tmp_path / "nothing.yaml")
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_config(tmp_path)
+
+
+def test_overlapping_splits_are_refused() -> None:
+    spans = "{train: [2000-01-01, 2001-01-01], valid: [2000-06-01, 2002-01-01]}"
+    with pytest.raises(ConfigError, match="must follow one another"):
+        load_config(overrides=[f"split={spans}"])
+
+
+def test_scaler_fitted_elsewhere_than_on_train_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"normalization\.fit_on"):
+        load_config(overrides=["normalization.fit_on=all"])
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config().seed = 1  # type: ignore[misc]
+
+
+def test_every_field_is_documented_where_declared() -> None:
+    def undocumented(model: type, prefix: str = "") -> list[str]:
+        missing = []
+        for name, field in model.model_fields.items():  # type: ignore[attr-defined]
+            if not field.description:
+                missing.append(prefix + name)
+            if hasattr(field.annotation, "model_fields"):
+                missing += undocumented(field.annotation, f"{prefix}{name}.")
+        return missing
+
+    assert undocumented(Config) == []
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    window=st.integers(1, 500),
+    gamma=st.floats(0, 0.999),
+    sma=st.lists(st.integers(2, 300), max_size=4),
+    assets=st.lists(st.text("ABCDEFGHIJ.0123456789-", min_size=1), max_size=5, unique=True),
+)
+def test_resolved_yaml_loads_to_the_same_tree(
+    seed: int, window: int, gamma: float, sma: list[int], assets: list[str]
+) -> None:
+    config = Config.model_validate(
+        {
+            "seed": seed,
+            "window": window,
+            "train": {"gamma": gamma},
+            "assets": assets,
+            "features": {"indicators": {"sma": sma}},
+        }
+    )
+    again = Config.model_validate(yaml.safe_load(to_yaml(config)))
+    assert again == config
+    assert fingerprint(again) == fingerprint(config)
+
+
+@given(key=st.text("abcdefgh_", min_size=1, max_size=12))
+def test_no_unknown_key_is_ever_accepted(key: str) -> None:
+    if key in Config.model_fields:
+        return
+    with pytest.raises(ConfigError, match="unknown key"):
+        load_config(overrides=[f"{key}=1"])
+
+
+def test_fingerprint_sees_every_change() -> None:
+    base = fingerprint(load_config())
+    assert base == fingerprint(load_config())
+    assert base != fingerprint(load_config(overrides=["train.lr_actor=2e-5"]))
