@@ -1,0 +1,454 @@
+"""Which column is what, in English and in Chinese, and cells → canonical bars.
+
+1. `recognise` matches a file's columns to ours: the user's own map first, then aliases, blind to
+   case, spaces, underscores and full-width signs. A unit in brackets scales: 成交量(手) is ×100.
+2. `to_bars` converts a block of cells. A cell that cannot be read becomes a problem with its row
+   number, and its row is set aside; it is never an exception and never a silent null.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+import polars as pl
+
+from echelon.data.bars import conform
+from echelon.data.sources._tables import ROW, rejects
+from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
+from echelon.errors import InvalidDataError
+from echelon.types import Freq, Problem
+
+BARS: Mapping[str, str] = MappingProxyType(
+    {
+        "time": "ts datetime timestamp date_time bar_time dt 时间戳 日期时间",
+        # A time of day where a date stands beside it, else a whole time.
+        "clock": "time trade_time 时间 交易时间",
+        "date": "date trade_date trading_date trading_day day 日期 交易日期 交易日",
+        "symbol": "symbol ticker code ts_code stock_code sec_code secu_code wind_code instrument "
+        "order_book_id sid sec_id 代码 股票代码 证券代码 合约代码 指数代码 基金代码 合约 标的",
+        "open": "open open_price px_open 开盘 开盘价 今开 今开盘",
+        "high": "high high_price px_high 最高 最高价",
+        "low": "low low_price px_low 最低 最低价",
+        "close": "close close_price px_last last_price 收盘 收盘价 今收 今收盘",
+        "volume": "volume vol trade_volume share_volume 成交量 交易量 成交股数",
+        "amount": "amount money dollar_volume traded_value quote_volume turnover_value "
+        "成交额 成交金额 交易额 总成交额",
+        "factor": "factor adj_factor adjust_factor adjustment_factor cum_factor "
+        "复权因子 后复权因子 累计复权因子 前复权因子",
+        "adj_close": "adj_close adjusted_close adj_close_price close_adj "
+        "后复权收盘价 后复权收盘 复权收盘价 前复权收盘价 前复权收盘 后复权价",
+        "pre_close": "pre_close prev_close previous_close pre_close_price "
+        "前收盘 前收盘价 前收 昨收 昨收价 昨收盘 昨收盘价",
+        "st": "st is_st 是否st st标记",
+    }
+)
+"""Our name → aliases of a bar file's columns."""
+
+MEMBERS: Mapping[str, str] = MappingProxyType(
+    {
+        "symbol": BARS["symbol"],
+        "start": "start start_date in_date from date_added added 纳入日期 开始日期 调入日期",
+        "end": "end end_date out_date to until date_removed removed 剔除日期 结束日期 调出日期",
+    }
+)
+"""Our name → aliases of a membership file's columns."""
+
+FACTS: Mapping[str, str] = MappingProxyType(
+    {
+        "symbol": BARS["symbol"],
+        "listed": "listed list_date listing_date listed_date ipo_date 上市日期 上市日",
+        "delisted": "delisted delist_date delisting_date delisted_date "
+        "退市日期 退市日 终止上市日期",
+        "reason": "reason delist_reason 退市原因 原因",
+        "name": "name company_name sec_name 名称 股票名称 证券名称 简称 证券简称",
+    }
+)
+"""Our name → aliases of an instruments file's columns."""
+
+# "turnover" is a traded value at some vendors and a rate at others, beside a real amount.
+_WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
+_UNITS = {
+    **dict.fromkeys(("元", "股", "shares", "share", "cny", "rmb", "yuan"), 1.0),
+    **dict.fromkeys(("usd", "usdt", "eur", "gbp", "jpy", "hkd", "$", "¥"), 1.0),
+    **dict.fromkeys(("手", "lots", "lot"), 100.0),
+    **dict.fromkeys(("千元", "千股", "thousand", "thousands", "k"), 1e3),
+    **dict.fromkeys(("万元", "万股", "万"), 1e4),
+    **dict.fromkeys(("百万", "百万元", "百万股", "million", "millions", "m"), 1e6),
+    **dict.fromkeys(("亿元", "亿股", "亿"), 1e8),
+}
+_SCALED = frozenset(("volume", "amount"))
+_NUMBERS = ("open", "high", "low", "close", "volume", "amount", "factor", "adj_close", "pre_close")
+_MISSING = ("", "-", "--", "—", "——", "nan", "na", "n/a", "#n/a", "null", "none", "nat")
+_YES = ("1", "1.0", "true", "t", "yes", "y", "是", "st", "*st")
+_NO = ("0", "0.0", "false", "f", "no", "n", "否")
+_IGNORE = "ignore"
+# What the user's own map of a field makes superfluous: a whole time does without date and clock.
+_STAND_FOR = {
+    "time": ("time", "date", "clock"),
+    "date": ("time", "date"),
+    "clock": ("time", "clock"),
+}
+MAX_PROBLEMS = 10_000
+"""Problems spelled out for one piece; beyond it they are counted."""
+
+
+class Column(NamedTuple):
+    """A column of a file, what it is to us, and what its numbers are multiplied by."""
+
+    name: str
+    field: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class ColumnMap:
+    """What `recognise` found, by our names."""
+
+    by_field: Mapping[str, Column]
+
+    @property
+    def names(self) -> list[str]:
+        """The file's columns that are needed."""
+        return [c.name for c in self.by_field.values()]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of a bar beyond time and symbol, as in `SourceInfo.fields`."""
+        found = {f for f in self.by_field if f not in ("time", "clock", "date", "symbol")}
+        if "adj_close" in found:
+            found = (found - {"adj_close"}) | {"factor"}
+        return frozenset(found)
+
+
+def normalise(name: str) -> str:
+    """A column's name with everything that does not distinguish it removed.
+
+    >>> normalise("Adj Close*"), normalise("成交量（手）"), normalise("<TICKER>")
+    ('adjclose', '成交量(手)', 'ticker')
+    """
+    return re.sub(r"[\s_\-.<>\"'*\ufeff]", "", unicodedata.normalize("NFKC", name)).casefold()
+
+
+def recognise(
+    columns: Sequence[str],
+    *,
+    file: str,
+    own: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] = BARS,
+    required: Sequence[str] = ("time", "close"),
+) -> ColumnMap:
+    """Match `columns` to our fields; `own` (their name → ours, or "ignore") wins over aliases.
+
+    Raises `InvalidDataError` with everything that is wrong: a required field that no column
+    fills, two columns for one field, an entry of `own` that fits nothing.
+    """
+    problems: list[Problem] = []
+    mapped = _own_columns(columns, own or {}, aliases, file, problems)
+    settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
+    claims: dict[str, list[Column]] = {}
+    for name in dict.fromkeys(columns):
+        column = mapped.get(name) or _by_alias(name, columns, aliases)
+        if column is not None and column.field != _IGNORE:
+            if name not in mapped and column.field in settled:
+                continue  # the user's own map has that field already
+            claims.setdefault(column.field, []).append(column)
+            if columns.count(name) > 1:
+                claims[column.field].append(column)
+    if "time" in aliases:
+        _settle_times(claims)
+    for ours, found in claims.items():
+        if len(found) > 1:
+            names = " and ".join(repr(c.name) for c in found)
+            remedy = f"Map one of them to {_IGNORE!r} in data.columns, or remove it"
+            problems.append(Problem(file, None, ours, f"columns {names} both mean it", remedy))
+    have = {*claims, "time"} if "clock" in claims else set(claims)  # a date and a clock
+    absent = [ours for ours in required if ours not in have]
+    problems += [_missing(file, ours, columns, claims, aliases) for ours in absent]
+    if problems:
+        raise InvalidDataError(problems, f"{file}: the columns cannot be used")
+    return ColumnMap({ours: found[0] for ours, found in claims.items()})
+
+
+def _settle_times(claims: dict[str, list[Column]]) -> None:
+    """A lone date or clock column is the time; both together make one; a whole time wins."""
+    if "date" in claims and "clock" in claims:
+        claims.get("time", []).extend(claims["date"])  # date, clock and a whole time: too many
+        return
+    for part in ("date", "clock"):
+        claims.setdefault("time", []).extend(claims.pop(part, []))
+    if not claims["time"]:
+        del claims["time"]
+
+
+def _lookup(aliases: Mapping[str, str]) -> dict[str, str]:
+    table: dict[str, str] = {}
+    for ours, names in aliases.items():
+        table.update({normalise(n): ours for n in names.split()})
+    return table
+
+
+def _by_alias(name: str, columns: Sequence[str], aliases: Mapping[str, str]) -> Column | None:
+    table = _lookup(aliases)
+    base, scale = _split_unit(normalise(name))
+    ours = table.get(base)
+    if ours is None and base in _WEAK and _WEAK[base] in aliases:
+        ours = _WEAK[base]
+        if any(table.get(_split_unit(normalise(c))[0]) == ours for c in columns):
+            return None  # a better name is there
+    if ours is None or scale is None or (scale != 1.0 and ours not in _SCALED):
+        return None
+    return Column(name, ours, scale)
+
+
+def _split_unit(name: str) -> tuple[str, float | None]:
+    """Base name and scale; the scale is None where the unit is unknown."""
+    found = re.fullmatch(r"(.+?)[(\[/](.+?)[)\]]?", name)
+    if found is None:
+        return name, 1.0
+    return found[1], _UNITS.get(found[2])
+
+
+def _own_columns(
+    columns: Sequence[str],
+    own: Mapping[str, str],
+    aliases: Mapping[str, str],
+    file: str,
+    problems: list[Problem],
+) -> dict[str, Column]:
+    known = [*aliases, _IGNORE]
+    mapped = {}
+    for theirs, value in own.items():
+        name = theirs if theirs in columns else None
+        if name is None:
+            name = next((c for c in columns if normalise(c) == normalise(theirs)), None)
+        if name is None:
+            message = f"data.columns names {theirs!r}, but the columns are {_listed(columns)}"
+            problems.append(Problem(file, None, theirs, message, _did_you_mean(theirs, columns)))
+            continue
+        base, scale = _split_unit(value.strip().casefold())
+        if base not in known or scale is None or (scale != 1.0 and base not in _SCALED):
+            message = f"data.columns maps it to {value!r}, which is no field of ours"
+            hint = _did_you_mean(base, known)
+            remedy = f"{hint}. Ours are {', '.join(known)}; volume(lots) or amount(thousand) scale"
+            problems.append(Problem(file, None, theirs, message, remedy))
+            continue
+        mapped[name] = Column(name, base, scale)
+    return mapped
+
+
+def _missing(
+    file: str,
+    ours: str,
+    columns: Sequence[str],
+    claims: Mapping[str, list[Column]],
+    aliases: Mapping[str, str],
+) -> Problem:
+    taken = {c.name for found in claims.values() for c in found}
+    free = {normalise(c): c for c in columns if c not in taken}
+    names = [*aliases[ours].split(), *(aliases["date"].split() if ours == "time" else ())]
+    near = [
+        free[m]
+        for n in names
+        for m in difflib.get_close_matches(normalise(n), list(free), n=1, cutoff=0.6)
+    ]
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return Problem(
+        file,
+        None,
+        ours,
+        f"no column for it; found {_listed(columns)}; expected one of {', '.join(names[:8])} …",
+        f"{hint}Rename the column, or map it: data.columns: {{your_name: {ours}}}",
+    )
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else "Correct the name"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = ", ".join(columns[:20])
+    return shown + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
+
+
+@dataclass
+class Reader:
+    """Converts the pieces of one file. `file` names it in problems.
+
+    symbol: the symbol of every row where the file has no such column
+    pad_symbols: whole-number symbols are six-digit codes whose zeros were lost
+    """
+
+    columns: ColumnMap
+    file: str
+    freq: Freq
+    timezone: str
+    symbol: str | None = None
+    pad_symbols: bool = False
+    _aware: tuple[int, bool] | None = field(default=None, init=False)
+
+    def to_bars(self, piece: pl.DataFrame) -> Converted:
+        """Convert a block of cells (with `ROW`); time of day is kept even for daily bars."""
+        cells, name = self._time_cells(piece)
+        times = parse_times(cells, freq=self.freq, timezone=self.timezone)
+        unread = times["time"].is_null() & ~is_missing(cells)
+        checks = [_Check(name, cells, unread, "a time", f"Understood are {UNDERSTOOD}")]
+        out = {"row": piece[ROW], "time": times["time"], "symbol": self._symbols(piece)}
+        for ours, column in self.columns.by_field.items():
+            cells = piece[column.name]
+            if ours in _NUMBERS:
+                out[ours], unread = _numbers(cells, column.scale)
+                checks.append(_Check(column.name, cells, unread, "a number", "Write a number"))
+            elif ours == "st":
+                out[ours], unread = _flags(cells)
+                remedy = "Write 1 or 0, true or false, 是 or 否"
+                checks.append(_Check(column.name, cells, unread, "yes or no", remedy))
+        frame = pl.DataFrame(out)
+        if "adj_close" in out and "factor" not in out:
+            ratio = pl.col("adj_close") / pl.col("close")
+            frame = frame.with_columns(factor=pl.when(pl.col("close") > 0).then(ratio))
+        mixed, problems = self._mixed_zones(piece[ROW], times["aware"], name)
+        for check in checks:
+            problems += self._problems(piece[ROW], check)
+        bad = pl.select(pl.any_horizontal(mixed, *[c.unread for c in checks])).to_series()
+        rejected = self._rejected(piece, bad, mixed, checks)
+        return Converted(conform(frame.filter(~bad)), problems, rejected)
+
+    def _time_cells(self, piece: pl.DataFrame) -> tuple[pl.Series, str]:
+        fields = self.columns.by_field
+        if "date" in fields:
+            date, clock = fields["date"].name, fields["clock"].name
+            return join_clock(piece[date], piece[clock]), f"{date} {clock}"
+        return piece[fields["time"].name], fields["time"].name
+
+    def _symbols(self, piece: pl.DataFrame) -> pl.Series:
+        column = self.columns.by_field.get("symbol")
+        if column is None:
+            return pl.Series([self.symbol], dtype=pl.String).new_from_index(0, piece.height)
+        cells = piece[column.name]
+        text = cells.cast(pl.String).str.strip_chars()
+        if cells.dtype.is_integer() and self.pad_symbols:
+            text = text.str.zfill(6)
+        return pl.select(pl.when(text != "").then(text)).to_series()
+
+    def _problems(self, rows: pl.Series, check: _Check) -> list[Problem]:
+        """What to tell of the cells of a column that mean nothing."""
+        if not check.unread.any():
+            return []
+        wrong = pl.DataFrame([rows, check.cells.cast(pl.String).alias("cell")]).filter(check.unread)
+        if wrong.height == len(rows) > 1:
+            row, cell = wrong.row(0)
+            message = f"none of {len(rows)} cells can be read as {check.what}, the first: {cell!r}"
+            return [Problem(self.file, row, check.name, message, check.remedy)]
+        problems = [
+            Problem(
+                self.file, row, check.name, f"{cell!r} cannot be read as {check.what}", check.remedy
+            )
+            for row, cell in wrong.head(MAX_PROBLEMS).iter_rows()
+        ]
+        if wrong.height > MAX_PROBLEMS:
+            message = f"{wrong.height - MAX_PROBLEMS} more cells cannot be read as {check.what}"
+            problems.append(Problem(self.file, None, check.name, message, check.remedy))
+        return problems
+
+    def _mixed_zones(
+        self, rows: pl.Series, aware: pl.Series, name: str
+    ) -> tuple[pl.Series, list[Problem]]:
+        """Rows whose time has an offset while the file's first has none, or the reverse."""
+        if self._aware is None and aware.count():
+            first = int(aware.is_not_null().arg_max() or 0)
+            self._aware = int(rows[first]), bool(aware[first])
+        if self._aware is None:
+            return pl.repeat(False, len(rows), eager=True), []
+        first_row, first_aware = self._aware
+        mixed = (aware != first_aware).fill_null(False)
+        if not mixed.any():
+            return mixed, []
+        numbers = rows.filter(mixed)
+        said = ("no UTC offset", "a UTC offset")
+        message = (
+            f"mixed time zones: the time has {said[not first_aware]}, that of row {first_row} "
+            f"has {said[first_aware]} ({len(numbers)} such row(s))"
+        )
+        remedy = "Write every time with its offset, or every time in exchange-local time"
+        return mixed, [Problem(self.file, int(numbers[0]), name, message, remedy)]
+
+    def _rejected(
+        self, piece: pl.DataFrame, bad: pl.Series, mixed: pl.Series, checks: Sequence[_Check]
+    ) -> pl.DataFrame:
+        if not bad.any():
+            return rejects(self.file)
+        reasons = [pl.when(mixed).then(pl.lit("mixed time zones"))] + [
+            pl.when(c.unread).then(pl.format(f"{c.name}: {{}} cannot be read as {c.what}", cell))
+            for c in checks
+            for cell in [pl.lit(c.cells.cast(pl.String))]
+        ]
+        cells = pl.struct(pl.all().exclude(ROW)).struct.json_encode()
+        return piece.select(
+            file=pl.lit(self.file),
+            row=pl.col(ROW),
+            problem=pl.concat_str(reasons, separator="; ", ignore_nulls=True),
+            cells=cells,
+        ).filter(bad)
+
+
+class _Check(NamedTuple):
+    """A column's cells, which of them could not be read, as what, and the remedy."""
+
+    name: str
+    cells: pl.Series
+    unread: pl.Series
+    what: str
+    remedy: str
+
+
+class Converted(NamedTuple):
+    """Canonical bars of a piece, problems of cells, and the rows set aside for them."""
+
+    frame: pl.DataFrame
+    problems: list[Problem]
+    rejected: pl.DataFrame
+
+
+def is_missing(cells: pl.Series) -> pl.Series:
+    """Which cells are empty, or say in words that they are."""
+    if cells.dtype != pl.String:
+        return cells.is_null()
+    return cells.str.strip_chars().str.to_lowercase().is_in(_MISSING).fill_null(True)
+
+
+def _numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
+    """Float64 values, and which cells could not be read."""
+    if cells.dtype == pl.String:
+        text = cells.str.strip_chars()
+        if text.str.contains(",", literal=True).any():
+            grouped = text.str.contains(r"^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$")
+            text = text.zip_with(~grouped.fill_null(False), text.str.replace_all(",", ""))
+        values = text.cast(pl.Float64, strict=False)
+        if values.null_count() or values.is_nan().any():
+            missing = is_missing(cells)
+            values = values.set(missing, None)
+            bad = values.is_null() & ~missing
+        else:
+            bad = pl.repeat(False, len(cells), eager=True)
+    else:
+        values = cells.cast(pl.Float64, strict=False)
+        if cells.dtype == pl.Float32:
+            # 24.37 stored as float32 is 24.370001…; seven digits are all it ever held.
+            values = values.round_sig_figs(7)
+        bad = values.is_null() & cells.is_not_null()
+    return (values * scale if scale != 1.0 else values), bad
+
+
+def _flags(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
+    """Boolean values, and which cells could not be read."""
+    text = cells.cast(pl.String).str.strip_chars().str.to_lowercase()
+    yes, no = text.is_in(_YES), text.is_in(_NO)
+    values = pl.select(pl.when(yes).then(True).when(no).then(False)).to_series()
+    return values, values.is_null() & ~is_missing(text)

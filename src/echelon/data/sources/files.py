@@ -1,0 +1,346 @@
+"""Bars from CSV and Parquet files: one long file, or a directory of one file per symbol.
+
+1. Every file is read once as a stream (`_tables.inspect`): hash, encoding, columns. All files
+   that cannot be used are named together.
+2. Columns are recognised (`_columns.recognise`); every file must offer the same fields.
+3. Calendar, time zone and price basis are settled, from the options or from a first look.
+4. `frames` reads block by block; cells that mean nothing are set aside with their row numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import polars as pl
+
+from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
+from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._columns import ColumnMap, Reader, recognise
+from echelon.data.sources._side_files import read_benchmark, read_instruments, read_membership
+from echelon.data.sources._tables import (
+    PARQUET_SUFFIXES,
+    TEXT_SUFFIXES,
+    FileFacts,
+    inspect,
+    pieces,
+    rejects,
+    stem_of,
+    suffix_of,
+)
+from echelon.errors import InvalidDataError, SourceError
+from echelon.types import Freq, PriceBasis, Problem
+
+__all__ = [
+    "CsvSource",
+    "ParquetSource",
+    "read_benchmark",
+    "read_instruments",
+    "read_membership",
+]
+
+_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+_A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)
+_A_SHARE_NUMBER = re.compile(r"(?:00|30|60|68|20|90|43|83|87|92)\d{4}")
+# Only BTC is safe without its counter currency: ETH, SOL and others are, or were, stock tickers.
+_COIN = re.compile(
+    r"X?BTC.*|[A-Z0-9]{2,10}[-_/]?(?:USDT|USDC|BUSD|PERP)|[A-Z0-9]{2,10}[-_/](?:USD|BTC|ETH)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    facts: FileFacts
+    columns: ColumnMap
+
+
+class _FileSource(SourceDefaults):
+    """What CSV and Parquet have in common: everything but the suffixes.
+
+    path: a file, a directory (searched with its subdirectories) or a pattern such as data/*.csv
+    columns: your column name → ours, or → "ignore"
+    price_basis: "auto" is raw where there is a pre_close or a factor column, split_adjusted
+        where there is an adj_close, otherwise adjusted
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    other: ClassVar[str]
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        freq: Freq,
+        calendar: str = "auto",
+        timezone: str | None = None,
+        columns: Mapping[str, str] = _NO_COLUMNS,
+        price_basis: PriceBasis | Literal["auto"] = "auto",
+        benchmark: str | None = None,
+        benchmark_path: Path | None = None,
+        universe: Path | None = None,
+        instruments: Path | None = None,
+    ) -> None:
+        self._path = path
+        self._freq = freq
+        self._calendar_wanted = calendar
+        self._timezone_wanted = timezone
+        self._own = dict(columns)
+        self._basis_wanted = price_basis
+        self._benchmark = benchmark
+        self._benchmark_path = benchmark_path
+        self._universe = universe
+        self._instruments = instruments
+        self._problems: list[Problem] = []
+        self._rejected: list[pl.DataFrame] = []
+
+    def info(self) -> SourceInfo:
+        """Describe the data; reads the bytes of every file once, for the fingerprint."""
+        return self._info
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Yield the files' bars block by block, in the order of the files."""
+        del since  # a file is read whole: what it says about the past may have changed
+        info = self._info
+        self._problems, self._rejected = [], []
+        for file in self._files:
+            yield from self._read(file, info.calendar, info.timezone)
+
+    def problems(self) -> list[Problem]:
+        """Lines and cells that could not be read, after `frames`."""
+        return list(self._problems)
+
+    def rejected(self) -> pl.DataFrame:
+        """The rows of `problems`, as they stood: file, row, problem, cells."""
+        return pl.concat([rejects(str(self._path)), *self._rejected])
+
+    def instruments(self) -> pl.DataFrame | None:
+        """Facts from the instruments file, if one was named."""
+        return None if self._instruments is None else read_instruments(self._instruments)
+
+    def membership(self) -> pl.DataFrame | None:
+        """Intervals from the universe file, if one was named."""
+        return None if self._universe is None else read_membership(self._universe)
+
+    def benchmark(self) -> pl.DataFrame | None:
+        """The benchmark from its own file, if one was named."""
+        if self._benchmark_path is None:
+            if self._benchmark is not None:
+                raise SourceError(
+                    f"benchmark {self._benchmark!r} has no file. Set data.benchmark_path to the "
+                    "CSV or Parquet file of index bars."
+                )
+            return None
+        return read_benchmark(
+            self._benchmark_path,
+            self._benchmark,
+            freq=self._freq,
+            timezone=self._info.timezone,
+            own=self._own,
+        )
+
+    def _read(self, file: _File, calendar: str, timezone: str) -> Iterator[RawFrame]:
+        origin = str(file.facts.path)
+        reader = self._reader(file, timezone, pad_symbols=calendar == "XSHG")
+        for piece in pieces(file.facts, file.columns.names):
+            bars, problems, rejected = reader.to_bars(piece.frame)
+            self._problems += [*piece.problems, *problems]
+            self._rejected += [r for r in (piece.rejected, rejected) if r.height]
+            if bars.height:
+                yield RawFrame(self._whole_days(bars, origin), origin)
+
+    def _reader(self, file: _File, timezone: str, *, pad_symbols: bool) -> Reader:
+        path = file.facts.path
+        return Reader(
+            file.columns, str(path), self._freq, timezone, stem_of(path), pad_symbols=pad_symbols
+        )
+
+    def _whole_days(self, bars: pl.DataFrame, origin: str) -> pl.DataFrame:
+        """Put daily bars at midnight; refuse a file whose bars are of another length."""
+        day = pl.col("time").dt.truncate("1d")
+        at_midnight = bars.select((pl.col("time") == day).all()).item()
+        if self._freq != "1d":
+            if at_midnight and bars["time"].n_unique() > 1:
+                raise SourceError(
+                    f"{origin}: the times have no time of day, but data.freq is {self._freq}. "
+                    "Set data.freq: 1d, or give the file of intraday bars."
+                )
+            return bars
+        if at_midnight:
+            return bars
+        several = bars.group_by(day.alias("day"), "symbol").agg(n=pl.col("time").n_unique())
+        if (several["n"] > 1).any():
+            row = several.filter(pl.col("n") > 1).sort("day", "symbol").row(0)
+            raise SourceError(
+                f"{origin}: {row[1]} has {row[2]} bars at different times on {row[0]:%Y-%m-%d}, "
+                "but data.freq is 1d. Set data.freq: 1min or 5min, or give the file of daily bars."
+            )
+        return bars.with_columns(time=day)
+
+    @cached_property
+    def _files(self) -> tuple[_File, ...]:
+        files: list[_File] = []
+        unusable: list[str] = []
+        problems: list[Problem] = []
+        for path in self._paths():
+            try:
+                facts = inspect(path)
+                columns = recognise(facts.columns, file=str(path), own=self._own)
+                files.append(_File(facts, columns))
+            except SourceError as error:
+                unusable.append(str(error))
+            except InvalidDataError as error:
+                problems += error.problems
+        if unusable:
+            raise SourceError("\n".join(unusable))
+        problems += _uneven(files)
+        if problems:
+            raise InvalidDataError(problems, f"{self._path}: the columns cannot be used")
+        return tuple(files)
+
+    def _paths(self) -> list[Path]:
+        path = self._path
+        if path.is_file():
+            if suffix_of(path, self.suffixes) is None:
+                raise SourceError(
+                    f"{path}: a {self.name} file is expected, named {' or '.join(self.suffixes)}. "
+                    f"Use data.source: {self.other}, or rename the file."
+                )
+            return [path]
+        found = _matching(path)
+        if found is None:
+            raise SourceError(
+                f"{path}: does not exist. Check data.path (relative to {Path.cwd()})."
+            )
+        files = sorted(f for f in found if f.is_file() and suffix_of(f, self.suffixes))
+        if not files:
+            raise SourceError(
+                f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Check data.path "
+                f"and data.source."
+            )
+        return files
+
+    @cached_property
+    def _info(self) -> SourceInfo:
+        calendar = self._calendar_wanted
+        if calendar == "auto":
+            calendar = self._guess_calendar()
+        return SourceInfo(
+            name=self.name,
+            freq=self._freq,
+            calendar=calendar,
+            timezone=self._timezone_wanted or timezone_of(calendar),
+            price_basis=self._price_basis(),
+            fields=self._files[0].columns.fields,
+            fingerprint=self._fingerprint(calendar),
+        )
+
+    def _price_basis(self) -> PriceBasis:
+        if self._basis_wanted != "auto":
+            return self._basis_wanted
+        have = self._files[0].columns.by_field
+        if "pre_close" in have or "factor" in have:
+            return "raw"
+        return "split_adjusted" if "adj_close" in have else "adjusted"
+
+    def _guess_calendar(self) -> str:
+        """A-share codes → XSHG; coins, or bars at week-ends → 24/7; otherwise XNYS."""
+        file = self._files[0]
+        reader = self._reader(file, "UTC", pad_symbols=False)
+        first = next(pieces(file.facts, file.columns.names), None)
+        if first is None:
+            return "XNYS"
+        sample, bars = first.frame, reader.to_bars(first.frame).frame
+        symbols = bars["symbol"].drop_nulls().unique().to_list()
+        if "symbol" not in file.columns.by_field:
+            symbols = [stem_of(f.facts.path) for f in self._files]
+        elif sample[file.columns.by_field["symbol"].name].dtype.is_integer():
+            codes = [s.zfill(6) for s in symbols]
+            return "XSHG" if _mostly(_A_SHARE_NUMBER, codes) else "XNYS"
+        if _mostly(_A_SHARE, symbols):
+            return "XSHG"
+        if _mostly(_COIN, symbols) or _round_the_clock(bars["time"].drop_nulls(), self._freq):
+            return ROUND_THE_CLOCK
+        return "XNYS"
+
+    def _fingerprint(self, calendar: str) -> str:
+        options = {
+            "freq": self._freq,
+            "calendar": calendar,
+            "timezone": self._timezone_wanted,
+            "columns": self._own,
+            "price_basis": self._price_basis(),
+            "benchmark": self._benchmark,
+            "files": [[stem_of(f.facts.path), f.facts.digest] for f in self._files],
+            "beside": [
+                None if path is None else inspect(path).digest
+                for path in (self._benchmark_path, self._universe, self._instruments)
+            ],
+        }
+        return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+
+
+class CsvSource(_FileSource):
+    """Text files: comma, tab, semicolon or bar separated; UTF-8, UTF-16 or GBK; gz or plain."""
+
+    name = "csv"
+    suffixes = TEXT_SUFFIXES
+    other = "parquet"
+
+
+class ParquetSource(_FileSource):
+    """Parquet files."""
+
+    name = "parquet"
+    suffixes = PARQUET_SUFFIXES
+    other = "csv"
+
+
+def _matching(path: Path) -> Iterable[Path] | None:
+    """Files below a directory or of a pattern; None where there is neither."""
+    if path.is_dir():
+        return path.rglob("*")
+    wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
+    if not wild:
+        return None
+    return Path(*path.parts[: wild[0]]).glob("/".join(path.parts[wild[0] :]))
+
+
+def _uneven(files: Iterable[_File]) -> list[Problem]:
+    """Files that lack a field which others have: their bars would be half empty."""
+    files = list(files)
+    union = frozenset[str]().union(*(f.columns.fields for f in files))
+    return [
+        Problem(
+            str(file.facts.path),
+            None,
+            lacking,
+            "the file has no such column, others beside it have",
+            "Add the column, or map it to 'ignore' in data.columns",
+        )
+        for file in files
+        for lacking in sorted(union - file.columns.fields)
+    ]
+
+
+def _mostly(pattern: re.Pattern[str], symbols: Iterable[str]) -> bool:
+    hits = [pattern.fullmatch(s) is not None for s in symbols]
+    return bool(hits) and sum(hits) >= 0.9 * len(hits)
+
+
+def _round_the_clock(times: pl.Series, freq: Freq) -> bool:
+    """Bars at week-ends as on other days, or within a few days at nearly every hour."""
+    days = times.dt.date().unique()
+    if len(days) >= 7:
+        return bool((days.dt.weekday() >= 6).mean() > 0.2)  # type: ignore[operator]
+    return freq != "1d" and times.dt.hour().n_unique() >= 23

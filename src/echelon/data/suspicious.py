@@ -1,0 +1,162 @@
+"""What is not wrong with bars but looks odd: warnings for `echelon data check`.
+
+Prices that jump without a corporate action, prices that stand still, sessions without a single
+bar, factors anchored at the end of history, and volumes in lots or thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime
+from datetime import time as time_of_day
+
+import polars as pl
+
+from echelon.data import calendars
+from echelon.data.bars import SourceInfo
+from echelon.types import Problem
+
+JUMP = 0.5
+"""A one-bar total return beyond this, up or down, is worth a look."""
+STALE = 20
+"""So many bars in a row with the same close are worth a look."""
+_SHOWN = 100
+_MIDNIGHT = time_of_day(0)
+_ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better than this
+
+
+def suspicious(frame: pl.DataFrame, info: SourceInfo, origin: str = "") -> list[Problem]:
+    """Warnings about bars that passed `validate`; `origin` names them, by default the source.
+
+    frame: columns of `bars.SCHEMA`; `row`, where there is one, is reported.
+    """
+    if frame.is_empty():
+        return []
+    if "row" not in frame.columns:
+        frame = frame.with_columns(row=pl.lit(None, dtype=pl.Int64))
+    frame = frame.sort("symbol", "time")
+    origin = origin or info.name
+    return [
+        *_jumps(frame, origin),
+        *_stale(frame, origin),
+        *_end_anchored(frame, origin),
+        *_holes(frame, origin, info),
+        *_units(frame, origin, info),
+    ]
+
+
+def _warn(origin: str, row: int | None, field: str, message: str, remedy: str) -> Problem:
+    return Problem(origin, row, field, message, remedy, severity="warning")
+
+
+def _shown(time: datetime) -> str:
+    return f"{time:%Y-%m-%d}" if time.time() == _MIDNIGHT else f"{time:%Y-%m-%d %H:%M}"
+
+
+def _jumps(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    """Total returns beyond ±50 % in a bar: an unmarked split, a wrong digit, or news."""
+    level = pl.col("close") * pl.col("factor").fill_null(1.0)
+    # A reference price tells of an ex-right day where there is no factor.
+    reference = pl.col("pre_close").is_not_null() & pl.col("factor").is_null()
+    change = (
+        pl.when(reference)
+        .then(pl.col("close") / pl.col("pre_close"))
+        .otherwise(level / level.shift(1).over("symbol"))
+        - 1
+    )
+    first = pl.col("time") == pl.col("time").first().over("symbol")
+    found = frame.select("row", "symbol", "time", change=pl.when(~first).then(change)).filter(
+        pl.col("change").abs() > JUMP
+    )
+    for row, symbol, time, value in found.head(_SHOWN).iter_rows():
+        message = f"{symbol} moves {value:+.0%} in the bar of {_shown(time)}, its factor included"
+        remedy = "Check for a split or a wrong digit; give a factor or adj_close column"
+        yield _warn(origin, row, "close", message, remedy)
+    if found.height > _SHOWN:
+        message = f"{found.height - _SHOWN} more bars move beyond ±{JUMP:.0%}"
+        yield _warn(origin, None, "close", message, "Check for splits that are not marked")
+
+
+def _stale(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    """Runs of one price: a halted or dead symbol that is filled forward, or a cheap one."""
+    runs = (
+        frame.with_columns(run=pl.struct("symbol", "close").rle_id())
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.col("symbol", "row", "close", "time").first(),
+            last=pl.col("time").last(),
+            bars=pl.len(),
+        )
+        .filter(pl.col("bars") > STALE)
+    )
+    columns = ("row", "symbol", "close", "time", "last", "bars")
+    for row, symbol, close, start, end, bars in runs.head(_SHOWN).select(columns).iter_rows():
+        span = f"{_shown(start)} to {_shown(end)}"
+        message = f"{symbol} closes at {close} for {bars} bars in a row, {span}"
+        remedy = "If these days are a suspension that was filled forward, remove the rows"
+        yield _warn(origin, row, "close", message, remedy)
+    if runs.height > _SHOWN:
+        message = f"{runs.height - _SHOWN} more runs of over {STALE} bars at one price"
+        yield _warn(origin, None, "close", message, "Remove rows that were filled forward")
+
+
+def _end_anchored(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    """Factors that run up to 1 at the end, or on the day of the download after it.
+
+    Prices scaled by them carry later splits and dividends into the past.
+    """
+    factors = (
+        frame.drop_nulls("factor")
+        .group_by("symbol")
+        .agg(first=pl.col("factor").first(), top=pl.col("factor").max())
+    )
+    below = factors.filter(pl.col("first") < 1 - _ANCHOR_TOLERANCE)
+    if below.is_empty() or (factors["top"] > 1 + _ANCHOR_TOLERANCE).any():
+        return
+    message = (
+        f"the factors are anchored at the end (1 on the last day or later, under 1 before, for "
+        f"{below.height} of {factors.height} symbols): past levels would tell of later splits and "
+        "dividends"
+    )
+    yield _warn(origin, None, "factor", message, "Nothing need be done: import re-anchors them")
+
+
+def _holes(frame: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
+    """Sessions between the first and the last bar on which no symbol has one."""
+    if info.calendar == calendars.FROM_DATA:
+        return
+    days = frame["time"].dt.date().unique()
+    first, last = days.min(), days.max()
+    assert isinstance(first, date)
+    assert isinstance(last, date)
+    known = pl.Series(calendars.sessions(info.calendar, first, last)).cast(pl.Date)
+    empty = known.filter(~known.is_in(days.implode()))
+    if empty.is_empty():
+        return
+    shown = ", ".join(str(d) for d in empty.head(5)) + (" …" if len(empty) > 5 else "")
+    message = (
+        f"{len(empty)} of {len(known)} sessions of {info.calendar} have no bar of any symbol: "
+        f"{shown}"
+    )
+    remedy = "Get the missing days, or set data.calendar if the exchange was closed on them"
+    yield _warn(origin, None, "time", message, remedy)
+
+
+def _units(frame: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
+    """Volume and amount in different units: their ratio must be a price of that day."""
+    if info.price_basis != "raw":
+        return
+    traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
+    ratio = traded.select((pl.col("amount") / pl.col("volume") / pl.col("close")).median()).item()
+    if ratio is None or 0.5 < ratio < 2:
+        return
+    likely = {
+        100.0: "volume seems to be in lots of 100: map it to volume(lots)",
+        0.001: "amount seems to be in thousands: map it to amount(thousand)",
+        0.1: "volume seems to be in lots and amount in thousands: map them to volume(lots) and "
+        "amount(thousand)",
+    }
+    guess = next((text for r, text in likely.items() if 0.7 * r < ratio < 1.4 * r), None)
+    message = f"amount / volume is {ratio:.3g} times the close in the median; it should be about 1"
+    remedy = f"{guess or 'Check the units of the two'} (data.columns)".capitalize()
+    yield _warn(origin, None, "volume, amount", message, remedy)

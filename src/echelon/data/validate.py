@@ -1,0 +1,437 @@
+"""Judging rows: which bars can be stored, and everything that is wrong with the others.
+
+`validate` looks at one piece of a source and lists all problems at once:
+
+1. rules on a single row (missing, non-positive, high below low, outside the range, negative);
+2. rules on the rows of a piece (duplicates, order);
+3. the clock: sessions of the calendar, the grid of the bar length, trading hours.
+
+A row that breaks a rule goes to `bad` with its reasons. Where a whole file is off (the calendar,
+the time zone, the bar length) there is one problem for all its rows, not one for each.
+Warnings leave their rows in `good`. What is not wrong but looks odd is `data.suspicious`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import NamedTuple
+
+import polars as pl
+
+from echelon.data import calendars
+from echelon.data.bars import PRICES, RawFrame, SourceInfo
+from echelon.data.suspicious import suspicious
+from echelon.types import Problem
+
+__all__ = ["MAX_PROBLEMS", "Validated", "suspicious", "validate"]
+
+MAX_PROBLEMS = 10_000
+"""Problems spelled out for one piece; the rest are counted. Bad rows are all in `bad`."""
+
+_TOLERANCE = 1e-4  # adjusted prices are rounded by their vendors, each by itself
+_TOO_MANY = 0.01  # a share of days, or bars, that no longer looks like slips in single rows
+_FEW = 3
+_MEND = "Correct the row, or set it aside with --quarantine"
+_CALENDARS = ("XNYS", "XSHG", "XHKG", "XLON", "XTKS", "XETR", "24/5", calendars.ROUND_THE_CLOCK)
+_ZONES = ("UTC", "America/New_York", "Asia/Shanghai", "Europe/London")
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """The outcome for one piece.
+
+    good: rows fit for the store, with `row`, in the order of the source
+    bad: the others, with a column `problem` that gives the reasons
+    problems: errors of the bad rows, errors of the file, and warnings
+    """
+
+    good: pl.DataFrame
+    bad: pl.DataFrame
+    problems: list[Problem]
+
+
+class _Rule(NamedTuple):
+    """Rows where `broken` holds are bad; `message` says why, `whole` is one problem for all."""
+
+    field: str
+    broken: pl.Expr
+    message: pl.Expr
+    remedy: str = _MEND
+    whole: Problem | None = None
+
+
+def validate(raw: RawFrame, info: SourceInfo) -> Validated:
+    """Judge the rows of one piece of a source."""
+    frame = raw.frame
+    if frame.is_empty():
+        return Validated(frame, frame.with_columns(problem=pl.lit("")), [])
+    frame = _with_twins(frame)
+    rules = [*_row_rules(info), *_duplicate_rules()]
+    clock_rules, warnings = _clock_rules(frame, raw.origin, info)
+    rules += clock_rules
+    checked = frame.with_columns(
+        r.broken.fill_null(False).alias(f"_broken{k}") for k, r in enumerate(rules)
+    )
+    flags = [f"_broken{k}" for k in range(len(rules))]
+    any_broken = pl.any_horizontal(flags)
+    columns = raw.frame.columns
+    wrong = checked.filter(any_broken)
+    if wrong.is_empty():
+        good, bad, errors = raw.frame, wrong.select(columns).with_columns(problem=pl.lit("")), []
+    else:
+        good = checked.filter(~any_broken).select(columns)
+        reasons = [pl.when(f).then(r.message) for f, r in zip(flags, rules, strict=True)]
+        wrong = wrong.with_columns(
+            problem=pl.concat_str(reasons, separator="; ", ignore_nulls=True)
+        )
+        bad = wrong.select(*columns, "problem")
+        errors = _spell_out(wrong, rules, flags, raw.origin)
+    return Validated(good, bad, [*errors, *warnings, *_order(frame, raw.origin)])
+
+
+def _spell_out(
+    wrong: pl.DataFrame, rules: Sequence[_Rule], flags: Sequence[str], origin: str
+) -> list[Problem]:
+    """One problem per broken rule and row, in the order of the rows, up to a limit."""
+    whole = [r.whole for r in rules if r.whole is not None]
+    found = [
+        wrong.filter(flag).select("row", number=pl.lit(k), text=rule.message)
+        for k, (flag, rule) in enumerate(zip(flags, rules, strict=True))
+        if rule.whole is None
+    ]
+    table = pl.concat(found).sort("row", "number", nulls_last=True)
+    single = [
+        Problem(origin, row, rules[k].field, text, rules[k].remedy)
+        for row, k, text in table.head(MAX_PROBLEMS).iter_rows()
+    ]
+    if table.height > MAX_PROBLEMS:
+        message = f"{table.height - MAX_PROBLEMS} more problems of the same kinds"
+        single.append(Problem(origin, None, None, message, _MEND))
+    return [*whole, *single]
+
+
+def _row_rules(info: SourceInfo) -> list[_Rule]:
+    """Rules that need only the row itself."""
+    rules = [
+        _Rule("time", pl.col("time").is_null(), pl.lit("the time is missing")),
+        _Rule("symbol", pl.col("symbol").is_null(), pl.lit("the symbol is missing")),
+    ]
+    prices = [p for p in PRICES if p in info.fields or p == "close"]
+    needed = [*prices, "factor"] if "factor" in info.fields else prices
+    for name in needed:
+        value = pl.col(name)
+        missing = value.is_null() | value.is_nan()
+        remedy = "Fill it in, remove the row (a bar that is not there is a suspension), or set it "
+        remedy += "aside with --quarantine"
+        rules.append(_Rule(name, missing, pl.lit(f"{name} is missing or NaN"), remedy))
+    for name in (*needed, "pre_close"):
+        value = pl.col(name)
+        rules.append(_Rule(name, value.is_infinite(), pl.lit(f"{name} is infinite")))
+        rules.append(_Rule(name, value <= 0, pl.format(f"{name} {{}} is not positive", value)))
+    for name in ("volume", "amount"):
+        value = pl.col(name)
+        odd = value.is_nan() | value.is_infinite()
+        rules.append(_Rule(name, odd, pl.format(f"{name} is {{}}, not a number", value)))
+        negative = (value < 0) & value.is_finite()
+        rules.append(_Rule(name, negative, pl.format(f"{name} {{}} is negative", value)))
+    return rules + _range_rules(prices)
+
+
+def _range_rules(prices: Sequence[str]) -> list[_Rule]:
+    """High, low and what must lie between them."""
+    if "high" not in prices or "low" not in prices:
+        return []
+    high, low = pl.col("high"), pl.col("low")
+    inverted = high < low * (1 - _TOLERANCE)
+    rules = [_Rule("high", inverted, pl.format("high {} is below low {}", high, low))]
+    for name in ("open", "close"):
+        if name in prices:
+            value = pl.col(name)
+            outside = (value > high * (1 + _TOLERANCE)) | (value < low * (1 - _TOLERANCE))
+            text = pl.format(f"{name} {{}} lies outside low {{}} to high {{}}", value, low, high)
+            rules.append(_Rule(name, outside & ~inverted & (low > 0), text))
+    return rules
+
+
+def _with_twins(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add, for rows whose time and symbol occur again, the first such row, and if all agree."""
+    again = frame.filter(pl.struct("time", "symbol").is_duplicated())
+    if again.is_empty():
+        return frame.with_columns(_twin=pl.lit(None, dtype=pl.Int64), _same=pl.lit(True))
+    values = pl.struct(pl.all().exclude("row", "time", "symbol"))
+    twins = again.group_by("time", "symbol").agg(
+        _twin=pl.col("row").first(), _same=values.n_unique() == 1
+    )
+    return frame.join(twins, on=["time", "symbol"], how="left", maintain_order="left")
+
+
+def _duplicate_rules() -> list[_Rule]:
+    """Equal copies: the first stays. Different ones: nobody knows which is right, so none does."""
+    known = pl.col("time").is_not_null() & pl.col("symbol").is_not_null()
+    later = known & (pl.col("row") != pl.col("_twin"))
+    same = pl.format("{} at {} repeats row {}", "symbol", pl.col("time").cast(pl.String), "_twin")
+    differs = pl.format(
+        "{} at {} is also in row {}, with other values",
+        "symbol",
+        pl.col("time").cast(pl.String),
+        "_twin",
+    )
+    first = known & ~pl.col("_same") & (pl.col("row") == pl.col("_twin"))
+    several = pl.format(
+        "{} at {} comes again below, with other values", "symbol", pl.col("time").cast(pl.String)
+    )
+    remedy = "Keep one of the rows, or set them aside with --quarantine"
+    return [
+        _Rule("time, symbol", later & pl.col("_same"), same, remedy),
+        _Rule("time, symbol", later & ~pl.col("_same"), differs, remedy),
+        _Rule("time, symbol", first, several, remedy),
+    ]
+
+
+def _order(frame: pl.DataFrame, origin: str) -> list[Problem]:
+    """A warning where time runs backwards within a symbol: the store sorts, the user may wonder."""
+    before = pl.col("time").shift(1).over("symbol")
+    wrong = frame.select("row", "symbol", "time", before=before).filter(
+        pl.col("time") < pl.col("before")
+    )
+    if wrong.is_empty():
+        return []
+    row, symbol, time, previous = wrong.row(0)
+    message = (
+        f"rows are not sorted: {symbol} goes from {previous} back to {time} "
+        f"({wrong.height} such step(s))"
+    )
+    remedy = "Nothing need be done: import sorts. If the order has a meaning, check the file"
+    return [Problem(origin, row, "time", message, remedy, severity="warning")]
+
+
+def _clock_rules(
+    frame: pl.DataFrame, origin: str, info: SourceInfo
+) -> tuple[list[_Rule], list[Problem]]:
+    """Rules on times: the grid of the bar length, the calendar's sessions, trading hours."""
+    times = frame["time"].drop_nulls()
+    if times.is_empty():
+        return [], []
+    rules = [_grid_rule(times, origin, info)]
+    if info.calendar in (calendars.FROM_DATA, calendars.ROUND_THE_CLOCK):
+        return rules, []
+    unknown, inside = _beyond_rule(times, info)
+    rules.append(unknown)
+    if inside.is_empty():
+        return rules, []
+    if info.freq == "1d":
+        rules.append(_session_rule(inside, origin, info))
+        return rules, []
+    off_hours, warnings = _hours_rules(inside, origin, info)
+    return [*rules, *off_hours], warnings
+
+
+def _grid_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
+    """Bars end on multiples of their length since midnight; daily ones are at midnight."""
+    step = info.freq.replace("min", "m")
+    off = pl.col("time") != pl.col("time").dt.truncate(step)
+    share = float((times != times.dt.truncate(step)).mean() or 0)  # type: ignore[arg-type]
+    whole = None
+    if share > _TOO_MANY and share * len(times) >= _FEW:
+        whole = Problem(
+            origin,
+            None,
+            "time",
+            f"{share:.0%} of the times are not on the grid of {info.freq} bars",
+            "Set data.freq to the length of the bars in the file; times are when a bar ends",
+        )
+    text = pl.format("{} is not on the grid of " + info.freq + " bars", _shown())
+    return _Rule("time", off, text, whole=whole)
+
+
+def _beyond_rule(times: pl.Series, info: SourceInfo) -> tuple[_Rule, pl.Series]:
+    """Days before or after all that the calendar knows, and the times within."""
+    first, last = calendars.bounds(info.calendar)
+    # One day less at each end: the sessions of some exchanges begin on the day before.
+    low = first + timedelta(days=1) if first else date(1900, 1, 1)
+    high = last if last else date(2200, 12, 31)
+    outside = ~pl.col("time").dt.date().is_between(low, high)
+    text = pl.format(
+        "{} is beyond the calendar " + f"{info.calendar}, which is known from {low} to {high}",
+        _shown(),
+    )
+    remedy = "Correct the date, install a newer exchange_calendars, or set data.calendar: data"
+    return _Rule("time", outside, text, remedy), times.filter(times.dt.date().is_between(low, high))
+
+
+def _session_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
+    days = times.dt.date().unique()
+    first, last = _span(days)
+    open_days = pl.Series(calendars.sessions(info.calendar, first, last)).cast(pl.Date)
+    closed = days.filter(~days.is_in(open_days.implode())).sort()
+    whole = None
+    if len(closed) >= _FEW and len(closed) > _TOO_MANY * len(days):
+        whole = _wrong_calendar(days, closed, origin, info.calendar)
+    off = pl.col("time").dt.date().is_in(closed.implode())
+    text = pl.format("{} is not a session of " + info.calendar, _shown())
+    remedy = "Correct the date, or set data.calendar to the exchange the bars come from"
+    return _Rule("time", off, text, remedy, whole)
+
+
+def _wrong_calendar(days: pl.Series, closed: pl.Series, origin: str, calendar: str) -> Problem:
+    """One problem for the file, naming the calendar that fits best."""
+    first, last = _span(days)
+    misfits = {}
+    for name in _CALENDARS:
+        reach = calendars.bounds(name)
+        if (reach.first and first < reach.first) or (reach.last and last > reach.last):
+            continue
+        known = pl.Series(calendars.sessions(name, first, last)).cast(pl.Date)
+        strangers = len(days.filter(~days.is_in(known.implode())))
+        # Bars on closed days count far more than sessions without a bar, which may be holes.
+        misfits[name] = 20 * strangers + len(known) - (len(days) - strangers)
+    best = min(misfits, key=misfits.__getitem__)
+    fits = f"{best} fits" if best != calendar else "no other that we tried fits better"
+    return Problem(
+        origin,
+        None,
+        "time",
+        f"the calendar looks wrong: {len(closed)} of {len(days)} days, the first {closed[0]}, are "
+        f"not sessions of {calendar}; {fits}",
+        f"Set data.calendar: {best if best != calendar else 'data'}",
+    )
+
+
+def _hours_rules(
+    times: pl.Series, origin: str, info: SourceInfo
+) -> tuple[list[_Rule], list[Problem]]:
+    """Intraday bars: on no session's day → bad; outside its hours → a warning, they may be real.
+
+    A session may begin on the day before (futures), so a bar belongs to the last session that
+    has opened.
+    """
+    distinct = times.unique().sort()
+    state = _place(distinct, info, info.timezone)
+    counts = times.value_counts(name="n").join(state, on="time")
+    n_all, n_closed = len(times), _sum(counts, pl.col("closed"))
+    n_outside = _sum(counts, pl.col("outside"))
+    whole = None
+    if n_closed + n_outside > _TOO_MANY * n_all and n_closed + n_outside >= _FEW:
+        whole = _wrong_zone(distinct, origin, info)
+        closed_days = state.filter("closed")["time"].dt.date().unique().sort()
+        days = distinct.dt.date().unique()
+        many = len(closed_days) >= _FEW and len(closed_days) > _TOO_MANY * len(days)
+        if whole is None and many:
+            whole = _wrong_calendar(days, closed_days, origin, info.calendar)
+    flagged = state.filter("closed" if whole is None else pl.col("closed") | pl.col("outside"))
+    off = pl.col("time").is_in(flagged["time"].implode())
+    text = pl.format("{} is not in a session of " + info.calendar, _shown())
+    remedy = "Correct the time, or set data.calendar to the exchange the bars come from"
+    rules = [_Rule("time", off, text, remedy, whole)]
+    if whole is not None:
+        return rules, []
+    warnings = [*_outside_hours(state, n_outside, origin, info), *_starts(state, origin)]
+    return rules, warnings
+
+
+def _place(times: pl.Series, info: SourceInfo, zone: str) -> pl.DataFrame:
+    """Where times, read in `zone`, stand in the calendar.
+
+    Returns time, closed (its day is no session), outside (the session is not trading then),
+    first and last (the bar ends with the opening, or with the close).
+    """
+    first, last = _span(times.dt.date())
+    reach = calendars.bounds(info.calendar)
+    margin = timedelta(days=7)  # the session of a bar on the first day may have begun before
+    begin = max(first - margin, reach.first) if reach.first else first - margin
+    end = min(last + margin, reach.last) if reach.last else last + margin
+    table = calendars.hours(info.calendar, begin, end, zone)
+    placed = (
+        times.alias("time")
+        .to_frame()
+        .join_asof(
+            table.sort("open"), left_on="time", right_on="open", strategy="backward", coalesce=False
+        )
+    )
+    time = pl.col("time")
+    trading = (time <= pl.col("close")).fill_null(False)
+    lunch = (time > pl.col("break_start")) & (time < pl.col("break_end"))
+    on_day = time.dt.date().is_in(table["session"].cast(pl.Date).implode())
+    return placed.select(
+        "time",
+        closed=~trading & ~on_day,
+        outside=(~trading & on_day) | lunch.fill_null(False),
+        first=(time == pl.col("open")).fill_null(False),
+        last=(time == pl.col("close")).fill_null(False),
+    )
+
+
+def _wrong_zone(times: pl.Series, origin: str, info: SourceInfo) -> Problem | None:
+    """One problem where the bars would lie within trading hours if read in another zone."""
+    for zone in _ZONES:
+        if zone == info.timezone:
+            continue
+        state = _place(times, info, zone)
+        if state.select((pl.col("closed") | pl.col("outside")).mean()).item() <= _TOO_MANY:
+            return Problem(
+                origin,
+                None,
+                "time",
+                f"the time zone looks wrong: the bars lie within the hours of {info.calendar} in "
+                f"{zone}, not in {info.timezone}",
+                f"Write the times with their offset, or set data.timezone: {zone}",
+            )
+    return None
+
+
+def _outside_hours(state: pl.DataFrame, count: int, origin: str, info: SourceInfo) -> list[Problem]:
+    if not count:
+        return []
+    first = state.filter("outside")["time"][0]
+    return [
+        Problem(
+            origin,
+            None,
+            "time",
+            f"{count} bar(s), the first at {first}, lie outside the trading hours of "
+            f"{info.calendar}",
+            "Remove them unless you mean to trade before and after hours",
+            severity="warning",
+        )
+    ]
+
+
+def _starts(state: pl.DataFrame, origin: str) -> list[Problem]:
+    """A warning where bars seem to be labelled by their start: they would be known too early."""
+    opening, closing = int(state["first"].sum()), int(state["last"].sum())
+    if opening < _FEW or closing > 0.1 * opening:
+        return []
+    return [
+        Problem(
+            origin,
+            None,
+            "time",
+            f"{opening} session(s) have a bar at the opening and {closing} one at the close: the "
+            "times look like the start of each bar",
+            "Echelon takes a time as the bar's end, when it became known: add one bar's length",
+            severity="warning",
+        )
+    ]
+
+
+def _span(days: pl.Series) -> tuple[date, date]:
+    first, last = days.min(), days.max()
+    assert isinstance(first, date)
+    assert isinstance(last, date)
+    return first, last
+
+
+def _sum(counts: pl.DataFrame, where: pl.Expr) -> int:
+    return int(counts.select(pl.col("n").filter(where).sum()).item())
+
+
+def _shown() -> pl.Expr:
+    """The time as a user would write it."""
+    midnight = pl.col("time") == pl.col("time").dt.truncate("1d")
+    return (
+        pl.when(midnight)
+        .then(pl.col("time").dt.strftime("%Y-%m-%d"))
+        .otherwise(pl.col("time").dt.strftime("%Y-%m-%d %H:%M:%S"))
+    )
