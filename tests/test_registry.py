@@ -344,6 +344,18 @@ def test_failed_load_leaves_the_decorator_outside_a_registry(tmp_path: Path) -> 
     np.testing.assert_array_equal(run(loose, simple([1, 2]))[:, 0], [1, 2])
 
 
+def test_factor_outside_a_file_is_identified_by_its_code() -> None:
+    def declare(shift: int) -> Feature:
+        body = {
+            1: lambda bars: np.array([c + 1 for c in bars.close]),
+            2: lambda bars: np.array([c + 2 for c in bars.close]),
+        }[shift]
+        return factor(lookback=1, names=("x",))(body)
+
+    assert declare(1).source_id == declare(1).source_id
+    assert declare(1).source_id != declare(2).source_id
+
+
 def test_factor_sees_only_the_fields_it_declared() -> None:
     @factor(lookback=1, needs=("close",))
     def sly(bars: Bars) -> Floats:

@@ -114,8 +114,9 @@ def rsi(period: int) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         out = _stack(talib.RSI(bars.close, period))
-        moved = np.flatnonzero(np.diff(bars.close))
-        out[period : moved[0] + 1 if moved.size else len(out)] = 50.0
+        if (bars.close[: period + 1] == bars.close[0]).all():
+            moved = np.flatnonzero(bars.close != bars.close[0])
+            out[period : moved[0] if moved.size else len(out)] = 50.0
         return out
 
     return _indicator((f"rsi_{period}",), (period,), period + 1, ("close",), compute)
@@ -177,11 +178,7 @@ def bbands(period: int, deviations: float) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         upper, mid, lower = talib.BBANDS(bars.close, period, float(deviations), float(deviations))
-        width = upper - lower
-        wide = width > FLAT_WIDTH * mid
-        percent = np.where(np.isnan(mid), np.nan, 0.5)
-        np.divide(bars.close - lower, width, out=percent, where=wide)
-        return _stack(lower, mid, upper, 100.0 * width / mid, percent)
+        return _kernels.bollinger(bars.close, lower, mid, upper, FLAT_WIDTH)
 
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
@@ -198,11 +195,8 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        conversion, base = _middle(bars, tenkan), _middle(bars, kijun)
-        spans = np.full((2, len(bars)), np.nan)
-        spans[0, kijun:] = 0.5 * (conversion + base)[:-kijun]
-        spans[1, kijun:] = _middle(bars, senkou)[:-kijun]
-        return _stack(conversion, base, *spans)
+        conversion, base, wide = (_middle(bars, period) for period in (tenkan, kijun, senkou))
+        return _kernels.ichimoku(conversion, base, wide, kijun)
 
     names = (
         f"ichimoku_tenkan_{tenkan}",

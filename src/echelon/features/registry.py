@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib.abc import SourceLoader
 from pathlib import Path
+from types import CodeType
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -221,6 +222,7 @@ def run(feature: Feature, bars: Bars, symbol: str = "") -> Floats:
     Rows before the lookback are NaN, whatever the feature put there; all others are finite.
     A broken promise is a FeatureError that names the factor, `symbol` and the first bad row.
     """
+    assert feature.lookback >= 1, f"{feature.names[0]} has a lookback of {feature.lookback}"
     who = f"factor {feature.names[0]!r}" + (f" on {symbol}" if symbol else "")
     try:
         values = np.asarray(feature.compute(bars))
@@ -237,7 +239,7 @@ def run(feature: Feature, bars: Bars, symbol: str = "") -> Floats:
             f"column per name ({', '.join(feature.names)})."
         )
     out = np.array(values, dtype=np.float64).reshape(shape)
-    warm = max(feature.lookback - 1, 0)
+    warm = feature.lookback - 1
     out[:warm] = np.nan
     finite = np.isfinite(out[warm:])
     if not finite.all():
@@ -334,10 +336,16 @@ def _check_declaration(
 
 
 def _code_id(compute: Compute) -> str:
-    """Identify a function declared outside a loaded file by its byte code and constants."""
+    """Identify a function declared outside a loaded file by its byte code."""
+
+    def parts(code: CodeType) -> tuple[object, ...]:
+        # A nested code object prints its address, which would differ in every process.
+        constants = [parts(c) if isinstance(c, CodeType) else c for c in code.co_consts]
+        return code.co_code, code.co_names, constants
+
     code = getattr(compute, "__code__", None)
-    parts = (code.co_code, repr(code.co_consts), code.co_names) if code is not None else ()
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    identity = parts(code) if isinstance(code, CodeType) else repr(type(compute))
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
