@@ -133,21 +133,25 @@ class SyntheticSource(SourceDefaults):
         return RawFrame(frame=conform(frame), origin=f"synthetic market, seed {self._seed}")
 
     def _to_frame(self, path: SymbolPath, bars: BarBlock) -> pl.DataFrame:
-        clock, per_day = self.market.clock, bars.close.shape[1]
+        clock = self.market.clock
         ends = clock.bar_ends(self._step)
         if self._freq == "1d":
             ends = np.zeros_like(ends)
+        # A session that closes early has fewer bars.
+        shown = clock.has_bar(bars.days, self._step)
         return pl.DataFrame(
             {
-                "time": (clock.midnights[bars.days][:, None] + ends).ravel(),
-                "open": bars.open.ravel() / TICKS_PER_UNIT,
-                "high": bars.high.ravel() / TICKS_PER_UNIT,
-                "low": bars.low.ravel() / TICKS_PER_UNIT,
-                "close": bars.close.ravel() / TICKS_PER_UNIT,
-                "volume": bars.lots.ravel() * 100.0,
-                "amount": bars.amount.ravel(),
-                "factor": np.repeat(path.factor[bars.days], per_day),
-                "pre_close": np.repeat(path.pre_ticks[bars.days] / TICKS_PER_UNIT, per_day),
+                "time": (clock.midnights[bars.days][:, None] + ends)[shown],
+                "open": bars.open[shown] / TICKS_PER_UNIT,
+                "high": bars.high[shown] / TICKS_PER_UNIT,
+                "low": bars.low[shown] / TICKS_PER_UNIT,
+                "close": bars.close[shown] / TICKS_PER_UNIT,
+                "volume": bars.lots[shown] * 100.0,
+                "amount": bars.amount[shown],
+                "factor": np.repeat(path.factor[bars.days], shown.sum(axis=1)),
+                "pre_close": np.repeat(
+                    path.pre_ticks[bars.days] / TICKS_PER_UNIT, shown.sum(axis=1)
+                ),
             }
         ).with_columns(symbol=pl.lit(self.market.symbols[path.n]))
 
@@ -190,11 +194,12 @@ class SyntheticSource(SourceDefaults):
         """Total-return level of the capitalisation-weighted index, at the end of each bar."""
         clock = self.market.clock
         if self._freq == "1d":
-            time, level = clock.midnights, index_levels(self.market, self._intervals)
-        else:
-            time = clock.midnights[:, None] + clock.bar_ends(self._step)
-            level = index_levels(self.market, self._intervals, self._step)
-        return pl.DataFrame({"time": time.ravel(), "close": level.ravel()})
+            level = index_levels(self.market, self._intervals)
+            return pl.DataFrame({"time": clock.midnights, "close": level})
+        time = clock.midnights[:, None] + clock.bar_ends(self._step)
+        level = index_levels(self.market, self._intervals, self._step)
+        shown = clock.has_bar(np.arange(self.market.n_days), self._step)
+        return pl.DataFrame({"time": time[shown], "close": level[shown]})
 
     def order_book(self, symbol: str, session: date) -> OrderBook:
         """Five levels of `symbol` at the end of each minute of `session`."""

@@ -60,8 +60,8 @@ def order_book(engine: MinuteEngine, symbol: str, day: int) -> OrderBook:
             f"{symbol} does not trade on {market.clock.sessions[day]}: it is suspended or not "
             "listed, so there is no order book"
         )
-    close = made.close[made.days == day][0]
-    minutes = len(close)
+    minutes = int(market.clock.open_minutes[day])
+    close = made.close[made.days == day][0, :minutes]
     rng = stream(market.seed, "synthetic", "book", n, day)
     # One minute's standard deviation in ticks sets the scale of the spread.
     root = np.sqrt(variance_profile(minutes))
@@ -82,7 +82,7 @@ def order_book(engine: MinuteEngine, symbol: str, day: int) -> OrderBook:
     calm = np.clip(market.sigma[n] / path.own_volatility[day], 0.25, 4.0)
     lots = 1.0 + np.floor(depth * calm * rng.gamma(2.0, 0.5, (minutes, 2, LEVELS)))
     return OrderBook(
-        time=market.clock.midnights[day] + market.clock.bar_ends(1),
+        time=market.clock.midnights[day] + market.clock.bar_ends(1)[:minutes],
         close=close / TICKS_PER_UNIT,
         bid_price=(bid[:, None] - offsets[:, 0]) / TICKS_PER_UNIT,
         bid_size=100.0 * lots[:, 0],

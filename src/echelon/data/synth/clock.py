@@ -7,11 +7,12 @@ from datetime import date, datetime, timedelta
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from echelon.data import calendars
 from echelon.errors import ConfigError
-from echelon.types import Times
+from echelon.types import Bools, Times
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,13 @@ class Clock:
     """The days and minutes a market trades, in the exchange's local time.
 
     sessions[T]: datetime64[D]
-    minute_ends[M]: minutes after midnight at which each minute bar ends
+    minute_ends[M]: minutes after midnight at which each minute bar of a regular session ends
+    open_minutes[T]: how many of them a session has, fewer than M where it closes early
     """
 
     sessions: NDArray[np.datetime64]
     minute_ends: NDArray[np.int64]
+    open_minutes: NDArray[np.int64]
     timezone: str
 
     @cached_property
@@ -36,6 +39,11 @@ class Clock:
         last = len(self.minute_ends)
         ends = np.minimum(np.arange(step, last + step, step), last) - 1
         return np.asarray(self.minute_ends[ends] * np.timedelta64(60_000_000, "us"))
+
+    def has_bar(self, days: NDArray[np.int64], step: int) -> Bools:
+        """Which bars of `step` minutes begin before the close of each of `days` [B]: [B, bars]."""
+        starts = np.arange(0, len(self.minute_ends), step)
+        return np.asarray(starts < self.open_minutes[days, None])
 
     def day_of(self, session: date) -> int | None:
         """Position of `session`, or None where the exchange is closed or nothing was made."""
@@ -58,11 +66,25 @@ def make_clock(calendar: str, start: date, n_days: int, minutes_per_day: int) ->
             f"data.synthetic.n_days is {n_days}, but {calendar} has only {len(sessions)} known "
             f"sessions from {start} on; take fewer days or an earlier data.synthetic.start"
         )
+    sessions = sessions[:n_days]
+    closes = _closes(calendar, sessions)
+    ends = _minute_ends(calendar, sessions[0].item().date(), minutes_per_day)
     return Clock(
-        sessions=sessions[:n_days].astype("datetime64[D]"),
-        minute_ends=_minute_ends(calendar, sessions[0].item().date(), minutes_per_day),
+        sessions=sessions.astype("datetime64[D]"),
+        minute_ends=ends,
+        open_minutes=np.maximum(np.searchsorted(ends, closes, side="right"), 1),
         timezone=calendars.timezone_of(calendar),
     )
+
+
+def _closes(calendar: str, sessions: Times) -> NDArray[np.int64]:
+    """Minutes after midnight at which each session closes, [T]."""
+    if calendar == calendars.ROUND_THE_CLOCK:
+        return np.full(len(sessions), 24 * 60)
+    first, last = (sessions[k].item().date() for k in (0, -1))
+    table = calendars.hours(calendar, first, last, calendars.timezone_of(calendar))
+    minutes = (pl.col("close") - pl.col("session")).dt.total_minutes()
+    return np.asarray(table.select(minutes).to_series().to_numpy(), dtype=np.int64)
 
 
 def _minute_ends(calendar: str, day: date, minutes_per_day: int) -> NDArray[np.int64]:

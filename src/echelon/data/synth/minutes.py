@@ -6,6 +6,8 @@
    move together inside the day as well.
 2. The high and the low of a minute are drawn from the law of a bridge's extremes.
 3. Volume follows a U over the session, and the size of the minute's move.
+4. A session that closes early is played faster. The minutes it lacks are placeholders, flat at
+   the close and without volume, that change no aggregate; `Clock.has_bar` tells them apart.
 
 Prices are whole ticks and volumes whole lots of 100 shares, so a minute's traded value is a whole
 number of currency units, and sums of them are exact in float64 in whatever order they are added.
@@ -63,19 +65,15 @@ def variance_profile(minutes: int) -> Floats:
 class MinuteEngine:
     """Makes the minute bars of any symbol in any block of sessions.
 
-    The factors' bridges are kept once made (17 kB per session of 240 minutes), as every
+    The factors' bridges are kept once made (23 kB per session of 240 minutes), as every
     symbol needs them again.
     """
 
     def __init__(self, market: Market) -> None:
         self.market = market
-        minutes = market.config.minutes_per_day
-        self._volume = volume_profile(minutes)
-        variance = variance_profile(minutes)
-        self._root = np.sqrt(variance)
-        self._clock = np.cumsum(variance)
-        self._clock[-1] = 1.0  # the bridge must end at zero exactly
+        self._minutes = market.config.minutes_per_day
         self._bridges: dict[tuple[str, int], Floats] = {}
+        self._profiles: dict[int, _Profile] = {}
 
     @property
     def n_blocks(self) -> int:
@@ -90,25 +88,35 @@ class MinuteEngine:
             return None
         market, n = self.market, path.n
         rng = stream(market.seed, "synthetic", "minutes", n, block)
-        shape = (BLOCK, len(self._root))
+        shape = (BLOCK, self._minutes)
         # Whole blocks are drawn, trading or not, so that no event shifts another day's numbers.
         rows = days - start
-        moves = rng.standard_normal(shape)[rows]
+        moves = rng.standard_normal(shape)
         up, down, size = (rng.standard_exponential(shape)[rows] for _ in range(3))
+        profile = self._profile(block)
         prices = self._prices(path, block, days, moves)
-        spread = np.outer(path.session_volatility[days], self._root)
+        spread = path.session_volatility[days, None] * profile.root[rows]
         before, after = prices[:, :-1], prices[:, 1:]
         bars = _round_bars(before, after, after * spread, up, down)
-        # The day's own open and close, rounded where the corporate actions were worked out.
-        bars.open[:, 0] = path.open_ticks[days]
-        bars.close[:, -1] = path.close_ticks[days]
-        np.maximum(bars.high, np.maximum(bars.open, bars.close), out=bars.high)
-        np.minimum(bars.low, np.minimum(bars.open, bars.close), out=bars.low)
-        lots = np.outer(path.lots[days], self._volume)
-        lots *= (0.35 + 0.65 * size) * (0.6 + 0.5 * np.abs(moves))
-        lots = np.floor(lots) + 1.0
+        self._pin(bars, path, days)
+        lots = path.lots[days, None] * profile.volume[rows]
+        lots *= (0.35 + 0.65 * size) * (0.6 + 0.5 * np.abs(moves[rows]))
+        lots = np.floor(lots) + (profile.volume[rows] > 0)
         typical = np.rint((bars.open + bars.high + bars.low + bars.close) / 4.0)
         return BarBlock(days, *bars, lots=lots, amount=typical * lots)
+
+    def _pin(self, bars: _Rounded, path: SymbolPath, days: Ints) -> None:
+        """Give days their own open and close, rounded where corporate actions were worked out."""
+        close = path.close_ticks[days]
+        bars.open[:, 0] = path.open_ticks[days]
+        bars.close[:, -1] = close
+        ends = self.market.clock.open_minutes[days]
+        for row in np.flatnonzero(ends < self._minutes):
+            bars.close[row, ends[row] - 1 :] = close[row]
+            for values in (bars.open, bars.high, bars.low):
+                values[row, ends[row] :] = close[row]
+        np.maximum(bars.high, np.maximum(bars.open, bars.close), out=bars.high)
+        np.minimum(bars.low, np.minimum(bars.open, bars.close), out=bars.low)
 
     def _prices(self, path: SymbolPath, block: int, days: Ints, moves: Floats) -> Floats:
         """Unrounded raw price, in ticks, at the open and at the end of each minute: [B, M+1]."""
@@ -117,25 +125,27 @@ class MinuteEngine:
         rows = days - block * BLOCK
         sector = int(market.sector[n])
         total = path.log_close[days] - path.log_open[days]
-        walk = total[:, None] * self._clock
+        walk = total[:, None] * self._profile(block).clock[rows]
         common = market.beta[n] * market.market.volatility[days]
         shared = market.sector_beta[n] * market.sectors[sector].volatility[days]
         tied = path.tied[days]
         walk += (inside * tied * common)[:, None] * self._bridge("market", block)[rows]
         walk += (inside * tied * shared)[:, None] * self._bridge(f"sector {sector}", block)[rows]
-        walk += (inside * path.own_volatility[days])[:, None] * self._to_bridge(moves)
+        own = self._to_bridge(moves, block)[rows]
+        walk += (inside * path.own_volatility[days])[:, None] * own
         start = path.log_open[days] - np.log(path.factor[days])
-        prices = np.empty((len(days), len(self._root) + 1))
+        prices = np.empty((len(days), self._minutes + 1))
         prices[:, 0] = start
         np.add(start[:, None], walk, out=prices[:, 1:])
         np.exp(prices, out=prices)
         prices *= TICKS_PER_UNIT
         return np.maximum(prices, FLOOR_TICKS, out=prices)
 
-    def _to_bridge(self, moves: Floats) -> Floats:
-        """Unit Brownian bridges [B,M] of standard normals [B,M]."""
-        walk = np.cumsum(moves * self._root, axis=1)
-        walk -= self._clock * walk[:, -1:]
+    def _to_bridge(self, moves: Floats, block: int) -> Floats:
+        """Unit Brownian bridges of standard normals, [BLOCK, M] both."""
+        profile = self._profile(block)
+        walk = np.cumsum(moves * profile.root, axis=1)
+        walk -= profile.clock * walk[:, -1:]
         return walk
 
     def _bridge(self, name: str, block: int) -> Floats:
@@ -143,9 +153,43 @@ class MinuteEngine:
         key = (name, block)
         if key not in self._bridges:
             rng = stream(self.market.seed, "synthetic", "bridge", name, block)
-            moves = rng.standard_normal((BLOCK, len(self._root)))
-            self._bridges[key] = self._to_bridge(moves)
+            moves = rng.standard_normal((BLOCK, self._minutes))
+            self._bridges[key] = self._to_bridge(moves, block)
         return self._bridges[key]
+
+    def _profile(self, block: int) -> _Profile:
+        """How the sessions of a block run."""
+        if block not in self._profiles:
+            ends = self.market.clock.open_minutes[block * BLOCK : (block + 1) * BLOCK]
+            # Days beyond the last are drawn but never shown.
+            ends = np.pad(ends, (0, BLOCK - len(ends)), constant_values=self._minutes)
+            self._profiles[block] = _session_profile(ends, self._minutes)
+        return self._profiles[block]
+
+
+def _session_profile(ends: Ints, minutes: int) -> _Profile:
+    """Profile of sessions that have `ends` [B] of the `minutes` of a regular one."""
+    within = np.arange(minutes) < ends[:, None]
+    variance = np.where(within, variance_profile(minutes), 0.0)
+    variance /= variance.sum(axis=1, keepdims=True)
+    volume = np.where(within, volume_profile(minutes), 0.0)
+    volume /= volume.sum(axis=1, keepdims=True)
+    clock = np.cumsum(variance, axis=1)
+    # A bridge must end at zero exactly, and stay there.
+    clock[np.arange(minutes) >= ends[:, None] - 1] = 1.0
+    return _Profile(clock, np.sqrt(variance), volume)
+
+
+class _Profile(NamedTuple):
+    """How the sessions of a block run, each [BLOCK, M].
+
+    clock: share of the session's variance up to the end of the minute, 1 from the close on
+    root: square root of the minute's share; volume: its share of the volume; 0 after the close
+    """
+
+    clock: Floats
+    root: Floats
+    volume: Floats
 
 
 class _Rounded(NamedTuple):
