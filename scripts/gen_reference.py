@@ -41,13 +41,20 @@ OTHER_EXITS = (
 
 
 def cell(text: str) -> str:
-    """Make `text` fit in one cell of a Markdown table."""
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    """Make `text` fit in one cell of a Markdown table, whatever is in it."""
+    parts = re.sub(r"\s+", " ", text).strip().split("`")
+    # Between backticks Markdown takes everything as it is; elsewhere a < would open a tag.
+    parts[::2] = [p.replace("<", "&lt;").replace("|", "\\|") for p in parts[::2]]
+    return "`".join(parts)
 
 
 def code(text: str) -> str:
-    """Set `text` as code in a table; empty stays empty."""
-    return f"`{cell(text)}`" if text else ""
+    """Set `text` as code in a table; empty stays empty.
+
+    Renderers disagree about a | in the code of a table, so alternatives get a / instead.
+    """
+    plain = re.sub(r"\s+", " ", text).strip().replace("|", "/")
+    return f"`{plain}`" if plain else ""
 
 
 def cli_page(application: typer.Typer = app, name: str = "echelon") -> str:
