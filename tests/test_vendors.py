@@ -115,6 +115,14 @@ class YFRateLimitError(Exception):
     """Stands in for the library's class."""
 
 
+class HTTPError(OSError):
+    """Stands in for the class of requests and of curl_cffi: it carries the response."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP Error {status}")
+        self.response = SimpleNamespace(status_code=status)
+
+
 class Naps:
     """Stands in for time.sleep."""
 
@@ -332,6 +340,17 @@ def test_yfinance_says_what_yahoo_said() -> None:
         only(yahoo(Yahoo(YFPricesMissingError("No data found, symbol may be delisted")), "NOPE"))
     with pytest.raises(SourceError, match="Yahoo knows no such symbol"):
         only(yahoo(Yahoo(YFTzMissingError("no timezone found")), "NOPE"))
+
+
+@pytest.mark.parametrize(
+    ("status", "naps", "advice"),
+    [(404, 0, "Yahoo knows no such symbol"), (503, 2, "Check the network"), (429, 2, "network")],
+)
+def test_http_status_decides_whether_a_retry_can_help(status: int, naps: int, advice: str) -> None:
+    slept = Naps()
+    with pytest.raises(SourceError, match=rf"HTTP Error {status}.*{advice}"):
+        only(yahoo(Yahoo(HTTPError(status)), retry=patient(slept)))
+    assert len(slept.seconds) == naps
 
 
 def test_yfinance_answer_in_another_time_zone_is_refused() -> None:

@@ -105,8 +105,12 @@ class Vendor(SourceDefaults):
 
     def _classify(self, error: Exception) -> Verdict:
         """Say whether a failed request is worth another try."""
+        status = http_status(error)
+        if status == 429:
+            return Verdict.RATE_LIMIT
+        refused = status is not None and 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
-        return Verdict.TRANSIENT if isinstance(error, OSError) else Verdict.FATAL
+        return Verdict.TRANSIENT if isinstance(error, OSError) and not refused else Verdict.FATAL
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -198,7 +202,7 @@ class Vendor(SourceDefaults):
 
     def _advice(self, error: Exception) -> str:
         """What the user can do about a request that failed for good."""
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and http_status(error) != 404:
             return "Check the network connection and try again; nothing was imported."
         return (
             "Check that the symbol exists; if it does, the vendor's answer has changed: compare "
@@ -219,6 +223,12 @@ class Vendor(SourceDefaults):
             f"{self.name}: no {self._freq} bars for {symbol} from {span}.{said} The symbol is "
             "unknown there, or has no trades in that span; check its spelling and the dates."
         )
+
+
+def http_status(error: Exception) -> int | None:
+    """The status code of a failed HTTP request; None where there was no answer."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def take(

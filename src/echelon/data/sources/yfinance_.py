@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from echelon.data.sources._retry import Verdict
-from echelon.data.sources._vendor import BAR, Vendor, join_latest_day, numbers, take
+from echelon.data.sources._vendor import BAR, Vendor, http_status, join_latest_day, numbers, take
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
 
@@ -215,7 +215,7 @@ class YFinanceSource(Vendor):
         names = {c.__name__ for c in type(error).__mro__}
         if "YFRateLimitError" in names:
             return "Yahoo limits calls by address: wait an hour, or download fewer symbols."
-        if "YFTickerMissingError" in names:
+        if "YFTickerMissingError" in names or http_status(error) == 404:
             return (
                 "Yahoo knows no such symbol (or has dropped it after a delisting); look it up "
                 "there and correct data.symbols."

@@ -1,0 +1,507 @@
+"""Exogenous series: macro or sentiment values, joined as of what was known.
+
+A value belongs to a period (March) but becomes known when it is published (12 April), and may be
+revised later. Joining by period would hand March's inflation to the trades of March, so:
+
+1. `read_exogenous` reads series, period, published, value (and symbol) and refuses rows without
+   a publication time; nothing stands in for it.
+2. `join_as_of` gives each bar, among the rows published by the bar's decision time, the one of
+   the latest period, and of that period the latest publication.
+
+Publication times are naive and local to the exchange, as bar times are; times with an offset are
+converted. A publication date without an hour (midnight) counts as known from the *next* day on,
+because the hour may have been after the close. Values published inside their period (flash
+estimates, daily sentiment) are welcome: only the publication time decides.
+"""
+
+from __future__ import annotations
+
+import calendar as days_of
+import difflib
+import gzip
+import io
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from echelon.config.data import ExogenousConfig
+from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours, timezone_of
+from echelon.errors import ConfigError, InvalidDataError, SourceError
+from echelon.types import Bools, Floats, Problem, Times
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
+    {
+        "series": pl.String(),
+        "period": pl.Date(),  # last day of the period the value describes
+        "published": pl.Datetime("us"),  # from when on it counts as known
+        "value": pl.Float64(),
+        "symbol": pl.String(),  # null: market-wide
+    }
+)
+"""Columns and types of an exogenous frame."""
+
+ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "series": ("series", "indicator", "name", "指标", "指标名称"),
+        "period": ("period", "period_end", "reference_period", "统计期", "报告期"),
+        "published": (
+            "published",
+            "publication",
+            "release",
+            "release_date",
+            "发布时间",
+            "公布时间",
+        ),
+        "value": ("value", "actual", "数值", "公布值"),
+        "symbol": ("symbol", "ticker", "code", "代码", "股票代码"),
+    }
+)
+"""Column names that are understood, in English and Chinese."""
+
+_LEAK = (
+    "without it a value would have to be joined by its period, which is over before the value "
+    "is known: that leaks the future"
+)
+
+
+@dataclass(frozen=True)
+class Exogenous:
+    """What was known at each bar, `T` bars of `N` symbols and `K` series.
+
+    names[K]: the series
+    values[T,N,K]: the value in force, NaN where there is none
+    known[T,N,K]: whether there is one
+    """
+
+    names: tuple[str, ...]
+    values: Floats
+    known: Bools
+
+
+def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:
+    """Read one file of series (CSV, gzip or Parquet) into the columns of `SCHEMA`.
+
+    timezone: of the exchange; needed where publication times carry an offset. Every bad row is
+    listed at once. Rows come sorted by series (in the order of `config.series`), symbol and
+    publication.
+    """
+    path = config.path
+    raw = _rename(_read(path), path)
+    names = _chosen(raw, config)
+    raw = raw.filter(pl.col("series").is_in(names) | pl.col("series").is_null())
+    problems: list[Problem] = []
+    frame = raw.select(
+        "row",
+        pl.col("series"),
+        period=_periods(raw, path, problems),
+        published=_published(raw, path, problems, timezone),
+        value=_values(raw, path, problems),
+        symbol=pl.col("symbol"),
+    )
+    problems.extend(_missing(raw, path))
+    if not problems:
+        problems.extend(_ambiguous(frame, path))
+    if problems:
+        problems.sort(key=lambda p: (p.row is None, p.row or 0))
+        raise InvalidDataError(problems, f"{path}: {len(problems)} problem(s) in the series")
+    _note_early(frame, path)
+    order = pl.col("series").replace_strict({n: k for k, n in enumerate(names)})
+    return frame.sort(order, "symbol", "published", "period").select(list(SCHEMA))
+
+
+def join_as_of(
+    frame: pl.DataFrame,
+    times: Times,
+    symbols: Sequence[str],
+    *,
+    close_offset: timedelta | NDArray[np.timedelta64] = timedelta(0),
+    max_age_days: int | None = None,
+    names: Sequence[str] | None = None,
+) -> Exogenous:
+    """Give every bar the values known when it is decided on.
+
+    frame: as `read_exogenous` returns it
+    times[T]: bar times; daily ones are midnight of the session
+    close_offset: from a bar's time to its decision, one for all or one per bar [T]. Zero for
+        intraday bars, whose time is their end; for daily bars the close of the session
+        (`close_offsets`), so that a release after the close belongs to the next bar
+    max_age_days: a value published longer ago than this counts as unknown
+    names: the series and their order; null: those of the frame
+    """
+    names = (
+        tuple(names) if names is not None else tuple(frame["series"].unique(maintain_order=True))
+    )
+    offset = np.asarray(close_offset, dtype="timedelta64[us]")
+    decisions = times.astype("datetime64[us]") + offset
+    shape = (len(times), len(symbols), len(names))
+    values = np.full(shape, np.nan)
+    column = {s: n for n, s in enumerate(symbols)}
+    layer = {s: k for k, s in enumerate(names)}
+    groups = frame.partition_by("series", "symbol", as_dict=True, maintain_order=True)
+    for (series, symbol), rows in groups.items():
+        if series not in layer or (symbol is not None and symbol not in column):
+            continue
+        line = _in_force(rows, decisions, max_age_days)
+        if symbol is None:
+            values[:, :, layer[series]] = line[:, None]
+        else:
+            values[:, column[symbol], layer[series]] = line
+    return Exogenous(names, values, ~np.isnan(values))
+
+
+def join_all(
+    configs: Sequence[ExogenousConfig],
+    times: Times,
+    symbols: Sequence[str],
+    calendar: str,
+    published_until: datetime | None = None,
+) -> Exogenous:
+    """Read every file and join it, each with its own maximal age: the series side by side.
+
+    times[T]: bars; where all are at midnight they are daily and decided on at the session's close
+    published_until: a bar's time; pretend that nothing was published after its decision
+    """
+    timezone = timezone_of(calendar)
+    daily = bool(np.all(times == times.astype("datetime64[D]")))
+
+    def offsets(at: Times) -> timedelta | NDArray[np.timedelta64]:
+        return close_offsets(at, calendar, timezone) if daily else timedelta(0)
+
+    parts: list[Exogenous] = []
+    for config in configs:
+        frame = read_exogenous(config, timezone)
+        names = tuple(frame["series"].unique(maintain_order=True))
+        twice = sorted(set(names) & {n for part in parts for n in part.names})
+        if twice:
+            raise ConfigError(
+                f"data.exogenous: the series {twice[0]!r} of {config.path} is in an earlier file "
+                "too. Choose each series from one file, by `series`."
+            )
+        if published_until is not None:
+            last = np.array([published_until], dtype="datetime64[us]")
+            until = (last + np.asarray(offsets(last), dtype="timedelta64[us]")).item()
+            frame = frame.filter(pl.col("published") <= until)
+        parts.append(
+            join_as_of(
+                *(frame, times, symbols),
+                close_offset=offsets(times),
+                max_age_days=config.max_age_days,
+                names=names,
+            )
+        )
+    empty = np.empty((len(times), len(symbols), 0))
+    values = np.concatenate([empty, *(p.values for p in parts)], axis=2)
+    return Exogenous(tuple(n for p in parts for n in p.names), values, ~np.isnan(values))
+
+
+def close_offsets(
+    times: Times, calendar: str, timezone: str
+) -> timedelta | NDArray[np.timedelta64]:
+    """From midnight to the close of each session: timedelta64[us][T], half days included.
+
+    For daily bars. Around the clock a day ends at the next midnight. Where no close is known (the
+    calendar "data", a day that is no session) the offset is zero: nothing published that day
+    counts as known, which is late but never early.
+    """
+    if calendar == ROUND_THE_CLOCK:
+        return timedelta(days=1)
+    if calendar == FROM_DATA or not len(times):
+        return timedelta(0)
+    first, last = (t.astype("datetime64[D]").item() for t in (times.min(), times.max()))
+    table = hours(calendar, first, last, timezone)
+    sessions = table["session"].to_numpy().astype("datetime64[us]")
+    lengths = table["close"].to_numpy().astype("datetime64[us]") - sessions
+    if not len(sessions):
+        return timedelta(0)
+    days = times.astype("datetime64[D]").astype("datetime64[us]")
+    at = np.minimum(np.searchsorted(sessions, days), len(sessions) - 1)
+    return np.where(sessions[at] == days, lengths[at], np.timedelta64(0, "us"))
+
+
+def _in_force(rows: pl.DataFrame, decisions: Times, max_age_days: int | None) -> Floats:
+    """The value[T] in force at each decision time, NaN where there is none."""
+    rows = rows.sort("published", "period")
+    published = rows["published"].to_numpy().astype("datetime64[us]")
+    period = rows["period"].to_numpy().astype("datetime64[D]").astype(np.int64)
+    # After each publication the row in force is the last one of the latest period so far: a late
+    # revision of an older period changes nothing.
+    latest = period == np.maximum.accumulate(period)
+    best = np.maximum.accumulate(np.where(latest, np.arange(len(period)), 0))
+    seen = np.searchsorted(published, decisions, side="right") - 1
+    row = best[np.maximum(seen, 0)]
+    line = np.where(seen >= 0, rows["value"].to_numpy()[row], np.nan)
+    if max_age_days is not None:
+        stale = decisions - published[row] > np.timedelta64(max_age_days, "D")
+        line = np.where(stale, np.nan, line)
+    return np.asarray(line, dtype=np.float64)
+
+
+def _read(path: Path) -> pl.DataFrame:
+    """The file as it is, with `row` as a user counts: lines of text, 0-based rows of Parquet."""
+    if not path.is_file():
+        raise SourceError(f"{path}: no such file. Correct data.exogenous.path.")
+    try:
+        if path.suffix == ".parquet":
+            return pl.read_parquet(path).with_row_index("row")
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        text = io.BytesIO(_decode(data, path).encode())
+        return pl.read_csv(text, infer_schema=False).with_row_index("row", offset=2)
+    except (pl.exceptions.PolarsError, gzip.BadGzipFile, EOFError, OSError) as error:
+        raise SourceError(
+            f"{path}: cannot be read ({str(error).splitlines()[0]}). It should be a whole CSV or "
+            "Parquet file; fetch or export it again."
+        ) from error
+
+
+def _decode(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        pass  # not UTF-8: Chinese exports are often GBK
+    try:
+        return data.decode("gbk")
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path}: neither UTF-8 nor GBK (byte {error.start}). Save it as UTF-8."
+        ) from error
+
+
+def _rename(raw: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Recognise the columns; symbol may be absent, nothing else may."""
+    names: dict[str, str] = {}
+    for ours, theirs in ALIASES.items():
+        found = [c for c in raw.columns if c.strip().lower() in theirs]
+        if len(found) > 1:
+            raise SourceError(
+                f"{path}: columns {found[0]!r} and {found[1]!r} both mean {ours!r}. Keep one."
+            )
+        if found:
+            names[found[0]] = ours
+        elif ours != "symbol":
+            why = f"; {_LEAK}" if ours == "published" else ""
+            raise SourceError(
+                f"{path}: no column {ours!r} (columns: {', '.join(raw.columns[1:]) or 'none'})"
+                f"{why}. Add it; understood names: {', '.join(theirs)}."
+            )
+    table = raw.select("row", *names).rename(names)
+    if "symbol" not in table.columns:
+        table = table.with_columns(symbol=pl.lit(None, dtype=pl.String))
+    return table.with_columns(_blank_to_null(pl.col(c)) for c in ("series", "symbol"))
+
+
+def _blank_to_null(column: pl.Expr) -> pl.Expr:
+    text = column.cast(pl.String).str.strip_chars()
+    return pl.when(text != "").then(text)
+
+
+def _chosen(raw: pl.DataFrame, config: ExogenousConfig) -> list[str]:
+    have = sorted(raw["series"].drop_nulls().unique())
+    for name in config.series:
+        if name not in have:
+            near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(have) or 'none'}"
+            raise ConfigError(
+                f"data.exogenous.series: {config.path} has no series {name!r}; {hint}"
+            )
+    return list(config.series) or have
+
+
+def _periods(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series:
+    """The last day of each period: a day, month, quarter or year."""
+    column = raw["period"]
+    if column.dtype.is_temporal():
+        return column.cast(pl.Date)
+    distinct = column.cast(pl.String).str.strip_chars().unique().drop_nulls()
+    ends = {text: _period_end(text) for text in distinct if text}
+    read = column.cast(pl.String).str.strip_chars()
+    result = read.replace_strict(ends, default=None, return_dtype=pl.Date)
+    bad = raw.filter(read.is_not_null() & (read != "") & result.is_null())
+    problems.extend(
+        Problem(
+            *(str(path), row, "period", f"{text!r} is no period"),
+            "Write it as 2020-03-31, 2020-03, 2020Q1 or 2020",
+        )
+        for row, text in bad.select("row", "period").rows()
+    )
+    return result
+
+
+def _period_end(text: str) -> date | None:
+    """The last day of what `text` names; None where it names nothing."""
+    year = r"(?P<y>\d{4})"
+    forms = (
+        rf"{year}[-/.](?P<m>\d{{1,2}})[-/.](?P<d>\d{{1,2}})(?:[ T]00:00(?::00(?:\.0+)?)?)?",
+        rf"{year}(?P<m>\d{{2}})(?P<d>\d{{2}})",
+        rf"{year}年(?P<m>\d{{1,2}})月(?P<d>\d{{1,2}})日",
+        rf"{year}[-/.]?(?P<m>\d{{2}})",
+        rf"{year}年(?P<m>\d{{1,2}})月",
+        rf"{year}[- ]?Q(?P<q>[1-4])",
+        rf"{year}年第?(?P<q>[1-4])季度?",
+        rf"{year}年?",
+    )
+    for form in forms:
+        found = re.fullmatch(form, text, re.IGNORECASE)
+        if found is None:
+            continue
+        parts = {k: int(v) for k, v in found.groupdict().items()}
+        month = parts.get("m", 3 * parts.get("q", 4))
+        if not (1 <= month <= 12 and parts["y"] >= 1):
+            return None
+        last = days_of.monthrange(parts["y"], month)[1]
+        day = parts.get("d", last)
+        return date(parts["y"], month, day) if 1 <= day <= last else None
+    return None
+
+
+def _published(
+    raw: pl.DataFrame, path: Path, problems: list[Problem], timezone: str | None
+) -> pl.Series:
+    """From when on each row counts as known, naive exchange-local time."""
+    column = raw["published"]
+    if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
+        local = column.dt.convert_time_zone(_zone(timezone, path)).dt.replace_time_zone(None)
+        return _day_after_if_hourless(local.cast(pl.Datetime("us")))
+    if column.dtype.is_temporal():
+        return _day_after_if_hourless(column.cast(pl.Datetime("us")))
+    text = column.cast(pl.String).str.strip_chars()
+    offset = text.str.contains(r"\d{2}:\d{2}.*(Z|[+-]\d{2}:?\d{2})$")
+    naive = pl.select(pl.coalesce(_parse(pl.lit(text), form) for form in _NAIVE_FORMS)).to_series()
+    read = naive
+    if offset.any():
+        zoned = pl.select(
+            pl.coalesce(
+                pl.lit(text).str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
+                for form in _OFFSET_FORMS
+            )
+        ).to_series()
+        local = zoned.dt.convert_time_zone(_zone(timezone, path)).dt.replace_time_zone(None)
+        read = local.zip_with(offset.fill_null(False), naive)
+        plain = raw.filter(~offset & (text.str.len_chars() > 10))
+        if plain.height:
+            problems.append(
+                Problem(
+                    *(str(path), int(plain["row"][0]), "published"),
+                    f"{plain['published'][0]!r} has no time zone while other rows have one",
+                    "Write all publication times with an offset, or none",
+                )
+            )
+    bad = raw.filter(text.is_not_null() & (text != "") & read.is_null())
+    problems.extend(
+        Problem(
+            *(str(path), row, "published", f"{value!r} is no date or time"),
+            "Write it as 2020-04-12 08:30:00 (or 2020-04-12 where the hour is unknown)",
+        )
+        for row, value in bad.select("row", "published").rows()
+    )
+    return _day_after_if_hourless(read)
+
+
+_NAIVE_FORMS = (
+    *("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"),
+    *("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d"),
+)
+_OFFSET_FORMS = (
+    *("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"),
+    *("%Y-%m-%dT%H:%M%#z", "%Y-%m-%d %H:%M%#z", "%Y-%m-%d %H:%M:%S %#z"),
+)
+
+
+def _parse(text: pl.Expr, form: str) -> pl.Expr:
+    if "%H" in form:
+        return text.str.to_datetime(form, time_unit="us", strict=False)
+    return text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
+
+
+def _zone(timezone: str | None, path: Path) -> str:
+    if timezone is None:
+        raise SourceError(
+            f"{path}: publication times carry a time zone, but that of the exchange is not known. "
+            "Set data.timezone or data.calendar."
+        )
+    return timezone
+
+
+def _day_after_if_hourless(published: pl.Series) -> pl.Series:
+    """Midnight means that the hour is unknown: known from the next day on."""
+    midnight = published == published.dt.truncate("1d")
+    return published.dt.offset_by("1d").zip_with(midnight.fill_null(False), published)
+
+
+def _values(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series:
+    column = raw["value"]
+    text = column.cast(pl.String).str.strip_chars()
+    read = (
+        column.cast(pl.Float64)
+        if column.dtype.is_numeric()
+        else text.cast(pl.Float64, strict=False)
+    )
+    finite = read.is_finite().fill_null(False)
+    bad = raw.filter(text.is_not_null() & (text != "") & ~finite)
+    problems.extend(
+        Problem(
+            *(str(path), row, "value", f"{value!r} is no number"),
+            "Write a plain number (no %, no thousands separators), or remove the row",
+        )
+        for row, value in bad.select("row", "value").rows()
+    )
+    return read
+
+
+def _missing(raw: pl.DataFrame, path: Path) -> Iterator[Problem]:
+    """Rows with an empty field that may not be empty."""
+    for field in ("series", "period", "published", "value"):
+        text = raw[field].cast(pl.String).str.strip_chars()
+        why = f"; {_LEAK}" if field == "published" else ""
+        for row in raw.filter(text.is_null() | (text == ""))["row"]:
+            yield Problem(
+                *(str(path), row, field, f"no {field}{why}"), "Fill it in or remove the row"
+            )
+
+
+def _ambiguous(frame: pl.DataFrame, path: Path) -> Iterator[Problem]:
+    """Two values at once, and series that are both market-wide and per symbol."""
+    key = ("series", "symbol", "period", "published")
+    for row in frame.filter(~pl.struct(key).is_first_distinct())["row"]:
+        yield Problem(
+            *(str(path), row, "published"),
+            "a second value of the same series and period, published at the same time",
+            "Keep one of them, or give the revision its own publication time",
+        )
+    mixed = (
+        frame.group_by("series", maintain_order=True)
+        .agg(
+            row=pl.col("row").filter(pl.col("symbol").is_null()).first(),
+            wide=pl.col("symbol").is_null().any(),
+            own=pl.col("symbol").is_not_null().any(),
+        )
+        .filter("wide", "own")
+    )
+    for series, row in mixed.select("series", "row").rows():
+        yield Problem(
+            *(str(path), row, "symbol", f"series {series!r} has rows with and without a symbol"),
+            "Fill the symbol in on all of them, or split the series in two",
+        )
+
+
+def _note_early(frame: pl.DataFrame, path: Path) -> None:
+    """Values ahead of their period are usual for estimates, and a sign of swapped columns."""
+    early = frame.filter(pl.col("published").dt.date() <= pl.col("period"))
+    if early.height:
+        log.warning(
+            "%s: %d of %d values are published before their period ends (first: row %d). That is "
+            "right for estimates and sentiment; otherwise check that period and published are not "
+            "swapped.",
+            *(path, early.height, frame.height, early["row"][0]),
+        )
