@@ -77,7 +77,7 @@ class StoreError(EchelonError):
 
 
 class FeatureError(EchelonError):
-    """A factor that is unknown, misdeclared or misbehaves; `feature` names it where one is meant."""
+    """A factor that is unknown, misdeclared or misbehaves; `feature` is its name, if any."""
 
     exit_code = 6
 

@@ -9,8 +9,9 @@ import typer
 from rich.markup import escape
 
 import echelon
-from echelon.cli import config, data, demo, prepare
+from echelon.cli import config, demo, prepare
 from echelon.cli.console import err
+from echelon.cli.data import app as data_app
 from echelon.errors import EchelonError
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.add_typer(data.app, name="data")
+app.add_typer(data_app, name="data")
 app.add_typer(config.app, name="config")
 app.command("prepare")(prepare.prepare)
 app.command("demo")(demo.demo)

@@ -145,7 +145,9 @@ def synth(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Generate a seeded synthetic market into the store."""
-    tree = _tree(config, override, log_level, source="synthetic", dataset=dataset, store=store, freq=freq)
+    tree = _tree(
+        config, override, log_level, source="synthetic", dataset=dataset, store=store, freq=freq
+    )
     synthetic = {"n_symbols": n_symbols, "n_days": n_days, "seed": seed}
     changed = tree.data.synthetic.model_copy(
         update={key: value for key, value in synthetic.items() if value is not None}
@@ -193,7 +195,14 @@ def check(
     if dataset is not None:
         source = "store"
     tree = _tree(
-        config, override, log_level, source=source, path=path, dataset=dataset, store=store, freq=freq
+        config,
+        override,
+        log_level,
+        source=source,
+        path=path,
+        dataset=dataset,
+        store=store,
+        freq=freq,
     )
     if leakage:
         _check_leakage(tree, cuts, quarantine)
@@ -234,9 +243,7 @@ def _print_problems(problems: list[Problem]) -> None:
 def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
     with progress_bar("preparing") as bar:
         manifest = ensure_dataset(tree, quarantine=quarantine, progress=bar.count)
-        report = check_leakage(
-            tree, Store(tree.data.store), manifest, n_cuts=cuts, step=bar.label
-        )
+        report = check_leakage(tree, Store(tree.data.store), manifest, n_cuts=cuts, step=bar.label)
     if not report.leaks:
         typer.echo(
             f"no leak: {len(report.features)} features, scaler, membership and masks of "
@@ -248,9 +255,7 @@ def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
     for column in ("name", "kind", "test", "cut", "where", "what happens"):
         table.add_column(column, overflow="fold")
     for leak in report.leaks:
-        table.add_row(
-            leak.name, leak.kind, leak.test, str(leak.cut or ""), leak.where, leak.detail
-        )
+        table.add_row(leak.name, leak.kind, leak.test, str(leak.cut or ""), leak.where, leak.detail)
     out.print(table)
     raise LeakageError(
         f"{len(report.names)} leak(s): {', '.join(report.names)}. Mend or leave out what is named."
@@ -263,9 +268,7 @@ def show(
     config: ConfigFile = None,
     override: Overrides = None,
     store: StoreDir = None,
-    symbols: Annotated[
-        bool, typer.Option("--symbols", help="Also list every symbol.")
-    ] = False,
+    symbols: Annotated[bool, typer.Option("--symbols", help="Also list every symbol.")] = False,
     log_level: Level = LogLevel.WARNING,
 ) -> None:
     """List the datasets in the store, or show one."""
@@ -358,5 +361,5 @@ def universe(
         some = ", ".join(sorted(named - known)[:8])
         err.print(
             f"[yellow]warning:[/] {len(named - known)} member(s) have no bars in {dataset} "
-            f"({some}{' …' if len(named - known) > 8 else ''}): results over this universe miss them"
+            f"({some}{' …' if len(named - known) > 8 else ''}); results will miss them"
         )

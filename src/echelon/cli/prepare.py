@@ -71,8 +71,6 @@ def prepare_run(
     run.note(data=manifest["dataset"], prepared=manifest["content_hash"])
     sizes = ", ".join(f"{axis}={manifest[axis]}" for axis in "TNFW")
     log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
-    for item in report.left_out:
-        log.warning("%s", item)
     return report
 
 
@@ -101,14 +99,15 @@ def print_summary(report: PrepareReport, directory: Path, config: Config) -> Non
     for name, split in prepared.splits.items():
         rows = slice(split.rows.start, split.rows.stop)
         share = prepared.present[rows].mean()
-        table.add_row(name, f"{split.first} to {split.last}: {len(split.rows)} bars, {share:.1%} present")
+        span = f"{split.first} to {split.last}: {len(split.rows)} bars, {share:.1%} present"
+        table.add_row(name, span)
     first, last = prepared.scaler.window
     table.add_row("scaler fitted on", f"{first} to {last}")
     table.add_row("warm-up", f"{manifest['warmup']} bars a symbol")
     if report.left_out:
-        missing = sorted({field for item in report.left_out for field in item.missing})
+        absent = sorted({field for item in report.left_out for field in item.missing})
         names = ", ".join(item.name for item in report.left_out)
-        table.add_row("left out", f"{names} (the source has no {', '.join(missing)})")
+        table.add_row("left out", f"{names} (the source has no {', '.join(absent)})")
     table.add_row("content hash", manifest["content_hash"][:16])
     table.add_row("config hash", fingerprint(config)[:16])
     out.print(table)

@@ -110,6 +110,8 @@ class DataConfig(Section):
     """CSV or Parquet file of index bars."""
     universe: Path | None = None
     """CSV or Parquet of membership intervals: symbol, start, end."""
+    membership_index: str | None = None
+    """Index whose constituents over time are the universe, at a vendor that has them (tushare)."""
     instruments: Path | None = None
     """CSV or Parquet of facts: symbol, listed, delisted, reason, name."""
     limits: Literal["auto", "on", "off"] = "auto"

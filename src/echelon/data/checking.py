@@ -11,7 +11,8 @@ from echelon.data.importing import Extras, Progress, import_source
 from echelon.data.manifest import digest_frame
 from echelon.data.sources._protocol import Source
 from echelon.data.store import Store
-from echelon.data.validate import suspicious, validate
+from echelon.data.suspicious import suspicious
+from echelon.data.validate import validate
 from echelon.errors import DataError, StoreError
 from echelon.types import Problem
 
@@ -57,8 +58,8 @@ def check_stored(store: Store, name: str) -> list[Problem]:
                     "Import the dataset anew",
                 )
             )
-        raw = RawFrame(frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64)), str(path))
-        problems += validate(raw, manifest.info).problems
+        numbered = frame.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
+        problems += validate(RawFrame(numbered, str(path)), manifest.info).problems
     if any(p.severity == "error" for p in problems):
         return problems
     return [*problems, *_odd(store, name, name)]

@@ -22,12 +22,12 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import SCHEMA, SourceInfo
-from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.data.manifest import Manifest, Partition, digest_frame
 from echelon.data.sources._protocol import Source
 from echelon.data.store import STORED, Store, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
+from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.types import Problem
 
 _SPILL_ROWS = 2_000_000
@@ -217,8 +217,13 @@ class _Import:
         return frame.select(STORED).sort("time", "symbol")
 
     def _without_duplicates(self, frame: pl.DataFrame, quarantine: bool) -> pl.DataFrame:
-        """Find bars that two pieces both have; the first stays, with --quarantine."""
-        twice = frame.filter(pl.struct("time", "symbol").is_duplicated())
+        """Find bars that two pieces both have.
+
+        With --quarantine, of equal copies the first stays; of different ones none does, since
+        nobody knows which is right. (`validate` does the same within a piece.)
+        """
+        key = pl.struct("time", "symbol")
+        twice = frame.filter(key.is_duplicated())
         if twice.is_empty():
             return frame
         problems = [
@@ -235,7 +240,9 @@ class _Import:
             raise InvalidDataError(
                 problems, f"{len(problems)} duplicate bar(s); nothing was imported:"
             )
-        again = ~pl.struct("time", "symbol").is_first_distinct()
+        values = [c for c in STORED if c not in ("time", "symbol")]
+        alike = pl.struct(values).n_unique().over("time", "symbol") == 1
+        again = key.is_duplicated() & ~(alike & key.is_first_distinct())
         bad = frame.filter(again)
         self._bad.append(
             bad.rename({"origin": "file"}).with_columns(problem=pl.lit("duplicate bar"))

@@ -8,7 +8,7 @@ view answers as a store that pretends so; nothing on disk is touched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime
 
 import numpy as np
 import polars as pl
@@ -58,14 +58,15 @@ class TruncatedView(Store):
         )
 
 
-def _known(column: str, day: object) -> pl.Expr:
+def _known(column: str, day: date) -> pl.Expr:
     """The date in `column`, null where it lies after `day`."""
     return pl.when(pl.col(column) <= day).then(pl.col(column)).alias(column)
 
 
 class ScrambledView(Store):
     """The same past, another future: bars after the cut are multiplied by noise or missing,
-    delistings and membership after it happen at other times."""
+    delistings and membership after it happen at other times.
+    """
 
     def __init__(self, store: Store, cut: datetime, seed: int = 0) -> None:
         super().__init__(store.root)
@@ -115,7 +116,7 @@ class ScrambledView(Store):
         return frame.with_columns(_delayed("delisted", day))
 
 
-def _delayed(column: str, day: object) -> pl.Expr:
+def _delayed(column: str, day: date) -> pl.Expr:
     """Dates after `day` a hundred days later."""
     later = pl.col(column) + pl.duration(days=100)
     return (

@@ -50,7 +50,9 @@ def open_caches(config: CacheConfig) -> list[Cache]:
         return []
     caches: list[Cache] = [LocalCache(config.dir, int(config.max_gb * 1e9))]
     if config.redis:
-        caches.append(RedisCache.from_url(secrets().require_redis_url()))
+        caches.append(
+            RedisCache.from_url(secrets().require("echelon_redis_url").get_secret_value())
+        )
     return caches
 
 

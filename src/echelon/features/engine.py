@@ -57,8 +57,9 @@ class Plan:
     def groups(self) -> tuple[Group, ...]:
         """Group of each column [F]."""
         series: tuple[Group, ...] = tuple(f.group for f in self.series for _ in f.names)
-        exogenous: tuple[Group, ...] = ("exogenous",) * len(self.exogenous)
-        return series + tuple(r.group for r in self.ranks) + exogenous
+        exogenous: tuple[Group, ...] = tuple("exogenous" for _ in self.exogenous)
+        ranks: tuple[Group, ...] = tuple(r.group for r in self.ranks)
+        return series + ranks + exogenous
 
     @property
     def lookbacks(self) -> dict[str, int]:

@@ -88,7 +88,7 @@ class GridFile:
 
 
 def _write_all(fd: int, data: Floats32, offset: int) -> None:
-    view = memoryview(data).cast("B")
+    view = memoryview(data.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,7 +35,8 @@ from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, Feature
 from echelon.features.engine import Plan, bars_of, compute
-from echelon.features.prepare import layout, load_exogenous, panel_fields, panel_request
+from echelon.features.exogenous import load_exogenous
+from echelon.features.prepare import layout, panel_fields, panel_request
 from echelon.features.registry import run, select
 from echelon.features.scaler import Moments
 from echelon.types import Bools, Floats, Floats32
@@ -202,8 +203,8 @@ def _compare(
     mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
     spread = np.sqrt(true.moments.squares / np.maximum(true.moments.count, 1))
     for f, name in enumerate(names):
-        a, b = true.x[:rows, mine, f], other.x[:rows, :, f]
-        yield from _leak("feature", name, test, cut, other.panel, a, b, float(spread[f]))
+        known, found = true.x[:rows, mine, f], other.x[:rows, :, f]
+        yield from _leak("feature", name, test, cut, other.panel, known, found, float(spread[f]))
     train_end = np.datetime64(config.split.train[1], "D")
     if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
         yield from _compare_scaler(names, true.moments, other.moments, test, cut)
@@ -322,14 +323,17 @@ def _prefix_leak(
 
 def _prefix(bars: Bars, length: int) -> Bars:
     """The first bars only."""
-    parts = {f.name: getattr(bars, f.name) for f in fields(Bars)}
-    return Bars(**{k: None if v is None else v[:length] for k, v in parts.items()})
+    parts: dict[str, Any] = {
+        f.name: None if getattr(bars, f.name) is None else getattr(bars, f.name)[:length]
+        for f in fields(Bars)
+    }
+    return Bars(**parts)
 
 
 def _noisy_after(bars: Bars, length: int, draw: np.random.Generator) -> Bars:
-    """The same first bars, later ones multiplied by noise (one factor a bar keeps OHLC in order)."""
+    """The same first bars; later ones times noise, one factor a bar, which keeps OHLC in order."""
     noise = np.exp(draw.normal(0.0, 0.5, len(bars)))
     noise[:length] = 1.0
     parts = {f.name: getattr(bars, f.name) for f in fields(Bars) if f.name != "times"}
-    scaled = {k: None if v is None else v * noise for k, v in parts.items()}
+    scaled: dict[str, Any] = {k: None if v is None else v * noise for k, v in parts.items()}
     return Bars(times=bars.times, **scaled)

@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -23,13 +23,13 @@ import echelon
 from echelon.config import Config
 from echelon.data.build import PanelRequest, build_panel
 from echelon.data.datasets import ensure_dataset, store_of
-from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.importing import ImportReport
 from echelon.data.manifest import Manifest, digest_of
 from echelon.data.panel import Panel
 from echelon.errors import DataError
 from echelon.features.cache import open_caches
 from echelon.features.engine import Plan, Progress, compute
+from echelon.features.exogenous import load_exogenous
 from echelon.features.grid import GridFile
 from echelon.features.prepared import FORMAT, Prepared, content_hash
 from echelon.features.registry import LeftOut, Selection, select
@@ -111,20 +111,6 @@ def panel_request(config: Config) -> PanelRequest:
         end=end,
         limits=config.data.limits,
         delist_after=config.data.delist_after,
-    )
-
-
-def load_exogenous(
-    config: Config, panel: Panel, published_until: datetime | None = None
-) -> Exogenous | None:
-    """The configured macro and sentiment series on the panel's rows; None without any.
-
-    published_until: pretend that nothing was published later
-    """
-    if not config.data.exogenous:
-        return None
-    return join_all(
-        config.data.exogenous, panel.times, panel.symbols, panel.calendar, published_until
     )
 
 

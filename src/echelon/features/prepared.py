@@ -125,14 +125,15 @@ class Prepared:
         found = content_hash(self.path)
         if found != self.manifest["content_hash"]:
             raise StoreError(
-                f"{self.path}: content hash {found[:12]} is not the {self.manifest['content_hash'][:12]} "
-                "in its manifest; a file was changed. Run `echelon prepare` again."
+                f"{self.path}: the content hash is {found[:12]}, its manifest says "
+                f"{self.manifest['content_hash'][:12]}: a file was changed. "
+                "Run `echelon prepare` again."
             )
 
     def _array(self, name: str) -> np.ndarray:
         path = self.path / f"{name}.npy"
         try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
+            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except (OSError, ValueError) as error:
             raise StoreError(
                 f"{path}: missing or damaged ({error}). Run `echelon prepare`."

@@ -7,6 +7,7 @@ nothing to those who do not use them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from echelon.config import Config
@@ -51,25 +52,12 @@ def _synthetic(config: Config) -> Source:
     return SyntheticSource(synthetic, seed, config.data.freq)
 
 
-def _csv(config: Config) -> Source:
-    from echelon.data.sources.files import CsvSource
+def _files(config: Config) -> Source:
+    from echelon.data.sources.files import CsvSource, ParquetSource
 
     data = config.data
-    return CsvSource(
-        _path(config),
-        freq=data.freq,
-        calendar=data.calendar,
-        timezone=data.timezone,
-        columns=data.columns,
-        price_basis=data.price_basis,
-    )
-
-
-def _parquet(config: Config) -> Source:
-    from echelon.data.sources.files import ParquetSource
-
-    data = config.data
-    return ParquetSource(
+    kind = CsvSource if data.source == "csv" else ParquetSource
+    return kind(
         _path(config),
         freq=data.freq,
         calendar=data.calendar,
@@ -102,62 +90,31 @@ def _qlib(config: Config) -> Source:
     )
 
 
-def _symbols(config: Config) -> tuple[str, ...]:
-    symbols = config.data.symbols or config.assets
+def _vendor(config: Config) -> Source:
+    data = config.data
+    symbols = data.symbols or config.assets
     if not symbols:
-        raise ConfigError(
-            f"data.source is {config.data.source!r} but neither data.symbols nor assets is set."
-        )
-    return symbols
+        raise ConfigError(f"data.source is {data.source!r}: set data.symbols (or assets).")
+    make: Callable[..., Source]
+    if data.source == "yfinance":
+        from echelon.data.sources.yfinance_ import YFinanceSource as make
+    elif data.source == "akshare":
+        from echelon.data.sources.akshare_ import AkshareSource as make
+    else:
+        from echelon.data.sources.tushare_ import TushareSource
 
-
-def _yfinance(config: Config) -> Source:
-    from echelon.data.sources.yfinance_ import YFinanceSource
-
-    data = config.data
-    return YFinanceSource(
-        _symbols(config),
-        start=data.start,
-        end=data.end,
-        freq=data.freq,
-        benchmark=data.benchmark,
-    )
-
-
-def _akshare(config: Config) -> Source:
-    from echelon.data.sources.akshare_ import AkShareSource
-
-    data = config.data
-    return AkShareSource(
-        _symbols(config),
-        start=data.start,
-        end=data.end,
-        freq=data.freq,
-        benchmark=data.benchmark,
-    )
-
-
-def _tushare(config: Config) -> Source:
-    from echelon.data.sources.tushare_ import TushareSource
-
-    data = config.data
-    return TushareSource(
-        _symbols(config),
-        start=data.start,
-        end=data.end,
-        freq=data.freq,
-        benchmark=data.benchmark,
-    )
+        make = partial(TushareSource, membership_index=data.membership_index)
+    return make(symbols, start=data.start, end=data.end, freq=data.freq, benchmark=data.benchmark)
 
 
 _MAKERS: dict[str, Callable[[Config], Source]] = {
     "sample": _sample,
     "synthetic": _synthetic,
-    "csv": _csv,
-    "parquet": _parquet,
+    "csv": _files,
+    "parquet": _files,
     "ticks": _ticks,
     "qlib": _qlib,
-    "yfinance": _yfinance,
-    "akshare": _akshare,
-    "tushare": _tushare,
+    "yfinance": _vendor,
+    "akshare": _vendor,
+    "tushare": _vendor,
 }

@@ -66,7 +66,7 @@ def _index() -> pl.DataFrame:
 
 
 def _with_time(table: object) -> pl.DataFrame:
-    frame = pl.from_pandas(table, include_index=True)  # type: ignore[call-overload]
+    frame = pl.from_pandas(table, include_index=True)
     assert isinstance(frame, pl.DataFrame)
     first = frame.columns[0]
     return frame.rename({first: "time"}).with_columns(pl.col("time").cast(pl.Datetime("us")))
