@@ -18,12 +18,14 @@ import polars as pl
 import pytest
 
 from echelon.data.bars import SCHEMA
+from echelon.data.importing import import_source
 from echelon.data.sources._protocol import Source
 from echelon.data.sources._retry import Retry, Verdict
 from echelon.data.sources._vendor import AShare, a_share, distinct_a_shares, share_volume
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource
 from echelon.data.sources.yfinance_ import MARKETS, YFinanceSource, market_of
+from echelon.data.store import Store
 from echelon.errors import ConfigError, SourceError
 
 FRAMES = Path(__file__).parent / "fixtures" / "vendors"
@@ -769,6 +771,32 @@ def test_each_symbol_is_one_frame_with_its_origin() -> None:
     assert [r.origin for r in raws] == ["tushare:000001.SZ", "tushare:600000.SH"]
     assert [r.frame.height for r in raws] == [7, 1]  # only the stored one is an update
     assert raws[1].frame["row"].to_list() == [0]  # tushare's newest row comes first
+
+
+@pytest.mark.parametrize(
+    ("make", "until"),
+    [
+        (lambda **q: yahoo(Yahoo(recorded("yfinance_daily")), **q), date(2020, 8, 31)),
+        (lambda **q: eastmoney(akshare_client(), **q), date(2024, 6, 12)),
+        (lambda **q: pro(tushare_client(), **q), date(2024, 6, 12)),
+    ],
+)
+def test_import_in_two_steps_across_an_ex_day_equals_one(
+    make: Callable[..., Source], until: date, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    import_source(make(end=until), store, "steps")
+    report = import_source(make(), store, "steps", update=True)
+    import_source(make(), store, "once")
+    assert report.added == 3
+    assert report.manifest.rows == 7
+    steps, once = (
+        pl.concat([store.read_bars(name, key) for key in store.partitions(name)])
+        for name in ("steps", "once")
+    )
+    assert steps.equals(once)
+    assert steps["factor"][0] == 1.0
+    assert steps["factor"][-1] != 1.0
 
 
 # --- symbols ----------------------------------------------------------------------------------
