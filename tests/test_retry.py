@@ -1,0 +1,78 @@
+"""Retry: when to try again and how long to wait."""
+
+from collections.abc import Callable
+
+import pytest
+from vendor_fakes import (
+    Naps,
+    Yahoo,
+    YFRateLimitError,
+    only,
+    patient,
+    recorded,
+    yahoo,
+)
+
+from echelon.data.sources._retry import Retry, Verdict
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    left = [times]
+
+    def call() -> str:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return "done"
+
+    return call
+
+
+def test_retry_waits_twice_as_long_each_time_up_to_the_cap() -> None:
+    naps = Naps()
+    retry = Retry(attempts=6, base=1.0, cap=5.0, sleep=naps, jitter=lambda: 0.0)
+    assert retry.call(failing(5, OSError()), lambda _: Verdict.TRANSIENT, "x") == "done"
+    assert naps.seconds == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_retry_jitter_shortens_a_wait_by_at_most_half() -> None:
+    retry = Retry(jitter=lambda: 0.999)
+    assert retry.wait(1, Verdict.TRANSIENT) == pytest.approx(0.5, abs=1e-3)
+    assert retry.wait(1, Verdict.RATE_LIMIT) >= retry.rate_limit_wait
+
+
+def test_retry_gives_up_with_the_last_error_itself() -> None:
+    naps, error = Naps(), OSError("down")
+    with pytest.raises(OSError, match="down") as caught:
+        Retry(attempts=3, sleep=naps).call(failing(9, error), lambda _: Verdict.TRANSIENT, "x")
+    assert caught.value is error
+    assert len(naps.seconds) == 2
+
+
+def test_retry_raises_a_fatal_error_at_once() -> None:
+    naps = Naps()
+    with pytest.raises(ValueError, match="no"):
+        Retry(sleep=naps).call(failing(1, ValueError("no")), lambda _: Verdict.FATAL, "x")
+    assert naps.seconds == []
+
+
+def test_retry_lets_ctrl_c_through() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    naps = Naps()
+    with pytest.raises(KeyboardInterrupt):
+        Retry(sleep=naps).call(interrupted, lambda _: Verdict.TRANSIENT, "x")
+    assert naps.seconds == []
+
+
+def test_retry_without_attempts_is_refused() -> None:
+    with pytest.raises(ValueError, match="attempts must be at least 1, not 0"):
+        Retry(attempts=0)
+
+
+def test_yahoos_rate_limit_is_waited_out() -> None:
+    naps = Naps()
+    client = Yahoo([YFRateLimitError(), recorded("yfinance_daily")])
+    assert only(yahoo(client, retry=patient(naps))).height == 7
+    assert naps.seconds == [61.0]
