@@ -1,0 +1,370 @@
+"""Bars from ticks that arrive in blocks, in any order, in bounded memory.
+
+1. `TradeFilter` picks the trades out of a block: cancellations and quotes without a trade are
+   counted, impossible rows are logged, cumulative volume is differenced per symbol and day.
+2. `partial_bars` aggregates the block's trades to bars that remember when their first and last
+   trade were.
+3. `BarMerger` joins partial bars of the same symbol and time. Beyond a limit it spills them to
+   disk by symbol, so memory holds one part of the symbols at a time.
+
+A bar holds the trades from its start up to, not including, its end, and is named by its end.
+Opening-auction trades belong to the first bar, prints of the close to the last of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date, time
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from echelon.data import calendars
+from echelon.data.sources._ticks_layout import TickLayout
+from echelon.data.sources._ticks_read import ProblemLog, report
+from echelon.types import Freq
+
+_MINUTE = 60_000
+_DAY = 24 * 60 * _MINUTE
+_KEYS = ("symbol", "date", "bar")
+_PLACES = ("row", "symbol", "date", "ms", "bad")
+
+COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
+"""The columns of a tick file that bars are made of."""
+_PLACE = pl.int_range(pl.len(), dtype=pl.UInt32)
+_GRACE = 5 * _MINUTE  # prints of the closing auction and late snapshots still belong to the bar
+
+
+class Hours(NamedTuple):
+    """One session in milliseconds since midnight.
+
+    Trades from `first` up to `last` belong to it, those outside open..close to its end bars.
+    """
+
+    open: int
+    close: int
+    first: int
+    last: int
+
+
+class Sessions(NamedTuple):
+    """The sessions of a day, and where trades without a bar may be (after-hours trading)."""
+
+    hours: tuple[Hours, ...]
+    after: tuple[int, int] | None = None
+
+
+@dataclass
+class TickCounts:
+    """Where the rows of a tick file went; bad rows are counted in the `ProblemLog`."""
+
+    rows: int = 0
+    trades: int = 0
+    quotes: int = 0
+    cancels: int = 0
+
+
+def sessions_of(calendar: str) -> Sessions:
+    """Trading hours: A-shares with their auctions, round the clock, or an exchange's regular ones.
+
+    "data" says nothing about hours, so any time of day counts.
+    """
+    if calendar == "XSHG":
+        morning = Hours(_ms(9, 30), _ms(11, 30), _ms(9, 15), _ms(11, 30) + _GRACE)
+        afternoon = Hours(_ms(13, 0), _ms(15, 0), _ms(12, 59), _ms(15, 0) + _GRACE)
+        # Fixed-price trading of STAR and ChiNext: real, but in no bar of the continuous session.
+        return Sessions((morning, afternoon), (_ms(15, 5), _ms(15, 31)))
+    if calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
+        return Sessions((Hours(0, _DAY, 0, _DAY),))
+    zone = calendars.timezone_of(calendar)
+    table = calendars.hours(calendar, date(2019, 1, 1), date(2019, 12, 31), zone)
+    usual = {
+        name: None if (at := table[name].dt.time().mode().first()) is None else _of_day(at)
+        for name in ("open", "break_start", "break_end", "close")
+    }
+    opens = [t for t in (usual["open"], usual["break_end"]) if t is not None]
+    closes = [t for t in (usual["break_start"], usual["close"]) if t is not None]
+    return Sessions(tuple(Hours(o, c, o, c + _GRACE) for o, c in zip(opens, closes, strict=True)))
+
+
+def bar_end(sessions: Sessions, freq: Freq) -> pl.Expr:
+    """End of the bar that a trade at `ms` belongs to (Int32 ms since midnight), null if none.
+
+    Daily bars are all at 0.
+    """
+    size = calendars.MINUTES[freq] * _MINUTE
+    ms = pl.col("ms")
+    end = pl.lit(None, dtype=pl.Int32)
+    for hours in sessions.hours:
+        last = -(-(hours.close - hours.open) // size) - 1
+        place = ((ms - hours.open) // size).clip(0, last)
+        label = pl.min_horizontal(hours.open + (place + 1) * size, pl.lit(hours.close))
+        inside = ms.is_between(hours.first, hours.last, closed="left")
+        end = pl.when(inside).then(pl.lit(0) if freq == "1d" else label).otherwise(end)
+    return end.cast(pl.Int32)
+
+
+@dataclass
+class TradeFilter:
+    """Turns blocks of ticks into trades with a bar; see `trades`."""
+
+    sessions: Sessions
+    freq: Freq
+    problems: ProblemLog
+    counts: TickCounts = field(default_factory=TickCounts)
+    _running: dict[str, pl.DataFrame] = field(default_factory=dict)
+
+    def trades(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """The trades of a block: symbol, date, bar, ms, row, price, volume, amount, pre_close."""
+        self.counts.rows += block.height
+        block = block.select(c for c in (*_PLACES, *COLUMNS) if c in block.columns)
+        if block["bad"].any():
+            block = block.filter(~pl.col("bad"))
+        if "trade_code" in layout.roles:
+            block = self._without_cancels(block)
+        block = self._per_row(block, layout)
+        block = block.with_columns(bar=bar_end(self.sessions, self.freq))
+        block = self._without_negative(block, layout)
+        traded = pl.col("volume") > 0
+        if not layout.roles & {"volume", "acc_volume"}:
+            # Without volumes every price counts; zeros before the open are quotes.
+            traded = pl.col("bar").is_not_null() | (pl.col("price") > 0)
+        candidates = block.filter(traded)
+        self.counts.quotes += block.height - candidates.height
+        trades = self._placed(candidates, layout)
+        self.counts.trades += trades.height
+        return trades
+
+    def _without_cancels(self, block: pl.DataFrame) -> pl.DataFrame:
+        kept = block.filter(
+            pl.col("trade_code").is_null() | ~pl.col("trade_code").is_in(["C", "c"])
+        )
+        self.counts.cancels += block.height - kept.height
+        return kept
+
+    def _per_row(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Give every row its own volume and amount, differencing cumulative columns."""
+        missing = pl.lit(None, dtype=pl.Float64)
+        for name in ("volume", "amount"):
+            if name not in layout.roles and f"acc_{name}" in layout.roles:
+                block = self._difference(block, layout, name)
+            elif name not in layout.roles:
+                block = block.with_columns(missing.alias(name))
+        if not layout.roles & {"amount", "acc_amount"}:
+            block = block.with_columns(amount=pl.col("price") * pl.col("volume"))
+        if "pre_close" not in layout.roles:
+            return block.with_columns(pre_close=missing)
+        return block.with_columns(
+            # Some exports write 0 where they do not know it.
+            pre_close=pl.when(pl.col("pre_close") > 0).then(pl.col("pre_close"))
+        )
+
+    def _difference(self, block: pl.DataFrame, layout: TickLayout, name: str) -> pl.DataFrame:
+        """Growth of a cumulative column over its highest value so far that day."""
+        total = f"acc_{name}"
+        day = ["symbol", "date"]
+        block = block.with_columns(pl.col("symbol").cast(pl.String)).sort(
+            "symbol", "date", "ms", maintain_order=True
+        )
+        running = self._running.get(name)
+        block = (
+            block.with_columns(before=pl.lit(0.0))
+            if running is None
+            else block.join(running, on=day, how="left", maintain_order="left").with_columns(
+                before=pl.col("before").fill_null(0.0)
+            )
+        )
+        peak = pl.col(total).cum_max().forward_fill().over(day)
+        block = block.with_columns(
+            base=pl.max_horizontal("before", peak.shift(1).over(day)).fill_null(0.0)
+        )
+        fell = block.filter(pl.col(total) < pl.col("base"))
+        what = "is less than before on that day"
+        report(self.problems, layout, fell, total, what, "Sort the file by symbol and time")
+        block = block.with_columns(
+            (pl.col(total) - pl.col("base")).clip(lower_bound=0.0).alias(name),
+        )
+        latest = block.group_by(day).agg(before=pl.max_horizontal(pl.col(total, "before").max()))
+        latest = latest if running is None else pl.concat([running, latest])
+        # One day per symbol is enough: within a symbol, days do not come back.
+        latest = latest.filter(pl.col("date") == pl.col("date").max().over("symbol"))
+        self._running[name] = latest.group_by(day).agg(pl.col("before").max())
+        return block.drop("before", "base")
+
+    def _without_negative(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        for name in ("price", "volume"):
+            below = block[name] < 0
+            if below.any():
+                negative = block.filter(below)
+                report(self.problems, layout, negative, name, "is negative", "Mend the row")
+                block = block.filter(~below.fill_null(False))
+        return block
+
+    def _placed(self, trades: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Only trades with a price and a bar; the others are logged."""
+        priceless = trades["price"].is_null() | (trades["price"] <= 0)
+        if priceless.any():
+            lost = trades.filter(priceless)
+            what = "is not a price, yet there is volume"
+            if not layout.roles & {"volume", "acc_volume"}:
+                what = "is not a price"
+            report(self.problems, layout, lost, "price", what, "Mend or remove the row")
+            trades = trades.filter(~priceless)
+        if trades["bar"].null_count():
+            self._log_outside(trades.filter(pl.col("bar").is_null()), layout)
+            trades = trades.filter(pl.col("bar").is_not_null())
+        return trades
+
+    def _log_outside(self, outside: pl.DataFrame, layout: TickLayout) -> None:
+        clock = (pl.col("ms").cast(pl.Int64) * 1_000_000).cast(pl.Time)
+        outside = outside.with_columns(at=clock.dt.strftime("%H:%M:%S%.3f"))
+        after = pl.lit(False)
+        if self.sessions.after is not None:
+            after = pl.col("ms").is_between(*self.sessions.after, closed="left")
+        column = layout.clock_column
+        report(
+            self.problems,
+            layout,
+            outside.filter(after),
+            column,
+            "is after-hours trading, which is in no bar",
+            "Nothing to do: bars hold the continuous session and its auctions",
+            value="at",
+            severity="warning",
+        )
+        report(
+            self.problems,
+            layout,
+            outside.filter(~after),
+            column,
+            "is outside the session",
+            "Check the time zone and data.calendar, or remove the row",
+            value="at",
+        )
+
+
+def partial_bars(trades: pl.DataFrame, origin: int) -> pl.DataFrame:
+    """Bars of one block's trades, with the place of their first and last trade.
+
+    `origin` numbers the file. Trades of the same millisecond keep the order of the file.
+    """
+    if not trades["ms"].is_sorted():
+        trades = trades.sort("ms", maintain_order=True)
+    # The places of the first and last trade stand for all that can be looked up there.
+    bars = (
+        trades.lazy()
+        .select("price", "volume", "amount", "pre_close", key=_key(), place=_PLACE)
+        .group_by("key")
+        .agg(
+            high=pl.col("price").max(),
+            low=pl.col("price").min(),
+            volume=pl.col("volume").sum(),
+            amount=pl.col("amount").sum(),
+            pre_close=pl.col("pre_close").max(),
+            first=pl.col("place").min(),
+            last=pl.col("place").max(),
+        )
+        .collect()
+    )
+    first = trades.select(*_KEYS, open="price", first_ms="ms", first_row="row")[bars["first"]]
+    last = trades.select(close="price", last_ms="ms", last_row="row")[bars["last"]]
+    file = pl.lit(origin, dtype=pl.Int32)
+    return pl.concat([bars, first, last], how="horizontal").select(
+        pl.col("symbol").cast(pl.String),
+        "date",
+        "bar",
+        *("open", "high", "low", "close", "volume", "amount", "pre_close"),
+        *("first_ms", "first_row", "last_ms", "last_row"),
+        first_file=file,
+        last_file=file,
+    )
+
+
+def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """One bar per symbol and time out of partial bars, sorted by symbol and time."""
+    whole = pl.concat(parts)
+    by_last = whole.sort("last_ms", "last_file", "last_row").with_columns(last=_PLACE)
+    by_first = by_last.sort("first_ms", "first_file", "first_row").with_columns(first=_PLACE)
+    bars = (
+        by_first.lazy()
+        .select("high", "low", "volume", "amount", "pre_close", "first", "last", key=_key())
+        .group_by("key")
+        .agg(
+            pl.col("high", "pre_close", "last").max(),
+            pl.col("low", "first").min(),
+            pl.col("volume", "amount").sum(),
+        )
+        .collect()
+    )
+    first = by_first.select(*_KEYS, "open", "first_ms", "first_file", "first_row")[bars["first"]]
+    last = by_last.select("close", "last_ms", "last_file", "last_row")[bars["last"]]
+    merged = pl.concat([bars, first, last], how="horizontal").select(whole.columns)
+    return merged.sort(_KEYS)
+
+
+def _key() -> pl.Expr:
+    """Symbol, date and bar as one integer: grouped faster than three columns."""
+    code = pl.col("symbol").cast(pl.Categorical).to_physical().cast(pl.Int64)
+    day = pl.col("date").to_physical().cast(pl.Int64)
+    return code * 2**36 + day * 1441 + pl.col("bar") // _MINUTE
+
+
+@dataclass
+class BarMerger:
+    """Collects partial bars; spills to `directory` beyond `limit` of them.
+
+    parts: into how many pieces, by symbol, the bars are split once they are spilled
+    """
+
+    directory: Path
+    parts: int
+    limit: int = 300_000
+    _pending: list[pl.DataFrame] = field(default_factory=list)
+    _rows: int = 0
+    _spills: int = 0
+
+    def add(self, bars: pl.DataFrame) -> None:
+        """Take partial bars; merges and spills when there are too many."""
+        if bars.is_empty():
+            return
+        self._pending.append(bars)
+        self._rows += bars.height
+        if self._rows <= self.limit:
+            return
+        merged = merge_bars(self._pending)
+        self._pending, self._rows = [merged], merged.height
+        if merged.height > self.limit // 2:
+            self._spill(merged)
+
+    def finish(self) -> Iterator[pl.DataFrame]:
+        """Yield the merged bars in pieces; all bars of a symbol are in one piece."""
+        if not self._spills:
+            if self._pending:
+                yield merge_bars(self._pending)
+            return
+        if self._pending:
+            self._spill(merge_bars(self._pending))
+        for part in range(self.parts):
+            files = sorted(self.directory.glob(f"{part}-*.parquet"))
+            if files:
+                yield merge_bars([pl.read_parquet(f, memory_map=False) for f in files])
+
+    def _spill(self, bars: pl.DataFrame) -> None:
+        split = bars.with_columns(part=pl.col("symbol").hash() % self.parts)
+        for (part,), piece in split.partition_by("part", as_dict=True, include_key=False).items():
+            piece.write_parquet(
+                self.directory / f"{part}-{self._spills}.parquet", compression="lz4"
+            )
+        self._spills += 1
+        self._pending, self._rows = [], 0
+
+
+def _ms(hour: int, minute: int) -> int:
+    return (hour * 60 + minute) * _MINUTE
+
+
+def _of_day(at: object) -> int:
+    assert isinstance(at, time)
+    return _ms(at.hour, at.minute)

@@ -1,0 +1,295 @@
+"""Tick files (Wind-style exports) as Parquet and as 1-minute, 5-minute and daily bars.
+
+The file is read once, in blocks, and never held in memory: see `_ticks_read` for the reading,
+`_ticks_bars` for the bars. Both kinds of export are understood:
+
+- trades (逐笔成交.csv): every row is a trade or, with code C, a cancellation;
+- snapshots (行情.csv): last price with the volume since the snapshot before, or with the day's
+  cumulative volume, which is differenced. Rows without new volume are quotes, not trades.
+
+Amounts are the file's; where it has none they are price × volume, exact for trades. Files may be
+sorted by time or by symbol; within a block they may be unsorted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from echelon.data import calendars
+from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._ticks_bars import (
+    COLUMNS,
+    BarMerger,
+    TickCounts,
+    TradeFilter,
+    partial_bars,
+    sessions_of,
+)
+from echelon.data.sources._ticks_layout import TickLayout, sniff
+from echelon.data.sources._ticks_read import BLOCK_BYTES, ProblemLog, read_blocks
+from echelon.errors import SourceError
+from echelon.files import sha256_file
+from echelon.types import Freq, Problem
+
+_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+_PART_BYTES = 64 << 20
+_GZIP_RATIO = 8
+_SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
+
+
+class TicksSource(SourceDefaults):
+    """Bars of tick files.
+
+    path: a CSV or CSV.gz, a directory of them, or a pattern such as ticks/**/逐笔成交.csv
+    columns: your column name → ours, for columns whose name is not recognised
+    parquet_dir: where to write the ticks themselves as Parquet in the same pass; None: nowhere
+    price_scale: what to multiply prices with; None: 1, or 1/10000 for Wind's whole-number prices
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        freq: Freq,
+        calendar: str = "XSHG",
+        timezone: str | None = None,
+        columns: Mapping[str, str] = _NO_COLUMNS,
+        parquet_dir: Path | None = None,
+        price_scale: float | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._path = path
+        self._freq: Freq = freq
+        self._calendar = "XSHG" if calendar == "auto" else calendar
+        self._timezone = timezone or calendars.timezone_of(self._calendar)
+        self._columns = dict(columns)
+        self._parquet_dir = parquet_dir
+        self._price_scale = price_scale
+        self._block_bytes = block_bytes
+        self._problems = ProblemLog()
+        self._counts = TickCounts()
+        self._layout_cache: list[TickLayout] | None = None
+        self._fingerprints: dict[tuple[str, int, int], str] = {}
+
+    def info(self) -> SourceInfo:
+        """Describe the bars; reads the files once, for their hash."""
+        return SourceInfo(
+            name="ticks",
+            freq=self._freq,
+            calendar=self._calendar,
+            timezone=self._timezone,
+            price_basis="raw",
+            fields=self._fields(),
+            fingerprint=self._fingerprint(),
+        )
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Read all files and yield their bars, every symbol's in one piece and sorted.
+
+        A bar's `row` is the line of its first trade. `since` is ignored: a tick file is read
+        whole.
+        """
+        layouts = self._layouts()
+        fields = self._fields()
+        self._problems = ProblemLog()
+        trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
+        self._counts = trades.counts
+        with tempfile.TemporaryDirectory(prefix="echelon-ticks-") as spill:
+            merger = BarMerger(Path(spill), _parts(layouts))
+            for number, layout in enumerate(layouts):
+                for block in self._blocks(layout):
+                    merger.add(partial_bars(trades.trades(block, layout), number))
+            for bars in merger.finish():
+                for (number,), piece in bars.group_by("first_file", maintain_order=True):
+                    assert isinstance(number, int)
+                    yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
+
+    def problems(self) -> list[Problem]:
+        """Rows that are in no bar and should not be so; the first of each kind, then a number."""
+        return self._problems.problems()
+
+    def problems_total(self) -> int:
+        """How many rows `problems` stands for."""
+        return self._problems.total
+
+    def counts(self) -> TickCounts:
+        """Where the rows went, after `frames`."""
+        return self._counts
+
+    def _fields(self) -> frozenset[str]:
+        roles = self._layouts()[0].roles
+        fields = {"open", "high", "low", "close"}
+        if roles & {"volume", "acc_volume"}:
+            fields |= {"volume", "amount"}
+        if roles & {"amount", "acc_amount"}:
+            fields.add("amount")
+        if "pre_close" in roles and self._freq == "1d":
+            fields.add("pre_close")
+        return frozenset(fields)
+
+    def _blocks(self, layout: TickLayout) -> Iterator[pl.DataFrame]:
+        columns = COLUMNS if self._parquet_dir is None else layout.names
+        with ExitStack() as stack:
+            sink = None
+            if self._parquet_dir is not None:
+                target = self._parquet_dir / self._parquet_name(layout.path)
+                sink = stack.enter_context(_ParquetSink(target, layout))
+            for block in read_blocks(
+                layout, self._problems, columns, block_bytes=self._block_bytes
+            ):
+                if sink is not None:
+                    sink.write(block)
+                yield block
+
+    def _parquet_name(self, path: Path) -> str:
+        """One Parquet file per tick file, its place below a directory spelled into the name."""
+        inside = path.relative_to(self._path) if self._path.is_dir() else Path(path.name)
+        if "*" in str(self._path):
+            inside = Path(*path.parts[-3:])
+        stem = "-".join(p for p in inside.parts if p not in ("/", ".."))
+        return stem.removesuffix(".gz").rsplit(".", 1)[0] + ".parquet"
+
+    def _layouts(self) -> list[TickLayout]:
+        if self._layout_cache is None:
+            files = _files(self._path)
+            layouts = [sniff(f, self._columns, self._price_scale) for f in files]
+            first = layouts[0]
+            for other in layouts[1:]:
+                if other.names != first.names:
+                    raise SourceError(
+                        f"{other.path} has other columns than {first.path}: trades and snapshots "
+                        "of one day must not be counted twice. Import one kind of file, with a "
+                        "pattern such as data.path=ticks/**/逐笔成交.csv."
+                    )
+            self._layout_cache = layouts
+        return self._layout_cache
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for layout in self._layouts():
+            status = layout.path.stat()
+            key = (str(layout.path), status.st_size, status.st_mtime_ns)
+            if key not in self._fingerprints:
+                self._fingerprints[key] = sha256_file(layout.path)
+            # How a file is read belongs to what it delivers.
+            digest.update(f"{layout.names} {layout.clock} {layout.price_scale}".encode())
+            digest.update(self._fingerprints[key].encode())
+        digest.update(f"ticks-1 {self._freq} {self._calendar}".encode())
+        return digest.hexdigest()
+
+
+def ticks_to_parquet(
+    path: Path,
+    target: Path,
+    *,
+    columns: Mapping[str, str] = _NO_COLUMNS,
+    price_scale: float | None = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> list[Problem]:
+    """Write one tick file as Parquet, in blocks; returns the rows that could not be read.
+
+    Columns: symbol (string), date (date32), time (time32[ms]), then the file's others: those we
+    know under our names as float64, in yuan and shares (price, volume, bid_price1 …), the rest
+    as text. Every readable row is kept, quotes and cancellations too, in file order, one row
+    group per block. The target appears whole or not at all.
+    """
+    layout = sniff(path, columns, price_scale)
+    problems = ProblemLog()
+    with _ParquetSink(target, layout) as sink:
+        for block in read_blocks(layout, problems, layout.names, block_bytes=block_bytes):
+            sink.write(block)
+    return problems.problems()
+
+
+class _ParquetSink:
+    """Writes blocks of ticks to a temporary file that gets its name when all is written."""
+
+    def __init__(self, target: Path, layout: TickLayout) -> None:
+        clocks = ("symbol", "date", "time", "datetime", "")
+        self._others = [n for n in layout.names if n not in clocks]
+        numbers = set(layout.numbers)
+        self._schema = pa.schema(
+            [("symbol", pa.string()), ("date", pa.date32()), ("time", pa.time32("ms"))]
+            + [(n, pa.float64() if n in numbers else pa.string()) for n in self._others]
+        )
+        self._target = target
+        self._temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+    def __enter__(self) -> Self:
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._writer = pq.ParquetWriter(
+            self._temporary, self._schema, compression="zstd", use_dictionary=["symbol", "date"]
+        )
+        return self
+
+    def write(self, block: pl.DataFrame) -> None:
+        """Add a block as one row group."""
+        columns = block.select(
+            pl.col("symbol").cast(pl.String), "date", pl.col("ms").alias("time"), *self._others
+        )
+        table = pa.table(
+            [
+                column.cast(kind)
+                for column, kind in zip(columns.to_arrow().columns, self._schema.types, strict=True)
+            ],
+            schema=self._schema,
+        )
+        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.close()
+        if kind is None:
+            self._temporary.replace(self._target)
+        else:
+            self._temporary.unlink(missing_ok=True)
+
+
+def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
+    time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
+    absent = [c for c in ("volume", "amount", "pre_close") if c not in fields]
+    return conform(
+        bars.with_columns(time=time, row=pl.col("first_row")).drop(absent).sort("symbol", "time")
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if "*" in str(path):
+        anchor = Path(path.anchor) if path.is_absolute() else Path()
+        pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
+        found = [f for f in anchor.glob(pattern) if f.is_file()]
+    elif path.is_dir():
+        found = [f for f in path.rglob("*") if f.name.lower().endswith(_SUFFIXES)]
+    elif path.is_file():
+        found = [path]
+    else:
+        raise SourceError(f"{path}: no such file or directory. Set data.path to the tick export.")
+    if not found:
+        raise SourceError(f"{path}: no tick files (CSV or CSV.gz) there. Set data.path.")
+    return sorted(found)
+
+
+def _parts(layouts: list[TickLayout]) -> int:
+    """Into how many pieces bars are split when they do not fit in memory."""
+    size = sum(
+        layout.path.stat().st_size * (_GZIP_RATIO if layout.path.suffix == ".gz" else 1)
+        for layout in layouts
+    )
+    return min(max(size // _PART_BYTES, 1), 256)
