@@ -209,6 +209,30 @@ def test_environment_that_was_made_elsewhere_is_made_anew(checkout: Path) -> Non
     assert str(checkout) in stamp.read_text()
 
 
+def test_missing_package_without_root_is_said_and_is_no_error(tmp_path: Path) -> None:
+    for name, body in {
+        ".venv/bin/python": "echo redis-server",
+        "bin/id": "echo 1000",
+        "bin/apt-get": f"touch {tmp_path}/called",
+    }.items():
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "packages.sh", tmp_path / "scripts")
+    answer = subprocess.run(
+        [tmp_path / "scripts" / "packages.sh"],
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "the tests that need redis-server will be skipped" in answer.stdout
+    assert "only root can install it" in answer.stdout
+    assert not (tmp_path / "called").exists()
+
+
 def test_benchmarks_are_found_by_their_main_without_being_imported(tmp_path: Path) -> None:
     (tmp_path / "speed.py").write_text(
         '"""How fast.\n\nMore."""\nraise RuntimeError\ndef main(): ...\n'
