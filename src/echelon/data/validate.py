@@ -129,7 +129,8 @@ def _row_rules(info: SourceInfo) -> list[_Rule]:
     for name in (*needed, "pre_close"):
         value = pl.col(name)
         rules.append(_Rule(name, value.is_infinite(), pl.lit(f"{name} is infinite")))
-        rules.append(_Rule(name, value <= 0, pl.format(f"{name} {{}} is not positive", value)))
+        below = (value <= 0) & value.is_finite()
+        rules.append(_Rule(name, below, pl.format(f"{name} {{}} is not positive", value)))
     for name in ("volume", "amount"):
         value = pl.col(name)
         odd = value.is_nan() | value.is_infinite()
@@ -144,14 +145,17 @@ def _range_rules(prices: Sequence[str]) -> list[_Rule]:
     if "high" not in prices or "low" not in prices:
         return []
     high, low = pl.col("high"), pl.col("low")
-    inverted = high < low * (1 - _TOLERANCE)
+    # NaN compares as the greatest number in polars; what is not finite has its own rule.
+    known = high.is_finite() & low.is_finite()
+    inverted = known & (high < low * (1 - _TOLERANCE))
     rules = [_Rule("high", inverted, pl.format("high {} is below low {}", high, low))]
     for name in ("open", "close"):
         if name in prices:
             value = pl.col(name)
             outside = (value > high * (1 + _TOLERANCE)) | (value < low * (1 - _TOLERANCE))
             text = pl.format(f"{name} {{}} lies outside low {{}} to high {{}}", value, low, high)
-            rules.append(_Rule(name, outside & ~inverted & (low > 0), text))
+            judged = known & value.is_finite() & ~inverted & (low > 0) & (value > 0)
+            rules.append(_Rule(name, outside & judged, text))
     return rules
 
 

@@ -101,7 +101,22 @@ def _date_as_written(written: pl.Expr, local: pl.Expr, daily: bool) -> pl.Expr:
     return pl.when(at_midnight).then(written).otherwise(local)
 
 
+def _uniform(cells: pl.Series) -> pl.Series | None:
+    """The common case, fast: every cell in one plain form; None where that is not so."""
+    length = cells.str.len_bytes()
+    if length.min() is None or length.min() != length.max():
+        return None
+    form = {10: "%Y-%m-%d", 8: "%Y%m%d", 19: "%Y-%m-%d %H:%M:%S"}.get(int(length[0] or 0))
+    if form is None:
+        return None
+    times = cells.str.strptime(pl.Datetime("us"), form, strict=False)
+    return times if times.null_count() == cells.null_count() else None
+
+
 def _from_text(cells: pl.Series, timezone: str, daily: bool) -> pl.DataFrame:
+    plain = _uniform(cells)
+    if plain is not None:
+        return pl.select(time=plain, aware=False)
     # Dates repeat across symbols: parse each distinct text once.
     frame = cells.rename("cell").to_frame()
     distinct = frame.unique().with_columns(text=pl.col("cell").str.strip_chars())
