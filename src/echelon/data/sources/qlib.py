@@ -1,0 +1,436 @@
+"""A Qlib data directory, read natively: day and 1-minute bars without pyqlib.
+
+The format (pyqlib 0.9.7, `FileFeatureStorage` and `scripts/dump_bin.py`):
+
+- `calendars/<freq>.txt`: one time per line, ascending;
+- `instruments/<market>.txt`: symbol, first and last day, tab-separated, several lines per symbol;
+- `features/<symbol, lower case>/<field>.<freq>.bin`: little-endian float32; the first number is
+  the calendar index of the second. Names that Windows reserves (CON, NUL …) get `_qlib_` before.
+
+Qlib's prices are adjusted: price = traded price × factor, volume = traded volume / factor. Where
+every symbol has a factor we deliver traded prices with the factor beside them, otherwise the
+adjusted prices as they are. NaN closes are suspensions and give no row.
+
+Qlib names a minute by its start (09:30 to 14:59 for A-shares), Echelon by its end: 1-minute
+times are moved by one minute unless the calendar holds the session's close, which no bar starts
+at. Taken as they are, a bar would seem known a minute before it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from echelon.data import calendars
+from echelon.data.bars import PRICES, RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults
+from echelon.errors import SourceError
+from echelon.files import sha256_file
+from echelon.types import Floats, Floats32, Freq, Problem, Times
+
+_FREQS: Mapping[str, str] = {"1d": "day", "1min": "1min"}
+_RESERVED = frozenset(
+    {"CON", "PRN", "AUX", "NUL"} | {f"{port}{i}" for port in ("COM", "LPT") for i in range(10)}
+)
+_A_SHARE = re.compile(r"(?:SH|SZ|BJ)\d{6}|\d{6}\.(?:SH|SZ|BJ)", re.IGNORECASE)
+# Price and factor are each off by up to 2^-24 of their size, so their quotient by twice that.
+_NOISE = 2.1 * 2.0**-24
+_REDUMP = "Dump the symbol again, or take it out of the instruments file"
+_VERSION = "1"
+
+
+class Bin(NamedTuple):
+    """One feature file: values[L] float32, the first at calendar index `start`."""
+
+    start: int
+    values: Floats32
+
+
+class Interval(NamedTuple):
+    """One line of an instruments file; `last` is the last day, included."""
+
+    symbol: str
+    first: date
+    last: date
+
+
+class QlibSource(SourceDefaults):
+    """Bars of a Qlib data directory.
+
+    market: which instruments file: all, csi300 …; its intervals are the index membership
+    calendar: auto takes XSHG where symbols are A-shares (SH600000), otherwise "data"
+    benchmark: symbol of the index; it is left out of the bars
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        freq: Freq,
+        calendar: str = "auto",
+        market: str = "all",
+        benchmark: str | None = None,
+    ) -> None:
+        if freq not in _FREQS:
+            raise SourceError(
+                f"data.freq: a Qlib directory has day and 1min bars, not {freq}. "
+                "Use data.freq=1d or data.freq=1min."
+            )
+        if not path.is_dir():
+            raise SourceError(
+                f"{path}: no such directory. Set data.path to a Qlib data directory, the one with "
+                "calendars, instruments and features in it."
+            )
+        self._path = path
+        self._freq: Freq = freq
+        self._suffix = _FREQS[freq]
+        self._wanted_calendar = calendar
+        self._market = market
+        self._benchmark = benchmark
+        self._problems: list[Problem] = []
+
+    def info(self) -> SourceInfo:
+        """Describe the directory; reads it once, for its hash."""
+        fields = {"close"} | {
+            name
+            for name in (*PRICES, "volume", "amount")
+            if any(self._bin_path(s, name).exists() for s in self._symbols)
+        }
+        if any(self._bin_path(s, "vwap").exists() for s in self._symbols) and "volume" in fields:
+            fields.add("amount")
+        return SourceInfo(
+            name="qlib",
+            freq=self._freq,
+            calendar=self._calendar,
+            timezone=calendars.timezone_of(self._calendar),
+            price_basis="raw" if self._has_factor else "adjusted",
+            fields=frozenset(fields | ({"factor"} if self._has_factor else set())),
+            fingerprint=self._fingerprint(),
+        )
+
+    def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
+        """Yield one frame per symbol; its `row` k is the number at byte 4·k of the close file."""
+        self._problems = []
+        times = self.times()
+        for symbol in self._symbols:
+            if symbol == self._benchmark:
+                continue
+            frame = self._bars(symbol, times)
+            if frame is None:
+                continue
+            if since is not None and symbol in since:
+                frame = frame.filter(pl.col("time") >= since[symbol])
+            yield RawFrame(conform(frame), str(self._bin_path(symbol, "close")))
+
+    def problems(self) -> list[Problem]:
+        """Symbols and days that could not be read, after `frames`."""
+        return list(self._problems)
+
+    def instruments(self) -> pl.DataFrame | None:
+        """First and last day of each symbol by instruments/all.txt (or the market's own file).
+
+        A symbol whose last day is before the calendar's last no longer trades from the day after.
+        """
+        whole = self._path / "instruments" / "all.txt"
+        rows = _read_instruments(whole) if whole.exists() else self._intervals
+        wanted = set(self._symbols)
+        table = pl.DataFrame(rows, schema=["symbol", "listed", "last"], orient="row")
+        table = (
+            table.filter(pl.col("symbol").is_in(wanted))
+            .group_by("symbol")
+            .agg(pl.col("listed").min(), pl.col("last").max())
+        )
+        return table.select(
+            "symbol",
+            "listed",
+            delisted=_day_after("last", self._last_day),
+            reason=pl.lit(None, dtype=pl.String),
+            name=pl.lit(None, dtype=pl.String),
+        ).sort("symbol")
+
+    def membership(self) -> pl.DataFrame | None:
+        """The intervals of the market; open-ended where they reach the calendar's last day."""
+        table = pl.DataFrame(self._intervals, schema=["symbol", "start", "last"], orient="row")
+        return (
+            table.filter(pl.col("symbol") != (self._benchmark or ""))
+            .select("symbol", "start", end=_day_after("last", self._last_day))
+            .sort("symbol", "start")
+        )
+
+    def benchmark(self) -> pl.DataFrame | None:
+        """Closes of the benchmark symbol."""
+        if self._benchmark is None:
+            return None
+        found = self._bars(self._benchmark, self.times())
+        if found is None:
+            raise SourceError(str(self._problems.pop()))
+        return found.select("time", "close")
+
+    def times(self) -> Times:
+        """The calendar as ends of bars: datetime64[us][T]."""
+        shift = np.timedelta64(1, "m") if self._starts else np.timedelta64(0, "m")
+        return np.asarray(self._stamps + shift)
+
+    def feature(self, symbol: str, field: str) -> pl.DataFrame:
+        """One field as stored, float32 and adjusted: time (as in the calendar), value."""
+        found = read_bin(self._bin_path(symbol, field), len(self._stamps))
+        stamps = self._stamps[found.start : found.start + len(found.values)]
+        return pl.DataFrame({"time": stamps, "value": found.values})
+
+    @cached_property
+    def _stamps(self) -> Times:
+        return _read_calendar(self._path / "calendars" / f"{self._suffix}.txt")
+
+    @property
+    def _last_day(self) -> date:
+        last: datetime = self._stamps[-1].astype(datetime)
+        return last.date()
+
+    @cached_property
+    def _intervals(self) -> list[Interval]:
+        path = self._path / "instruments" / f"{self._market.lower()}.txt"
+        if not path.exists():
+            known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
+            raise SourceError(f"{path}: no such market. Markets in this directory: {known}.")
+        return _read_instruments(path)
+
+    @cached_property
+    def _symbols(self) -> list[str]:
+        return sorted({interval.symbol for interval in self._intervals})
+
+    @cached_property
+    def _calendar(self) -> str:
+        if self._wanted_calendar != "auto":
+            return self._wanted_calendar
+        n_a_shares = sum(bool(_A_SHARE.fullmatch(s)) for s in self._symbols)
+        return "XSHG" if 2 * n_a_shares > len(self._symbols) else calendars.FROM_DATA
+
+    @cached_property
+    def _has_factor(self) -> bool:
+        """Whether every symbol that has closes has a factor."""
+        with_close = [s for s in self._symbols if self._bin_path(s, "close").exists()]
+        return bool(with_close) and all(self._bin_path(s, "factor").exists() for s in with_close)
+
+    @cached_property
+    def _starts(self) -> bool:
+        """Whether the calendar names minutes by their start."""
+        if self._freq == "1d":
+            return False
+        if self._calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
+            return True
+        first, last = (s.astype(datetime).date() for s in self._stamps[[0, -1]])
+        zone = calendars.timezone_of(self._calendar)
+        closes = calendars.hours(self._calendar, first, last, zone)["close"].to_numpy()
+        return not np.isin(closes.astype("datetime64[us]"), self._stamps).any()
+
+    def _bin_path(self, symbol: str, field: str) -> Path:
+        folder = f"_qlib_{symbol}" if symbol.upper() in _RESERVED else symbol
+        return self._path / "features" / folder.lower() / f"{field}.{self._suffix}.bin"
+
+    def _bars(self, symbol: str, times: Times) -> pl.DataFrame | None:
+        """Bars of one symbol, or None with a problem noted."""
+        close_path = self._bin_path(symbol, "close")
+        if not close_path.exists():
+            self._problems.append(self._no_close(symbol, close_path))
+            return None
+        columns: dict[str, Floats] = {}
+        for field in (*PRICES, "volume", "amount", "vwap", "factor"):
+            path = self._bin_path(symbol, field)
+            if not path.exists():
+                continue
+            try:
+                found = read_bin(path, len(times))
+            except SourceError as error:
+                what = str(error).removeprefix(f"{path}: ").rstrip(".")
+                self._problems.append(Problem(str(path), None, field, what, _REDUMP))
+                return None
+            if field == "close":
+                start, length = found.start, len(found.values)
+            columns[field] = _align(found, len(times))
+        rows = np.flatnonzero(~np.isnan(columns["close"]))
+        frame = pl.DataFrame(
+            {"time": times[rows]} | {name: values[rows] for name, values in columns.items()},
+        ).with_columns(symbol=pl.lit(symbol), row=pl.Series(rows - start + 1))
+        assert frame["row"].is_between(1, length).all()
+        frame = _money(frame.with_columns(pl.col(*columns).fill_nan(None)))
+        return (
+            self._traded(frame, symbol) if self._has_factor else frame.drop("factor", strict=False)
+        )
+
+    def _no_close(self, symbol: str, path: Path) -> Problem:
+        listed = f"{symbol} is in instruments/{self._market.lower()}.txt"
+        folder = path.parent
+        if folder.is_dir() and not any(folder.glob(f"*.{self._suffix}.bin")):
+            # Minutes of a few symbols beside the days of many are usual.
+            what = f"{listed} but has no {self._suffix} data"
+            remedy = "Nothing to do, unless it should have"
+            return Problem(str(folder), None, None, what, remedy, "warning")
+        what = f"{listed} but there is no {path.name if folder.is_dir() else 'such directory'}"
+        file = path if folder.is_dir() else folder
+        return Problem(str(file), None, None, what, _REDUMP)
+
+    def _traded(self, frame: pl.DataFrame, symbol: str) -> pl.DataFrame:
+        """Undo Qlib's adjustment; days without a usable factor are noted and left out."""
+        usable = pl.col("factor").is_not_null() & (pl.col("factor") > 0)
+        path = str(self._bin_path(symbol, "factor"))
+        self._problems += [
+            Problem(
+                path,
+                int(row),
+                "factor",
+                f"{symbol} has a close at {time} but the factor is {factor}",
+                "Dump the symbol again: the traded price is close / factor",
+            )
+            for row, time, factor in frame.filter(~usable).select("row", "time", "factor").rows()
+        ]
+        frame = frame.filter(usable)
+        factor = frame["factor"].to_numpy()
+        prices = {p: (2, 3, 4) for p in PRICES if p in frame.columns}
+        changed = {
+            name: shortest_decimal(frame[name].to_numpy() / factor, decimals)
+            for name, decimals in prices.items()
+        }
+        if "volume" in frame.columns:
+            changed["volume"] = shortest_decimal(frame["volume"].to_numpy() * factor, (0,))
+        return frame.with_columns(pl.Series(n, v) for n, v in changed.items()).with_columns(
+            pl.col(*changed).fill_nan(None)
+        )
+
+    def _fingerprint(self) -> str:
+        """Hash of the calendar, the instruments and every feature file that is read."""
+        digest = hashlib.sha256(f"qlib-{_VERSION} {self._freq} {self._market}".encode())
+        digest.update(f" {self._calendar} {self._benchmark}".encode())
+        files = [
+            self._path / "calendars" / f"{self._suffix}.txt",
+            self._path / "instruments" / f"{self._market.lower()}.txt",
+        ]
+        for symbol in sorted({*self._symbols, *([self._benchmark] if self._benchmark else [])}):
+            folder = self._bin_path(symbol, "close").parent
+            files += sorted(folder.glob(f"*.{self._suffix}.bin"))
+        for file in files:
+            if file.exists():
+                digest.update(f"{file.relative_to(self._path)} {sha256_file(file)}\n".encode())
+        return digest.hexdigest()
+
+
+def read_bin(path: Path, n_times: int) -> Bin:
+    """Read one feature file of a calendar of `n_times` entries."""
+    data = path.read_bytes()
+    if len(data) < 4 or len(data) % 4:
+        raise SourceError(
+            f"{path}: {len(data)} bytes are not a start index and float32 values. The file is cut "
+            "short: dump the symbol again."
+        )
+    numbers = np.frombuffer(data, dtype="<f4")
+    head, values = float(numbers[0]), numbers[1:].astype(np.float32)
+    if not (head >= 0 and head.is_integer()):
+        raise SourceError(
+            f"{path}: the first number, {head}, is not a calendar index. Dump the symbol again."
+        )
+    start = int(head)
+    if start + len(values) > n_times:
+        raise SourceError(
+            f"{path}: {len(values)} values from index {start} on do not fit the calendar of "
+            f"{n_times} entries. The calendar is older than the file: dump both again."
+        )
+    return Bin(start, values)
+
+
+def shortest_decimal(values: Floats, decimals: tuple[int, ...]) -> Floats:
+    """Values[L] rounded to the fewest of `decimals` that float32 cannot tell from the value.
+
+    A traded price has two to four decimals, and two float32 numbers divided give it back only
+    to about 1.2e-7 of its size: 10.25 comes out as 10.2500003. What is further from every
+    rounding than that error stays as it is. NaN stays NaN.
+    """
+    result = values.copy()
+    for places in sorted(decimals, reverse=True):
+        rounded = np.round(values, places)
+        near = np.abs(values - rounded) <= _NOISE * np.abs(values)
+        result = np.where(near, rounded, result)
+    return result
+
+
+def _align(found: Bin, n_times: int) -> Floats:
+    """Values on the whole calendar, NaN outside the file's range: float64[T]."""
+    whole = np.full(n_times, np.nan)
+    whole[found.start : found.start + len(found.values)] = found.values
+    return whole
+
+
+def _money(frame: pl.DataFrame) -> pl.DataFrame:
+    """Amount as stored or as vwap × volume, in which the adjustment cancels out."""
+    if "vwap" not in frame.columns:
+        return frame
+    if "amount" not in frame.columns and "volume" in frame.columns:
+        frame = frame.with_columns(amount=pl.col("vwap") * pl.col("volume"))
+    return frame.drop("vwap")
+
+
+def _day_after(column: str, last_day: date) -> pl.Expr:
+    """The day after an interval's last, null where the interval reaches the data's end."""
+    return pl.when(pl.col(column) < last_day).then(pl.col(column) + timedelta(days=1))
+
+
+def _read_calendar(path: Path) -> Times:
+    """A calendar file: datetime64[us][T], ascending."""
+    if not path.exists():
+        others = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
+        raise SourceError(
+            f"{path}: no such calendar. Calendars in this directory: {others}. Set data.path to "
+            "the directory with calendars in it, and data.freq to one it has."
+        )
+    stamps = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            stamps.append(datetime.fromisoformat(line.strip()))
+        except ValueError as error:
+            raise SourceError(
+                f"{path}, row {number}: {line!r} is not a time. Write it as 2020-01-02 or "
+                "2020-01-02 09:30:00."
+            ) from error
+    times = np.array(stamps, dtype="datetime64[us]")
+    if not times.size:
+        raise SourceError(f"{path}: the calendar is empty. Dump the directory again.")
+    late = np.flatnonzero(times[1:] <= times[:-1])
+    if late.size:
+        raise SourceError(
+            f"{path}: {times[late[0] + 1]} does not come after {times[late[0]]}. Sort the calendar "
+            "and dump the features again: their values are counted along it."
+        )
+    return times
+
+
+def _read_instruments(path: Path) -> list[Interval]:
+    intervals = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        cells = [c.strip() for c in line.split("\t")]
+        try:
+            symbol, first, last = cells[:3]
+            intervals.append(
+                Interval(
+                    symbol,
+                    datetime.fromisoformat(first).date(),
+                    datetime.fromisoformat(last).date(),
+                )
+            )
+        except ValueError as error:
+            raise SourceError(
+                f"{path}, row {number}: {line!r} is not symbol, first day and last day, separated "
+                "by tabs. Mend the line."
+            ) from error
+    if not intervals:
+        raise SourceError(f"{path}: no instruments in it. Dump the directory again.")
+    return intervals
