@@ -178,7 +178,7 @@ def test_ranks_of_what_is_there_stay_on_a_close_only_source() -> None:
 
 def test_selection_that_is_empty_is_refused_with_the_reason() -> None:
     with pytest.raises(FeatureError, match="names no feature"):
-        select(FeaturesConfig(), ALL_FIELDS)
+        select(FeaturesConfig(stationary=StationaryConfig(enabled=False)), ALL_FIELDS)
     only_atr = FeaturesConfig(indicators=IndicatorsConfig(atr=(14,)))
     with pytest.raises(FeatureError, match="atr_14 is left out: the source has no high, low"):
         select(only_atr, frozenset({"close"}))
@@ -487,3 +487,9 @@ def test_rank_refuses_arrays_that_do_not_fit() -> None:
         rank(np.zeros((2, 3)), np.ones((3, 2), dtype=bool))
     with pytest.raises(AssertionError, match="not bool"):
         rank(np.zeros((2, 3)), np.ones((2, 3)))  # type: ignore[arg-type]
+
+
+def test_stationary_set_is_the_default_where_nothing_else_is_asked_for() -> None:
+    fields = frozenset({"close"})
+    assert "ret_1" in select(FeaturesConfig(), fields).names
+    assert "ret_1" not in select(FeaturesConfig(ohlcv=True), fields).names

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
 
@@ -239,10 +238,10 @@ importing.import_source(Dying(bars, pieces=4), Store(Path({root!r})), "m")
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Store]:
+def stored(tmp_path: Path) -> Store:
     store = Store(tmp_path / "store")
     import_source(FrameSource(make_bars(seed=1)), store, "m")
-    yield store
+    return store
 
 
 @pytest.mark.parametrize("stage", ["reading", "merging", "publishing"])

@@ -111,7 +111,7 @@ def import_(
 
 def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> None:
     origin = open_source(tree)
-    extras = read_extras(tree)
+    extras = read_extras(tree, origin.info())
     name = dataset_name(tree, origin, extras)
     with progress_bar("reading bars") as bar:
         report = import_source(
@@ -211,9 +211,9 @@ def check(
         if tree.data.source == "store":
             problems = check_stored(Store(tree.data.store), str(tree.data.dataset))
         else:
-            problems = check_source(
-                open_source(tree), read_extras(tree), Path(scratch), progress=bar.count
-            )
+            origin = open_source(tree)
+            extras = read_extras(tree, origin.info())
+            problems = check_source(origin, extras, Path(scratch), progress=bar.count)
     _print_problems(problems)
 
 

@@ -56,6 +56,17 @@ def configured(config: Path | None, overrides: list[str] | None, level: LogLevel
     return load_config(config, overrides or ())
 
 
+def config_of(config: Path | None, resume: Path | None) -> Path | None:
+    """The configuration file: --config, or the one in the directory of --resume."""
+    if resume is None:
+        return config
+    if config is not None:
+        raise UsageError("--resume uses the configuration of its run; leave --config out.")
+    if not (resume / "config.yaml").is_file():
+        raise UsageError(f"--resume {resume}: no config.yaml there, so not a run directory.")
+    return resume / "config.yaml"
+
+
 def run_directory(
     config_file: Path | None, output_dir: Path | None, resume: Path | None, parent: Path
 ) -> Path:
@@ -63,8 +74,6 @@ def run_directory(
     if resume is not None:
         if output_dir is not None and output_dir != resume:
             raise UsageError("--resume goes on in its own directory; leave --output-dir out.")
-        if not (resume / "config.yaml").is_file():
-            raise UsageError(f"--resume {resume}: no config.yaml there, so not a run directory.")
         return resume
     if output_dir is not None:
         return output_dir

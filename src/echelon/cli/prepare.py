@@ -16,6 +16,7 @@ from echelon.cli.options import (
     Overrides,
     Quarantine,
     Resume,
+    config_of,
     configured,
     run_directory,
 )
@@ -41,8 +42,7 @@ def prepare(
     The data are imported first where the store does not have them yet. A set that was prepared
     before, from the same data, configuration and code, comes from the cache.
     """
-    file = resume / "config.yaml" if resume is not None else config
-    tree = configured(file, override, log_level)
+    tree = configured(config_of(config, resume), override, log_level)
     directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
     report = prepare_run(tree, directory, "prepare", quarantine=quarantine)
     print_summary(report, directory, tree)

@@ -37,8 +37,8 @@ class IndicatorsConfig(Section):
 class StationaryConfig(Section):
     """The stationary set, default of the hierarchical agent. Everything is a ratio or a rank."""
 
-    enabled: bool = False
-    """Compute the set."""
+    enabled: bool | Literal["auto"] = "auto"
+    """Compute the set. auto: where nothing else is asked for."""
     returns: tuple[PositiveInt, ...] = (1, 5, 10, 20, 60)
     """Log returns over these numbers of bars."""
     volatility: Periods = (10, 20, 60)
@@ -64,6 +64,13 @@ class FeaturesConfig(Section):
     """Python files with your own factors (`@factor`); running the command runs these files."""
     custom: tuple[str, ...] = ()
     """Names of your factors to use; empty: every factor the modules register."""
+
+    @property
+    def wants_stationary(self) -> bool:
+        """Whether to compute the stationary set."""
+        if self.stationary.enabled != "auto":
+            return self.stationary.enabled
+        return not (self.ohlcv or self.modules or self.indicators != IndicatorsConfig())
 
 
 class NormalizationConfig(Section):

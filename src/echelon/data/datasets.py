@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.config import Config
+from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest
 from echelon.data.sources import open_source
@@ -20,8 +21,8 @@ from echelon.files import sha256_file
 VENDORS = ("yfinance", "akshare", "tushare")
 
 
-def read_extras(config: Config) -> Extras:
-    """Tables the configuration adds to a dataset: universe, instruments, benchmark."""
+def read_extras(config: Config, info: SourceInfo) -> Extras:
+    """Tables the configuration adds to a source's dataset: universe, instruments, benchmark."""
     data = config.data
     extras, files = Extras(), []
     if data.universe is not None:
@@ -31,7 +32,13 @@ def read_extras(config: Config) -> Extras:
         extras = replace(extras, instruments=read_instruments(data.instruments))
         files.append(data.instruments)
     if data.benchmark_path is not None:
-        extras = replace(extras, benchmark=read_benchmark(data.benchmark_path, data.benchmark))
+        benchmark = read_benchmark(
+            data.benchmark_path,
+            data.benchmark,
+            freq=data.freq,
+            timezone=data.timezone or info.timezone,
+        )
+        extras = replace(extras, benchmark=benchmark)
         files.append(data.benchmark_path)
     if not files:
         return extras
@@ -64,7 +71,7 @@ def ensure_dataset(
             )
         return store.manifest(config.data.dataset)
     source = open_source(config)
-    extras = read_extras(config)
+    extras = read_extras(config, source.info())
     name = dataset_name(config, source, extras)
     if name in store:
         manifest = store.manifest(name)

@@ -164,14 +164,16 @@ def join_all(
     times: Times,
     symbols: Sequence[str],
     calendar: str,
+    timezone: str | None = None,
     published_until: datetime | None = None,
 ) -> Exogenous:
     """Read every file and join it, each with its own maximal age: the series side by side.
 
+    timezone: of the bar times; None: the calendar's
     times[T]: bars; where all are at midnight they are daily and decided on at the session's close
     published_until: a bar's time; pretend that nothing was published after its decision
     """
-    timezone = timezone_of(calendar)
+    timezone = timezone_of(calendar) if timezone is None else timezone
     daily = bool(np.all(times == times.astype("datetime64[D]")))
 
     def offsets(at: Times) -> timedelta | NDArray[np.timedelta64]:

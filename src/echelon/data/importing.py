@@ -135,9 +135,7 @@ class _Import:
                 self._spill(buffer)
                 buffer, rows = [], 0
         self._spill(buffer)
-        unreadable = source.problems()
-        self.problems.extend(unreadable)
-        self.n_bad += sum(p.severity == "error" for p in unreadable)
+        self._note_unreadable(source)
         self._refuse_unless(quarantine)
         if not self._spills:
             raise DataError(
@@ -155,6 +153,16 @@ class _Import:
         if bad.height:
             self.n_bad += bad.height
             self._bad.append(bad.with_columns(pl.lit(origin).alias("file")))
+
+    def _note_unreadable(self, source: Source) -> None:
+        """Rows that never became bars count and are kept like any other bad row."""
+        problems, rows = source.problems(), source.rejected()
+        self.problems.extend(problems)
+        if rows is None:
+            self.n_bad += sum(p.severity == "error" for p in problems)
+        elif rows.height:
+            self.n_bad += rows.height
+            self._bad.append(rows)
 
     def _refuse_unless(self, quarantine: bool) -> None:
         errors = [p for p in self.problems if p.severity == "error"]

@@ -161,7 +161,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
     shipped: list[FeatureSpec] = [
         *(ohlcv_features() if config.ohlcv else ()),
         *indicator_features(config.indicators),
-        *stationary_features(config.stationary),
+        *(stationary_features(config.stationary) if config.wants_stationary else ()),
     ]
     names = [name for spec in shipped for name in columns(spec)]
     for name in names:

@@ -22,7 +22,7 @@ def draw_prepared(prepared: Prepared, path: Path) -> None:
     """Draw `prepared` as a PNG at `path`."""
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(12, 10), layout="constrained")
-        top, middle, bottom = figure.subplots(3, 1, height_ratios=[3, 2, 4])
+        top, middle, bottom = figure.subplots(3, 1, height_ratios=[3, 1, 4])
         _draw_growth(prepared, top)
         _draw_presence(prepared, middle)
         _draw_features(prepared, bottom)
@@ -87,11 +87,15 @@ def _draw_presence(prepared: Prepared, axes: Axes) -> None:
 
 
 def _draw_features(prepared: Prepared, axes: Axes) -> None:
-    """Mean of each scaled feature over the assets present, through time."""
+    """Mean of each scaled feature over the assets present, through time.
+
+    Ranks are not shown: their mean over assets is zero by construction.
+    """
+    shown = [k for k, name in enumerate(prepared.names) if not name.startswith("rank_")]
     step = max(1, len(prepared.times) // _MAX_COLUMNS)
     rows = slice(None, None, step)
     present = np.asarray(prepared.present[rows])
-    total = np.asarray(prepared.x[rows]).sum(axis=1)  # absent rows are zero
+    total = np.asarray(prepared.x[rows])[:, :, shown].sum(axis=1)  # absent rows are zero
     mean = total / np.maximum(present.sum(axis=1), 1)[:, None]
     image = axes.imshow(
         np.clip(mean.T, -3, 3),
@@ -104,7 +108,8 @@ def _draw_features(prepared: Prepared, axes: Axes) -> None:
     days = prepared.times[rows].astype("datetime64[D]")
     ticks = np.linspace(0, len(days) - 1, 9).astype(int)
     axes.set_xticks(ticks, [str(days[k]) for k in ticks])
-    axes.set_yticks(range(len(prepared.names)), prepared.names, fontsize=6)
+    axes.set_yticks(range(len(shown)), [prepared.names[k] for k in shown], fontsize=6)
     axes.spines[:].set_visible(False)
     assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes, label="mean over assets (train standard deviations)")
+    label = "mean over assets, in train standard deviations"
+    axes.figure.colorbar(image, ax=axes, label=label, pad=0.01, aspect=30)

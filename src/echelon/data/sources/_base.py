@@ -14,6 +14,10 @@ class SourceDefaults:
         """No row was unreadable."""
         return []
 
+    def rejected(self) -> pl.DataFrame | None:
+        """No row was unreadable."""
+        return None
+
     def instruments(self) -> pl.DataFrame | None:
         """Nothing known beyond the bars."""
         return None

@@ -38,6 +38,10 @@ class Source(Protocol):
         """Rows that could not even be read as bars (an unparsable date, say), after `frames`."""
         ...
 
+    def rejected(self) -> pl.DataFrame | None:
+        """The rows of `problems` as they stood: file, row, problem, cells; or None."""
+        ...
+
     def instruments(self) -> pl.DataFrame | None:
         """Facts about symbols: symbol, listed, delisted (Date, nullable), reason, name; or None.
 

@@ -1,7 +1,9 @@
 """The bundled sample: 20 US stocks and the S&P 500 index, 1990–2022, real and offline.
 
 The prices ship inside skfolio: adjusted closes, no opens, no volume. Features that need those
-are left out by name, fills happen at the next close, and lots and limits are off.
+are left out by name, fills happen at the next close, and lots and limits are off. The 20 stocks
+were chosen by their later success, so every long-only result on them is flattered: it shows that
+the software works, not that a strategy does.
 """
 
 from __future__ import annotations

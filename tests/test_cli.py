@@ -1,0 +1,286 @@
+"""The command line: what a user sees, exit codes, and no traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import polars as pl
+import pytest
+from markets import make_bars, write_qtmrl_parquet
+from typer.testing import CliRunner
+
+from echelon.cli import app
+from echelon.cli.app import main
+from echelon.config import fingerprint, load_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SPLITS = (
+    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
+    "test: [2016-07-01, 2016-12-30]}"
+)
+
+
+class Shell:
+    """Runs the command in-process, as `main` would, in a directory of its own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, *args: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["echelon", *args])
+        self.monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            code = 0
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
+
+
+def _qtmrl(file: Path) -> list[str]:
+    return [
+        *("--config", str(CONFIGS / "qtmrl.yaml"), "-o", "data.source=parquet"),
+        *("-o", f"data.path={file}", "-o", SPLITS),
+    ]
+
+
+def test_every_command_has_help() -> None:
+    runner = CliRunner()
+    for words in (
+        [],
+        *(["data", c] for c in ("import", "synth", "check", "show", "universe")),
+        *(["config", c] for c in ("show", "validate")),
+        ["prepare"],
+        ["demo"],
+    ):
+        done = runner.invoke(app, [*words, "--help"])
+        assert done.exit_code == 0, words
+        assert "Usage" in done.output
+
+
+def test_prepare_writes_run_directory_with_config_and_hash(shell: Shell, bars_file: Path) -> None:
+    code, out, err = shell("prepare", *_qtmrl(bars_file), "--output-dir", "out/one")
+    assert code == 0, err
+    assert "T=" in err
+    assert "16 × 30" in out
+    run = Path("out/one")
+    facts = json.loads((run / "run.json").read_text())
+    resolved = load_config(run / "config.yaml")
+    assert facts["config_hash"] == fingerprint(resolved)
+    assert facts["seed"] == 42
+    assert facts["data"]["content_hash"]
+    assert facts["libraries"]["numpy"]
+    assert (run / "prepared" / "splits.json").exists()
+
+
+def test_resume_goes_on_with_the_configuration_of_the_run(shell: Shell, bars_file: Path) -> None:
+    assert shell("prepare", *_qtmrl(bars_file), "--output-dir", "one")[0] == 0
+    code, _, err = shell("prepare", "--resume", "one")
+    assert code == 0, err
+    assert "from the cache" in err
+    code, _, err = shell("prepare", "--resume", "nowhere")
+    assert code == 2
+    assert "not a run directory" in err
+
+
+def test_default_run_directory_is_named_after_the_config(shell: Shell, bars_file: Path) -> None:
+    assert shell("prepare", *_qtmrl(bars_file))[0] == 0
+    assert Path("runs/qtmrl/prepared/X.npy").exists()
+
+
+def test_demo_ends_with_a_picture(shell: Shell) -> None:
+    code, out, err = shell("demo", "--config", str(CONFIGS / "demo.yaml"))
+    assert code == 0, err
+    picture = Path(out.strip().splitlines()[-1].removeprefix("picture: "))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "left out" in out
+    assert "volume" in out
+
+
+def test_import_check_show_and_universe(shell: Shell, bars_file: Path, tmp_path: Path) -> None:
+    assert shell("data", "import", "parquet", str(bars_file), "--dataset", "us")[0] == 0
+    code, out, _ = shell("data", "show")
+    assert code == 0
+    assert "us" in out
+    members = tmp_path / "members.csv"
+    members.write_text("symbol,start,end\nAAPL,2015-01-02,\nZZZ,2015-01-02,2016-01-04\n")
+    code, out, err = shell("data", "universe", str(members), "--dataset", "us")
+    assert code == 0
+    assert "1 of the dataset's 16 symbols are members" in out
+    assert "ZZZ" in err
+    code, out, _ = shell("data", "show", "us", "--symbols")
+    assert "2 intervals" in out
+    assert "GOOGL" in out
+    code, out, err = shell("data", "check", "--dataset", "us")
+    assert code == 0, err
+    assert "no errors" in out
+
+
+def test_check_lists_all_problems_at_once(shell: Shell, tmp_path: Path) -> None:
+    bars = make_bars(("AAA",)).drop("factor")
+    broken = bars.with_columns(
+        close=pl.when(pl.int_range(pl.len()) == 3).then(-5.0).otherwise(pl.col("close")),
+        low=pl.when(pl.int_range(pl.len()) == 8).then(1e6).otherwise(pl.col("low")),
+    )
+    file = tmp_path / "broken.csv"
+    pl.concat([broken, bars.slice(20, 1)]).write_csv(file)
+    code, _, err = shell("data", "check", str(file))
+    assert code == 4
+    for expected in ("row 5", "row 10", "field 'close'", "time, symbol", "broken.csv"):
+        assert expected in err
+    assert "Traceback" not in err
+
+
+def test_quarantine_imports_the_rest_and_says_how_many(shell: Shell, tmp_path: Path) -> None:
+    bars = make_bars(("AAA",)).drop("factor")
+    file = tmp_path / "broken.csv"
+    text = bars.write_csv().replace("2015-01-06T", "not-a-date-T", 1).replace(",AAA,", ",,", 1)
+    file.write_text(text)
+    code, _, err = shell("data", "import", "csv", str(file), "--dataset", "m")
+    assert code == 4
+    assert "--quarantine" in err
+    assert not Path("store/m/CURRENT.json").exists()
+    code, _, err = shell("data", "import", "csv", str(file), "--dataset", "m", "--quarantine")
+    assert code == 0, err
+    assert "2 row(s) set aside in store/m/quarantine.csv" in err
+    assert len(Path("store/m/quarantine.csv").read_text().splitlines()) == 3
+
+
+def test_synth_generates_and_exports(shell: Shell) -> None:
+    words = ("--symbols", "3", "--days", "30", "--seed", "5")
+    code, _, err = shell("data", "synth", *words, "--dataset", "s", "--export", "bars.parquet")
+    assert code == 0, err
+    frame = pl.read_parquet("bars.parquet")
+    assert frame["symbol"].n_unique() <= 3
+    assert shell("data", "check", "bars.parquet")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["prepare", "-o", "train.gama=1"], 3, "did you mean 'gamma'?"),
+        (["prepare", "--config", "none.yaml"], 3, "none.yaml: no such file"),
+        (["prepare", "-o", "data.source=parquet"], 3, "data.path is not set"),
+        (["prepare", "-o", "data.source=csv", "-o", "data.path=none.csv"], 4, "none.csv"),
+        (["prepare", "-o", "assets=[NVDA]"], 4, "NVDA"),
+        (["prepare", "-o", "features.modules=[none.py]"], 6, "none.py"),
+        (["prepare", "-o", "features.stationary.enabled=false"], 6, "names no feature"),
+        (["data", "show", "none"], 5, "no dataset 'none'"),
+        (["data", "check", "none.xyz"], 2, "--source"),
+        (["data", "import", "parqet"], 2, "parqet"),
+        (["prepare", "--log-level", "LOUD"], 2, "LOUD"),
+        (["config", "validate", "none.yaml"], 3, "none.yaml"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_mistakes_get_one_message_and_an_exit_code(
+    words: list[str], code: int, expected: str, shell: Shell
+) -> None:
+    found, _, err = shell(*words)
+    assert found == code, err
+    assert expected in err
+    assert "Traceback" not in err
+
+
+def test_truncated_parquet_is_named(shell: Shell, bars_file: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cut.parquet"
+    file.write_bytes(bars_file.read_bytes()[:5000])
+    code, _, err = shell("data", "import", "parquet", str(file))
+    assert code == 4
+    assert "cut.parquet" in err
+
+
+def test_config_show_prints_yaml_that_loads(shell: Shell, tmp_path: Path) -> None:
+    code, out, _ = shell("config", "show", "--config", str(CONFIGS / "qtmrl.yaml"), "-o", "seed=7")
+    assert code == 0
+    (tmp_path / "again.yaml").write_text(out)
+    again = load_config(tmp_path / "again.yaml")
+    assert again.seed == 7
+    assert f"# hash: {fingerprint(again)}" in out
+    assert shell("config", "validate", str(tmp_path / "again.yaml"))[0] == 0
+
+
+def test_output_directory_that_is_a_file_is_refused(shell: Shell, bars_file: Path) -> None:
+    Path("taken").write_text("")
+    code, _, err = shell("prepare", *_qtmrl(bars_file), "--output-dir", "taken")
+    assert code == 5
+    assert "is a file" in err
+
+
+def test_quiet_when_not_a_terminal_and_no_secret_in_the_run(
+    tmp_path: Path, bars_file: Path
+) -> None:
+    env = os.environ | {"TUSHARE_TOKEN": "very-secret-token"}
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "prepare", *_qtmrl(bars_file), "--log-level", "ERROR"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "\x1b[" not in done.stdout
+    for file in tmp_path.rglob("*.json"):
+        assert "very-secret-token" not in file.read_text()
+
+
+def test_interrupt_leaves_nothing_half_done(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "echelon", "data", "synth", "--symbols", "400"),
+            *("--days", "4000", "--dataset", "big"),
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("store/big/.staging-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.glob("store/big/.staging-*"))
+    assert not (tmp_path / "store/big/CURRENT.json").exists()
+
+
+def test_shell_completion_is_offered(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "complete" in done.stdout
+
+
+def test_make_bars_covers_the_span() -> None:
+    bars = make_bars(first=date(2015, 1, 2), last=date(2015, 2, 2))
+    assert bars["time"].n_unique() == 21
