@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from markets import FrameSource, make_bars
 
+from echelon.config import load_config
 from echelon.data.build import PanelRequest, build_panel
+from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import import_source
 from echelon.data.panel import Panel, forward_fill
 from echelon.data.store import Store
@@ -146,6 +148,34 @@ def test_limits_without_pre_close_use_the_last_close_and_the_factor(tmp_path: Pa
     assert panel.limit_up[3, 0] == 5.78  # 10.5 / 2 = 5.25
 
 
+def test_intraday_limits_hold_for_the_whole_session(tmp_path: Path) -> None:
+    stamps = [datetime(2015, 1, d, 9, m) for d in (5, 6, 7) for m in (35, 40)]
+    bars = pl.DataFrame(
+        {
+            "time": stamps,
+            "symbol": ["600000.SH"] * 6,
+            "close": [10.0, 10.5, 10.8, 11.0, 5.6, 5.7],
+            "factor": [1.0, 1.0, 1.0, 1.0, 2.0, 2.0],
+        }
+    )
+    panel = _panel(tmp_path, FrameSource(bars, **(LIMITED | {"freq": "5min"})))
+    assert panel.limit_up is not None
+    assert np.isnan(panel.limit_up[:2, 0]).all()
+    assert panel.limit_up[2:, 0].tolist() == [11.55, 11.55, 6.05, 6.05]  # of 10.5 and 11 / 2
+
+
+def test_intraday_silence_is_counted_in_sessions(tmp_path: Path) -> None:
+    minutes = [datetime(2015, 1, d, 10, m) for d in range(5, 10) for m in range(60)]
+    frames = [
+        pl.DataFrame({"time": minutes[:n], "symbol": symbol, "close": 10.0})
+        for symbol, n in (("A", 300), ("B", 60))
+    ]
+    source = FrameSource(pl.concat(frames), freq="1min")
+    panel = _panel(tmp_path, source, PanelRequest(delist_after=3))
+    assert panel.present[:180, 1].all()
+    assert panel.delisted[180:, 1].all()
+
+
 def test_limits_are_off_for_adjusted_prices(tmp_path: Path) -> None:
     bars = make_bars(("600000.SH",), calendar="XSHG", first=date(2015, 1, 5))
     panel = _panel(tmp_path, FrameSource(bars, **(LIMITED | {"price_basis": "adjusted"})))
@@ -215,3 +245,24 @@ def test_forward_fill_agrees_with_the_obvious_loop(values: np.ndarray) -> None:
             if np.isnan(expected[t, n]):
                 expected[t, n] = expected[t - 1, n]
     assert np.array_equal(forward_fill(values), expected, equal_nan=True)
+
+
+def test_real_a_shares_stay_inside_their_limits(tmp_path: Path, shared_data: Path) -> None:
+    config = load_config(
+        None,
+        [
+            f"data.path={shared_data / 'cn_daily_2010_2020.parquet'}",
+            *("data.source=parquet", f"data.store={tmp_path}"),
+        ],
+    )
+    panel = build_panel(Store(tmp_path), ensure_dataset(config).name)
+    assert panel.limit_up is not None
+    assert panel.limit_down is not None
+    assert panel.high is not None
+    assert panel.low is not None
+    known = np.isfinite(panel.limit_up) & np.isfinite(panel.close)
+    outside = known & ((panel.high > panel.limit_up + 1e-6) | (panel.low < panel.limit_down - 1e-6))
+    touched = known & (np.abs(panel.close - panel.limit_up) < 1e-6)
+    assert known.sum() > 150_000
+    assert touched.sum() > 500  # limit-up closes exist, to the cent
+    assert outside.sum() == 0

@@ -134,6 +134,13 @@ def test_update_of_raw_prices_that_changed_is_refused(tmp_path: Path) -> None:
         import_source(FrameSource(tail, price_basis="raw"), store, "m", update=True)
 
 
+def test_update_of_another_kind_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    import_source(FrameSource(make_bars()), store, "m")
+    with pytest.raises(DataError, match="has price_basis 'split_adjusted', the update has 'raw'"):
+        import_source(FrameSource(make_bars(), price_basis="raw"), store, "m", update=True)
+
+
 def test_pre_close_chain_makes_the_factor_of_a_shares(tmp_path: Path) -> None:
     days = [datetime(2015, 1, d) for d in (5, 6, 7, 8)]
     bars = pl.DataFrame(

@@ -127,15 +127,16 @@ def _scatter(
         frame = store.read_bars(manifest.name, key, symbols=asked or None)
         frame = frame.filter(pl.col("time").is_between(first, last)).join(lookup, on="symbol")
         t = np.searchsorted(times, frame["time"].to_numpy().astype("datetime64[us]"))
-        n = frame["n"].to_numpy()
+        cell = t * len(symbols) + frame["n"].to_numpy()
         for name in _FIELDS:
             column = frame[name]
             if column.null_count() == len(column):
                 continue
             if name not in grids:
                 grids[name] = np.full(shape, np.nan)
-            grids[name][t, n] = column.cast(pl.Float64).fill_null(np.nan).to_numpy()
-        st[t, n] = frame["st"].fill_null(False).to_numpy()
+            grids[name].ravel()[cell] = column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+        if frame["st"].any():
+            st.ravel()[cell] = frame["st"].fill_null(False).to_numpy()
     return grids, st
 
 
@@ -167,7 +168,7 @@ def _derive(
     )
     pre_close = band = up = down = None
     if limited:
-        pre_close = _reference_price(close, grids.get("pre_close"), factor)
+        pre_close = _reference_price(times, close, grids.get("pre_close"), factor)
         since = _sessions_since_listing(times, facts)
         band = limits.bands(times, symbols, st, since)
         band = np.where(np.isnan(pre_close) | ~present, np.nan, band)
@@ -205,36 +206,48 @@ def _delisted(
 ) -> Bools:
     """Gone, as known on each day: by the listing facts, else after a long silence.
 
-    A silence is recognised only once it has lasted; that a symbol will never come back is not
-    known on its last day.
+    A silence, counted in sessions, is recognised only once it has lasted; that a symbol will
+    never come back is not known on its last day.
     """
-    rows = np.arange(len(times))[:, None]
-    last_bar = np.maximum.accumulate(np.where(has_bar, rows, -1), axis=0)
-    silent = listed & (rows - last_bar >= delist_after) & (last_bar >= 0)
+    session = _sessions(times)[:, None]
+    last_bar = np.maximum.accumulate(np.where(has_bar, session, -1), axis=0)
+    silent = listed & (session - last_bar >= delist_after) & (last_bar >= 0)
     known = facts["delisted"].to_numpy().astype("datetime64[us]")
     dated = times[:, None] >= known[None, :]  # NaT compares false
     return np.asarray(np.where(np.isnat(known)[None, :], silent, dated & ~has_bar))
 
 
+def _sessions(times: Times) -> np.ndarray:
+    """[T] which session each bar belongs to, counted from 0."""
+    days = times.astype("datetime64[D]")
+    return np.cumsum(np.concatenate([[False], days[1:] != days[:-1]]))
+
+
 def _sessions_since_listing(times: Times, facts: pl.DataFrame) -> np.ndarray:
     """[T,N] sessions since the listing day; large where that day is not known."""
-    listed = facts["listed"].to_numpy().astype("datetime64[us]")
-    days = np.unique(times.astype("datetime64[D]")).astype("datetime64[us]")
-    at = np.searchsorted(days, times.astype("datetime64[D]").astype("datetime64[us]"))
-    born = np.searchsorted(days, listed)
-    since = at[:, None] - born[None, :]
+    listed = facts["listed"].to_numpy().astype("datetime64[D]")
+    days = np.unique(times.astype("datetime64[D]"))
+    since = _sessions(times)[:, None] - np.searchsorted(days, listed)[None, :]
     unknown = np.isnat(listed) | (listed < days[0])
     return np.where(unknown[None, :], np.iinfo(np.int64).max, since)
 
 
-def _reference_price(close: Floats, pre_close: Floats | None, factor: Floats | None) -> Floats:
-    """The day's reference: the source's pre_close, else the last close, ex-right by the factor."""
-    last = np.full_like(close, np.nan)
-    last[1:] = forward_fill(close)[:-1]
+def _reference_price(
+    times: Times, close: Floats, pre_close: Floats | None, factor: Floats | None
+) -> Floats:
+    """[T,N] the session's reference price, the same for all its bars.
+
+    It is the source's pre_close (daily bars), else the last close of an earlier session, ex-right
+    by the step of the factor in between.
+    """
+    total = forward_fill(close if factor is None else close * factor)
+    session = _sessions(times)
+    opening = np.searchsorted(session, session)  # first row of the bar's own session
+    last = np.where((opening > 0)[:, None], total[np.maximum(opening - 1, 0)], np.nan)
     if factor is not None:
-        last[1:] *= factor[:-1] / factor[1:]
+        last /= factor
     if pre_close is None:
-        return last
+        return np.asarray(last)
     return np.asarray(np.where(np.isnan(pre_close), last, pre_close))
 
 

@@ -79,6 +79,8 @@ def import_source(
             shutil.rmtree(stale, ignore_errors=True)
         with staging_directory(home) as staging:
             base = store.manifest(name) if update and name in store else None
+            if base is not None:
+                _refuse_other_kind(source.info(), base)
             run = _Import(source.info(), staging, base, store)
             run.read(source, quarantine=quarantine, progress=progress)
             partitions = run.merge(quarantine=quarantine)
@@ -286,8 +288,19 @@ class _Import:
         if not self._bad:
             return None
         path = home / "quarantine.csv"
-        write_atomic(path, pl.concat(self._bad, how="diagonal").write_csv())
+        write_atomic(path, pl.concat(self._bad, how="diagonal_relaxed").write_csv())
         return path
+
+
+def _refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
+    """An update must be of the same kind of bars as the dataset it joins."""
+    for field_name in ("freq", "calendar", "price_basis"):
+        new, old = getattr(info, field_name), getattr(base.info, field_name)
+        if new != old:
+            raise DataError(
+                f"dataset {base.name!r} has {field_name} {old!r}, the update has {new!r}. "
+                f"Set data.{field_name}={old}, or import it anew, without --update."
+            )
 
 
 def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
