@@ -98,6 +98,14 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Parquet file of two years of made-up bars for the 16 symbols of configs/qtmrl.yaml."""
+    from markets import write_qtmrl_parquet  # after the thread limits above
+
+    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
+
+
+@pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of a Redis shared by the whole session; use keys of your own."""
     reason = REDIS.missing()

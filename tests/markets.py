@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from echelon.config import Config, load_config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
 from echelon.data.sources._base import SourceDefaults
@@ -116,3 +117,19 @@ def write_qtmrl_parquet(path: Path, last: date = date(2016, 12, 30)) -> Path:
     adjusted = bars.with_columns(adj_close=pl.col("close") * pl.col("factor") / 1.04)
     adjusted.rename({"time": "date"}).drop("factor").write_parquet(path)
     return path
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SPLITS = (
+    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
+    "test: [2016-07-01, 2016-12-30]}"
+)
+
+
+def qtmrl_config(root: Path, bars: Path, *more: str) -> Config:
+    """configs/qtmrl.yaml on a small file of bars, with store and cache below `root`."""
+    overrides = [
+        *("data.source=parquet", f"data.path={bars}", f"data.store={root}/store"),
+        *(f"data.cache.dir={root}/cache", SPLITS, *more),
+    ]
+    return load_config(CONFIGS / "qtmrl.yaml", overrides)

@@ -9,23 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from markets import write_qtmrl_parquet
+from markets import qtmrl_config
 
-from echelon.config import Config, load_config
 from echelon.errors import ConfigError
 from echelon.features import prepare
 from echelon.features.cache import LocalCache, RedisCache
-
-CONFIGS = Path(__file__).parents[1] / "configs"
-SPLITS = (
-    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
-    "test: [2016-07-01, 2016-12-30]}"
-)
-
-
-@pytest.fixture(scope="module")
-def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +21,11 @@ def _audible() -> None:
     logging.getLogger("echelon").propagate = True
 
 
-def _config(tmp_path: Path, file: Path, *more: str) -> Config:
-    return load_config(
-        CONFIGS / "qtmrl.yaml",
-        [
-            *("data.source=parquet", f"data.path={file}", f"data.store={tmp_path}/store"),
-            *(f"data.cache.dir={tmp_path}/cache", SPLITS, *more),
-        ],
-    )
-
-
 def test_second_prepare_comes_from_the_cache_and_is_the_same(
     tmp_path: Path, bars_file: Path
 ) -> None:
-    cold = prepare(_config(tmp_path, bars_file), tmp_path / "one")
-    warm = prepare(_config(tmp_path, bars_file), tmp_path / "two")
+    cold = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "one")
+    warm = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "two")
     assert (cold.cached, warm.cached) == (False, True)
     assert warm.prepared.manifest == cold.prepared.manifest
     warm.prepared.verify()
@@ -69,26 +47,26 @@ def test_second_prepare_comes_from_the_cache_and_is_the_same(
 def test_anything_that_matters_misses_the_cache(
     change: str, tmp_path: Path, bars_file: Path
 ) -> None:
-    prepare(_config(tmp_path, bars_file), tmp_path / "one")
-    assert not prepare(_config(tmp_path, bars_file, change), tmp_path / "two").cached
+    prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "one")
+    assert not prepare(qtmrl_config(tmp_path, bars_file, change), tmp_path / "two").cached
 
 
 def test_seed_and_training_keys_do_not_miss_the_cache(tmp_path: Path, bars_file: Path) -> None:
-    prepare(_config(tmp_path, bars_file), tmp_path / "one")
-    assert prepare(_config(tmp_path, bars_file, "train.gamma=0.5"), tmp_path / "two").cached
+    prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "one")
+    assert prepare(qtmrl_config(tmp_path, bars_file, "train.gamma=0.5"), tmp_path / "two").cached
 
 
 def test_damaged_entry_costs_a_warning_and_a_computation(
     tmp_path: Path, bars_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cold = prepare(_config(tmp_path, bars_file), tmp_path / "one")
+    cold = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "one")
     good = cold.prepared.manifest["content_hash"]
     entry = next(p for p in (tmp_path / "cache").iterdir() if p.is_dir())
     size = (entry / "X.npy").stat().st_size
     with (entry / "X.npy").open("r+b") as handle:  # the same size, other bytes
         handle.seek(size // 2)
         handle.write(b"\xff" * 64)
-    again = prepare(_config(tmp_path, bars_file), tmp_path / "two")
+    again = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "two")
     assert not again.cached
     assert "damaged" in caplog.text
     assert again.prepared.manifest["content_hash"] == good
@@ -117,8 +95,8 @@ def test_entry_travels_through_redis(
 ) -> None:
     monkeypatch.setenv("ECHELON_REDIS_URL", redis_url)
     monkeypatch.setattr("echelon.features.cache._CHUNK", 100_000)
-    here = prepare(_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
-    elsewhere = _config(
+    here = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
+    elsewhere = qtmrl_config(
         tmp_path, bars_file, "data.cache.redis=true", f"data.cache.dir={tmp_path}/other-machine"
     )
     there = prepare(elsewhere, tmp_path / "two")
@@ -137,12 +115,12 @@ def test_damaged_or_partly_evicted_redis_entry_is_computed_anew(
     monkeypatch.setenv("ECHELON_REDIS_URL", redis_url)
     client = redis.Redis.from_url(redis_url)
     client.flushall()
-    config = _config(tmp_path, bars_file, "data.cache.redis=true")
+    config = qtmrl_config(tmp_path, bars_file, "data.cache.redis=true")
     good = prepare(config, tmp_path / "one").prepared.manifest["content_hash"]
     chunk = next(k for k in client.scan_iter(match="*X.npy:0"))
     for harm in ("change", "delete"):
         client.set(chunk, b"other bytes") if harm == "change" else client.delete(chunk)
-        other = _config(
+        other = qtmrl_config(
             tmp_path, bars_file, "data.cache.redis=true", f"data.cache.dir={tmp_path}/{harm}"
         )
         again = prepare(other, tmp_path / f"run-{harm}")
@@ -160,7 +138,7 @@ def test_redis_that_is_down_costs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("ECHELON_REDIS_URL", "redis://127.0.0.1:1/0")
-    report = prepare(_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
+    report = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
     report.prepared.verify()
     assert not report.cached
     assert "Redis cache: cannot read" in caplog.text
@@ -170,7 +148,7 @@ def test_redis_that_is_down_costs_a_warning(
 def test_redis_without_or_with_a_senseless_url_is_a_config_error(
     tmp_path: Path, bars_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _config(tmp_path, bars_file, "data.cache.redis=true")
+    config = qtmrl_config(tmp_path, bars_file, "data.cache.redis=true")
     monkeypatch.delenv("ECHELON_REDIS_URL", raising=False)
     with pytest.raises(ConfigError, match="ECHELON_REDIS_URL is not set"):
         prepare(config, tmp_path / "one")

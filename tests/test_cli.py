@@ -13,18 +13,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from markets import make_bars, write_qtmrl_parquet
+from markets import CONFIGS, SPLITS, make_bars
 from typer.testing import CliRunner
 
 from echelon.cli import app
 from echelon.cli.app import main
 from echelon.config import fingerprint, load_config
-
-CONFIGS = Path(__file__).parents[1] / "configs"
-SPLITS = (
-    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
-    "test: [2016-07-01, 2016-12-30]}"
-)
 
 
 class Shell:
@@ -52,11 +46,6 @@ def shell(
 ) -> Shell:
     monkeypatch.chdir(tmp_path)
     return Shell(capsys, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
 
 
 def _qtmrl(file: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from markets import write_qtmrl_parquet
+from markets import CONFIGS
 
 from echelon.cli.options import run_directory
 from echelon.config import Config, load_config
@@ -21,7 +21,6 @@ from echelon.errors import ConfigError
 from echelon.features import Prepared, prepare
 from echelon.features.registry import select
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
     "split.train=[2015-01-02, 2016-01-29]",
@@ -59,11 +58,6 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> set[str]:
 
 def _keys(name: str) -> set[str]:
     return _leaves(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
-
-
-@pytest.fixture(scope="module")
-def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
 
 
 class Bench:

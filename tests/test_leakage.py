@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from markets import FrameSource, make_bars, write_qtmrl_parquet
+from markets import CONFIGS, SPLITS, FrameSource, make_bars, write_qtmrl_parquet
 
 from echelon.config import Config, load_config
 from echelon.data.build import PanelRequest, build_panel
@@ -24,11 +24,6 @@ from echelon.features.engine import bars_of
 from echelon.features.scaler import Moments
 
 HERE = Path(__file__).parent
-CONFIGS = HERE.parent / "configs"
-SPLITS = (
-    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
-    "test: [2016-07-01, 2016-12-30]}"
-)
 LEAKS = ("leak_backfill", "leak_centred", "leak_scaling", "leak_level", "leak_end_anchor")
 
 

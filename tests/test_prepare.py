@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from markets import make_bars, write_qtmrl_parquet
+from markets import CONFIGS, SPLITS, make_bars, qtmrl_config
 
-from echelon.config import Config, load_config
+from echelon.config import load_config
 from echelon.data.build import build_panel
 from echelon.data.datasets import ensure_dataset, store_of
 from echelon.errors import ConfigError, DataError, StoreError, UniverseError
@@ -20,30 +20,9 @@ from echelon.features.engine import Plan, bars_of, symbol_features
 from echelon.features.prepare import panel_request
 from echelon.features.registry import run, select
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-SPLITS = (
-    "split={train: [2015-01-02, 2016-01-29], valid: [2016-02-01, 2016-06-30], "
-    "test: [2016-07-01, 2016-12-30]}"
-)
-
-
-@pytest.fixture(scope="module")
-def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
-
-
-def _config(tmp_path: Path, file: Path, *more: str) -> Config:
-    return load_config(
-        CONFIGS / "qtmrl.yaml",
-        [
-            *("data.source=parquet", f"data.path={file}", f"data.store={tmp_path}/store"),
-            *(f"data.cache.dir={tmp_path}/cache", SPLITS, *more),
-        ],
-    )
-
 
 def test_prepared_set_has_the_promised_shape_and_names(tmp_path: Path, bars_file: Path) -> None:
-    config = _config(tmp_path, bars_file)
+    config = qtmrl_config(tmp_path, bars_file)
     prepared = prepare(config, tmp_path / "run").prepared
     t, n, f = prepared.x.shape
     assert prepared.x.dtype == np.float32
@@ -62,7 +41,7 @@ def test_prepared_set_has_the_promised_shape_and_names(tmp_path: Path, bars_file
 
 
 def test_warm_up_is_per_symbol_and_absent_rows_are_zero(tmp_path: Path, bars_file: Path) -> None:
-    config = _config(tmp_path, bars_file)
+    config = qtmrl_config(tmp_path, bars_file)
     prepared = prepare(config, tmp_path / "run").prepared
     panel = build_panel(store_of(config), ensure_dataset(config).name, panel_request(config))
     warm = prepared.manifest["warmup"]
@@ -77,7 +56,7 @@ def test_warm_up_is_per_symbol_and_absent_rows_are_zero(tmp_path: Path, bars_fil
 
 
 def test_scaler_is_the_z_score_of_present_train_rows(tmp_path: Path, bars_file: Path) -> None:
-    config = _config(tmp_path, bars_file)
+    config = qtmrl_config(tmp_path, bars_file)
     prepared = prepare(config, tmp_path / "run").prepared
     train = prepared.splits["train"].rows
     rows = prepared.x[train.start : train.stop][prepared.present[train.start : train.stop]]
@@ -90,7 +69,7 @@ def test_scaler_is_the_z_score_of_present_train_rows(tmp_path: Path, bars_file: 
 def test_values_land_on_their_bar_and_gaps_carry_or_are_zero(
     tmp_path: Path, bars_file: Path
 ) -> None:
-    config = _config(tmp_path, bars_file)
+    config = qtmrl_config(tmp_path, bars_file)
     panel = build_panel(store_of(config), ensure_dataset(config).name, panel_request(config))
     plan = Plan.of(select(config.features, panel.fields).specs)
     n = panel.symbols.index("MSFT")
@@ -107,15 +86,15 @@ def test_values_land_on_their_bar_and_gaps_carry_or_are_zero(
 
 
 def test_same_config_and_data_give_the_same_bytes(tmp_path: Path, bars_file: Path) -> None:
-    one = prepare(_config(tmp_path, bars_file, "data.cache.enabled=false"), tmp_path / "one")
-    two = prepare(_config(tmp_path, bars_file, "data.cache.enabled=false"), tmp_path / "two")
+    one = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.enabled=false"), tmp_path / "one")
+    two = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.enabled=false"), tmp_path / "two")
     assert not two.cached
     assert one.prepared.manifest["content_hash"] == two.prepared.manifest["content_hash"]
 
 
 def test_history_before_the_train_window_warms_up(tmp_path: Path, bars_file: Path) -> None:
     late = "split.train=[2015-09-01, 2016-01-29]"
-    prepared = prepare(_config(tmp_path, bars_file, late), tmp_path / "run").prepared
+    prepared = prepare(qtmrl_config(tmp_path, bars_file, late), tmp_path / "run").prepared
     assert prepared.splits["train"].rows.start == 19  # W − 1 bars of looking back
     assert prepared.present[0, prepared.symbols.index("AAPL")]
 
@@ -132,19 +111,21 @@ def test_empty_split_is_named_with_the_span_of_the_data(tmp_path: Path, bars_fil
 
 def test_window_longer_than_the_train_split_is_refused(tmp_path: Path, bars_file: Path) -> None:
     with pytest.raises(DataError, match="fewer than window=400"):
-        prepare(_config(tmp_path, bars_file, "window=400"), tmp_path / "run")
+        prepare(qtmrl_config(tmp_path, bars_file, "window=400"), tmp_path / "run")
 
 
 def test_train_window_shorter_than_the_warm_up_is_refused(tmp_path: Path, bars_file: Path) -> None:
+    short = "split.train=[2015-01-02, 2015-03-02]"
     with pytest.raises(DataError, match=r"no symbol is warmed up inside split\.train"):
         prepare(
-            _config(tmp_path, bars_file, "split.train=[2015-01-02, 2015-03-02]"), tmp_path / "run"
+            qtmrl_config(tmp_path, bars_file, "split.train=[2015-01-02, 2015-03-02]"),
+            tmp_path / "run",
         )
 
 
 def test_unknown_asset_is_named(tmp_path: Path, bars_file: Path) -> None:
     with pytest.raises(UniverseError, match=r"GOOG \(did you mean GOOGL\?\)"):
-        prepare(_config(tmp_path, bars_file, "assets=[GOOG]"), tmp_path / "run")
+        prepare(qtmrl_config(tmp_path, bars_file, "assets=[GOOG]"), tmp_path / "run")
 
 
 def test_close_only_source_leaves_features_out_by_name(tmp_path: Path) -> None:
@@ -168,7 +149,7 @@ def test_close_only_source_leaves_features_out_by_name(tmp_path: Path) -> None:
 
 def test_group_left_out_of_normalisation_stays_as_it_is(tmp_path: Path, bars_file: Path) -> None:
     prepared = prepare(
-        _config(tmp_path, bars_file, "normalization.include=[OHLCV]"), tmp_path / "run"
+        qtmrl_config(tmp_path, bars_file, "normalization.include=[OHLCV]"), tmp_path / "run"
     ).prepared
     rsi = prepared.x[:, :, prepared.names.index("rsi_14")][prepared.present]
     assert 30 < rsi.mean() < 70
@@ -176,7 +157,7 @@ def test_group_left_out_of_normalisation_stays_as_it_is(tmp_path: Path, bars_fil
 
 
 def test_damaged_prepared_set_is_named(tmp_path: Path, bars_file: Path) -> None:
-    prepared = prepare(_config(tmp_path, bars_file), tmp_path / "run").prepared
+    prepared = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "run").prepared
     path = prepared.path / "close.npy"
     path.unlink()
     path.write_bytes(b"junk")
@@ -196,14 +177,14 @@ def test_store_source_needs_a_dataset_name(tmp_path: Path) -> None:
 
 
 def test_a_failed_prepare_leaves_the_set_before_it(tmp_path: Path, bars_file: Path) -> None:
-    before = prepare(_config(tmp_path, bars_file), tmp_path / "run").prepared.manifest
+    before = prepare(qtmrl_config(tmp_path, bars_file), tmp_path / "run").prepared.manifest
     broken = tmp_path / "broken.py"
     broken.write_text(
         "from echelon.features import factor\n\n"
         "@factor(lookback=1, needs=('close',))\ndef bad(bars):\n    return bars.close / 0.0\n"
     )
     with np.errstate(divide="ignore"), pytest.raises(Exception, match="bad"):
-        prepare(_config(tmp_path, bars_file, f"features.modules=[{broken}]"), tmp_path / "run")
+        prepare(qtmrl_config(tmp_path, bars_file, f"features.modules=[{broken}]"), tmp_path / "run")
     assert Prepared.open(tmp_path / "run").manifest == before
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["prepared"]
 

@@ -7,6 +7,7 @@ view answers as a store that pretends so; nothing on disk is touched.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import date, datetime
 
@@ -19,7 +20,33 @@ from echelon.data.store import Store
 _PRICES = ("open", "high", "low", "close", "pre_close")
 
 
-class TruncatedView(Store):
+class _View(Store):
+    """A store that shows a dataset other than it is: subclasses say how bars and tables differ."""
+
+    def read_bars(
+        self,
+        name: str,
+        key: str,
+        symbols: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Bars as the view has them."""
+        frame = self._bars(super().read_bars(name, key, symbols), name, key)
+        return frame if columns is None else frame.select(columns)
+
+    def table(self, name: str, table: str) -> pl.DataFrame | None:
+        """The table as the view has it."""
+        frame = super().table(name, table)
+        return None if frame is None else self._table(frame, table)
+
+    @abstractmethod
+    def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame: ...
+
+    @abstractmethod
+    def _table(self, frame: pl.DataFrame, table: str) -> pl.DataFrame: ...
+
+
+class TruncatedView(_View):
     """The store as it was at `cut`: later bars, listings and membership changes do not exist."""
 
     def __init__(self, store: Store, cut: datetime) -> None:
@@ -32,22 +59,10 @@ class TruncatedView(Store):
         """Partitions up to the cut."""
         return super().partitions(name, start, min(end, self.cut) if end else self.cut)
 
-    def read_bars(
-        self,
-        name: str,
-        key: str,
-        symbols: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pl.DataFrame:
-        """Bars up to the cut."""
-        frame = super().read_bars(name, key, symbols).filter(pl.col("time") <= self.cut)
-        return frame if columns is None else frame.select(columns)
+    def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
+        return frame.filter(pl.col("time") <= self.cut)
 
-    def table(self, name: str, table: str) -> pl.DataFrame | None:
-        """The table as known at the cut."""
-        frame = super().table(name, table)
-        if frame is None:
-            return None
+    def _table(self, frame: pl.DataFrame, table: str) -> pl.DataFrame:
         day = self.cut.date()
         if table == "benchmark":
             return frame.filter(pl.col("time") <= self.cut)
@@ -63,9 +78,11 @@ def _known(column: str, day: date) -> pl.Expr:
     return pl.when(pl.col(column) <= day).then(pl.col(column)).alias(column)
 
 
-class ScrambledView(Store):
-    """The same past, another future: bars after the cut are multiplied by noise or missing,
-    delistings and membership after it happen at other times.
+class ScrambledView(_View):
+    """The same past, another future.
+
+    Bars after the cut are multiplied by noise or missing; delistings and membership changes after
+    it happen at other times.
     """
 
     def __init__(self, store: Store, cut: datetime, seed: int = 0) -> None:
@@ -73,15 +90,7 @@ class ScrambledView(Store):
         self.cut = cut
         self.seed = seed
 
-    def read_bars(
-        self,
-        name: str,
-        key: str,
-        symbols: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pl.DataFrame:
-        """True bars up to the cut, false ones after it."""
-        frame = super().read_bars(name, key, symbols)
+    def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
         draw = rng.stream(self.seed, "scramble", name, key)
         noise = pl.Series("_noise", np.exp(draw.normal(0, 0.5, frame.height)))
         gone = pl.Series("_gone", draw.random(frame.height) < 0.2)
@@ -89,7 +98,7 @@ class ScrambledView(Store):
         # The last bar stays, so that the time axis does not shrink by chance.
         lost = future & pl.col("_gone") & (pl.col("time") < pl.col("time").max())
         k = pl.when(future).then(pl.col("_noise")).otherwise(1.0)
-        frame = (
+        return (
             frame.with_columns(noise, gone)
             .filter(~lost)
             .with_columns(
@@ -100,13 +109,8 @@ class ScrambledView(Store):
             )
             .drop("_noise", "_gone")
         )
-        return frame if columns is None else frame.select(columns)
 
-    def table(self, name: str, table: str) -> pl.DataFrame | None:
-        """True facts up to the cut, false ones after it."""
-        frame = super().table(name, table)
-        if frame is None:
-            return None
+    def _table(self, frame: pl.DataFrame, table: str) -> pl.DataFrame:
         day = self.cut.date()
         if table == "benchmark":
             k = pl.when(pl.col("time") > self.cut).then(1.5).otherwise(1.0)
@@ -118,46 +122,36 @@ class ScrambledView(Store):
 
 def _delayed(column: str, day: date) -> pl.Expr:
     """Dates after `day` a hundred days later."""
-    later = pl.col(column) + pl.duration(days=100)
-    return (
-        pl.when(pl.col(column) > day).then(later.cast(pl.Date)).otherwise(pl.col(column))
-    ).alias(column)
+    later = (pl.col(column) + pl.duration(days=100)).cast(pl.Date)
+    return pl.when(pl.col(column) > day).then(later).otherwise(pl.col(column)).alias(column)
 
 
-class RescaledView(Store):
+class RescaledView(_View):
     """Prices in other units: each symbol's whole history times a power of two, volume divided.
 
     This is what a split after the last bar does to a vendor's adjusted file. A feature that
     changes depends on the price *level*, and with it on splits and dividends yet to come.
     """
 
-    def read_bars(
-        self,
-        name: str,
-        key: str,
-        symbols: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-    ) -> pl.DataFrame:
-        """Bars in the other units."""
-        frame = super().read_bars(name, key, symbols)
-        frame = frame.join(self._units(name), on="symbol", how="left").with_columns(
-            *[pl.col(c) * pl.col("unit") for c in _PRICES], volume=pl.col("volume") / pl.col("unit")
-        )
-        return frame.drop("unit") if columns is None else frame.select(columns)
-
-    def table(self, name: str, table: str) -> pl.DataFrame | None:
-        """The anchor is a price too."""
-        frame = super().table(name, table)
-        if frame is None or table != "symbols":
-            return frame
+    def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
         return (
-            frame.join(self._units(name), on="symbol")
-            .with_columns(anchor=pl.col("anchor") * pl.col("unit"))
-            .drop("unit")
+            frame.with_columns(_unit())
+            .with_columns(
+                *[pl.col(c) * pl.col("_unit") for c in _PRICES],
+                volume=pl.col("volume") / pl.col("_unit"),
+            )
+            .drop("_unit")
         )
 
-    def _units(self, name: str) -> pl.DataFrame:
-        frame = super().table(name, "symbols")
-        assert frame is not None
-        units = [2.0 ** ((n % 5) - 3) for n in range(frame.height)]
-        return pl.DataFrame({"symbol": frame["symbol"], "unit": units})
+    def _table(self, frame: pl.DataFrame, table: str) -> pl.DataFrame:
+        if table != "symbols":
+            return frame
+        # The anchor is a price too.
+        return frame.with_columns(_unit(), (pl.col("anchor") * _unit()).alias("anchor")).drop(
+            "_unit"
+        )
+
+
+def _unit() -> pl.Expr:
+    """A power of two that depends on the symbol: exact in floating point."""
+    return (2.0 ** (pl.col("symbol").hash(seed=0) % 5).cast(pl.Float64) / 8.0).alias("_unit")
