@@ -117,10 +117,7 @@ def test_window_longer_than_the_train_split_is_refused(tmp_path: Path, bars_file
 def test_train_window_shorter_than_the_warm_up_is_refused(tmp_path: Path, bars_file: Path) -> None:
     short = "split.train=[2015-01-02, 2015-03-02]"
     with pytest.raises(DataError, match=r"no symbol is warmed up inside split\.train"):
-        prepare(
-            qtmrl_config(tmp_path, bars_file, "split.train=[2015-01-02, 2015-03-02]"),
-            tmp_path / "run",
-        )
+        prepare(qtmrl_config(tmp_path, bars_file, short), tmp_path / "run")
 
 
 def test_unknown_asset_is_named(tmp_path: Path, bars_file: Path) -> None:
