@@ -137,8 +137,9 @@ def main() -> None:
             if args.child == "ours"
             else run_pandas(args.file, args.peer_rows)
         )
-        # Linux counts ru_maxrss in KiB.
-        result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        result["peak_mb"] = usage.ru_maxrss / 1024  # Linux counts it in KiB
+        result["cpu"] = usage.ru_utime + usage.ru_stime
         print(json.dumps(result))
         return
     with tempfile.TemporaryDirectory(prefix="echelon-bench-", dir=args.dir) as directory:
@@ -149,12 +150,14 @@ def main() -> None:
         common = ("--file", str(path), "--freq", args.freq, "--peer-rows", str(args.peer_rows))
         ours = in_child(args.threads, "--child", "ours", *common)
         peer = in_child(args.threads, "--child", "pandas", *common)
-    print(f"{'':10}{'rows':>14}{'bars':>12}{'seconds':>10}{'rows/s':>14}{'peak MB':>10}")
+    print(
+        f"{'':10}{'rows':>14}{'bars':>12}{'seconds':>10}{'cpu s':>8}{'rows/s':>14}{'peak MB':>10}"
+    )
     for name, r in (("echelon", ours), ("pandas", peer)):
         rate = r["rows"] / r["seconds"]
         print(
             f"{name:10}{r['rows']:>14,.0f}{r['bars']:>12,.0f}{r['seconds']:>10.1f}"
-            f"{rate:>14,.0f}{r['peak_mb']:>10.0f}"
+            f"{r['cpu']:>8.1f}{rate:>14,.0f}{r['peak_mb']:>10.0f}"
         )
     ratio = (ours["rows"] / ours["seconds"]) / (peer["rows"] / peer["seconds"])
     print(f"ratio: {ratio:.1f}x the rate of pandas; peak {ours['peak_mb']:.0f} MB of {LIMIT_MB} MB")

@@ -201,8 +201,12 @@ def test_benchmark_is_its_own_series_and_no_bar() -> None:
     assert series.height == 60
     assert INDEX not in bars_of(source)
     assert INDEX in bars_of(QlibSource(BIN, freq="1d"))
-    with pytest.raises(SourceError, match="SH999999"):
-        QlibSource(BIN, freq="1d", benchmark="SH999999").benchmark()
+
+
+@pytest.mark.parametrize(("freq", "symbol"), [("1d", "SH999999"), ("1min", INDEX)])
+def test_benchmark_without_data_is_refused_by_name(freq: Freq, symbol: str) -> None:
+    with pytest.raises(SourceError, match=f"data.benchmark: {symbol} cannot be read"):
+        QlibSource(BIN, freq=freq, benchmark=symbol).benchmark()
 
 
 def test_since_yields_from_the_stored_bar_on_including_it() -> None:

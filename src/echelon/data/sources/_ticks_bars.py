@@ -33,7 +33,7 @@ _PLACES = ("row", "symbol", "date", "ms", "bad")
 
 COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
 """The columns of a tick file that bars are made of."""
-_PLACE = pl.int_range(pl.len(), dtype=pl.UInt32)
+_ROWS = 2**36  # more than any file has; milliseconds of a day take the 27 bits above
 _GRACE = 5 * _MINUTE  # prints of the closing auction and late snapshots still belong to the bar
 
 
@@ -245,21 +245,24 @@ class TradeFilter:
         )
 
 
-def partial_bars(trades: pl.DataFrame, origin: int) -> pl.DataFrame:
-    """Bars of one block's trades, with the place of their first and last trade.
+def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
+    """Bars of one block's trades: `first` and `last` say where their first and last trade are.
 
-    `origin` numbers the file. Trades of the same millisecond keep the order of the file.
+    A place is the time of day and then the row, as one integer, so that trades of the same
+    millisecond keep the order of the file. `offset` is added to rows, to count across files.
     """
-    if not trades["ms"].is_sorted():
-        trades = trades.sort("ms", maintain_order=True)
-    # The places of the first and last trade stand for all that can be looked up there.
+    place = pl.col("ms").cast(pl.Int64) * _ROWS + pl.col("row") + offset
+    price = pl.col("price")
     bars = (
         trades.lazy()
-        .select("price", "volume", "amount", "pre_close", key=_key(), place=_PLACE)
+        .with_columns(key=_key(), place=place)
         .group_by("key")
         .agg(
-            high=pl.col("price").max(),
-            low=pl.col("price").min(),
+            pl.col(_KEYS).first(),
+            open=price.min_by("place"),
+            high=price.max(),
+            low=price.min(),
+            close=price.max_by("place"),
             volume=pl.col("volume").sum(),
             amount=pl.col("amount").sum(),
             pre_close=pl.col("pre_close").max(),
@@ -268,40 +271,35 @@ def partial_bars(trades: pl.DataFrame, origin: int) -> pl.DataFrame:
         )
         .collect()
     )
-    first = trades.select(*_KEYS, open="price", first_ms="ms", first_row="row")[bars["first"]]
-    last = trades.select(close="price", last_ms="ms", last_row="row")[bars["last"]]
-    file = pl.lit(origin, dtype=pl.Int32)
-    return pl.concat([bars, first, last], how="horizontal").select(
-        pl.col("symbol").cast(pl.String),
-        "date",
-        "bar",
-        *("open", "high", "low", "close", "volume", "amount", "pre_close"),
-        *("first_ms", "first_row", "last_ms", "last_row"),
-        first_file=file,
-        last_file=file,
-    )
+    return bars.drop("key").with_columns(pl.col("symbol").cast(pl.String))
 
 
 def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """One bar per symbol and time out of partial bars, sorted by symbol and time."""
-    whole = pl.concat(parts)
-    by_last = whole.sort("last_ms", "last_file", "last_row").with_columns(last=_PLACE)
-    by_first = by_last.sort("first_ms", "first_file", "first_row").with_columns(first=_PLACE)
-    bars = (
-        by_first.lazy()
-        .select("high", "low", "volume", "amount", "pre_close", "first", "last", key=_key())
+    """One bar per symbol and time out of partial bars, in no order."""
+    return (
+        pl.concat(parts)
+        .lazy()
+        .with_columns(key=_key())
         .group_by("key")
         .agg(
-            pl.col("high", "pre_close", "last").max(),
-            pl.col("low", "first").min(),
+            pl.col(_KEYS).first(),
+            pl.col("open").min_by("first"),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").max_by("last"),
             pl.col("volume", "amount").sum(),
+            pl.col("pre_close").max(),
+            pl.col("first").min(),
+            pl.col("last").max(),
         )
+        .drop("key")
         .collect()
     )
-    first = by_first.select(*_KEYS, "open", "first_ms", "first_file", "first_row")[bars["first"]]
-    last = by_last.select("close", "last_ms", "last_file", "last_row")[bars["last"]]
-    merged = pl.concat([bars, first, last], how="horizontal").select(whole.columns)
-    return merged.sort(_KEYS)
+
+
+def row_of(place: pl.Expr) -> pl.Expr:
+    """The row, counted across files, of a place."""
+    return place % _ROWS
 
 
 def _key() -> pl.Expr:
@@ -320,7 +318,7 @@ class BarMerger:
 
     directory: Path
     parts: int
-    limit: int = 300_000
+    limit: int = 150_000
     _pending: list[pl.DataFrame] = field(default_factory=list)
     _rows: int = 0
     _spills: int = 0
@@ -333,23 +331,27 @@ class BarMerger:
         self._rows += bars.height
         if self._rows <= self.limit:
             return
+        if self._spills:  # merging has not helped before, and is done at the end anyway
+            self._spill(pl.concat(self._pending))
+            return
         merged = merge_bars(self._pending)
         self._pending, self._rows = [merged], merged.height
         if merged.height > self.limit // 2:
             self._spill(merged)
 
     def finish(self) -> Iterator[pl.DataFrame]:
-        """Yield the merged bars in pieces; all bars of a symbol are in one piece."""
+        """Yield the merged bars in pieces, sorted; all bars of a symbol are in one piece."""
         if not self._spills:
             if self._pending:
-                yield merge_bars(self._pending)
+                yield merge_bars(self._pending).sort(_KEYS)
             return
         if self._pending:
-            self._spill(merge_bars(self._pending))
+            self._spill(pl.concat(self._pending))
         for part in range(self.parts):
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
-                yield merge_bars([pl.read_parquet(f, memory_map=False) for f in files])
+                pieces = [pl.read_parquet(f, memory_map=False) for f in files]
+                yield merge_bars(pieces).sort(_KEYS)
 
     def _spill(self, bars: pl.DataFrame) -> None:
         split = bars.with_columns(part=pl.col("symbol").hash() % self.parts)

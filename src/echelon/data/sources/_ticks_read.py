@@ -28,7 +28,7 @@ from echelon.data.sources._ticks_layout import NULLS, TickLayout, open_ticks
 from echelon.errors import SourceError
 from echelon.types import Problem
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 """Text per block. Larger ones are no faster and hold more memory."""
 
 _WORKERS = 2

@@ -123,7 +123,7 @@ class QlibSource(SourceDefaults):
         for symbol in self._symbols:
             if symbol == self._benchmark:
                 continue
-            frame = self._bars(symbol, times)
+            frame = self._bars(symbol, times, self._problems)
             if frame is None:
                 continue
             if since is not None and symbol in since:
@@ -169,9 +169,13 @@ class QlibSource(SourceDefaults):
         """Closes of the benchmark symbol."""
         if self._benchmark is None:
             return None
-        found = self._bars(self._benchmark, self.times())
-        if found is None:
-            raise SourceError(str(self._problems.pop()))
+        problems: list[Problem] = []
+        found = self._bars(self._benchmark, self.times(), problems)
+        if found is None or problems:
+            raise SourceError(
+                f"data.benchmark: {self._benchmark} cannot be read as {self._suffix} bars: "
+                f"{problems[0].file}: {problems[0].message}. Name an index that the directory has."
+            )
         return found.select("time", "close")
 
     def times(self) -> Times:
@@ -235,11 +239,11 @@ class QlibSource(SourceDefaults):
         folder = f"_qlib_{symbol}" if symbol.upper() in _RESERVED else symbol
         return self._path / "features" / folder.lower() / f"{field}.{self._suffix}.bin"
 
-    def _bars(self, symbol: str, times: Times) -> pl.DataFrame | None:
-        """Bars of one symbol, or None with a problem noted."""
+    def _bars(self, symbol: str, times: Times, problems: list[Problem]) -> pl.DataFrame | None:
+        """Bars of one symbol, or None; what is wrong is added to `problems`."""
         close_path = self._bin_path(symbol, "close")
         if not close_path.exists():
-            self._problems.append(self._no_close(symbol, close_path))
+            problems.append(self._no_close(symbol, close_path))
             return None
         columns: dict[str, Floats] = {}
         for field in (*PRICES, "volume", "amount", "vwap", "factor"):
@@ -250,7 +254,7 @@ class QlibSource(SourceDefaults):
                 found = read_bin(path, len(times))
             except SourceError as error:
                 what = str(error).removeprefix(f"{path}: ").rstrip(".")
-                self._problems.append(Problem(str(path), None, field, what, _REDUMP))
+                problems.append(Problem(str(path), None, field, what, _REDUMP))
                 return None
             if field == "close":
                 start, length = found.start, len(found.values)
@@ -262,7 +266,9 @@ class QlibSource(SourceDefaults):
         assert frame["row"].is_between(1, length).all()
         frame = _money(frame.with_columns(pl.col(*columns).fill_nan(None)))
         return (
-            self._traded(frame, symbol) if self._has_factor else frame.drop("factor", strict=False)
+            self._traded(frame, symbol, problems)
+            if self._has_factor
+            else frame.drop("factor", strict=False)
         )
 
     def _no_close(self, symbol: str, path: Path) -> Problem:
@@ -277,11 +283,11 @@ class QlibSource(SourceDefaults):
         file = path if folder.is_dir() else folder
         return Problem(str(file), None, None, what, _REDUMP)
 
-    def _traded(self, frame: pl.DataFrame, symbol: str) -> pl.DataFrame:
+    def _traded(self, frame: pl.DataFrame, symbol: str, problems: list[Problem]) -> pl.DataFrame:
         """Undo Qlib's adjustment; days without a usable factor are noted and left out."""
         usable = pl.col("factor").is_not_null() & (pl.col("factor") > 0)
         path = str(self._bin_path(symbol, "factor"))
-        self._problems += [
+        problems += [
             Problem(
                 path,
                 int(row),

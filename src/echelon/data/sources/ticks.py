@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +37,7 @@ from echelon.data.sources._ticks_bars import (
     TickCounts,
     TradeFilter,
     partial_bars,
+    row_of,
     sessions_of,
 )
 from echelon.data.sources._ticks_layout import TickLayout, sniff
@@ -109,12 +111,15 @@ class TicksSource(SourceDefaults):
         self._counts = trades.counts
         with tempfile.TemporaryDirectory(prefix="echelon-ticks-") as spill:
             merger = BarMerger(Path(spill), _parts(layouts))
-            for number, layout in enumerate(layouts):
+            offsets: list[int] = []  # rows are counted across files, to know which came first
+            end = 0
+            for layout in layouts:
+                offsets.append(end)
                 for block in self._blocks(layout):
-                    merger.add(partial_bars(trades.trades(block, layout), number))
+                    merger.add(partial_bars(trades.trades(block, layout), offsets[-1]))
+                    end = offsets[-1] + int(block["row"][-1]) + 1
             for bars in merger.finish():
-                for (number,), piece in bars.group_by("first_file", maintain_order=True):
-                    assert isinstance(number, int)
+                for number, piece in _by_file(bars, offsets):
                     yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
@@ -262,12 +267,20 @@ class _ParquetSink:
             self._temporary.unlink(missing_ok=True)
 
 
+def _by_file(bars: pl.DataFrame, offsets: list[int]) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Split bars by the file of their first trade; gives its number and the bars with `row`."""
+    rows = bars.select(row_of(pl.col("first"))).to_series().to_numpy()
+    files = np.searchsorted(offsets, rows, side="right") - 1
+    bars = bars.with_columns(file=pl.Series(files), row=pl.Series(rows - np.array(offsets)[files]))
+    for (number,), piece in bars.group_by("file", maintain_order=True):
+        assert isinstance(number, int)
+        yield number, piece
+
+
 def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
     time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
     absent = [c for c in ("volume", "amount", "pre_close") if c not in fields]
-    return conform(
-        bars.with_columns(time=time, row=pl.col("first_row")).drop(absent).sort("symbol", "time")
-    )
+    return conform(bars.with_columns(time=time).drop(absent).sort("symbol", "time"))
 
 
 def _files(path: Path) -> list[Path]:
