@@ -96,7 +96,7 @@ def digest_frame(frame: pl.DataFrame) -> str:
         if nulls.any():
             state.update(np.packbits(nulls.to_numpy()).tobytes())
         if column.dtype == pl.String:
-            state.update("\x00".join(column.fill_null("").to_list()).encode())
+            state.update(column.fill_null("").str.join("\x00").item().encode())
         else:
             plain = column.to_physical().fill_null(0)
             state.update(np.ascontiguousarray(plain.to_numpy()).tobytes())

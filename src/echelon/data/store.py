@@ -24,9 +24,9 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import SCHEMA
-from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.data.manifest import Manifest, digest_frame, digest_of
 from echelon.errors import StoreError
+from echelon.files import exclusive_lock, staging_directory, write_atomic
 
 CURRENT = "CURRENT.json"
 TABLES = ("symbols", "membership", "benchmark")
@@ -170,9 +170,14 @@ def _damaged(path: Path, error: Exception) -> StoreError:
     return StoreError(f"{path}: missing or damaged ({reason}). Import the dataset anew.")
 
 
-def partition_key(freq: str) -> pl.Expr:
-    """The partition a bar belongs to: its year for daily bars, its month for intraday ones."""
-    return pl.col("time").dt.strftime("%Y" if freq == "1d" else "%Y-%m")
+def partition_begin(freq: str) -> pl.Expr:
+    """When a bar's partition begins: with its year (daily bars) or its month (intraday ones)."""
+    return pl.col("time").dt.truncate("1y" if freq == "1d" else "1mo")
+
+
+def partition_key(begin: datetime, freq: str) -> str:
+    """The name of the partition that begins then: 2004, or 2004-07."""
+    return f"{begin:%Y}" if freq == "1d" else f"{begin:%Y-%m}"
 
 
 STORED = tuple(SCHEMA)

@@ -13,9 +13,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import redis
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _ENTRY = "entry.json"
 _CHUNK = 32 * 1024 * 1024
 _TIMEOUT = 5.0
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Cache(Protocol):
@@ -39,8 +41,11 @@ class Cache(Protocol):
         """Put the entry's files into the empty directory `into`; False where there is none."""
         ...
 
-    def put(self, key: str, directory: Path) -> None:
-        """Keep the files of `directory` under `key`."""
+    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
+        """Keep the files of `directory` under `key`.
+
+        digests: SHA-256 of files whose hash the caller knows already, by name
+        """
         ...
 
 
@@ -74,7 +79,7 @@ class LocalCache:
         os.utime(entry)
         return True
 
-    def put(self, key: str, directory: Path) -> None:
+    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
         """Keep hard links to the files; a full disk costs a warning."""
         entry = self.root / key
         try:
@@ -83,7 +88,8 @@ class LocalCache:
                 for file in sorted(directory.iterdir()):
                     _link(file, staging / file.name)
                     stat = file.stat()
-                    meta[file.name] = [stat.st_size, stat.st_mtime_ns, sha256_file(file)]
+                    digest = digests.get(file.name) or sha256_file(file)
+                    meta[file.name] = [stat.st_size, stat.st_mtime_ns, digest]
                 (staging / _ENTRY).write_text(json.dumps(meta))
                 shutil.rmtree(entry, ignore_errors=True)
                 staging.rename(entry)
@@ -169,8 +175,11 @@ class RedisCache:
                 handle.write(piece)
         return state.hexdigest() == digest
 
-    def put(self, key: str, directory: Path) -> None:
-        """Send the files, then the description that makes them an entry."""
+    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
+        """Send the files, then the description that makes them an entry.
+
+        What is sent is hashed as it is sent, whatever `digests` says.
+        """
         with self._tolerant("write"):
             meta = {}
             for file in sorted(directory.iterdir()):

@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -115,17 +116,18 @@ def symbol_features(panel: Panel, n: int, plan: Plan, first_row: int) -> tuple[F
         return values, np.zeros(n_rows, dtype=np.bool_)
     present = panel.present[first_row:, n].copy()
     present[: max(0, rows[plan.warmup - 1] - first_row)] = False
+    on_bar = np.zeros(panel.shape[0], dtype=np.bool_)
+    on_bar[rows] = True
     # For every panel row, which of the symbol's bars was the last one known.
-    last = np.searchsorted(rows, np.arange(first_row, panel.shape[0]), side="right") - 1
-    on_bar = np.zeros(n_rows, dtype=np.bool_)
-    on_bar[rows[rows >= first_row] - first_row] = True
+    last = np.cumsum(on_bar)[first_row:] - 1
+    table = np.empty((len(bars), values.shape[1]), dtype=np.float32)
     column = 0
     for feature in plan.series:
-        out = run(feature, bars, panel.symbols[n])
-        keep = present & on_bar if feature.on_gap == "zero" else present
-        width = len(feature.names)
-        values[keep, column : column + width] = out[last[keep]]
-        column += width
+        table[:, column : column + len(feature.names)] = run(feature, bars, panel.symbols[n])
+        column += len(feature.names)
+    values[present] = table[last[present]]
+    zero = np.array([f.on_gap == "zero" for f in plan.series for _ in f.names], dtype=np.bool_)
+    values[np.ix_(~on_bar[first_row:], zero)] = 0.0
     return values, present
 
 
@@ -151,25 +153,44 @@ def compute(
     with GridFile(path, shape) as grid:
         for assets in grid.symbol_blocks():
             block = np.zeros((shape[0], len(assets), shape[2]), dtype=np.float32)
+            some = _assets(panel, assets)
             for k, n in enumerate(assets):
-                block[:, k, :n_series], present[:, n] = symbol_features(panel, n, plan, first_row)
+                block[:, k, :n_series], present[:, n] = symbol_features(some, k, plan, first_row)
             grid.write_assets(assets, block)
             if progress is not None:
                 progress(assets.stop, shape[1])
         member = panel.member[first_row:]
         moments = Moments.none(shape[2])
+        unfinished = bool(plan.ranks) or exogenous is not None
         for rows in grid.time_blocks():
+            seen = range(max(rows.start, train.start), min(rows.stop, train.stop))
+            if not (unfinished or len(seen)):
+                continue
             block = grid.read_rows(rows)
             here = slice(rows.start, rows.stop)
             _add_ranks(block, plan, present[here] & member[here])
             _add_exogenous(block, exogenous, first_row, rows, present[here])
-            if plan.ranks or exogenous is not None:
+            if unfinished:
                 grid.write_rows(rows, block)
-            seen = range(max(rows.start, train.start), min(rows.stop, train.stop))
             if len(seen):
                 part = slice(seen.start - rows.start, seen.stop - rows.start)
                 moments = moments.merge(Moments.of(block[part][present[seen.start : seen.stop]]))
     return present, moments
+
+
+def _assets(panel: Panel, assets: range) -> Panel:
+    """The panel of some assets, each asset's values side by side in memory.
+
+    Read down one column, a wide grid [T,N] misses the processor's cache at every bar.
+    """
+    part = slice(assets.start, assets.stop)
+    arrays = {f.name: getattr(panel, f.name) for f in fields(panel)}
+    grids: dict[str, Any] = {
+        name: np.asfortranarray(array[:, part])
+        for name, array in arrays.items()
+        if isinstance(array, np.ndarray) and array.ndim == 2
+    }
+    return replace(panel, symbols=panel.symbols[part], anchor=panel.anchor[part], **grids)
 
 
 def _add_ranks(block: Floats32, plan: Plan, mask: Bools) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from echelon.types import Floats32
 
-_BLOCK_BYTES = 32 * 1024 * 1024
+_ASSETS_BYTES = 64 * 1024 * 1024  # wide enough that a row's piece is several pages
+_ROWS_BYTES = 4 * 1024 * 1024  # what is made of a block should still fit in the cache
 
 
 class GridFile:
@@ -50,13 +51,13 @@ class GridFile:
 
     def symbol_blocks(self) -> Iterator[range]:
         """Ranges of assets whose columns fit in a block."""
-        width = max(1, _BLOCK_BYTES // max(1, 4 * self.shape[0] * self.shape[2]))
+        width = max(1, _ASSETS_BYTES // max(1, 4 * self.shape[0] * self.shape[2]))
         for first in range(0, self.shape[1], width):
             yield range(first, min(first + width, self.shape[1]))
 
     def time_blocks(self) -> Iterator[range]:
         """Ranges of bars whose rows fit in a block."""
-        height = max(1, _BLOCK_BYTES // max(1, self._row_bytes))
+        height = max(1, _ROWS_BYTES // max(1, self._row_bytes))
         for first in range(0, self.shape[0], height):
             yield range(first, min(first + height, self.shape[0]))
 
@@ -72,10 +73,9 @@ class GridFile:
 
     def read_rows(self, rows: range) -> Floats32:
         """Read [len(rows),N,F]."""
-        count = len(rows) * self._row_bytes
-        data = _read_all(self._fd, count, self._start + rows.start * self._row_bytes)
-        block = np.frombuffer(data, dtype="<f4").reshape(len(rows), *self.shape[1:])
-        return block.astype(np.float32)
+        block = np.empty((len(rows), *self.shape[1:]), dtype="<f4")
+        _read_all(self._fd, block, self._start + rows.start * self._row_bytes)
+        return block.astype(np.float32, copy=False)
 
     def write_rows(self, rows: range, block: Floats32) -> None:
         """Write block [len(rows),N,F]."""
@@ -87,18 +87,20 @@ class GridFile:
         _write_all(self._fd, data, self._start + first * self._row_bytes)
 
 
+def _bytes_of(data: Floats32) -> memoryview:
+    return memoryview(data.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
 def _write_all(fd: int, data: Floats32, offset: int) -> None:
-    view = memoryview(data.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    view = _bytes_of(data)
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
 
 
-def _read_all(fd: int, count: int, offset: int) -> bytearray:
-    data = bytearray(count)
-    view = memoryview(data)
+def _read_all(fd: int, into: Floats32, offset: int) -> None:
+    view = _bytes_of(into)
     while view:
         done = os.preadv(fd, [view], offset)
         assert done > 0, "the grid file is shorter than its header says"
         view, offset = view[done:], offset + done
-    return data

@@ -31,7 +31,7 @@ from echelon.features.cache import open_caches
 from echelon.features.engine import Plan, Progress, compute
 from echelon.features.exogenous import load_exogenous
 from echelon.features.grid import GridFile
-from echelon.features.prepared import FORMAT, Prepared, content_hash
+from echelon.features.prepared import FORMAT, Prepared, content_hash, file_hashes
 from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import Moments, Scaler
 from echelon.files import sha256_file, staging_directory, write_atomic
@@ -85,7 +85,7 @@ def prepare(
         if hit is None:
             _make(config, dataset, selection, key, staging, on_symbols)
         for known in caches[:hit]:
-            known.put(key, staging)
+            known.put(key, staging, Prepared(staging).manifest["files"])
         _swap(staging, target)
     return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
 
@@ -182,10 +182,12 @@ def _make(
     }
     write_atomic(out / "splits.json", json.dumps(splits, indent=1) + "\n")
     write_atomic(out / "scaler.json", json.dumps(scaler.to_dict(), indent=1) + "\n")
+    files = file_hashes(out)
     manifest = {
         "format": FORMAT,
         "key": key,
-        "content_hash": content_hash(out),
+        "content_hash": content_hash(files),
+        "files": files,
         "dataset": {"name": dataset.name, "content_hash": dataset.content_hash},
         "freq": panel.freq,
         "calendar": panel.calendar,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -122,7 +123,7 @@ class Prepared:
 
     def verify(self) -> None:
         """Recompute the content hash; raises where a file was changed or damaged."""
-        found = content_hash(self.path)
+        found = content_hash(file_hashes(self.path))
         if found != self.manifest["content_hash"]:
             raise StoreError(
                 f"{self.path}: the content hash is {found[:12]}, its manifest says "
@@ -149,10 +150,13 @@ class Prepared:
             ) from None
 
 
-def content_hash(path: Path) -> str:
-    """Hash of every file of a prepared set but its manifest, by name."""
-    state = hashlib.sha256()
-    for file in sorted(path.iterdir()):
-        if file.name != "manifest.json":
-            state.update(f"{file.name}:{sha256_file(file)};".encode())
-    return state.hexdigest()
+def file_hashes(path: Path) -> dict[str, str]:
+    """Name → SHA-256 of every file of a prepared set but its manifest, sorted."""
+    files = sorted(file for file in path.iterdir() if file.name != "manifest.json")
+    return {file.name: sha256_file(file) for file in files}
+
+
+def content_hash(files: Mapping[str, str]) -> str:
+    """One hash for what `file_hashes` found."""
+    text = "".join(f"{name}:{digest};" for name, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
