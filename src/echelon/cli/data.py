@@ -1,4 +1,7 @@
-"""`echelon data`: import, generate, check and look at market data."""
+"""`echelon data`: import, generate, check and look at market data.
+
+Each command imports what it needs itself: together they would keep `echelon --help` waiting.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import json
 import tempfile
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import polars as pl
 import typer
 from rich.table import Table
 
@@ -25,16 +27,12 @@ from echelon.cli.options import (
 from echelon.cli.prepare import tell_import
 from echelon.config import Config
 from echelon.config.data import SourceName
-from echelon.data.checking import check_source, check_stored
-from echelon.data.datasets import VENDORS, dataset_name, ensure_dataset, read_extras
-from echelon.data.importing import import_source
-from echelon.data.manifest import Manifest
-from echelon.data.sources import open_source
-from echelon.data.sources.files import read_membership
-from echelon.data.store import Store
 from echelon.errors import InvalidDataError, LeakageError, UsageError
-from echelon.features import check_leakage
 from echelon.types import Freq, Problem
+
+if TYPE_CHECKING:
+    from echelon.data.manifest import Manifest
+    from echelon.data.store import Store
 
 app = typer.Typer(help="Import, generate, check and look at market data.", no_args_is_help=True)
 
@@ -110,6 +108,11 @@ def import_(
 
 
 def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> None:
+    from echelon.data.datasets import VENDORS, dataset_name, read_extras
+    from echelon.data.importing import import_source
+    from echelon.data.sources import open_source
+    from echelon.data.store import Store
+
     origin = open_source(tree)
     extras = read_extras(tree, origin.info())
     name = dataset_name(tree, origin, extras)
@@ -145,6 +148,10 @@ def synth(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Generate a seeded synthetic market into the store."""
+    import polars as pl
+
+    from echelon.data.sources import open_source
+
     tree = _tree(
         config, override, log_level, source="synthetic", dataset=dataset, store=store, freq=freq
     )
@@ -188,6 +195,11 @@ def check(
 
     Exit code 4: the data have errors. Exit code 7: something depends on the future.
     """
+    from echelon.data.checking import check_source, check_stored
+    from echelon.data.datasets import read_extras
+    from echelon.data.sources import open_source
+    from echelon.data.store import Store
+
     if path is not None and dataset is not None:
         raise UsageError("give a file or --dataset, not both.")
     if path is not None and source is None:
@@ -241,6 +253,10 @@ def _print_problems(problems: list[Problem]) -> None:
 
 
 def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
+    from echelon.data.datasets import ensure_dataset
+    from echelon.data.store import Store
+    from echelon.features import check_leakage
+
     with progress_bar("preparing") as bar:
         manifest = ensure_dataset(tree, quarantine=quarantine, progress=bar.count)
         report = check_leakage(tree, Store(tree.data.store), manifest, n_cuts=cuts, step=bar.label)
@@ -272,6 +288,8 @@ def show(
     log_level: Level = LogLevel.WARNING,
 ) -> None:
     """List the datasets in the store, or show one."""
+    from echelon.data.store import Store
+
     tree = _tree(config, override, log_level, store=store)
     where = Store(tree.data.store)
     if dataset is not None:
@@ -301,6 +319,8 @@ def show(
 
 
 def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -> None:
+    import polars as pl
+
     facts = store.symbols(manifest.name)
     info = manifest.info
     first, last = manifest.span
@@ -347,6 +367,9 @@ def universe(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Import membership intervals: who was in the universe when, as known then."""
+    from echelon.data.sources.files import read_membership
+    from echelon.data.store import Store
+
     tree = _tree(config, override, log_level, store=store)
     intervals = read_membership(path)
     where = Store(tree.data.store)

@@ -16,7 +16,6 @@ from echelon.cli.options import (
     run_directory,
 )
 from echelon.cli.prepare import prepare_run, print_summary
-from echelon.report import draw_prepared
 
 
 def demo(
@@ -29,6 +28,8 @@ def demo(
 
     Needs no network and no service.
     """
+    from echelon.report import draw_prepared
+
     tree = configured(config, override, log_level)
     fallback = config if config is not None else Path("demo")
     directory = run_directory(fallback, output_dir, None, tree.logging.output_dir)

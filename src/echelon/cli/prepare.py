@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -21,10 +22,11 @@ from echelon.cli.options import (
     run_directory,
 )
 from echelon.config import Config, fingerprint
-from echelon.data.importing import ImportReport
-from echelon.features import PrepareReport
-from echelon.features import prepare as prepare_features
 from echelon.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from echelon.data.importing import ImportReport
+    from echelon.features import PrepareReport
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,9 @@ def prepare_run(
     config: Config, directory: Path, command: str, *, quarantine: bool = False
 ) -> PrepareReport:
     """Prepare into a run directory, with progress, and write down what it was made from."""
+    # Here and not above: numba and its like take a second, which `echelon --help` has not.
+    from echelon.features import prepare as prepare_features
+
     run = RunDirectory.create(directory, config, command)
     with progress_bar("reading bars") as bar:
 
