@@ -19,10 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+
+from echelon.data.calendars import sessions
 
 SYMBOLS = 1_000
 PEER_ROWS = 2_000_000
@@ -35,7 +38,8 @@ def generate(path: Path, rows: int, *, symbols: int = SYMBOLS, seed: int = SEED)
     rng = np.random.default_rng(seed)
     codes = np.array([f"{600_000 + i:06d}.SH" for i in range(symbols)])
     cents = rng.integers(300, 30_000, symbols)
-    days = np.array([20240102 + i for i in range(25)] + [20240201 + i for i in range(28)])
+    days = sessions("XSHG", date(2024, 1, 2), date(2024, 12, 31))
+    days = np.array([int(str(d)[:10].replace("-", "")) for d in days])
     seconds = np.r_[9 * 3600 + 1800 : 11 * 3600 + 1800 : 3, 13 * 3600 : 15 * 3600 : 3]
     clock = (seconds // 3600 * 10_000 + seconds // 60 % 60 * 100 + seconds % 60) * 1000
     rounds = -(-rows // symbols)
