@@ -80,6 +80,19 @@ def run_ours(path: Path, freq: str) -> dict[str, float]:
     return {"rows": counts.rows, "bars": bars, "seconds": seconds}
 
 
+def run_import(path: Path, freq: str) -> dict[str, float]:
+    """What `echelon data import ticks` does: validated, partitioned, published."""
+    from echelon.data.importing import import_source
+    from echelon.data.sources.ticks import TicksSource
+    from echelon.data.store import Store
+
+    source = TicksSource(path, freq=freq, calendar="XSHG")  # type: ignore[arg-type]
+    began = time.perf_counter()
+    manifest = import_source(source, Store(path.parent / "store"), "ticks").manifest
+    seconds = time.perf_counter() - began
+    return {"rows": source.counts().rows, "bars": manifest.rows, "seconds": seconds}
+
+
 def run_pandas(path: Path, rows: int) -> dict[str, float]:
     import pandas as pd
 
@@ -132,15 +145,14 @@ def main() -> None:
     parser.add_argument("--freq", default="1min", choices=["1min", "5min", "1d"])
     parser.add_argument("--dir", type=Path, help="where to put the file; default: a temporary dir")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", choices=["ours", "pandas"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["bars", "import", "pandas"], help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        result = (
-            run_ours(args.file, args.freq)
-            if args.child == "ours"
-            else run_pandas(args.file, args.peer_rows)
-        )
+        if args.child == "pandas":
+            result = run_pandas(args.file, args.peer_rows)
+        else:
+            result = (run_ours if args.child == "bars" else run_import)(args.file, args.freq)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         result["peak_mb"] = usage.ru_maxrss / 1024  # Linux counts it in KiB
         result["cpu"] = usage.ru_utime + usage.ru_stime
@@ -152,21 +164,23 @@ def main() -> None:
         size = path.stat().st_size / 1e9
         print(f"{args.rows:,} rows, {size:.2f} GB, {args.threads} thread(s), {args.freq} bars")
         common = ("--file", str(path), "--freq", args.freq, "--peer-rows", str(args.peer_rows))
-        ours = in_child(args.threads, "--child", "ours", *common)
+        ours = in_child(args.threads, "--child", "bars", *common)
+        whole = in_child(args.threads, "--child", "import", *common)
         peer = in_child(args.threads, "--child", "pandas", *common)
     print(
         f"{'':10}{'rows':>14}{'bars':>12}{'seconds':>10}{'cpu s':>8}{'rows/s':>14}{'peak MB':>10}"
     )
-    for name, r in (("echelon", ours), ("pandas", peer)):
+    for name, r in (("bars", ours), ("import", whole), ("pandas", peer)):
         rate = r["rows"] / r["seconds"]
         print(
             f"{name:10}{r['rows']:>14,.0f}{r['bars']:>12,.0f}{r['seconds']:>10.1f}"
             f"{r['cpu']:>8.1f}{rate:>14,.0f}{r['peak_mb']:>10.0f}"
         )
     ratio = (ours["rows"] / ours["seconds"]) / (peer["rows"] / peer["seconds"])
-    print(f"ratio: {ratio:.1f}x the rate of pandas; peak {ours['peak_mb']:.0f} MB of {LIMIT_MB} MB")
-    if ours["peak_mb"] > LIMIT_MB:
-        sys.exit(f"peak memory {ours['peak_mb']:.0f} MB is over the limit of {LIMIT_MB} MB")
+    peak = max(ours["peak_mb"], whole["peak_mb"])
+    print(f"ratio: {ratio:.1f}x the rate of pandas; peak {peak:.0f} MB of {LIMIT_MB} MB")
+    if peak > LIMIT_MB:
+        sys.exit(f"peak memory {peak:.0f} MB is over the limit of {LIMIT_MB} MB")
 
 
 if __name__ == "__main__":

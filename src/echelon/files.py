@@ -57,6 +57,12 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         yield
 
 
+def sync(path: Path) -> None:
+    """Wait until a file's content is on disk."""
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, read in pieces, as hex."""
     with path.open("rb") as handle:

@@ -52,6 +52,15 @@ class SyntheticConfig(Section):
     """How many symbols are in the index; its membership changes over time."""
 
 
+class TicksConfig(Section):
+    """Tick files (`data.source: ticks`)."""
+
+    price_scale: float | None = Field(default=None, gt=0)
+    """Prices in the file times this are money; null: 0.0001 for Wind's whole numbers, else 1."""
+    parquet_dir: Path | None = None
+    """Also write the ticks themselves, typed, as Parquet files in this directory."""
+
+
 class ExogenousConfig(Section):
     """One file of macro or sentiment series with publication times."""
 
@@ -121,6 +130,10 @@ class DataConfig(Section):
     `instruments` says when it was."""
     exogenous: tuple[ExogenousConfig, ...] = ()
     """Macro or sentiment series, joined as of what was known."""
+    qlib_market: str = "all"
+    """Which instruments file of a Qlib directory is the universe (all, csi300 …)."""
+    ticks: TicksConfig = TicksConfig()
+    """How tick files are read."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """Parameters of the synthetic market."""
     cache: CacheConfig = CacheConfig()

@@ -30,7 +30,7 @@ from echelon.errors import DataError, InvalidDataError
 from echelon.files import exclusive_lock, staging_directory, write_atomic
 from echelon.types import Problem
 
-_SPILL_ROWS = 2_000_000
+_SPILL_ROWS = 250_000
 _BEGIN = "_begin"
 
 Progress = Callable[[int], None]

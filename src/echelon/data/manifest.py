@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One Parquet file of bars: a year of daily bars or a month of intraday ones."""
+    """One Parquet file of bars: a year of daily, a month of 5-minute or a day of 1-minute bars."""
 
     key: str
     rows: int

@@ -3,7 +3,7 @@
 Layout, below the store's root:
 
     <dataset>/CURRENT.json              the manifest; replaced in one rename
-    <dataset>/v-<hash>/bars/2004.parquet    a partition: a year (daily) or a month (intraday)
+    <dataset>/v-<hash>/bars/2004.parquet    a partition: a year, month or day of bars
     <dataset>/v-<hash>/symbols.parquet      first and last bar, anchor, listing facts
     <dataset>/v-<hash>/membership.parquet, benchmark.parquet     where there are such
 
@@ -29,6 +29,8 @@ from echelon.errors import StoreError
 from echelon.files import exclusive_lock, staging_directory, write_atomic
 
 CURRENT = "CURRENT.json"
+_SPAN = {"1d": "1y", "5min": "1mo", "1min": "1d"}
+_NAME = {"1d": "%Y", "5min": "%Y-%m", "1min": "%Y-%m-%d"}
 TABLES = ("symbols", "membership", "benchmark")
 
 
@@ -171,13 +173,17 @@ def _damaged(path: Path, error: Exception) -> StoreError:
 
 
 def partition_begin(freq: str) -> pl.Expr:
-    """When a bar's partition begins: with its year (daily bars) or its month (intraday ones)."""
-    return pl.col("time").dt.truncate("1y" if freq == "1d" else "1mo")
+    """When a bar's partition begins: with its year, month (5 minutes) or day (1 minute).
+
+    A partition is what an import or a window holds in memory: about a million rows at 5,000
+    symbols, whatever the frequency.
+    """
+    return pl.col("time").dt.truncate(_SPAN[freq])
 
 
 def partition_key(begin: datetime, freq: str) -> str:
-    """The name of the partition that begins then: 2004, or 2004-07."""
-    return f"{begin:%Y}" if freq == "1d" else f"{begin:%Y-%m}"
+    """The name of the partition that begins then: 2004, 2004-07 or 2004-07-01."""
+    return begin.strftime(_NAME[freq])
 
 
 STORED = tuple(SCHEMA)

@@ -24,7 +24,7 @@ import redis
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
 from echelon.errors import ConfigError
-from echelon.files import sha256_file, staging_directory
+from echelon.files import sha256_file, staging_directory, sync
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class LocalCache:
                 meta = {}
                 for file in sorted(directory.iterdir()):
                     _link(file, staging / file.name)
+                    sync(file)  # an entry is trusted later by size and time: it must be on disk
                     stat = file.stat()
                     digest = digests.get(file.name) or sha256_file(file)
                     meta[file.name] = [stat.st_size, stat.st_mtime_ns, digest]

@@ -78,6 +78,8 @@ def _ticks(config: Config) -> Source:
         calendar=calendar,
         timezone=data.timezone,
         columns=data.columns,
+        parquet_dir=data.ticks.parquet_dir,
+        price_scale=data.ticks.price_scale,
     )
 
 
@@ -86,7 +88,11 @@ def _qlib(config: Config) -> Source:
 
     data = config.data
     return QlibSource(
-        _path(config), freq=data.freq, calendar=data.calendar, benchmark=data.benchmark
+        _path(config),
+        freq=data.freq,
+        calendar=data.calendar,
+        market=data.qlib_market,
+        benchmark=data.benchmark,
     )
 
 

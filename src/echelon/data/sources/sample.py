@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
+from importlib import metadata
 
 import polars as pl
 
@@ -25,8 +26,6 @@ class SampleSource(SourceDefaults):
 
     def info(self) -> SourceInfo:
         """Describe the sample."""
-        import skfolio
-
         return SourceInfo(
             name="sample",
             freq="1d",
@@ -34,7 +33,7 @@ class SampleSource(SourceDefaults):
             timezone="America/New_York",
             price_basis="adjusted",
             fields=frozenset({"close"}),
-            fingerprint=f"skfolio-sp500-{skfolio.__version__}-{_VERSION}",
+            fingerprint=f"skfolio-sp500-{metadata.version('skfolio')}-{_VERSION}",
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
