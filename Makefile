@@ -8,7 +8,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
-CODE := src tests bench scripts
+CODE := src tests bench scripts examples
 # Options for single commands: make test PYTEST_ARGS="-k redis -x"
 PYTEST_ARGS ?=
 DEMO_ARGS ?=

@@ -145,14 +145,14 @@ def main() -> None:
     parser.add_argument("--freq", default="1min", choices=["1min", "5min", "1d"])
     parser.add_argument("--dir", type=Path, help="where to put the file; default: a temporary dir")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", choices=["bars", "import", "pandas"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["ours", "import", "pandas"], help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         if args.child == "pandas":
             result = run_pandas(args.file, args.peer_rows)
         else:
-            result = (run_ours if args.child == "bars" else run_import)(args.file, args.freq)
+            result = (run_ours if args.child == "ours" else run_import)(args.file, args.freq)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         result["peak_mb"] = usage.ru_maxrss / 1024  # Linux counts it in KiB
         result["cpu"] = usage.ru_utime + usage.ru_stime
@@ -164,7 +164,7 @@ def main() -> None:
         size = path.stat().st_size / 1e9
         print(f"{args.rows:,} rows, {size:.2f} GB, {args.threads} thread(s), {args.freq} bars")
         common = ("--file", str(path), "--freq", args.freq, "--peer-rows", str(args.peer_rows))
-        ours = in_child(args.threads, "--child", "bars", *common)
+        ours = in_child(args.threads, "--child", "ours", *common)
         whole = in_child(args.threads, "--child", "import", *common)
         peer = in_child(args.threads, "--child", "pandas", *common)
     print(

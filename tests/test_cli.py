@@ -176,6 +176,7 @@ def test_synth_generates_and_exports(shell: Shell) -> None:
         (["prepare", "-o", "assets=[NVDA]"], 4, "NVDA"),
         (["prepare", "-o", "features.modules=[none.py]"], 6, "none.py"),
         (["prepare", "-o", "features.stationary.enabled=false"], 6, "names no feature"),
+        (["prepare", "-o", "data.benchmark=SPX"], 3, "data.benchmark_path"),
         (["data", "show", "none"], 5, "no dataset 'none'"),
         (["data", "check", "none.xyz"], 2, "--source"),
         (["data", "import", "parqet"], 2, "parqet"),
@@ -191,6 +192,19 @@ def test_mistakes_get_one_message_and_an_exit_code(
     assert found == code, err
     assert expected in err
     assert "Traceback" not in err
+
+
+def test_bug_of_ours_shows_its_traceback_and_exits_with_70(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("echelon.cli.config.load_config", broken)
+    code, _, err = shell("config", "show")
+    assert code == 70
+    assert "planted" in err
+    assert "bug:" in err
 
 
 def test_truncated_parquet_is_named(shell: Shell, bars_file: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import import_source
 from echelon.data.store import Store
 from echelon.data.views import RescaledView, ScrambledView, TruncatedView
+from echelon.errors import DataError
 from echelon.features import LeakageReport, check_leakage, prepare
 from echelon.features.engine import bars_of
 from echelon.features.scaler import Moments
@@ -132,6 +133,12 @@ def test_membership_known_too_early_is_named(
     config = _config(tmp_path, "features.indicators.rsi=[14]")
     report = _check(config, _with_membership())
     assert "member" in report.names
+
+
+def test_train_window_without_a_warm_symbol_is_refused_not_passed(tmp_path: Path) -> None:
+    short = "split.train=[2015-01-02, 2015-02-02]"
+    with pytest.raises(DataError, match="no symbol is warmed up"):
+        _check(_config(tmp_path, "features.indicators.sma=[100]", short), _with_membership())
 
 
 def test_exogenous_series_pass_when_joined_by_publication(tmp_path: Path) -> None:

@@ -115,6 +115,19 @@ def test_benchmark_is_the_level_last_known(tmp_path: Path) -> None:
     assert panel.benchmark[-1] == 101.0
 
 
+def test_daily_benchmark_is_known_to_intraday_bars_only_on_the_next_day(tmp_path: Path) -> None:
+    minutes = [datetime(2015, 1, d, 10, m) for d in (5, 6) for m in range(3)]
+    bars = pl.DataFrame({"time": minutes, "symbol": "A", "close": 10.0})
+    index = pl.DataFrame(
+        {"time": [datetime(2015, 1, 5), datetime(2015, 1, 6)], "close": [100.0, 200.0]},
+        schema_overrides={"time": pl.Datetime("us")},
+    )
+    panel = _panel(tmp_path, FrameSource(bars, freq="1min", benchmark=index))
+    assert panel.benchmark is not None
+    assert np.isnan(panel.benchmark[:3]).all()
+    assert panel.benchmark[3:].tolist() == [100.0] * 3
+
+
 def test_limits_come_from_the_ex_right_reference_price(tmp_path: Path) -> None:
     bars = pl.DataFrame(
         {

@@ -134,6 +134,18 @@ def test_update_of_raw_prices_that_changed_is_refused(tmp_path: Path) -> None:
         import_source(FrameSource(tail, price_basis="raw"), store, "m", update=True)
 
 
+def test_update_without_overlap_is_refused(tmp_path: Path) -> None:
+    bars = make_bars()
+    store = Store(tmp_path)
+    before = import_source(
+        FrameSource(bars.filter(pl.col("time") <= datetime(2016, 6, 30))), store, "m"
+    ).manifest
+    later = FrameSource(bars.filter(pl.col("time") > datetime(2016, 6, 30)))
+    with pytest.raises(DataError, match="AAA, BBB, CCC does not begin with a bar that is stored"):
+        import_source(later, store, "m", update=True)
+    assert store.manifest("m") == before
+
+
 def test_update_of_another_kind_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     import_source(FrameSource(make_bars()), store, "m")

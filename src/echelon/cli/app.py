@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -57,6 +58,13 @@ def main() -> None:
         place = f" {error.filename}" if error.filename else ""
         err.print(f"[bold red]error:[/] {escape(f'{error.strerror or error}{place}')}")
         sys.exit(EchelonError.exit_code)
+    except Exception:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
+        traceback.print_exc()
+        err.print(
+            "[bold red]bug:[/] this should not happen. Please report it with the lines above and "
+            "what you ran."
+        )
+        sys.exit(70)
     except SystemExit as leave:
         if leave.code == 130:
             err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")

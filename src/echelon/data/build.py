@@ -23,7 +23,7 @@ from echelon.data.manifest import Manifest
 from echelon.data.panel import Panel, forward_fill
 from echelon.data.store import Store
 from echelon.errors import DataError, UniverseError
-from echelon.types import Bools, Floats, Times
+from echelon.types import Bools, Floats, Freq, Times
 
 _FIELDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close")
 
@@ -197,7 +197,7 @@ def _derive(
         band=band,
         limit_up=up,
         limit_down=down,
-        benchmark=_benchmark(times, store.table(manifest.name, "benchmark")),
+        benchmark=_benchmark(times, store.table(manifest.name, "benchmark"), info.freq),
     )
 
 
@@ -270,11 +270,17 @@ def _member(times: Times, symbols: tuple[str, ...], intervals: pl.DataFrame | No
     return member
 
 
-def _benchmark(times: Times, series: pl.DataFrame | None) -> Floats | None:
-    """[T] the index level last known at each bar; NaN before its first."""
+def _benchmark(times: Times, series: pl.DataFrame | None, freq: Freq) -> Floats | None:
+    """[T] the index level last known at each bar; NaN before its first.
+
+    A day's level is stamped with midnight but known at the close: intraday bars see it from the
+    next day on.
+    """
     if series is None:
         return None
     known = series["time"].to_numpy().astype("datetime64[us]")
+    if freq != "1d" and (known == known.astype("datetime64[D]")).all():
+        known = known + np.timedelta64(1, "D")
     at = np.searchsorted(known, times, side="right") - 1
     level = series["close"].to_numpy()[np.maximum(at, 0)]
     return np.asarray(np.where(at < 0, np.nan, level), dtype=np.float64)

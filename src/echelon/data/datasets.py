@@ -19,12 +19,18 @@ from echelon.errors import ConfigError
 from echelon.files import sha256_file
 
 VENDORS = ("yfinance", "akshare", "tushare")
+_NO_INDEX = ("csv", "parquet", "ticks", "sample", "synthetic")
 
 
 def read_extras(config: Config, info: SourceInfo) -> Extras:
     """Tables the configuration adds to a source's dataset: universe, instruments, benchmark."""
     data = config.data
     extras, files = Extras(), []
+    if data.benchmark is not None and data.benchmark_path is None and data.source in _NO_INDEX:
+        raise ConfigError(
+            f"data.benchmark is {data.benchmark!r}, but data.source {data.source!r} has no index "
+            "of its own to offer. Set data.benchmark_path to a file of index bars."
+        )
     if data.universe is not None:
         extras = replace(extras, membership=read_membership(data.universe))
         files.append(data.universe)

@@ -336,6 +336,7 @@ class _Joiner:
             return _Joiner(scale, last)
         stored = _stored_at(store, base, firsts)
         both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
+        _refuse_without_overlap(both, store.symbols(base.name), base)
         _refuse_restated(both, base)
         scale = both.select(
             "symbol",
@@ -392,6 +393,20 @@ def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFra
     ]
     empty = pl.DataFrame(schema={c: SCHEMA[c] for c in columns})
     return pl.concat([empty, *found]).select("symbol", "close", "factor")
+
+
+def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manifest) -> None:
+    """A symbol's update must begin with a bar that is stored: factors are joined there."""
+    apart = both.filter(
+        pl.col("close_stored").is_null() & pl.col("symbol").is_in(known["symbol"].implode())
+    )
+    if apart.height:
+        names = ", ".join(apart["symbol"].head(5)) + (" …" if apart.height > 5 else "")
+        raise DataError(
+            f"dataset {base.name!r}: the update of {names} does not begin with a bar that is "
+            "stored, so its adjustment cannot be joined. Include the last stored bar of every "
+            "symbol, or import it anew, without --update."
+        )
 
 
 def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:

@@ -36,7 +36,12 @@ from echelon.errors import FeatureError
 from echelon.features.base import Bars, Feature
 from echelon.features.engine import Plan, bars_of, compute
 from echelon.features.exogenous import load_exogenous
-from echelon.features.prepare import layout, panel_fields, panel_request
+from echelon.features.prepare import (
+    layout,
+    panel_fields,
+    panel_request,
+    refuse_empty_train,
+)
 from echelon.features.registry import run, select
 from echelon.features.scaler import Moments
 from echelon.types import Bools, Floats, Floats32
@@ -183,6 +188,8 @@ class _Runner:
         self.runs += 1
         path = self.folder / f"{self.runs}.npy"
         present, moments = compute(panel, self.plan, path, train=train, exogenous=exogenous)
+        if cut is None:
+            refuse_empty_train(present[train.start : train.stop], self.plan, self.config)
         return _Line(replace(panel, present=present), np.load(path, mmap_mode="r"), moments)
 
 

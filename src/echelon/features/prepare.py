@@ -167,7 +167,8 @@ def _make(
         exogenous=exogenous,
         progress=on_symbols,
     )
-    _refuse_empty_train(present, where, plan, config)
+    train = where.splits["train"]
+    refuse_empty_train(present[train.start : train.stop], plan, config)
     scaler = fit_scaler(config, plan, moments, panel, where)
     scale_file(out / "X.npy", (*present.shape, len(plan.names)), scaler, present)
     _write_arrays(panel, present, where.first_row, out)
@@ -208,13 +209,14 @@ def _make(
     write_atomic(out / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 
-def _refuse_empty_train(present: Bools, where: Layout, plan: Plan, config: Config) -> None:
-    train = where.splits["train"]
-    if not present[train.start : train.stop].any():
+def refuse_empty_train(present: Bools, plan: Plan, config: Config) -> None:
+    """There must be something to learn from: `present`[T,N] are the rows of the train window."""
+    if not present.any():
+        first, last = config.split.train
         raise DataError(
             f"no symbol is warmed up inside split.train: the features need {plan.warmup} bars "
-            f"and the window {config.split.train[0]}..{config.split.train[1]} has {len(train)}. "
-            "Lengthen the train window or use features with a shorter lookback."
+            f"and the window {first}..{last} has {len(present)}. Lengthen the train window or use "
+            "features with a shorter lookback."
         )
 
 

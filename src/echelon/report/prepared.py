@@ -81,7 +81,7 @@ def _draw_presence(prepared: Prepared, axes: Axes) -> None:
         both = (present & tradable).sum(axis=1)
         axes.fill_between(prepared.times, both, step="mid", color="#4c72b0", label="tradable")
     axes.set_xlim(prepared.times[0], prepared.times[-1])
-    axes.set_ylim(0, len(prepared.symbols) * 1.15)
+    axes.set_ylim(0, len(prepared.symbols) * 1.4)
     axes.set_ylabel("assets")
     axes.legend(loc="upper left", ncols=2, frameon=False)
 
