@@ -20,6 +20,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.errors import ConfigError
 from echelon.features import Prepared, prepare
 from echelon.features.registry import select
+from echelon.market import resolve_rules
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
@@ -29,8 +30,8 @@ SPLITS = (
 )
 
 PENDING = {
-    # the market kernel, the environment and the A2C agent
-    *("fee_rate", "buy_pct", "sell_pct", "state.include_pos", "state.include_cash"),
+    # the environment and the A2C agent
+    *("buy_pct", "sell_pct", "state.include_pos", "state.include_cash"),
     *("model.encoder", "model.d_model", "model.n_layers", "model.dropout"),
     *("train.algo", "train.gamma", "train.entropy_coef", "train.value_coef", "train.lr_actor"),
     *("train.lr_critic", "train.grad_clip", "train.rollout_steps", "train.total_env_steps"),
@@ -119,6 +120,10 @@ def _refusal(bench: Bench, *overrides: str) -> object:
         return str(error)
 
 
+def _rules(bench: Bench, *overrides: str) -> object:
+    return resolve_rules(bench.config(*overrides), discrete=True)
+
+
 EFFECTS: dict[str, tuple[str, Callable[..., object]]] = {
     "seed": ("seed=43", _market),
     "assets": ("assets=[AAPL, JNJ]", _symbols),
@@ -126,6 +131,8 @@ EFFECTS: dict[str, tuple[str, Callable[..., object]]] = {
     "split.train": ("split.train=[2015-01-02, 2015-12-31]", _splits),
     "split.valid": ("split.valid=[2016-02-01, 2016-05-31]", _splits),
     "split.test": ("split.test=[2016-07-01, 2016-11-30]", _splits),
+    "fee_rate": ("fee_rate=0.001", _rules),
+    "market.preset": ("market.preset=cn", _rules),
     "features.ohlcv": ("features.ohlcv=false", _names),
     "features.indicators.sma": ("features.indicators.sma=[10]", _names),
     "features.indicators.ema": ("features.indicators.ema=[]", _names),

@@ -21,6 +21,7 @@ from echelon.config.agents import (
 )
 from echelon.config.data import DataConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
+from echelon.config.market import MarketConfig
 
 Span = tuple[date, date]
 
@@ -60,8 +61,8 @@ class Config(Section):
     """Symbols to trade, in this order; empty: all in the data, sorted."""
     window: PositiveInt = 20
     """Bars in an observation (W)."""
-    fee_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0005
-    """Fee per side as a share of the traded amount."""
+    fee_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Fee per side as a share of the traded amount; null: what `market` says."""
     buy_pct: Fraction = 0.20
     """BUY spends this share of the cash."""
     sell_pct: Fraction = 0.50
@@ -74,6 +75,8 @@ class Config(Section):
     """Which features to compute."""
     normalization: NormalizationConfig = NormalizationConfig()
     """How to scale them."""
+    market: MarketConfig = MarketConfig()
+    """What trading costs and what the exchange forbids."""
     state: StateConfig = StateConfig()
     """What an agent observes beside the market."""
     model: ModelConfig = ModelConfig()

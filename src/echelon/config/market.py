@@ -1,0 +1,52 @@
+"""Configuration of trading: what an order costs, what the exchange forbids, when it is filled."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from echelon.config._base import Section
+
+Preset = Literal["us", "cn", "crypto", "paper", "hierarchical"]
+SlippageModel = Literal["none", "fixed", "linear", "sqrt"]
+
+
+class MarketConfig(Section):
+    """The rules of the market. What is null comes from the preset."""
+
+    preset: Preset = "paper"
+    """us, cn, crypto: those markets' costs and rules. paper: a fee and nothing else (seed 003).
+    hierarchical: 3 bp a side and slippage linear in participation (seeds 000 and 002)."""
+    fill: Literal["open", "close"] = "open"
+    """open: orders fill at the next bar's open, or its close where there are no opens. close: at
+    the close the decision was made on, as the paper has it."""
+    initial_cash: PositiveFloat = 1_000_000.0
+    """Money a book starts with."""
+    commission_bps: NonNegativeFloat | None = None
+    """Commission per side, in basis points of the traded amount; `fee_rate` stands in for it."""
+    min_commission: NonNegativeFloat | None = None
+    """Least commission of an order, in money."""
+    stamp_duty: Literal["none", "cn"] | None = None
+    """Duty on sells. cn: 0.1 %, 0.05 % from 2023-08-28."""
+    slippage: SlippageModel | None = None
+    """How the price moves against an order: not at all, by a fixed share, linearly in the order's
+    share of the volume, or with its square root."""
+    slippage_bps: NonNegativeFloat | None = None
+    """Size of the slippage: flat, or at an order as large as the whole volume."""
+    participation: Annotated[float, Field(gt=0, le=1)] | None = None
+    """An order takes at most this share of the bar's volume (of a trailing median at the open)."""
+    no_cap: bool = False
+    """Lift the preset's participation cap."""
+    lots: bool | None = None
+    """Buy whole lots only (A-shares: 100, STAR at least 200)."""
+    t_plus_one: bool | None = None
+    """What was bought in a session cannot be sold in it."""
+    price_limits: bool | None = None
+    """No buying at the upper limit, no selling at the lower one."""
+    min_order_value: NonNegativeFloat | None = None
+    """Orders below this value are not sent, unless they close a position."""
+    delist_haircut: Annotated[float, Field(ge=0, le=1)] = 0.30
+    """Share of the last price lost at a delisting whose reason is unknown."""
+    median_days: PositiveInt = 20
+    """Bars of the trailing median that stands in for volume in fills at the open."""

@@ -1,0 +1,26 @@
+"""The market kernel: one ledger for training, backtest and live."""
+
+from echelon.market.kernel import mark, new_book, settle, trade
+from echelon.market.presets import PRESETS, MarketRules, resolve_rules
+from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
+from echelon.market.rules import Rules
+from echelon.market.types import Book, Fills, MarketRows, Orders, Reason
+
+__all__ = [
+    "HAIRCUTS",
+    "PRESETS",
+    "Book",
+    "Fills",
+    "MarketRows",
+    "MarketRules",
+    "Orders",
+    "PriceHistory",
+    "Reason",
+    "Rules",
+    "mark",
+    "market_rows",
+    "new_book",
+    "resolve_rules",
+    "settle",
+    "trade",
+]

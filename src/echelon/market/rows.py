@@ -1,0 +1,141 @@
+"""From prices and masks to the rows the kernel trades on.
+
+The ledger uses the source's own prices. What the adjustment factor stands for depends on them:
+with raw prices its steps are splits and ex-rights, which change the number of shares; with
+split-adjusted prices they are dividends, which pay cash; adjusted prices contain both already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from echelon.data.limits import board_of
+from echelon.market.types import MarketRows
+from echelon.types import Bools, Floats, PriceBasis, Times
+
+HAIRCUTS: Mapping[str, float] = MappingProxyType(
+    {"merger": 0.0, "acquisition": 0.0, "privatization": 0.0, "transfer": 0.0, "bankruptcy": 1.0}
+)
+"""Share of the last price lost at a delisting, by reason."""
+
+_STAMP_CN = ((np.datetime64("1990-01-01"), 0.001), (np.datetime64("2023-08-28"), 0.0005))
+
+
+@dataclass(frozen=True)
+class PriceHistory:
+    """What the rows are made of: T bars of N assets, absent parts None.
+
+    close[T,N]: last known closes; open, volume[T,N]: NaN where there is no bar
+    factor[T,N]: start-anchored adjustment factor, carried forward
+    reasons[N]: why an asset was delisted; None: not, or not known
+    """
+
+    times: Times
+    symbols: tuple[str, ...]
+    price_basis: PriceBasis
+    close: Floats
+    tradable: Bools
+    delisted: Bools
+    open: Floats | None = None
+    volume: Floats | None = None
+    factor: Floats | None = None
+    limit_up: Floats | None = None
+    limit_down: Floats | None = None
+    reasons: Sequence[str | None] | None = None
+
+
+def market_rows(
+    history: PriceHistory,
+    *,
+    lots: bool,
+    stamp_duty: bool,
+    unknown_haircut: float = 0.30,
+    median_bars: int = 20,
+) -> MarketRows:
+    """Lay a price history out for the kernel; rows are the history's bars."""
+    shape = history.close.shape
+    close = np.nan_to_num(np.asarray(history.close, dtype=np.float64))
+    opens = close if history.open is None else np.nan_to_num(np.asarray(history.open))
+    volume_open = volume_close = np.full(shape, np.inf)
+    if history.volume is not None:
+        volume_close = np.nan_to_num(np.asarray(history.volume))
+        volume_open = trailing_median(volume_close, median_bars)
+    share_step, dividend = corporate_actions(history)
+    days = history.times.astype("datetime64[D]")
+    return MarketRows(
+        open=np.ascontiguousarray(opens),
+        close=np.ascontiguousarray(close),
+        tradable=np.ascontiguousarray(history.tradable),
+        gone=np.ascontiguousarray(history.delisted),
+        volume_open=volume_open,
+        volume_close=np.ascontiguousarray(volume_close),
+        limit_up=_or_else(history.limit_up, shape, np.inf),
+        limit_down=_or_else(history.limit_down, shape, 0.0),
+        share_step=share_step,
+        dividend=dividend,
+        haircut=_haircuts(history, unknown_haircut),
+        lot=_lots(history.symbols, lots, 100.0, 100.0),
+        min_lot=_lots(history.symbols, lots, 100.0, 200.0),
+        new_session=np.concatenate([[True], days[1:] != days[:-1]]),
+        stamp=_stamp(days) if stamp_duty else np.zeros(shape[0]),
+    )
+
+
+def trailing_median(volume: Floats, bars: int) -> Floats:
+    """Median[T,N] of the `bars` rows *before* each row; of fewer at the start, 0 at row 0.
+
+    It stands in for the volume of a bar that has only just opened.
+    """
+    out = np.zeros_like(volume)
+    for t in range(1, min(bars, len(volume))):
+        out[t] = np.median(volume[:t], axis=0)
+    if len(volume) > bars:
+        out[bars:] = np.median(sliding_window_view(volume[:-1], bars, axis=0), axis=-1)
+    return out
+
+
+def corporate_actions(history: PriceHistory) -> tuple[Floats, Floats]:
+    """(share_step, dividend), each [T,N], from the steps of the factor."""
+    shape = history.close.shape
+    share_step, dividend = np.ones(shape), np.zeros(shape)
+    if history.factor is None or history.price_basis == "adjusted":
+        return share_step, dividend
+    factor = np.asarray(history.factor)
+    step = np.ones(shape)
+    np.divide(factor[1:], factor[:-1], out=step[1:], where=np.isfinite(factor[:-1]))
+    step = np.where(np.abs(step - 1) < 1e-9, 1.0, step)
+    if history.price_basis == "raw":
+        return step, dividend
+    # close[t−1] / (close[t−1] − dividend) is what a dividend does to the factor.
+    dividend[1:] = np.nan_to_num(history.close[:-1]) * (1 - 1 / step[1:])
+    return share_step, dividend
+
+
+def _or_else(values: Floats | None, shape: tuple[int, ...], otherwise: float) -> Floats:
+    if values is None:
+        return np.full(shape, otherwise)
+    return np.ascontiguousarray(np.where(np.isnan(values), otherwise, values))
+
+
+def _haircuts(history: PriceHistory, unknown: float) -> Floats:
+    reasons = history.reasons or (None,) * len(history.symbols)
+    return np.array([HAIRCUTS.get((reason or "").lower(), unknown) for reason in reasons])
+
+
+def _lots(symbols: Sequence[str], lots: bool, usual: float, star: float) -> Floats:
+    """Lot sizes: A-shares trade in hundreds, STAR stocks from 200; other assets in fractions."""
+    boards = [board_of(symbol) if lots else None for symbol in symbols]
+    sizes = {"star": star, "main": usual, "chinext": usual, "bse": usual}
+    return np.array([0.0 if board is None else sizes[board] for board in boards])
+
+
+def _stamp(days: Times) -> Floats:
+    rate = np.zeros(len(days))
+    for since, value in _STAMP_CN:
+        rate[days >= since] = value
+    return rate

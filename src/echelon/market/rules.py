@@ -1,0 +1,89 @@
+"""The rules of trading, one small function each, and the numbers they take.
+
+Every function is scalar and compiled; the kernel applies them per book and asset. A reader who
+wants to know what an order costs or why it was cut need look nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+SLIPPAGE_NONE, SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT = 0, 1, 2, 3
+
+
+class Rules(NamedTuple):
+    """Numbers of the rules, as the compiled kernel takes them.
+
+    commission: share of the traded amount, per side; min_commission: in money, per order
+    slippage_model: one of the SLIPPAGE_ constants; slippage: its coefficient (a share of the
+        price: flat, at full participation, or at full participation under the square root)
+    participation: an order takes at most this share of the volume; inf: no cap
+    t_plus_one, price_limits: whether these rules apply
+    spend_proceeds: whether what a bar's sells bring can pay for the same bar's buys
+    in_order: whether buys for money are served in the order of assets and skipped when the cash
+        does not suffice, instead of being scaled together
+    min_value: least value of an order that does not close a position
+    """
+
+    commission: float
+    min_commission: float
+    slippage_model: int
+    slippage: float
+    participation: float
+    t_plus_one: bool
+    price_limits: bool
+    spend_proceeds: bool
+    in_order: bool
+    min_value: float
+
+
+@njit(cache=True, inline="always")
+def commission(amount: float, rules: Rules) -> float:
+    """Commission on a traded amount."""
+    if amount <= 0.0:
+        return 0.0
+    return max(amount * rules.commission, rules.min_commission)
+
+
+@njit(cache=True, inline="always")
+def slippage(quantity: float, volume: float, rules: Rules) -> float:
+    """How far the price moves against an order, as a share of the price."""
+    if rules.slippage_model == SLIPPAGE_NONE:
+        return 0.0
+    if rules.slippage_model == SLIPPAGE_FIXED:
+        return rules.slippage
+    if not np.isfinite(volume):
+        return 0.0  # no volume known: nothing to take a share of
+    share = min(quantity / volume, 1.0) if volume > 0.0 else 1.0
+    if rules.slippage_model == SLIPPAGE_LINEAR:
+        return rules.slippage * share
+    return rules.slippage * math.sqrt(share)
+
+
+@njit(cache=True, inline="always")
+def volume_cap(volume: float, rules: Rules) -> float:
+    """The most shares one order may take."""
+    if not np.isfinite(rules.participation):
+        return np.inf
+    return rules.participation * volume
+
+
+@njit(cache=True, inline="always")
+def whole_lots(quantity: float, lot: float, min_lot: float) -> float:
+    """A buy rounded down to whole lots, 0 below the least; as it is where there are no lots."""
+    if lot <= 0.0:
+        return quantity
+    rounded = math.floor(quantity / lot + 1e-9) * lot
+    return rounded if rounded >= min_lot else 0.0
+
+
+@njit(cache=True, inline="always")
+def sellable_lots(quantity: float, held: float, lot: float) -> float:
+    """A sell rounded down to whole lots; an odd lot goes only together with all the rest."""
+    if lot <= 0.0 or quantity >= held:
+        return min(quantity, held)
+    return math.floor(quantity / lot + 1e-9) * lot

@@ -1,0 +1,121 @@
+"""What the kernel works on: books, the market's rows, orders and fills.
+
+All are NamedTuples of arrays, so that compiled code takes them as they are. `E` books trade `N`
+assets; money, prices and shares are float64.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.types import Bools, Floats
+
+Codes = NDArray[np.int8]
+
+
+class Book(NamedTuple):
+    """What E books own.
+
+    cash[E]; shares[E,N]
+    locked[E,N]: shares bought in the current session, which T+1 forbids to sell
+    """
+
+    cash: Floats
+    shares: Floats
+    locked: Floats
+
+
+class MarketRows(NamedTuple):
+    """The market as the ledger sees it, row by row: `R` rows of N assets.
+
+    A book looks at one row at a time, so a whole history serves books at different times, and a
+    live bar is a history of one row.
+
+    open, close[R,N]: prices on the ledger's basis; close is the last known one
+    tradable[R,N]: there is a bar with a trade in it
+    gone[R,N]: delisted
+    volume_open, volume_close[R,N]: shares the participation cap is taken of, for fills at the
+        open (known before it: a trailing median) and at the close (the bar's own); inf: no cap
+    limit_up, limit_down[R,N]: limit prices; +inf and 0 where there are none
+    share_step[R,N]: shares are multiplied by it before the row's open (splits, ex-rights)
+    dividend[R,N]: cash per share held at the row before, paid before the row's open
+    haircut[N]: share of the last price that is lost when the asset is delisted
+    lot, min_lot[N]: buys come in multiples of lot, at least min_lot; 0: fractions are fine
+    new_session[R]: the row opens a session, which unlocks T+1 shares
+    stamp[R]: stamp duty on sells
+    """
+
+    open: Floats
+    close: Floats
+    tradable: Bools
+    gone: Bools
+    volume_open: Floats
+    volume_close: Floats
+    limit_up: Floats
+    limit_down: Floats
+    share_step: Floats
+    dividend: Floats
+    haircut: Floats
+    lot: Floats
+    min_lot: Floats
+    new_session: Bools
+    stamp: Floats
+
+
+class Orders(NamedTuple):
+    """What to trade, fixed at the decision.
+
+    shares[E,N]: shares to buy (positive) or sell (negative)
+    spend[E,N]: money to buy for, fees included, in place of a number of shares; 0: none
+    """
+
+    shares: Floats
+    spend: Floats
+
+
+class Reason(IntEnum):
+    """Why an order was not filled, or not whole. The first that applies is given."""
+
+    NONE = 0
+    """Filled as ordered, or nothing was ordered."""
+    SUSPENDED = 1
+    """No trade takes place in this asset at this bar."""
+    DELISTED = 2
+    """The asset is gone."""
+    LIMIT_UP = 3
+    """At its upper limit nobody sells."""
+    LIMIT_DOWN = 4
+    """At its lower limit nobody buys."""
+    NOT_HELD = 5
+    """There is less to sell than ordered: no shorting."""
+    T_PLUS_ONE = 6
+    """What was bought today may not be sold today."""
+    VOLUME = 7
+    """The order is larger than the allowed share of the volume."""
+    CASH = 8
+    """There is not enough cash."""
+    LOT = 9
+    """Rounded down to whole lots."""
+    TOO_SMALL = 10
+    """Below the least value of an order."""
+
+
+class Fills(NamedTuple):
+    """What came of the orders.
+
+    shares[E,N]: bought (positive) or sold (negative)
+    price[E,N]: paid or received per share, slippage included; 0 where nothing was filled
+    commission, stamp, slippage[E,N]: costs in money, each ≥ 0; slippage is inside the price
+    reason[E,N]: `Reason` of what was not filled
+    """
+
+    shares: Floats
+    price: Floats
+    commission: Floats
+    stamp: Floats
+    slippage: Floats
+    reason: Codes

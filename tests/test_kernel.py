@@ -1,0 +1,464 @@
+"""The market kernel: worked out by hand, against a slow twin, and by property."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_kernel import SlowBook, slow_settle, slow_trade
+
+from echelon.config import load_config
+from echelon.data.calendars import sessions
+from echelon.market import (
+    PRESETS,
+    Book,
+    MarketRows,
+    Orders,
+    PriceHistory,
+    Reason,
+    Rules,
+    mark,
+    market_rows,
+    new_book,
+    resolve_rules,
+    settle,
+    trade,
+)
+from echelon.market.rows import corporate_actions, trailing_median
+
+FREE = Rules(0.0, 0.0, 0, 0.0, np.inf, False, False, True, False, 0.0)
+PAPER = FREE._replace(commission=0.0005, spend_proceeds=False, in_order=True)
+
+
+def rows(open_: list[list[float]], close: list[list[float]], **changes: object) -> MarketRows:
+    """A market of given prices in which everything may be traded, changed as asked."""
+    opens, closes = np.array(open_, dtype=float), np.array(close, dtype=float)
+    shape = closes.shape
+    plain = MarketRows(
+        open=opens,
+        close=closes,
+        tradable=np.ones(shape, dtype=bool),
+        gone=np.zeros(shape, dtype=bool),
+        volume_open=np.full(shape, np.inf),
+        volume_close=np.full(shape, np.inf),
+        limit_up=np.full(shape, np.inf),
+        limit_down=np.zeros(shape),
+        share_step=np.ones(shape),
+        dividend=np.zeros(shape),
+        haircut=np.full(shape[1], 0.3),
+        lot=np.zeros(shape[1]),
+        min_lot=np.zeros(shape[1]),
+        new_session=np.ones(shape[0], dtype=bool),
+        stamp=np.zeros(shape[0]),
+    )
+    return plain._replace(**{k: np.array(v) for k, v in changes.items()})
+
+
+def at(row: int, n_books: int = 1) -> np.ndarray:
+    return np.full(n_books, row, dtype=np.int64)
+
+
+def order(shares: list[float], spend: list[float] | None = None) -> Orders:
+    return Orders(np.array([shares]), np.array([spend or [0.0] * len(shares)]))
+
+
+def one(cash: float, shares: list[float], locked: list[float] | None = None) -> Book:
+    return Book(np.array([cash]), np.array([shares]), np.array([locked or [0.0] * len(shares)]))
+
+
+def test_two_assets_worked_out_by_hand() -> None:
+    """Fee 0.05 % a side, 20/50 rule, fills at the same close: seed 003's market, step by step."""
+    market = rows([[0, 0]] * 3, [[10.0, 50.0], [11.0, 45.0], [12.0, 50.0]])
+    book = new_book(1000.0, 1, 2)
+    # Step 1, BUY A and BUY B: each 20 % of 1000, fee included.
+    book, fills = trade(book, order([0, 0], [200.0, 200.0]), market, at(0), PAPER, at_open=False)
+    # 200 / 1.0005 = 199.9000499750; at 10 and 50: 19.99000499750 and 3.99800099950 shares.
+    assert fills.shares[0] == pytest.approx([19.9900049975, 3.9980009995], abs=1e-9)
+    assert fills.commission[0] == pytest.approx([0.0999500250, 0.0999500250], abs=1e-9)
+    assert book.cash[0] == pytest.approx(600.0, abs=1e-9)
+    # Value at the next close: 600 + 19.990005·11 + 3.998001·45 = 999.80009995
+    assert mark(book, market, at(1))[0] == pytest.approx(999.8000999500, abs=1e-8)
+    # Step 2, SELL A (half), HOLD B: 9.99500249875 shares at 11 bring 109.94502749, fee 0.05497251.
+    half = book.shares[0, 0] * 0.5
+    book, fills = trade(book, order([-half, 0]), market, at(1), PAPER, at_open=False)
+    assert fills.commission[0, 0] == pytest.approx(0.0549725137, abs=1e-9)
+    assert book.cash[0] == pytest.approx(600.0 + 109.9450274863 - 0.0549725137, abs=1e-8)
+    assert book.shares[0] == pytest.approx([9.9950024988, 3.9980009995], abs=1e-9)
+    # Value at the last close: 709.8900549726 + 9.9950024988·12 + 3.9980009995·50 = 1029.73013493
+    assert mark(book, market, at(2))[0] == pytest.approx(1029.7301349326, abs=1e-7)
+
+
+def test_five_buys_use_the_cash_up_and_a_sixth_is_skipped() -> None:
+    market = rows([[10.0] * 6], [[10.0] * 6])
+    book, fills = trade(
+        new_book(1000.0, 1, 6), order([0.0] * 6, [200.0] * 6), market, at(0), PAPER, at_open=True
+    )
+    assert book.cash[0] == pytest.approx(0.0, abs=1e-9)
+    assert (fills.shares[0, :5] > 0).all()
+    assert fills.shares[0, 5] == 0
+    assert fills.reason[0, 5] == Reason.CASH
+
+
+def test_proceeds_of_the_same_step_are_spent_from_the_next_under_the_20_50_rule() -> None:
+    market = rows([[10.0, 10.0]], [[10.0, 10.0]])
+    book = one(0.0, [100.0, 0.0])
+    after, fills = trade(book, order([-50, 0], [0, 100]), market, at(0), PAPER, at_open=True)
+    assert fills.shares[0].tolist() == [-50.0, 0.0]
+    assert fills.reason[0, 1] == Reason.CASH
+    assert after.cash[0] == pytest.approx(500 * 0.9995)
+
+
+def test_target_weights_sell_first_and_scale_buys_to_the_cash() -> None:
+    market = rows([[10.0, 10.0, 20.0]], [[10.0, 10.0, 20.0]])
+    book = one(0.0, [100.0, 0.0, 0.0])
+    rules = FREE._replace(commission=0.01)
+    after, fills = trade(book, order([-50, 40, 10]), market, at(0), rules, at_open=True)
+    # 500 less 5 fee; buys would cost 600 · 1.01 = 606: both are scaled by 495/606.
+    assert fills.shares[0] == pytest.approx([-50, 40 * 495 / 606, 10 * 495 / 606])
+    assert after.cash[0] == pytest.approx(0.0, abs=1e-9)
+    assert fills.reason[0].tolist() == [Reason.NONE, Reason.CASH, Reason.CASH]
+
+
+def test_short_sale_is_cut_to_what_is_held() -> None:
+    market = rows([[10.0]], [[10.0]])
+    book, fills = trade(one(0.0, [5.0]), order([-9.0]), market, at(0), FREE, at_open=True)
+    assert fills.shares[0, 0] == -5.0
+    assert fills.reason[0, 0] == Reason.NOT_HELD
+    assert book.shares[0, 0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "reason"),
+    [
+        ({"tradable": [[False]]}, 1.0, Reason.SUSPENDED),
+        ({"tradable": [[False]]}, -1.0, Reason.SUSPENDED),
+        ({"gone": [[True]]}, 1.0, Reason.DELISTED),
+        ({"limit_up": [[10.0]]}, 1.0, Reason.LIMIT_UP),
+        ({"limit_down": [[10.0]]}, -1.0, Reason.LIMIT_DOWN),
+    ],
+)
+def test_forbidden_side_is_not_traded(
+    changes: dict[str, object], wanted: float, reason: Reason
+) -> None:
+    market = rows([[10.0]], [[10.0]], **changes)
+    rules = FREE._replace(price_limits=True)
+    book = one(100.0, [5.0])
+    after, fills = trade(book, order([wanted]), market, at(0), rules, at_open=True)
+    assert fills.reason[0, 0] == reason
+    assert fills.shares[0, 0] == 0
+    assert after.cash[0] == 100.0
+
+
+def test_limits_leave_the_other_side_open() -> None:
+    market = rows([[10.0, 10.0]], [[10.0, 10.0]], limit_up=[[10, 20]], limit_down=[[5, 10]])
+    rules = FREE._replace(price_limits=True)
+    _, fills = trade(one(100.0, [5.0, 0.0]), order([-1, 1]), market, at(0), rules, at_open=True)
+    assert fills.shares[0].tolist() == [-1.0, 1.0]
+
+
+def test_volume_cap_uses_the_trailing_median_at_the_open_and_the_bar_at_the_close() -> None:
+    market = rows([[10.0]], [[10.0]], volume_open=[[1000.0]], volume_close=[[50.0]])
+    rules = FREE._replace(participation=0.1)
+    for at_open, expected in ((True, 100.0), (False, 5.0)):
+        _, fills = trade(one(1e6, [0.0]), order([500.0]), market, at(0), rules, at_open=at_open)
+        assert fills.shares[0, 0] == expected
+        assert fills.reason[0, 0] == Reason.VOLUME
+
+
+def test_lots_round_buys_down_and_odd_lots_are_sold_whole() -> None:
+    market = rows([[10.0, 10.0]], [[10.0, 10.0]], lot=[100.0, 100.0], min_lot=[100.0, 200.0])
+    _, fills = trade(one(1e5, [0, 0]), order([250, 150]), market, at(0), FREE, at_open=True)
+    assert fills.shares[0].tolist() == [200.0, 0.0]  # STAR buys begin at 200
+    assert fills.reason[0].tolist() == [Reason.LOT, Reason.LOT]
+    odd = one(0.0, [250.0, 30.0])
+    _, fills = trade(odd, order([-130, -30]), market, at(0), FREE, at_open=True)
+    assert fills.shares[0].tolist() == [-100.0, -30.0]
+    _, fills = trade(odd, order([-250, -10]), market, at(0), FREE, at_open=True)
+    assert fills.shares[0].tolist() == [-250.0, 0.0]
+
+
+def test_t_plus_one_binds_within_a_session_only() -> None:
+    market = rows([[10.0]] * 3, [[10.0]] * 3, new_session=[True, False, True])
+    rules = FREE._replace(t_plus_one=True)
+    book, _ = trade(one(1000.0, [40.0]), order([60]), market, at(0), rules, at_open=True)
+    book = settle(book, market, at(1))
+    book, fills = trade(book, order([-100]), market, at(1), rules, at_open=True)
+    assert fills.shares[0, 0] == -40.0
+    assert fills.reason[0, 0] == Reason.T_PLUS_ONE
+    book = settle(book, market, at(2))
+    _, fills = trade(book, order([-60]), market, at(2), rules, at_open=True)
+    assert fills.shares[0, 0] == -60.0
+
+
+def test_costs_commission_minimum_stamp_and_slippage_by_hand() -> None:
+    market = rows([[10.0]], [[10.0]], volume_open=[[1000.0]], stamp=[0.001])
+    rules = FREE._replace(commission=0.0003, min_commission=5.0, slippage_model=2, slippage=0.01)
+    book, fills = trade(one(0.0, [100.0]), order([-100]), market, at(0), rules, at_open=True)
+    # A tenth of the volume: 0.1 % slippage, price 9.99, amount 999, fee 5 (least), stamp 0.999.
+    assert fills.price[0, 0] == pytest.approx(9.99)
+    assert fills.slippage[0, 0] == pytest.approx(1.0)
+    assert fills.commission[0, 0] == 5.0
+    assert fills.stamp[0, 0] == pytest.approx(0.999)
+    assert book.cash[0] == pytest.approx(999 - 5 - 0.999)
+    rules = rules._replace(slippage_model=3)
+    _, fills = trade(one(0.0, [100.0]), order([-100]), market, at(0), rules, at_open=True)
+    assert fills.price[0, 0] == pytest.approx(10 * (1 - 0.01 * np.sqrt(0.1)))
+
+
+def test_small_orders_are_not_sent_but_positions_can_be_closed() -> None:
+    market = rows([[10.0, 10.0]], [[10.0, 10.0]])
+    rules = FREE._replace(min_value=100.0)
+    _, fills = trade(one(1e3, [50.0, 3.0]), order([-5, -3]), market, at(0), rules, at_open=True)
+    assert fills.shares[0].tolist() == [0.0, -3.0]
+    assert fills.reason[0, 0] == Reason.TOO_SMALL
+    _, fills = trade(one(1e3, [0.0, 0.0]), order([5, 20]), market, at(0), rules, at_open=True)
+    assert fills.shares[0].tolist() == [0.0, 20.0]
+
+
+def test_split_dividend_and_delisting_settle_before_the_bar() -> None:
+    market = rows(
+        [[5.0, 9.0, 8.0]],
+        [[5.0, 9.0, 8.0]],
+        share_step=[[2.0, 1.0, 1.0]],
+        dividend=[[0.0, 0.5, 0.0]],
+        gone=[[False, False, True]],
+        haircut=[0.3, 0.3, 0.25],
+    )
+    book = settle(one(10.0, [100.0, 100.0, 10.0]), market, at(0))
+    assert book.shares[0].tolist() == [200.0, 100.0, 0.0]
+    assert book.cash[0] == pytest.approx(10 + 50 + 10 * 8 * 0.75)
+
+
+# ---- random cases: the slow twin, conservation, monotonicity, order of assets
+
+prices_ = st.floats(1.0, 100.0).map(lambda x: round(x, 2))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Book, Orders, MarketRows, Rules, bool]:
+    n = draw(st.integers(1, 5))
+
+    def vector(elements: st.SearchStrategy[float]) -> np.ndarray:
+        return np.array([draw(st.lists(elements, min_size=n, max_size=n))])
+
+    close = vector(prices_)
+    lot = vector(st.sampled_from([0.0, 0.0, 100.0]))[0]
+    market = rows(vector(prices_).tolist(), close.tolist())._replace(
+        tradable=vector(st.sampled_from([1.0, 1.0, 1.0, 0.0])) > 0,
+        gone=vector(st.sampled_from([0.0, 0.0, 0.0, 1.0])) > 0,
+        volume_open=vector(st.sampled_from([0.0, 100.0, 5e3, np.inf])),
+        volume_close=vector(st.sampled_from([0.0, 100.0, 5e3, np.inf])),
+        limit_up=close * draw(st.sampled_from([1.0, 1.1, np.inf])),
+        limit_down=close * draw(st.sampled_from([0.0, 0.9, 1.0])),
+        share_step=vector(st.sampled_from([1.0, 1.0, 2.0])),
+        dividend=vector(st.sampled_from([0.0, 0.0, 0.3])),
+        lot=lot,
+        min_lot=lot * draw(st.sampled_from([1.0, 2.0])),
+        new_session=np.array([draw(st.booleans())]),
+        stamp=np.array([draw(st.sampled_from([0.0, 0.001]))]),
+    )
+    rules = Rules(
+        commission=draw(st.sampled_from([0.0, 0.0005, 0.01])),
+        min_commission=draw(st.sampled_from([0.0, 5.0])),
+        slippage_model=draw(st.sampled_from([0, 1, 2, 3])),
+        slippage=draw(st.sampled_from([0.0, 0.001, 0.05])),
+        participation=draw(st.sampled_from([np.inf, 0.1, 1.0])),
+        t_plus_one=draw(st.booleans()),
+        price_limits=draw(st.booleans()),
+        spend_proceeds=draw(st.booleans()),
+        in_order=draw(st.booleans()),
+        min_value=draw(st.sampled_from([0.0, 500.0])),
+    )
+    held = vector(st.sampled_from([0.0, 30.0, 250.0, 1000.5]))
+    book = Book(
+        np.array([draw(st.sampled_from([0.0, 50.0, 1e4, 1e6]))]),
+        held,
+        held * draw(st.sampled_from([0.0, 0.5, 1.0])),
+    )
+    orders = Orders(
+        vector(st.sampled_from([0.0, -20.0, -300.0, 10.0, 150.0, 2000.0])),
+        vector(st.sampled_from([0.0, 0.0, 1000.0])),
+    )
+    spend = np.where(orders.shares == 0, orders.spend, 0.0)
+    return book, orders._replace(spend=spend), market, rules, draw(st.booleans())
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_compiled_kernel_agrees_with_the_slow_twin(
+    case: tuple[Book, Orders, MarketRows, Rules, bool],
+) -> None:
+    book, orders, market, rules, at_open = case
+    slow = SlowBook(float(book.cash[0]), book.shares[0].tolist(), book.locked[0].tolist())
+    fast = settle(book, market, at(0))
+    slow_settle(slow, market, 0)
+    assert fast.cash[0] == pytest.approx(slow.cash)
+    assert fast.shares[0] == pytest.approx(slow.shares)
+    fast, fills = trade(fast, orders, market, at(0), rules, at_open=at_open)
+    expected = slow_trade(
+        slow, orders.shares[0].tolist(), orders.spend[0].tolist(), market, 0, rules, at_open
+    )
+    assert fills.shares[0] == pytest.approx(expected.shares)
+    assert fills.price[0] == pytest.approx(expected.price)
+    assert [Reason(code) for code in fills.reason[0]] == expected.reason
+    assert fast.cash[0] == pytest.approx(slow.cash, abs=1e-6)
+    assert fast.shares[0] == pytest.approx(slow.shares)
+    assert fast.locked[0] == pytest.approx(slow.locked)
+
+
+@settings(max_examples=300)
+@given(cases())
+def test_cash_is_conserved_to_the_cent_and_nothing_is_negative(
+    case: tuple[Book, Orders, MarketRows, Rules, bool],
+) -> None:
+    book, orders, market, rules, at_open = case
+    before = Book(*(part.copy() for part in book))
+    after, fills = trade(book, orders, market, at(0), rules, at_open=at_open)
+    paid = (fills.shares * fills.price).sum() + fills.commission.sum() + fills.stamp.sum()
+    assert after.cash[0] == pytest.approx(book.cash[0] - paid, abs=0.005)
+    assert after.shares == pytest.approx(book.shares + fills.shares)
+    assert (after.cash >= 0).all()
+    assert (after.shares >= -1e-9).all()
+    for part in ("commission", "stamp", "slippage"):
+        assert (getattr(fills, part) >= 0).all()
+    for old, new in zip(before, book, strict=True):
+        assert np.array_equal(old, new)  # pure: the book that went in is as it was
+    shut = ~market.tradable | market.gone
+    assert (fills.shares[shut] == 0).all()
+    if rules.price_limits:
+        price = market.open if at_open else market.close
+        assert (fills.shares[price >= market.limit_up] <= 0).all()
+        assert (fills.shares[price <= market.limit_down] >= 0).all()
+    if rules.t_plus_one:
+        assert (-fills.shares <= book.shares - book.locked + 1e-9).all()
+
+
+@settings(max_examples=200)
+@given(cases(), st.sampled_from([0.0001, 0.001]))
+def test_higher_fees_never_give_a_higher_value_for_the_same_fills(
+    case: tuple[Book, Orders, MarketRows, Rules, bool], more: float
+) -> None:
+    book, orders, market, rules, at_open = case
+    dear = rules._replace(commission=rules.commission + more)
+    cheap_book, cheap = trade(book, orders, market, at(0), rules, at_open=at_open)
+    dear_book, costly = trade(book, orders, market, at(0), dear, at_open=at_open)
+    if np.array_equal(cheap.shares, costly.shares):
+        value = mark(cheap_book, market, at(0))[0]
+        assert mark(dear_book, market, at(0))[0] <= value + 1e-9
+
+
+@settings(max_examples=200)
+@given(cases(), st.randoms(use_true_random=False))
+def test_order_of_assets_does_not_matter_when_buys_are_scaled(
+    case: tuple[Book, Orders, MarketRows, Rules, bool], random: object
+) -> None:
+    book, orders, market, rules, at_open = case
+    rules = rules._replace(in_order=False, min_commission=0.0)
+    order_ = list(range(book.shares.shape[1]))
+    random.shuffle(order_)  # type: ignore[attr-defined]
+
+    def turned(part: np.ndarray) -> np.ndarray:
+        if (part.dtype == bool and part.ndim == 1) or part.shape == (1,):
+            return part
+        return part[..., order_]
+
+    mixed = MarketRows(*(turned(part) for part in market))
+    _, fills = trade(book, orders, market, at(0), rules, at_open=at_open)
+    other_book = Book(book.cash, turned(book.shares), turned(book.locked))
+    other_orders = Orders(turned(orders.shares), turned(orders.spend))
+    _, other = trade(other_book, other_orders, mixed, at(0), rules, at_open=at_open)
+    assert other.shares[0] == pytest.approx(fills.shares[0][order_], abs=1e-6)
+
+
+@settings(max_examples=50)
+@given(st.lists(cases(), min_size=2, max_size=2), st.integers(0, 3))
+def test_books_in_a_batch_do_not_touch_one_another(
+    pair: list[tuple[Book, Orders, MarketRows, Rules, bool]], copies: int
+) -> None:
+    book, orders, market, rules, at_open = pair[0]
+    n_books = copies + 2
+    batch = Book(*(np.repeat(part, n_books, axis=0) for part in book))
+    batch.cash[1:] = 0.0
+    many = Orders(*(np.repeat(part, n_books, axis=0) for part in orders))
+    after, _ = trade(batch, many, market, at(0, n_books), rules, at_open=at_open)
+    alone, _ = trade(book, orders, market, at(0), rules, at_open=at_open)
+    assert after.cash[0] == alone.cash[0]
+    assert np.array_equal(after.shares[0], alone.shares[0])
+
+
+# ---- rows and presets
+
+
+def _history(**parts: object) -> PriceHistory:
+    times = sessions("XSHG", date(2023, 8, 21), date(2023, 9, 8))
+    shape = (len(times), 2)
+    close = np.full(shape, 10.0)
+    plain = {
+        "times": times,
+        "symbols": ("600000.SH", "688981.SH"),
+        "price_basis": "raw",
+        "close": close,
+        "tradable": np.ones(shape, dtype=bool),
+        "delisted": np.zeros(shape, dtype=bool),
+    }
+    return PriceHistory(**(plain | parts))  # type: ignore[arg-type]
+
+
+def test_stamp_duty_halves_on_its_day_and_lots_follow_the_board() -> None:
+    market = market_rows(_history(), lots=True, stamp_duty=True)
+    assert market.stamp.tolist() == [0.001] * 5 + [0.0005] * 10
+    assert market.lot.tolist() == [100.0, 100.0]
+    assert market.min_lot.tolist() == [100.0, 200.0]
+    assert market_rows(_history(), lots=False, stamp_duty=False).lot.tolist() == [0.0, 0.0]
+
+
+def test_factor_steps_are_shares_for_raw_and_cash_for_split_adjusted_prices() -> None:
+    factor = np.ones((15, 2))
+    factor[7:, 0] = 2.0
+    factor[7:, 1] = 10 / 9.5
+    step, dividend = corporate_actions(_history(factor=factor))
+    assert step[7].tolist() == pytest.approx([2.0, 10 / 9.5])
+    assert (dividend == 0).all()
+    step, dividend = corporate_actions(_history(factor=factor, price_basis="split_adjusted"))
+    assert (step == 1).all()
+    assert dividend[7].tolist() == pytest.approx([5.0, 0.5])
+    step, dividend = corporate_actions(_history(factor=factor, price_basis="adjusted"))
+    assert (step == 1).all()
+    assert (dividend == 0).all()
+
+
+def test_trailing_median_never_sees_its_own_bar() -> None:
+    volume = np.arange(1.0, 31.0)[:, None]
+    median = trailing_median(volume, 20)
+    assert median[0, 0] == 0
+    assert median[1, 0] == 1.0
+    assert median[25, 0] == np.median(volume[5:25])
+    changed = volume.copy()
+    changed[25:] = 1e9
+    assert np.array_equal(trailing_median(changed, 20)[:26], median[:26])
+
+
+def test_delisting_haircut_follows_the_reason() -> None:
+    market = market_rows(_history(reasons=("merger", None)), lots=False, stamp_duty=False)
+    assert market.haircut.tolist() == [0.0, 0.30]
+
+
+def test_presets_resolve_and_can_be_overridden() -> None:
+    for name in PRESETS:
+        resolve_rules(load_config(None, [f"market.preset={name}"]), discrete=False)
+    paper = resolve_rules(load_config(None, ["fee_rate=0.0005"]), discrete=True).rules
+    assert paper == PAPER
+    cn = resolve_rules(load_config(None, ["market.preset=cn"]), discrete=False)
+    assert cn.lots
+    assert cn.stamp_duty
+    assert cn.rules.t_plus_one
+    assert cn.rules.price_limits
+    changed = load_config(None, ["market.preset=cn", "market.lots=false", "market.no_cap=true"])
+    rules = resolve_rules(changed, discrete=False)
+    assert not rules.lots
+    assert np.isinf(rules.rules.participation)
+    three = resolve_rules(load_config(None, ["market.preset=hierarchical"]), discrete=False).rules
+    assert three.commission == pytest.approx(0.0003)
