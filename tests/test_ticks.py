@@ -21,11 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from echelon.cli.app import main
+from echelon.data.importing import import_source
+from echelon.data.sources import _ticks_read as reading
 from echelon.data.sources import ticks as module
 from echelon.data.sources._protocol import Source
 from echelon.data.sources._ticks_bars import BarMerger, bar_end, sessions_of
+from echelon.data.sources._ticks_read import RejectSpool
 from echelon.data.sources.ticks import TicksSource, ticks_to_parquet
-from echelon.errors import SourceError
+from echelon.data.store import Store
+from echelon.errors import InvalidDataError, SourceError
 from echelon.types import Freq, Problem
 
 TRADES = ("万得代码", "自然日", "时间", "成交价格", "成交数量")
@@ -413,9 +418,178 @@ def test_many_bad_rows_are_listed_in_part_and_counted_in_full(tmp_path: Path) ->
 def test_a_second_reading_starts_its_problems_anew(tmp_path: Path) -> None:
     source = TicksSource(write(tmp_path / "t.csv", TRADES, bad_rows()), freq="1d")
     bars_of(source)
-    first = source.problems()
+    first, rejected = source.problems(), source.rejected()
     bars_of(source)
     assert source.problems() == first
+    assert source.rejected().equals(rejected)
+
+
+def lines_of(path: Path, rows: Iterable[int]) -> list[str]:
+    text = path.read_text(encoding="utf-8").splitlines()
+    return [text[row - 1] for row in rows]
+
+
+@pytest.mark.parametrize("block_bytes", [45, 120, 10_000])
+def test_every_bad_row_is_set_aside_as_it_stood(tmp_path: Path, block_bytes: int) -> None:
+    path = write(tmp_path / "t.csv", TRADES, bad_rows())
+    source = TicksSource(path, freq="1d", block_bytes=block_bytes)
+    bars_of(source)
+    found = source.rejected()
+    assert found["row"].to_list() == [*range(3, 12)]  # 13 is after-hours trading: no error
+    assert found["file"].unique().to_list() == [str(path)]
+    assert found["cells"].to_list() == lines_of(path, range(3, 12))
+    assert found["problem"].to_list() == [
+        "成交价格: abc is not a number",
+        "成交价格: 0.0 is not a price, yet there is volume",
+        "成交价格: -1.0 is negative",
+        "成交数量: -5.0 is negative",
+        "自然日: 20241302 is not a date",
+        "时间: 99999999 is not a time of day",
+        "时间: 12:00:00.000 is outside the session",
+        "万得代码: is missing",
+        "3 fields instead of 5",
+    ]
+
+
+def test_row_with_several_things_wrong_is_set_aside_once(tmp_path: Path) -> None:
+    rows = [
+        ("600000.SH", 20240102, 93000000, 10.0, 100),
+        ("600000.SH", 20241302, 93001000, "abc", "x"),
+        ("600000.SH", 20240102, 93002000, "def", 100),
+    ]
+    source = TicksSource(write(tmp_path / "t.csv", TRADES, rows), freq="1d")
+    assert bars_of(source)["volume"].to_list() == [100]
+    found = source.rejected()
+    assert found["row"].to_list() == [3, 4]
+    assert found["problem"][0] == (
+        "成交价格: abc is not a number; 成交数量: x is not a number; 自然日: 20241302 is not a date"
+    )
+    assert source.problems_total() == 2
+
+
+def test_rows_of_gbk_and_of_several_files_are_set_aside_readably(tmp_path: Path) -> None:
+    header = (*TRADES, "备注")
+    for day in (20240102, 20240103):
+        rows: list[Row] = [
+            ("600000.SH", day, 93000000, 10.0, 100, "甲"),
+            ("600000.SH", day, 93001000, 10.0, -1, "乙\\"),
+        ]
+        write(tmp_path / f"{day}.csv.gz", header, rows, encoding="gbk")
+    source = TicksSource(tmp_path, freq="1d")
+    bars_of(source)
+    found = source.rejected()
+    assert [Path(f).name for f in found["file"]] == ["20240102.csv.gz", "20240103.csv.gz"]
+    assert found["row"].to_list() == [3, 3]
+    assert found["cells"][1] == "600000.SH,20240103,93001000,10.0,-1,乙\\"
+
+
+def test_spilling_rejected_rows_changes_none_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(reading.tempfile, "tempdir", str(scratch))
+    rows: list[Row] = [("600000.SH", 20240102, 93000000, 10.0, 100)]
+    rows += [("600000.SH", 20240102, 120000000 + i, 10.0, 100) for i in range(1_000)]
+    path = write(tmp_path / "t.csv", TRADES, rows)
+    plain = TicksSource(path, freq="1d", block_bytes=2_000)
+    bars_of(plain)
+    assert list(scratch.iterdir()) == []
+    monkeypatch.setattr(module, "RejectSpool", partial(RejectSpool, limit=20_000))
+    source = TicksSource(path, freq="1d", block_bytes=2_000)
+    bars_of(source)
+    assert len(list(scratch.glob("*/*.parquet"))) > 1
+    found = source.rejected()
+    assert found.equals(plain.rejected())
+    assert found["cells"].to_list() == lines_of(path, range(3, 1_003))
+    del source
+    assert list(scratch.iterdir()) == []
+
+
+def test_import_counts_and_writes_every_row_it_sets_aside(tmp_path: Path) -> None:
+    rows = bad_rows()
+    rows += [("600000.SH", 20240102, 120000000 + i, 10.0, 100) for i in range(500)]
+    path = write(tmp_path / "t.csv", TRADES, rows)
+    source = TicksSource(path, freq="1d", block_bytes=2_000)
+    report = import_source(source, Store(tmp_path / "store"), "m", quarantine=True)
+    assert report.quarantine is not None
+    aside = pl.read_csv(report.quarantine)
+    assert report.manifest.quarantined == aside.height == source.problems_total() == 509
+    assert aside.columns == ["file", "row", "problem", "cells"]
+    assert aside["cells"].to_list() == lines_of(path, aside["row"])
+    assert report.manifest.rows == 1
+    assert [p.row for p in report.problems if p.severity == "warning"] == [13]
+
+
+def test_import_without_quarantine_refuses_bad_rows_but_not_after_hours_trading(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "store")
+    bad = TicksSource(write(tmp_path / "t.csv", TRADES, bad_rows()), freq="1d")
+    with pytest.raises(InvalidDataError, match="nothing was imported") as caught:
+        import_source(bad, store, "m")
+    assert {p.row for p in caught.value.problems} == {*range(3, 12)}
+    assert "m" not in store
+    late = [bad_rows()[0], bad_rows()[-2]]
+    after = TicksSource(write(tmp_path / "a.csv", TRADES, late), freq="1d")
+    report = import_source(after, store, "m")
+    assert (report.manifest.quarantined, report.quarantine) == (0, None)
+
+
+def test_command_writes_bad_ticks_to_a_file_only_when_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.csv"), TRADES, bad_rows())
+    words = ["echelon", "data", "import", "ticks", "t.csv", "--freq", "1d", "--dataset", "m"]
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 4
+    message = capsys.readouterr().err
+    assert "--quarantine" in message
+    for row in range(3, 12):
+        assert f"t.csv, row {row}" in message
+    assert "nothing was imported" in message
+    assert not Path("store/m/CURRENT.json").exists()
+    monkeypatch.setattr(sys, "argv", [*words, "--quarantine"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    assert "9 row(s) set aside in store/m/quarantine.csv" in capsys.readouterr().err
+    aside = pl.read_csv("store/m/quarantine.csv")
+    assert aside["cells"].to_list() == lines_of(Path("t.csv"), range(3, 12))
+
+
+def test_row_whose_cumulative_amount_falls_is_as_if_not_there(tmp_path: Path) -> None:
+    a = "600000.SH"
+    rows: list[Row] = [
+        (a, 20240102, 93001000, 10.0, 500, 5_000, 9.9),
+        (a, 20240102, 93002000, 12.0, 800, 4_000, 9.9),  # volume grows, the amount falls
+        (a, 20240102, 93101000, 10.2, 1_000, 10_100, 9.9),
+    ]
+    for block_bytes in (60, 10_000):
+        path = write(tmp_path / "s.csv", SNAPSHOTS, rows)
+        source = TicksSource(path, freq="1min", block_bytes=block_bytes)
+        bars = bars_of(source)
+        assert bars.select("high", "volume", "amount").rows() == [
+            (10.0, 500, 5_000),
+            (10.2, 500, 5_100),
+        ]
+        assert source.rejected()["row"].to_list() == [3]
+
+
+def test_bad_order_book_cell_is_a_warning_and_bars_do_not_depend_on_it(tmp_path: Path) -> None:
+    header = (*TRADES, "申买价1")
+    rows = [("600000.SH", 20240102, 93000000, 10.0, 100, "x")]
+    path = write(tmp_path / "t.csv", header, rows)
+    plain = bars_of(TicksSource(path, freq="1d"))
+    source = TicksSource(path, freq="1d", parquet_dir=tmp_path / "out")
+    assert bars_of(source).equals(plain)
+    assert [(p.row, p.field, p.severity) for p in source.problems()] == [(2, "申买价1", "warning")]
+    assert source.rejected().is_empty()
+    assert pl.read_parquet(tmp_path / "out" / "t.parquet")["bid_price1"].to_list() == [None]
 
 
 def test_row_of_a_bar_is_the_line_of_its_first_trade(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from echelon.types import Freq
 _MINUTE = 60_000
 _DAY = 24 * 60 * _MINUTE
 _KEYS = ("symbol", "date", "bar")
+_SYMBOL_DAY = ("symbol", "date")
 _PLACES = ("row", "symbol", "date", "ms", "bad")
 
 COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
@@ -114,7 +115,7 @@ class TradeFilter:
     freq: Freq
     problems: ProblemLog
     counts: TickCounts = field(default_factory=TickCounts)
-    _running: dict[str, pl.DataFrame] = field(default_factory=dict)
+    _running: pl.DataFrame | None = None
 
     def trades(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """The trades of a block: symbol, date, bar, ms, row, price, volume, amount, pre_close."""
@@ -147,11 +148,11 @@ class TradeFilter:
     def _per_row(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """Give every row its own volume and amount, differencing cumulative columns."""
         missing = pl.lit(None, dtype=pl.Float64)
-        for name in ("volume", "amount"):
-            if name not in layout.roles and f"acc_{name}" in layout.roles:
-                block = self._difference(block, layout, name)
-            elif name not in layout.roles:
-                block = block.with_columns(missing.alias(name))
+        absent = [n for n in ("volume", "amount") if n not in layout.roles]
+        running = [n for n in absent if f"acc_{n}" in layout.roles]
+        if running:
+            block = self._difference(block, layout, running)
+        block = block.with_columns(missing.alias(n) for n in absent if n not in running)
         if not layout.roles & {"amount", "acc_amount"}:
             block = block.with_columns(amount=pl.col("price") * pl.col("volume"))
         if "pre_close" not in layout.roles:
@@ -161,37 +162,49 @@ class TradeFilter:
             pre_close=pl.when(pl.col("pre_close") > 0).then(pl.col("pre_close"))
         )
 
-    def _difference(self, block: pl.DataFrame, layout: TickLayout, name: str) -> pl.DataFrame:
-        """Growth of a cumulative column over its highest value so far that day."""
-        total = f"acc_{name}"
-        day = ["symbol", "date"]
-        block = block.with_columns(pl.col("symbol").cast(pl.String)).sort(
-            "symbol", "date", "ms", maintain_order=True
+    def _difference(
+        self, block: pl.DataFrame, layout: TickLayout, names: list[str]
+    ) -> pl.DataFrame:
+        """Growth of cumulative columns over their highest value so far that day.
+
+        A row where one of them is less than before is logged and left out, as if it were not
+        there: the row after it grows over the row before it.
+        """
+        totals = [f"acc_{name}" for name in names]
+        # Equal symbols need to be together, in whatever order: codes sort faster than text.
+        keys = (pl.col("symbol").to_physical(), "date", "ms")
+        block = self._with_base(block.sort(*keys, maintain_order=True), totals)
+        falls = {t: block[t] < block[f"{t}_base"] for t in totals}
+        if any(fell.any() for fell in falls.values()):
+            what, remedy = "is less than before on that day", "Sort the file by symbol and time"
+            for total, fell in falls.items():
+                report(self.problems, layout, block.filter(fell), total, what, remedy)
+            sound = pl.all_horizontal(~fell.fill_null(False) for fell in falls.values())
+            block = self._with_base(block.filter(sound), totals)
+        latest = block.group_by(_SYMBOL_DAY).agg(
+            pl.max_horizontal(pl.col(t, f"{t}_base").max()).alias(f"{t}_before") for t in totals
         )
-        running = self._running.get(name)
-        block = (
-            block.with_columns(before=pl.lit(0.0))
-            if running is None
-            else block.join(running, on=day, how="left", maintain_order="left").with_columns(
-                before=pl.col("before").fill_null(0.0)
-            )
-        )
-        peak = pl.col(total).cum_max().forward_fill().over(day)
-        block = block.with_columns(
-            base=pl.max_horizontal("before", peak.shift(1).over(day)).fill_null(0.0)
-        )
-        fell = block.filter(pl.col(total) < pl.col("base"))
-        what = "is less than before on that day"
-        report(self.problems, layout, fell, total, what, "Sort the file by symbol and time")
-        block = block.with_columns(
-            (pl.col(total) - pl.col("base")).clip(lower_bound=0.0).alias(name),
-        )
-        latest = block.group_by(day).agg(before=pl.max_horizontal(pl.col(total, "before").max()))
-        latest = latest if running is None else pl.concat([running, latest])
+        latest = latest if self._running is None else pl.concat([self._running, latest])
         # One day per symbol is enough: within a symbol, days do not come back.
         latest = latest.filter(pl.col("date") == pl.col("date").max().over("symbol"))
-        self._running[name] = latest.group_by(day).agg(pl.col("before").max())
-        return block.drop("before", "base")
+        self._running = latest.group_by(_SYMBOL_DAY).agg(pl.all().max())
+        return block.with_columns(
+            (pl.col(f"acc_{name}") - pl.col(f"acc_{name}_base")).alias(name) for name in names
+        )
+
+    def _with_base(self, block: pl.DataFrame, totals: list[str]) -> pl.DataFrame:
+        """Add what each total had reached that day before the row, as its `_base`."""
+        before = {t: f"{t}_before" for t in totals}
+        if self._running is None:
+            block = block.with_columns(pl.lit(0.0).alias(name) for name in before.values())
+        else:
+            block = block.join(self._running, on=_SYMBOL_DAY, how="left", maintain_order="left")
+        return block.with_columns(
+            pl.max_horizontal(name, pl.col(t).cum_max().forward_fill().shift(1).over(_SYMBOL_DAY))
+            .fill_null(0.0)
+            .alias(f"{t}_base")
+            for t, name in before.items()
+        ).drop(before.values())
 
     def _without_negative(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         for name in ("price", "volume"):
@@ -253,7 +266,7 @@ def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
     """
     place = pl.col("ms").cast(pl.Int64) * _ROWS + pl.col("row") + offset
     price = pl.col("price")
-    bars = (
+    return (
         trades.lazy()
         .with_columns(key=_key(), place=place)
         .group_by("key")
@@ -269,9 +282,9 @@ def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
             first=pl.col("place").min(),
             last=pl.col("place").max(),
         )
+        .drop("key")
         .collect()
     )
-    return bars.drop("key").with_columns(pl.col("symbol").cast(pl.String))
 
 
 def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
@@ -297,6 +310,11 @@ def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
     )
 
 
+def _sorted(bars: pl.DataFrame) -> pl.DataFrame:
+    """By symbol as text, and time."""
+    return bars.with_columns(pl.col("symbol").cast(pl.String)).sort(_KEYS)
+
+
 def row_of(place: pl.Expr) -> pl.Expr:
     """The row, counted across files, of a place."""
     return place % _ROWS
@@ -304,7 +322,7 @@ def row_of(place: pl.Expr) -> pl.Expr:
 
 def _key() -> pl.Expr:
     """Symbol, date and bar as one integer: grouped faster than three columns."""
-    code = pl.col("symbol").cast(pl.Categorical).to_physical().cast(pl.Int64)
+    code = pl.col("symbol").to_physical().cast(pl.Int64)
     day = pl.col("date").to_physical().cast(pl.Int64)
     return code * 2**36 + day * 1441 + pl.col("bar") // _MINUTE
 
@@ -343,7 +361,7 @@ class BarMerger:
         """Yield the merged bars in pieces, sorted; all bars of a symbol are in one piece."""
         if not self._spills:
             if self._pending:
-                yield merge_bars(self._pending).sort(_KEYS)
+                yield _sorted(merge_bars(self._pending))
             return
         if self._pending:
             self._spill(pl.concat(self._pending))
@@ -351,10 +369,10 @@ class BarMerger:
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
                 pieces = [pl.read_parquet(f, memory_map=False) for f in files]
-                yield merge_bars(pieces).sort(_KEYS)
+                yield _sorted(merge_bars(pieces))
 
     def _spill(self, bars: pl.DataFrame) -> None:
-        split = bars.with_columns(part=pl.col("symbol").hash() % self.parts)
+        split = bars.with_columns(part=pl.col("symbol").to_physical() % self.parts)
         for (part,), piece in split.partition_by("part", as_dict=True, include_key=False).items():
             piece.write_parquet(
                 self.directory / f"{part}-{self._spills}.parquet", compression="lz4"

@@ -5,11 +5,15 @@
    cell costs its row, not the import.
 2. Symbol, date and time of day are typed; rows without one cannot be placed and are left out.
 3. What is left out goes to a `ProblemLog`: the first rows of each kind in full, all counted.
+   The lines themselves go to its `RejectSpool`, which spills to disk: every row may be bad.
 """
 
 from __future__ import annotations
 
 import gzip
+import shutil
+import tempfile
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
@@ -17,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import islice
+from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -24,7 +29,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from echelon.data.sources._ticks_layout import NULLS, TickLayout, open_ticks
+from echelon.data.sources._tables import rejects
+from echelon.data.sources._ticks_layout import NULLS, Clock, TickLayout, open_ticks
 from echelon.errors import SourceError
 from echelon.types import Problem
 
@@ -32,22 +38,101 @@ BLOCK_BYTES = 4 << 20
 """Text per block. Larger ones are no faster and hold more memory."""
 
 _WORKERS = 2
-_NEEDED = frozenset({"price", "volume", "amount", "acc_volume", "acc_amount"})
+_BLANK = " \t\x00"
+_NEEDED = frozenset({"price", "volume", "amount", "acc_volume", "acc_amount", "pre_close"})
 _DATE_FORMATS = ("%Y%m%d", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d")
+
+
+class RejectSpool:
+    """Rows that are set aside, as they stood; in memory up to `limit` bytes, then on disk.
+
+    A block of a file is begun with its text; rows of it are then added with what is wrong with
+    them, in any order, and are looked up in the text when the block ends. A row with several
+    things wrong is one row. The spilled files go when the spool does.
+    """
+
+    def __init__(self, limit: int = 8 << 20) -> None:
+        self.rows = 0
+        self._limit = limit
+        self._file, self._encoding, self._first, self._text = "", "utf-8", 0, b""
+        self._found: list[pl.DataFrame] = []
+        self._kept: list[pl.DataFrame] = []
+        self._spilled: list[Path] = []
+        self._directory: Path | None = None
+
+    def begin(self, layout: TickLayout, first_line: int, text: bytes) -> None:
+        """End the block before; the next one is `text`, from line `first_line` on."""
+        self.end()
+        self._file, self._encoding = str(layout.path), layout.encoding
+        self._first, self._text = first_line, text
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Set rows of the block aside: row (Int64), problem, and cells where they are known."""
+        unknown = pl.lit(None, dtype=pl.String).alias("cells")
+        self._found.append(rows if "cells" in rows.columns else rows.with_columns(unknown))
+
+    def end(self) -> None:
+        """Look up the rows of the block, and spill when there are too many."""
+        if self._found:
+            found = (
+                pl.concat(self._found)
+                .group_by("row", maintain_order=True)
+                .agg(pl.col("problem").str.join("; "), pl.col("cells").first())
+                .sort("row")
+            )
+            lines = self._text.splitlines()
+            cells = pl.Series(
+                [
+                    lines[row - self._first].decode(self._encoding, errors="replace")
+                    for row in found["row"]
+                ],
+                dtype=pl.String,
+            )
+            self._keep(
+                found.select(
+                    pl.lit(self._file).alias("file"),
+                    "row",
+                    "problem",
+                    pl.col("cells").fill_null(cells),
+                )
+            )
+        self._found, self._text = [], b""
+
+    def frame(self) -> pl.DataFrame:
+        """All rows set aside, in the order of the files: file, row, problem, cells."""
+        spilled = (pl.read_parquet(path, memory_map=False) for path in self._spilled)
+        return pl.concat([rejects(""), *spilled, *self._kept])
+
+    def _keep(self, frame: pl.DataFrame) -> None:
+        self.rows += frame.height
+        self._kept.append(frame)
+        if sum(kept.estimated_size() for kept in self._kept) <= self._limit:
+            return
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="echelon-rejects-"))
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        path = self._directory / f"{len(self._spilled)}.parquet"
+        pl.concat(self._kept).write_parquet(path, compression="lz4")
+        self._spilled.append(path)
+        self._kept = []
 
 
 @dataclass
 class ProblemLog:
-    """Bad rows: the first `shown` of each file and kind in full, the rest as a number."""
+    """Bad rows: the first `shown` of each file and kind in full, the rest as a number.
 
+    rejects: where the rows themselves go; None: nowhere
+    """
+
+    rejects: RejectSpool | None = None
     shown: int = 20
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
     _listed: dict[tuple[str, str], list[Problem]] = field(default_factory=dict)
 
     def add(self, kind: str, file: str, problems: Iterable[Problem], n: int) -> None:
         """Count `n` rows of one kind; `problems` is drawn from only as far as it is shown."""
         key = (file, kind)
-        self.counts[key] = self.counts.get(key, 0) + n
+        self._counts[key] = self._counts.get(key, 0) + n
         listed = self._listed.setdefault(key, [])
         listed.extend(islice(problems, self.shown - len(listed)))
 
@@ -56,17 +141,12 @@ class ProblemLog:
         found = []
         for (file, kind), listed in self._listed.items():
             found += listed
-            more = self.counts[file, kind] - len(listed)
+            more = self._counts[file, kind] - len(listed)
             if more:
                 first = listed[0]
                 said = f"{more:,} more row(s) like row {first.row}: {kind}"
                 found.append(Problem(file, None, first.field, said, first.remedy, first.severity))
         return found
-
-    @property
-    def total(self) -> int:
-        """Bad rows in all."""
-        return sum(self.counts.values())
 
 
 class _Ragged(NamedTuple):
@@ -80,6 +160,7 @@ class _Ragged(NamedTuple):
 class _Parsed(NamedTuple):
     """A block as a frame with `row` counted from 0; `typed` unless it had to be read as text."""
 
+    text: bytes
     frame: pl.DataFrame
     lines: int
     ragged: list[_Ragged]
@@ -105,12 +186,16 @@ def read_blocks(
     try:
         line = 2
         for parsed in _ahead(layout, names, block_bytes):
+            if problems.rejects is not None:
+                problems.rejects.begin(layout, line, parsed.text)
             _report_ragged(problems, layout, parsed.ragged, line)
             frame = parsed.frame.with_columns(pl.col("row") + line)
             line += parsed.lines
             frame = _keys(_numbers(frame, layout, problems, parsed.typed), layout, problems)
             if frame.height:
                 yield frame
+        if problems.rejects is not None:
+            problems.rejects.end()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(
             f"{layout.path}: the compressed file is damaged or cut short ({error}). Fetch it again."
@@ -138,7 +223,8 @@ def _parsed(text: bytes, layout: TickLayout, names: list[str]) -> _Parsed:
     frame = cast(pl.DataFrame, pl.from_arrow(table)).with_columns(row=pl.Series(lines))
     if frame["symbol"].null_count():
         frame = frame.filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    return _Parsed(frame, n_lines, ragged, typed)
+    frame = frame.with_columns(symbol=_trimmed(frame["symbol"], table["symbol"]))
+    return _Parsed(text, frame, n_lines, ragged, typed)
 
 
 def _whole_lines(layout: TickLayout, block_bytes: int) -> Iterator[bytes]:
@@ -212,9 +298,14 @@ def _numbers(
         for name in names:
             numbers = frame[name].cast(pl.Float64, strict=False)
             wrong = frame.filter(frame[name].is_not_null() & numbers.is_null())
-            report(problems, layout, wrong, name, "is not a number", "Mend or remove the row")
+            what, remedy = "is not a number", "Mend or remove the row"
             if name in _NEEDED:
+                report(problems, layout, wrong, name, what, remedy)
                 unusable += wrong["row"].to_list()
+            else:
+                # Only the ticks themselves have it: bars must not depend on writing those.
+                remedy = "The row is kept without it; mend it if you need it"
+                report(problems, layout, wrong, name, what, remedy, severity="warning")
         frame = frame.with_columns(pl.col(names).cast(pl.Float64, strict=False))
     scales = {n: f for n, f in layout.scales.items() if n in names}
     return frame.with_columns(
@@ -227,9 +318,9 @@ def _numbers(
 def _keys(frame: pl.DataFrame, layout: TickLayout, problems: ProblemLog) -> pl.DataFrame:
     """Type symbol, date and time of day; rows where one cannot be read are logged and left out."""
     frame = frame.with_columns(
-        symbol=_trimmed(frame["symbol"]).cast(pl.Categorical),
+        symbol=frame["symbol"].cast(pl.Categorical),
         day=_day(layout),
-        ms=_milliseconds(layout),
+        ms=_milliseconds(frame[layout.clock_column], layout.clock),
     )
     frame = frame.with_columns(date=_dates(frame["day"]))
     clock = layout.clock_column
@@ -245,15 +336,14 @@ def _keys(frame: pl.DataFrame, layout: TickLayout, problems: ProblemLog) -> pl.D
     return frame.drop("time", "datetime", "day", strict=False)
 
 
-def _trimmed(symbols: pl.Series) -> pl.Series:
-    """Without blanks around, null where nothing is left."""
-    if symbols.dtype != pl.String:
-        # The codes of a block are few: look at those first, not at all rows.
-        codes = symbols.unique().drop_nulls().cast(pl.String)
-        if (codes.str.strip_chars(" \t\x00") == codes).all() and not (codes == "").any():
+def _trimmed(symbols: pl.Series, as_read: pa.ChunkedArray) -> pl.Series:
+    """Without blanks around, null where nothing is left; `as_read` are the same from Arrow."""
+    if pa.types.is_dictionary(as_read.type):
+        # The codes of a block are few: look at those, not at all rows.
+        codes = [code for part in as_read.chunks for code in part.dictionary.to_pylist()]
+        if all(code and code == code.strip(_BLANK) for code in codes):
             return symbols
-    text = symbols.cast(pl.String).str.strip_chars(" \t\x00")
-    return text.replace("", None)
+    return symbols.cast(pl.String).str.strip_chars(_BLANK).replace("", None)
 
 
 def _dates(days: pl.Series) -> pl.Series:
@@ -275,27 +365,38 @@ def _day(layout: TickLayout) -> pl.Expr:
     return raw.cast(pl.Int64, strict=False) // (10**9 if layout.clock == "stamp17" else 10**6)
 
 
-def _milliseconds(layout: TickLayout) -> pl.Expr:
-    """Milliseconds since midnight, null where the time does not exist."""
-    raw = pl.col(layout.clock_column)
-    if layout.clock.endswith("text"):
-        form = r"(?:^|[ T])(\d{1,2}):(\d{2}):(\d{2})(?:[.:](\d{1,6}))?$"
-        parts = raw.cast(pl.String).str.strip_chars().str.extract_groups(form).struct
-        hour, minute, second = (parts.field(str(i)).cast(pl.Int64, strict=False) for i in (1, 2, 3))
-        digits = parts.field("4").fill_null("0").str.pad_end(6, "0")
-        ms = digits.cast(pl.Int64, strict=False) // 1000
-    else:
-        number = raw.cast(pl.Int64, strict=False)
-        if layout.clock.startswith("stamp"):
-            number = number % (10**9 if layout.clock == "stamp17" else 10**6)
-        number = number.cast(pl.Int32, strict=False)  # narrow integers divide faster
-        fractional = layout.clock in ("hmsf", "stamp17")
-        ms = number % 1000 if fractional else number * 0
-        number = number // 1000 if fractional else number
-        hour, minute, second = number // 10_000, number // 100 % 100, number % 100
+def _milliseconds(written: pl.Series, clock: Clock) -> pl.Series:
+    """Milliseconds since midnight (Int32), null where the time does not exist."""
+    if not clock.endswith("text"):
+        number = written.cast(pl.Int64, strict=False)
+        if clock.startswith("stamp"):
+            number = number % (10**9 if clock == "stamp17" else 10**6)
+        return _of_digits(number, 1000 if clock in ("hmsf", "stamp17") else 1)
+    form = r"(?:^|[ T])(\d{1,2}):(\d{2}):(\d{2})(?:[.:](\d{1,6}))?$"
+    parts = pl.lit(written.cast(pl.String)).str.strip_chars().str.extract_groups(form).struct
+    hour, minute, second = (parts.field(str(i)).cast(pl.Int64, strict=False) for i in (1, 2, 3))
+    digits = parts.field("4").fill_null("0").str.pad_end(6, "0")
+    ms = digits.cast(pl.Int64, strict=False) // 1000
     fits = hour.is_between(0, 23) & (minute < 60) & (second < 60)
     total = ((hour * 60 + minute) * 60 + second) * 1000 + ms
-    return pl.when(fits).then(total).cast(pl.Int32)
+    return pl.select(pl.when(fits).then(total).cast(pl.Int32)).to_series()
+
+
+def _of_digits(written: pl.Series, second: int) -> pl.Series:
+    """Milliseconds of times such as 93000 (a `second` is 1) or 93000000 (it is 1000).
+
+    Every row of a file goes through here: narrow integers, and two divisions, are the fastest.
+    """
+    number = written.cast(pl.Int32, strict=False)
+    minutes = number // (100 * second)  # as HHMM
+    hours = minutes // 100
+    fits = (
+        number.is_between(0, 240_000 * second - 1)
+        & (minutes - hours * 100 < 60)
+        & (number - minutes * (100 * second) < 60 * second)
+    )
+    total = number - minutes * (40 * second) - hours * (2_400 * second)
+    return pl.select(pl.when(fits).then(total * (1000 // second))).to_series()
 
 
 def report(
@@ -311,19 +412,20 @@ def report(
 ) -> None:
     """Log `rows` (with `row`): what is wrong with their `field_`, and what to do.
 
-    `value` is the column that has the value to show, where that is not `field_` itself.
+    `value` is the column that has the value to show, where that is not `field_` itself. Rows
+    with an error are set aside; a warning is only told.
     """
     if rows.is_empty():
         return
-
-    def each() -> Iterator[Problem]:
-        for row in rows.iter_rows(named=True):
-            found = row.get(value or field_)
-            said = what if found is None else f"{found} {what}"
-            name = layout.headers.get(field_, field_)
-            yield Problem(str(layout.path), row["row"], name, said, remedy, severity)
-
-    problems.add(f"{field_} {what}", str(layout.path), each(), rows.height)
+    file, name = str(layout.path), layout.headers.get(field_, field_)
+    shown = pl.col(value or field_).cast(pl.String)
+    said = rows.select(
+        "row", said=pl.concat_str(shown, pl.lit(what), separator=" ", ignore_nulls=True)
+    )
+    found = (Problem(file, row, name, text, remedy, severity) for row, text in said.iter_rows())
+    problems.add(f"{field_} {what}", file, found, rows.height)
+    if severity == "error" and problems.rejects is not None:
+        problems.rejects.add(said.select("row", problem=pl.lit(f"{name}: ") + pl.col("said")))
 
 
 def _report_ragged(
@@ -331,17 +433,21 @@ def _report_ragged(
 ) -> None:
     if not ragged:
         return
+    file, expected = str(layout.path), len(layout.names)
+    rows = [first_line + row.number - 1 for row in ragged]
+    said = [f"{row.fields} fields instead of {expected}" for row in ragged]
     found = (
-        Problem(
-            str(layout.path),
-            first_line + row.number - 1,
-            None,
-            f"{row.fields} fields instead of {len(layout.names)}: {row.text[:80]!r}",
-            "Mend or remove the row",
-        )
-        for row in ragged
+        Problem(file, number, None, f"{what}: {row.text[:80]!r}", "Mend or remove the row")
+        for number, what, row in zip(rows, said, ragged, strict=True)
     )
-    problems.add("wrong number of fields", str(layout.path), found, len(ragged))
+    problems.add("wrong number of fields", file, found, len(ragged))
+    if problems.rejects is not None:
+        # As the parser saw it: with an open quote, a row may be many lines.
+        cells = [row.text for row in ragged]
+        schema = {"row": pl.Int64, "problem": pl.String, "cells": pl.String}
+        problems.rejects.add(
+            pl.DataFrame({"row": rows, "problem": said, "cells": cells}, schema=schema)
+        )
 
 
 def _parse_date(text: str) -> date | None:

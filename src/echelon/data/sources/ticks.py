@@ -41,7 +41,7 @@ from echelon.data.sources._ticks_bars import (
     sessions_of,
 )
 from echelon.data.sources._ticks_layout import TickLayout, sniff
-from echelon.data.sources._ticks_read import BLOCK_BYTES, ProblemLog, read_blocks
+from echelon.data.sources._ticks_read import BLOCK_BYTES, ProblemLog, RejectSpool, read_blocks
 from echelon.errors import SourceError
 from echelon.files import sha256_file
 from echelon.types import Freq, Problem
@@ -81,7 +81,8 @@ class TicksSource(SourceDefaults):
         self._parquet_dir = parquet_dir
         self._price_scale = price_scale
         self._block_bytes = block_bytes
-        self._problems = ProblemLog()
+        self._rejects = RejectSpool()
+        self._problems = ProblemLog(self._rejects)
         self._counts = TickCounts()
         self._layout_cache: list[TickLayout] | None = None
         self._fingerprints: dict[tuple[str, int, int], str] = {}
@@ -106,7 +107,8 @@ class TicksSource(SourceDefaults):
         """
         layouts = self._layouts()
         fields = self._fields()
-        self._problems = ProblemLog()
+        self._rejects = RejectSpool()
+        self._problems = ProblemLog(self._rejects)
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         self._counts = trades.counts
         with tempfile.TemporaryDirectory(prefix="echelon-ticks-") as spill:
@@ -123,12 +125,19 @@ class TicksSource(SourceDefaults):
                     yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
-        """Rows that are in no bar and should not be so; the first of each kind, then a number."""
+        """What is wrong with rows, after `frames`; the first of each kind, then a number.
+
+        Rows with an error are in no bar; so is after-hours trading, which is a warning.
+        """
         return self._problems.problems()
 
     def problems_total(self) -> int:
-        """How many rows `problems` stands for."""
-        return self._problems.total
+        """How many rows have an error: those of `rejected`."""
+        return self._rejects.rows
+
+    def rejected(self) -> pl.DataFrame:
+        """All rows with an error, as they stood: file, row, problem, cells (the line)."""
+        return self._rejects.frame()
 
     def counts(self) -> TickCounts:
         """Where the rows went, after `frames`."""
