@@ -137,8 +137,9 @@ class _Import:
                 self._spill(buffer)
                 buffer, rows = [], 0
         self._spill(buffer)
-        self._note_unreadable(source)
+        self.problems.extend(source.problems())
         self._refuse_unless(quarantine)
+        self._note_unreadable(source)
         if not self._spills:
             raise DataError(
                 f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
@@ -157,11 +158,13 @@ class _Import:
             self._bad.append(bad.with_columns(pl.lit(origin).alias("file")))
 
     def _note_unreadable(self, source: Source) -> None:
-        """Rows that never became bars count and are kept like any other bad row."""
-        problems, rows = source.problems(), source.rejected()
-        self.problems.extend(problems)
+        """Rows that never became bars count and are kept like any other bad row.
+
+        There may be millions of them, so this comes after a refusal without --quarantine.
+        """
+        rows = source.rejected()
         if rows is None:
-            self.n_bad += sum(p.severity == "error" for p in problems)
+            self.n_bad += sum(p.severity == "error" for p in source.problems())
         elif rows.height:
             self.n_bad += rows.height
             self._bad.append(rows)
