@@ -102,6 +102,56 @@ def test_bad_yaml_is_refused(text: str, expected: str, tmp_path: Path) -> None:
         load_config(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ("split:\n  train: [2015-02-30, 2016-01-29]\n", 2, "'2015-02-30' cannot be read"),
+        ("seed: 1\n? [a, b]\n: 1\n", 2, "['a', 'b'] cannot be a key"),
+        ("seed: 0x_\n", 1, "'0x_' cannot be read"),
+    ],
+)
+def test_value_that_yaml_chokes_on_is_named_with_its_line(
+    text: str, line: int, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert f"{path}, line {line}: " in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("data.start=2020-13-45", "month must be in 1..12"),
+        ("data={[a]: 1}", "cannot be a key"),
+        ("data={path: a, path: b}", "'path' is given twice"),
+    ],
+)
+def test_override_that_yaml_chokes_on_is_named(item: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[item])
+    assert f"override {item!r}" in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("zone", "hint"),
+    [
+        ("America/NewYork", "did you mean 'America/New_York'?"),
+        ("asia/shanghai", "did you mean 'Asia/Shanghai'?"),
+        ("Tokyo", "did you mean 'Asia/Tokyo'?"),
+        ("Mars/Olympus", "use an IANA name"),
+    ],
+)
+def test_unknown_time_zone_is_refused_with_a_suggestion(zone: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"data.timezone={zone}"])
+    assert f"data.timezone: unknown time zone {zone!r}; {hint}" in str(caught.value)
+    assert load_config(overrides=["data.timezone=Asia/Tokyo"]).data.timezone == "Asia/Tokyo"
+
+
 def test_missing_file_and_directory_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nothing\.yaml: no such file"):
         load_config(tmp_path / "nothing.yaml")

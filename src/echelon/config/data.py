@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import date
 from pathlib import Path
 from typing import Literal
+from zoneinfo import available_timezones
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -126,8 +128,8 @@ class DataConfig(Section):
     limits: Literal["auto", "on", "off"] = "auto"
     """Daily price limits. auto: on for raw A-share prices (calendar XSHG), off otherwise."""
     delist_after: PositiveInt = 250
-    """A symbol without a bar for this many sessions counts as delisted from then on, unless
-    `instruments` says when it was."""
+    """A symbol without a bar for this many sessions counts as delisted from then on, even if
+    `instruments` gives a later date: that date was not known yet."""
     exogenous: tuple[ExogenousConfig, ...] = ()
     """Macro or sentiment series, joined as of what was known."""
     qlib_market: str = "all"
@@ -153,3 +155,25 @@ class DataConfig(Section):
                 "24/7, data or auto"
             )
         return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone_exists(cls, value: str | None) -> str | None:
+        if value is None:
+            return value
+        known = available_timezones()
+        if value not in known:
+            raise ValueError(f"unknown time zone {value!r}; {_near_zone(value, known)}")
+        return value
+
+
+def _near_zone(value: str, known: set[str]) -> str:
+    """A suggestion for a zone that is not there: also by its city alone, in any case."""
+    by_name = {name.casefold(): name for name in sorted(known)}
+    by_city = {name.rpartition("/")[2].casefold(): name for name in sorted(known) if "/" in name}
+    wanted = value.strip().casefold().replace(" ", "_")
+    for names in (by_name, by_city):
+        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
+        if near:
+            return f"did you mean {names[near[0]]!r}?"
+    return "use an IANA name such as Asia/Shanghai, America/New_York or UTC"

@@ -21,13 +21,29 @@ from echelon.config.tree import Config
 from echelon.errors import ConfigError
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe loader that refuses a key given twice: YAML would silently keep the last."""
+class _StrictLoader(yaml.SafeLoader):
+    """Safe loader that refuses a key given twice: YAML would silently keep the last.
+
+    What plain YAML answers with a bare Python error (a day that does not exist, a list as a key)
+    is an error with a place here.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value!r} cannot be read ({error})", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} cannot be a key; write a name", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is given twice", key_node.start_mark
@@ -59,7 +75,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, PermissionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}). Save it as UTF-8 text.") from None
     try:
-        tree = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader)
+        tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -78,9 +94,10 @@ def _override(tree: dict[str, Any], item: str) -> None:
     if not sep or not key:
         raise ConfigError(f"override {item!r}: expected key=value, such as train.gamma=0.9.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {item!r}: the value is not valid YAML.") from None
+        value = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "not readable"
+        raise ConfigError(f"override {item!r}: the value is not valid YAML: {problem}.") from None
     *parents, leaf = key.split(".")
     node = tree
     for part in parents:
