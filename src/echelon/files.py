@@ -58,9 +58,29 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content is on disk."""
-    with path.open("rb") as handle:
-        os.fsync(handle.fileno())
+    """Wait until a file's content, or the names in a directory, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(directory: Path) -> None:
+    """Wait until a directory and everything below it are on disk."""
+    for path in directory.rglob("*"):
+        sync(path)
+    sync(directory)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name; a second copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise  # copying would write through the name that is there
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def sha256_file(path: Path) -> str:

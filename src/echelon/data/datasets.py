@@ -10,7 +10,7 @@ from pathlib import Path
 from echelon.config import Config
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
-from echelon.data.manifest import Manifest
+from echelon.data.manifest import Manifest, import_fingerprint
 from echelon.data.sources import open_source
 from echelon.data.sources._protocol import Source
 from echelon.data.sources.files import read_benchmark, read_instruments, read_membership
@@ -67,7 +67,10 @@ def ensure_dataset(
     progress: Callable[[int], None] | None = None,
     notice: Callable[[ImportReport], None] | None = None,
 ) -> Manifest:
-    """The manifest of the configured dataset; imports it unless the store has just that already."""
+    """The manifest of the configured dataset; imports it unless the store has just that already.
+
+    What a vendor delivered before is kept and added to; `echelon data import` fetches it anew.
+    """
     store = Store(config.data.store)
     if config.data.source == "store":
         if config.data.dataset is None:
@@ -79,16 +82,16 @@ def ensure_dataset(
     source = open_source(config)
     extras = read_extras(config, source.info())
     name = dataset_name(config, source, extras)
-    if name in store:
-        manifest = store.manifest(name)
-        if manifest.fingerprint == source.info().fingerprint + extras.fingerprint:
-            return manifest
+    stored = store.find(name)
+    wanted = import_fingerprint(source.info().fingerprint, extras.fingerprint)
+    if stored is not None and stored.fingerprint == wanted:
+        return stored
     report = import_source(
         source,
         store,
         name,
         quarantine=quarantine,
-        update=config.data.source in VENDORS,
+        update=config.data.source in VENDORS and stored is not None,
         extras=extras,
         progress=progress,
     )

@@ -12,7 +12,6 @@ adjusted to its download day carries them, and dividing by the first factor remo
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,12 +21,12 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import SCHEMA, SourceInfo
-from echelon.data.manifest import Manifest, Partition, digest_frame
+from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
 from echelon.data.sources._protocol import Source
 from echelon.data.store import STORED, Store, partition_begin, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
-from echelon.files import exclusive_lock, staging_directory, write_atomic
+from echelon.files import exclusive_lock, link_or_copy, staging_directory, write_atomic
 from echelon.types import Problem
 
 _SPILL_ROWS = 250_000
@@ -93,7 +92,7 @@ def import_source(
                 partitions=partitions,
                 tables={},
                 content_hash="",
-                fingerprint=run.info.fingerprint + extras.fingerprint,
+                fingerprint=import_fingerprint(run.info.fingerprint, extras.fingerprint),
                 quarantined=run.n_bad,
             )
             manifest = store.publish(staging, draft, tables=tables)
@@ -204,7 +203,7 @@ class _Import:
         for key in sorted(new | set(old)):
             if key not in new and self.base is not None:
                 source = self.store.directory(self.base.name) / self.base.version / "bars"
-                os.link(source / f"{key}.parquet", bars_dir / f"{key}.parquet")
+                link_or_copy(source / f"{key}.parquet", bars_dir / f"{key}.parquet")
                 partitions.append(old[key])
                 continue
             stored = self.store.read_bars(self.base.name, key) if self.base and key in old else None

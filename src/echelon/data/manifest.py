@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import polars as pl
 
 from echelon.data.bars import SourceInfo
 from echelon.errors import StoreError
+from echelon.files import sha256_file
 
 FORMAT = 1
 
@@ -33,9 +35,9 @@ class Manifest:
     """A dataset in the store.
 
     version: the directory that holds it
-    content_hash: identifies bars, symbols, membership and benchmark; the same data imported
-        twice, in any order of rows, has the same hash
-    fingerprint: of the source it was imported from
+    content_hash: identifies bars, symbols, membership, benchmark and what kind of bars they are;
+        the same data imported twice, in any order of rows, has the same hash
+    fingerprint: of the source it was imported from and of the code that imported it
     """
 
     name: str
@@ -83,7 +85,7 @@ class Manifest:
                 for p in tree.pop("partitions")
             )
             return Manifest(info=SourceInfo(**info), partitions=partitions, **tree)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{path}: damaged ({error}). Import the dataset anew.") from None
 
 
@@ -106,3 +108,24 @@ def digest_frame(frame: pl.DataFrame) -> str:
 def digest_of(parts: dict[str, object]) -> str:
     """Hash a small mapping of named values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def digest_code(*patterns: str) -> str:
+    """Hash the source files of this package that match the patterns, names included."""
+    root = Path(__file__).parents[1]
+    files = sorted({path for pattern in patterns for path in root.glob(pattern)})
+    return digest_of({path.relative_to(root).as_posix(): sha256_file(path) for path in files})
+
+
+def import_fingerprint(source: str, extras: str) -> str:
+    """What an import depends on: the fingerprints of source and extra tables, and our own code.
+
+    A dataset that older code made from the same files is imported anew by `ensure_dataset`.
+    """
+    return digest_of({"source": source, "extras": extras, "code": _import_code()})
+
+
+@cache
+def _import_code() -> str:
+    steps = ("bars", "importing", "joining", "validate")
+    return digest_code("data/sources/*.py", *(f"data/{step}.py" for step in steps))

@@ -7,26 +7,39 @@ Layout, below the store's root:
     <dataset>/v-<hash>/symbols.parquet      first and last bar, anchor, listing facts
     <dataset>/v-<hash>/membership.parquet, benchmark.parquet     where there are such
 
-A version directory never changes once it has its name. An import writes a new one beside it and
-then replaces CURRENT.json, so an import that dies leaves the store as it was. Partitions that an
-update does not touch are hard links to the version before.
+A version directory never changes once it has its name. An import writes a new one beside it, waits
+until it is on disk, and then replaces CURRENT.json, so an import that dies leaves the store as it
+was, and one of the same content mends a damaged version. Partitions that an update does not touch
+are hard links to the version before. Whoever reads several files of one dataset pins it first
+(`Store.pinned`): an import in between then changes nothing under the reader's eyes.
 """
 
 from __future__ import annotations
 
-import os
+import copy
+import logging
 import re
 import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 import polars as pl
 
 from echelon.data.bars import SCHEMA
 from echelon.data.manifest import Manifest, digest_frame, digest_of
 from echelon.errors import StoreError
-from echelon.files import exclusive_lock, staging_directory, write_atomic
+from echelon.files import (
+    exclusive_lock,
+    link_or_copy,
+    staging_directory,
+    sync,
+    sync_tree,
+    write_atomic,
+)
+
+log = logging.getLogger(__name__)
 
 CURRENT = "CURRENT.json"
 _SPAN = {"1d": "1y", "5min": "1mo", "1min": "1d"}
@@ -35,10 +48,25 @@ TABLES = ("symbols", "membership", "benchmark")
 
 
 class Store:
-    """A directory of datasets."""
+    """A directory of datasets.
 
-    def __init__(self, root: Path) -> None:
+    pin: the version of one dataset to show, whatever CURRENT.json says by now; such a store is
+        for reading only
+    """
+
+    def __init__(self, root: Path, pin: Manifest | None = None) -> None:
         self.root = root
+        self.pin = pin
+
+    def pinned(self, name: str) -> Self:
+        """The same store (or view) that keeps showing the dataset's present version.
+
+        The version stays on disk during the next import; the one after that removes it, and
+        reading it is then a `StoreError`.
+        """
+        other = copy.copy(self)
+        other.pin = self.manifest(name)
+        return other
 
     def datasets(self) -> list[str]:
         """Names of the datasets, sorted."""
@@ -59,6 +87,8 @@ class Store:
 
     def manifest(self, name: str) -> Manifest:
         """What is known of the dataset."""
+        if self.pin is not None and self.pin.name == name:
+            return self.pin
         path = self.directory(name) / CURRENT
         try:
             text = path.read_text(encoding="utf-8")
@@ -68,7 +98,23 @@ class Store:
                 f"{self.root}: no dataset {name!r} (there: {have}). "
                 "Import it with `echelon data import`."
             ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _damaged(path, error) from None
         return Manifest.from_json(text, path)
+
+    def find(self, name: str) -> Manifest | None:
+        """The manifest, or None where an import would start from nothing.
+
+        That is also where the manifest cannot be used, being damaged or of another version of
+        Echelon: a new import is what mends it, so it must not stand in the way of one.
+        """
+        if name not in self:
+            return None
+        try:
+            return self.manifest(name)
+        except StoreError as error:
+            log.warning("%s It counts as not there.", error)
+            return None
 
     def read_bars(
         self,
@@ -123,7 +169,7 @@ class Store:
             old = self.manifest(name)
             with staging_directory(home) as staging:
                 shutil.copytree(
-                    home / old.version, staging, dirs_exist_ok=True, copy_function=os.link
+                    home / old.version, staging, dirs_exist_ok=True, copy_function=link_or_copy
                 )
                 (staging / f"{table}.parquet").unlink(missing_ok=True)
                 frame.write_parquet(staging / f"{table}.parquet", compression="zstd")
@@ -132,15 +178,22 @@ class Store:
 
     def publish(self, staging: Path, draft: Manifest, *, tables: dict[str, str]) -> Manifest:
         """Make a finished staging directory the current version. Call with the lock held."""
+        assert self.pin is None, "a pinned store is for reading"
+        info = draft.info
         content = digest_of(
             {
-                "info": [draft.info.freq, draft.info.calendar, draft.info.price_basis],
+                "info": [info.freq, info.calendar, info.timezone, info.price_basis],
+                "fields": sorted(info.fields),
                 "partitions": [[p.key, p.digest] for p in draft.partitions],
                 "tables": tables,
             }
         )
-        version = f"v-{content[:16]}"
         home = self.directory(draft.name)
+        previous = self.find(draft.name)
+        version = f"v-{content[:16]}"
+        if previous is not None and previous.version == version:
+            # The same again: the old files may be damaged, and may be being read.
+            version += "-2"
         done = Manifest(
             name=draft.name,
             version=version,
@@ -151,15 +204,17 @@ class Store:
             fingerprint=draft.fingerprint,
             quarantined=draft.quarantined,
         )
-        previous = self.manifest(draft.name).version if draft.name in self else None
-        if (home / version).exists() and version != previous:
+        if (home / version).exists():
             shutil.rmtree(home / version)  # an older version that nothing points to
-        if version != previous:
-            staging.rename(home / version)
+        sync_tree(staging)
+        staging.rename(home / version)
+        sync(home)
         write_atomic(home / CURRENT, done.to_json())
+        if previous is None:
+            return done  # whatever a damaged manifest pointed to stays until the next import
         # The version before stays for readers that opened it; anything older goes.
         for path in home.glob("v-*"):
-            if path.name not in (version, previous):
+            if path.name not in (version, previous.version):
                 shutil.rmtree(path, ignore_errors=True)
         return done
 
