@@ -13,8 +13,11 @@ import polars as pl
 import pytest
 
 from echelon.data.bars import SCHEMA
+from echelon.data.build import build_panel
+from echelon.data.importing import import_source
 from echelon.data.sources._protocol import Source
 from echelon.data.sources.qlib import QlibSource, read_bin, shortest_decimal
+from echelon.data.store import Store
 from echelon.errors import SourceError
 from echelon.types import Freq
 
@@ -139,13 +142,50 @@ def test_members_keep_their_bars_outside_their_membership() -> None:
         assert frame.equals(whole[symbol])
 
 
-def test_instruments_say_when_symbols_list_and_leave(reference: dict[str, Any]) -> None:
+def test_instruments_say_when_symbols_list_and_guess_no_delisting(
+    reference: dict[str, Any],
+) -> None:
     table = QlibSource(BIN, freq="1d").instruments()
     assert table is not None
     found = {r["symbol"]: (r["listed"], r["delisted"]) for r in table.iter_rows(named=True)}
-    assert found["SZ000002"] == (date(2020, 3, 2), date(2020, 4, 29))
+    assert found["SZ000002"] == (date(2020, 3, 2), None)
     assert found["SH688001"] == (date(2020, 3, 30), None)
     assert found.keys() == reference["instruments"]["all"].keys()
+
+
+def test_market_all_has_no_membership(copy: Path) -> None:
+    assert QlibSource(BIN, freq="1d").membership() is None
+    assert QlibSource(BIN, freq="1d", market="ALL").membership() is None
+
+
+def test_directory_without_all_txt_has_no_listing_facts(copy: Path) -> None:
+    (copy / "instruments" / "all.txt").unlink()
+    source = QlibSource(copy, freq="1d", market="csi3")
+    assert source.instruments() is None
+    assert source.membership() is not None
+
+
+def test_symbol_suspended_at_the_end_of_the_dump_is_not_delisted(
+    copy: Path, tmp_path: Path
+) -> None:
+    lines = (copy / "instruments" / "all.txt").read_text(encoding="utf-8").splitlines()
+    cut = ["\t".join([*line.split("\t")[:2], "2020-04-20"]) for line in lines]
+    (copy / "instruments" / "all.txt").write_text("\n".join(cut) + "\n", encoding="utf-8")
+    store = Store(tmp_path / "store")
+    import_source(QlibSource(copy, freq="1d"), store, "q")
+    assert store.symbols("q")["delisted"].null_count() == store.symbols("q").height
+    assert store.table("q", "membership") is None
+    panel = build_panel(store, "q")
+    assert not panel.delisted.any()
+    assert panel.member[-1].all()
+
+
+def test_given_time_zone_is_that_of_the_calendar_file() -> None:
+    source = QlibSource(BIN, freq="1d", calendar="data", timezone="Asia/Shanghai")
+    assert source.info().timezone == "Asia/Shanghai"
+    assert QlibSource(BIN, freq="1d", calendar="data").info().timezone == "UTC"
+    other = QlibSource(BIN, freq="1d", calendar="data").info().fingerprint
+    assert source.info().fingerprint != other
 
 
 def test_suspended_days_give_no_row_and_late_listing_starts_late() -> None:
@@ -309,12 +349,20 @@ def test_day_without_a_factor_is_named_and_left_out(copy: Path) -> None:
 def test_fingerprint_follows_content(copy: Path) -> None:
     before = QlibSource(copy, freq="1d").info().fingerprint
     assert before == QlibSource(BIN, freq="1d").info().fingerprint
-    assert before != QlibSource(BIN, freq="1d", market="csi3").info().fingerprint
+    market = QlibSource(BIN, freq="1d", market="csi3").info().fingerprint
+    assert before != market
     path = copy / "features" / "sh600000" / "close.day.bin"
     values = np.fromfile(path, dtype="<f4")
     values[5] += 1
     values.tofile(path)
     assert QlibSource(copy, freq="1d").info().fingerprint != before
+
+
+def test_fingerprint_of_a_market_follows_the_listing_facts_too(copy: Path) -> None:
+    before = QlibSource(copy, freq="1d", market="csi3").info().fingerprint
+    whole = copy / "instruments" / "all.txt"
+    whole.write_text(whole.read_text(encoding="utf-8").replace("2020-03-02", "2020-03-03"))
+    assert QlibSource(copy, freq="1d", market="csi3").info().fingerprint != before
 
 
 def test_shorter_field_is_aligned_by_its_own_start(copy: Path) -> None:

@@ -133,7 +133,8 @@ class DataConfig(Section):
     exogenous: tuple[ExogenousConfig, ...] = ()
     """Macro or sentiment series, joined as of what was known."""
     qlib_market: str = "all"
-    """Which instruments file of a Qlib directory is the universe (all, csi300 …)."""
+    """Which instruments file of a Qlib directory: all, or csi300 …, whose intervals are the
+    membership."""
     ticks: TicksConfig = TicksConfig()
     """How tick files are read."""
     synthetic: SyntheticConfig = SyntheticConfig()

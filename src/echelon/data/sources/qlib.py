@@ -11,6 +11,11 @@ Qlib's prices are adjusted: price = traded price × factor, volume = traded volu
 every symbol has a factor we deliver traded prices with the factor beside them, otherwise the
 adjusted prices as they are. NaN closes are suspensions and give no row.
 
+The last day of a line of `all.txt` is that of the last bar in the dump. That says nothing of a
+delisting: whoever is suspended when the dump is made looks the same, and on that day nobody could
+have known. So `delisted` stays open (silence decides, `data.delist_after`), and only a named
+market (csi300 …) has membership.
+
 Qlib names a minute by its start (09:30 to 14:59 for A-shares), Echelon by its end: 1-minute
 times are moved by one minute unless the calendar holds the session's close, which no bar starts
 at. Taken as they are, a bar would seem known a minute before it was.
@@ -44,7 +49,8 @@ _A_SHARE = re.compile(r"(?:SH|SZ|BJ)\d{6}|\d{6}\.(?:SH|SZ|BJ)", re.IGNORECASE)
 # Price and factor are each off by up to 2^-24 of their size, so their quotient by twice that.
 _NOISE = 2.1 * 2.0**-24
 _REDUMP = "Dump the symbol again, or take it out of the instruments file"
-_VERSION = "1"
+_ALL = "all"
+_VERSION = "2"
 
 
 class Bin(NamedTuple):
@@ -65,8 +71,9 @@ class Interval(NamedTuple):
 class QlibSource(SourceDefaults):
     """Bars of a Qlib data directory.
 
-    market: which instruments file: all, csi300 …; its intervals are the index membership
+    market: which instruments file: all, csi300 …; the intervals of the latter are its membership
     calendar: auto takes XSHG where symbols are A-shares (SH600000), otherwise "data"
+    timezone: of the times in the calendar; null: the exchange's
     benchmark: symbol of the index; it is left out of the bars
     """
 
@@ -76,7 +83,8 @@ class QlibSource(SourceDefaults):
         *,
         freq: Freq,
         calendar: str = "auto",
-        market: str = "all",
+        timezone: str | None = None,
+        market: str = _ALL,
         benchmark: str | None = None,
     ) -> None:
         if freq not in _FREQS:
@@ -93,6 +101,7 @@ class QlibSource(SourceDefaults):
         self._freq: Freq = freq
         self._suffix = _FREQS[freq]
         self._wanted_calendar = calendar
+        self._wanted_timezone = timezone
         self._market = market
         self._benchmark = benchmark
         self._problems: list[Problem] = []
@@ -110,7 +119,7 @@ class QlibSource(SourceDefaults):
             name="qlib",
             freq=self._freq,
             calendar=self._calendar,
-            timezone=calendars.timezone_of(self._calendar),
+            timezone=self._timezone,
             price_basis="raw" if self._has_factor else "adjusted",
             fields=frozenset(fields | ({"factor"} if self._has_factor else set())),
             fingerprint=self._fingerprint(),
@@ -135,29 +144,30 @@ class QlibSource(SourceDefaults):
         return list(self._problems)
 
     def instruments(self) -> pl.DataFrame | None:
-        """First and last day of each symbol by instruments/all.txt (or the market's own file).
+        """First day of each symbol by instruments/all.txt; nothing where there is no such file.
 
-        A symbol whose last day is before the calendar's last no longer trades from the day after.
+        `delisted` is null: the file does not know it (see the top of this module).
         """
-        whole = self._path / "instruments" / "all.txt"
-        rows = _read_instruments(whole) if whole.exists() else self._intervals
-        wanted = set(self._symbols)
+        if not self._whole.exists():
+            return None
+        rows = _read_instruments(self._whole)
         table = pl.DataFrame(rows, schema=["symbol", "listed", "last"], orient="row")
-        table = (
-            table.filter(pl.col("symbol").is_in(wanted))
+        return (
+            table.filter(pl.col("symbol").is_in(set(self._symbols)))
             .group_by("symbol")
-            .agg(pl.col("listed").min(), pl.col("last").max())
+            .agg(pl.col("listed").min())
+            .with_columns(
+                delisted=pl.lit(None, dtype=pl.Date),
+                reason=pl.lit(None, dtype=pl.String),
+                name=pl.lit(None, dtype=pl.String),
+            )
+            .sort("symbol")
         )
-        return table.select(
-            "symbol",
-            "listed",
-            delisted=_day_after("last", self._last_day),
-            reason=pl.lit(None, dtype=pl.String),
-            name=pl.lit(None, dtype=pl.String),
-        ).sort("symbol")
 
     def membership(self) -> pl.DataFrame | None:
-        """The intervals of the market; open-ended where they reach the calendar's last day."""
+        """The intervals of a named market; open-ended where they reach the calendar's last day."""
+        if self._market.lower() == _ALL:
+            return None
         table = pl.DataFrame(self._intervals, schema=["symbol", "start", "last"], orient="row")
         return (
             table.filter(pl.col("symbol") != (self._benchmark or ""))
@@ -194,6 +204,10 @@ class QlibSource(SourceDefaults):
         return _read_calendar(self._path / "calendars" / f"{self._suffix}.txt")
 
     @property
+    def _whole(self) -> Path:
+        return self._path / "instruments" / f"{_ALL}.txt"
+
+    @property
     def _last_day(self) -> date:
         last: datetime = self._stamps[-1].astype(datetime)
         return last.date()
@@ -217,6 +231,10 @@ class QlibSource(SourceDefaults):
         n_a_shares = sum(bool(_A_SHARE.fullmatch(s)) for s in self._symbols)
         return "XSHG" if 2 * n_a_shares > len(self._symbols) else calendars.FROM_DATA
 
+    @property
+    def _timezone(self) -> str:
+        return self._wanted_timezone or calendars.timezone_of(self._calendar)
+
     @cached_property
     def _has_factor(self) -> bool:
         """Whether every symbol that has closes has a factor."""
@@ -231,8 +249,7 @@ class QlibSource(SourceDefaults):
         if self._calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
             return True
         first, last = (s.astype(datetime).date() for s in self._stamps[[0, -1]])
-        zone = calendars.timezone_of(self._calendar)
-        closes = calendars.hours(self._calendar, first, last, zone)["close"].to_numpy()
+        closes = calendars.hours(self._calendar, first, last, self._timezone)["close"].to_numpy()
         return not np.isin(closes.astype("datetime64[us]"), self._stamps).any()
 
     def _bin_path(self, symbol: str, field: str) -> Path:
@@ -313,10 +330,11 @@ class QlibSource(SourceDefaults):
     def _fingerprint(self) -> str:
         """Hash of the calendar, the instruments and every feature file that is read."""
         digest = hashlib.sha256(f"qlib-{_VERSION} {self._freq} {self._market}".encode())
-        digest.update(f" {self._calendar} {self._benchmark}".encode())
+        digest.update(f" {self._calendar} {self._timezone} {self._benchmark}".encode())
+        market = self._path / "instruments" / f"{self._market.lower()}.txt"
         files = [
             self._path / "calendars" / f"{self._suffix}.txt",
-            self._path / "instruments" / f"{self._market.lower()}.txt",
+            *sorted({market, self._whole}),
         ]
         for symbol in sorted({*self._symbols, *([self._benchmark] if self._benchmark else [])}):
             folder = self._bin_path(symbol, "close").parent
