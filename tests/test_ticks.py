@@ -294,6 +294,23 @@ def test_daily_bars_of_snapshots_carry_the_reference_price(tmp_path: Path) -> No
     assert "pre_close" in source.info().fields
 
 
+@pytest.mark.parametrize("freq", ["1min", "5min"])
+def test_every_intraday_bar_carries_the_reference_price_of_its_session(
+    tmp_path: Path, freq: Freq
+) -> None:
+    rows = [(*row[:6], 0 if k == 6 else row[6]) for k, row in enumerate(snapshots())]
+    source = TicksSource(write(tmp_path / "s.csv", SNAPSHOTS, rows), freq=freq)
+    bars = bars_of(source)
+    found = bars.group_by("symbol", pl.col("time").dt.day()).agg(pl.col("pre_close").unique())
+    assert bars["pre_close"].null_count() == 0
+    assert sorted(found.rows()) == [
+        ("000001.SZ", 2, [19.5]),
+        ("600000.SH", 2, [9.9]),
+        ("600000.SH", 3, [10.1]),
+    ]
+    assert "pre_close" in source.info().fields
+
+
 def test_cumulative_volume_that_falls_is_reported_with_its_line(tmp_path: Path) -> None:
     rows = snapshots()
     rows.insert(5, ("600000.SH", 20240102, 93102000, 10.2, 700, 7_000, 9.9))

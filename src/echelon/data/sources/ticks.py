@@ -7,7 +7,8 @@ The file is read once, in blocks, and never held in memory: see `_ticks_read` fo
 - snapshots (行情.csv): last price with the volume since the snapshot before, or with the day's
   cumulative volume, which is differenced. Rows without new volume are quotes, not trades.
 
-Amounts are the file's; where it has none they are price × volume, exact for trades. Files may be
+Amounts are the file's; where it has none they are price × volume, exact for trades. A previous
+close in the file is the session's reference price and comes with each of its bars. Files may be
 sorted by time or by symbol; within a block they may be unsorted.
 """
 
@@ -121,7 +122,7 @@ class TicksSource(SourceDefaults):
                     merger.add(partial_bars(trades.trades(block, layout), offsets[-1]))
                     end = offsets[-1] + int(block["row"][-1]) + 1
             for bars in merger.finish():
-                for number, piece in _by_file(bars, offsets):
+                for number, piece in _by_file(_with_reference(bars), offsets):
                     yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
@@ -150,7 +151,7 @@ class TicksSource(SourceDefaults):
             fields |= {"volume", "amount"}
         if roles & {"amount", "acc_amount"}:
             fields.add("amount")
-        if "pre_close" in roles and self._freq == "1d":
+        if "pre_close" in roles:
             fields.add("pre_close")
         return frozenset(fields)
 
@@ -201,7 +202,7 @@ class TicksSource(SourceDefaults):
             # How a file is read belongs to what it delivers.
             digest.update(f"{layout.names} {layout.clock} {layout.price_scale}".encode())
             digest.update(self._fingerprints[key].encode())
-        digest.update(f"ticks-1 {self._freq} {self._calendar}".encode())
+        digest.update(f"ticks-2 {self._freq} {self._calendar}".encode())
         return digest.hexdigest()
 
 
@@ -274,6 +275,14 @@ class _ParquetSink:
             self._temporary.replace(self._target)
         else:
             self._temporary.unlink(missing_ok=True)
+
+
+def _with_reference(bars: pl.DataFrame) -> pl.DataFrame:
+    """Every bar of a session gets its reference price, which is one and known before the open.
+
+    An export may leave it out, or write 0, in some of the session's rows.
+    """
+    return bars.with_columns(pl.col("pre_close").max().over("symbol", "date"))
 
 
 def _by_file(bars: pl.DataFrame, offsets: list[int]) -> Iterator[tuple[int, pl.DataFrame]]:
