@@ -116,18 +116,21 @@ def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> 
     origin = open_source(tree)
     extras = read_extras(tree, origin.info())
     name = dataset_name(tree, origin, extras)
+    where = Store(tree.data.store)
+    # Explicit --update of a damaged dataset is refused; a vendor is asked for everything again.
+    grows = tree.data.source in VENDORS and where.find(name) is not None
     with progress_bar("reading bars") as bar:
         report = import_source(
             origin,
-            Store(tree.data.store),
+            where,
             name,
             quarantine=quarantine,
-            update=update or tree.data.source in VENDORS,
+            update=update or grows,
             extras=extras,
             progress=bar.count,
         )
     tell_import(report)
-    _print_dataset(Store(tree.data.store), report.manifest)
+    _print_dataset(where, report.manifest)
 
 
 @app.command()

@@ -69,7 +69,7 @@ def ensure_dataset(
 ) -> Manifest:
     """The manifest of the configured dataset; imports it unless the store has just that already.
 
-    What a vendor delivered before is kept and added to; `echelon data import` fetches it anew.
+    What a vendor delivered before is kept and added to; another data.dataset fetches it anew.
     """
     store = Store(config.data.store)
     if config.data.source == "store":
