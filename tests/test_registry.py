@@ -356,6 +356,38 @@ def test_factor_outside_a_file_is_identified_by_its_code() -> None:
     assert declare(1).source_id != declare(2).source_id
 
 
+def test_bars_are_read_only_and_leave_the_arrays_they_were_made_from_alone() -> None:
+    times = np.datetime64("2020-01-01", "us") + np.arange(3) * np.timedelta64(1, "D")
+    close, limit = np.array([1.0, 2.0, 3.0]), np.full(3, np.nan)
+    bars = Bars(times=times, close=close, raw_close=close, limit_up=limit)
+    for array in (bars.times, bars.close, bars.raw_close, bars.limit_up):
+        assert array is not None
+        assert not array.flags.writeable
+    assert all(array.flags.writeable for array in (times, close, limit))
+    assert np.shares_memory(bars.close, close)
+
+
+def test_factor_that_writes_into_its_input_is_refused_by_name_and_line(tmp_path: Path) -> None:
+    text = """
+        from echelon.features import factor
+
+        @factor(lookback=1)
+        def shifted(bars):
+            x = bars.close
+            x -= x.min()
+            return x
+        """
+    path = write(tmp_path, text)
+    config = FeaturesConfig(modules=(str(path),))
+    (feature,) = select(config, ALL_FIELDS).specs
+    assert isinstance(feature, Feature)
+    bars = walk(50, 1)
+    before = bars.close.copy()
+    with pytest.raises(FeatureError, match=r"mine\.py, line 7: ValueError: .*read-only"):
+        run(feature, bars)
+    assert np.array_equal(bars.close, before)
+
+
 def test_factor_sees_only_the_fields_it_declared() -> None:
     @factor(lookback=1, needs=("close",))
     def sly(bars: Bars) -> Floats:

@@ -40,7 +40,8 @@ class Bars:
     Prices are start-anchored total-return prices in units of the symbol's first close, so they
     carry no trace of later splits or dividends and do not change when the whole history is
     multiplied by a constant. Fields the source does not have are None; a feature that `needs`
-    them is left out before it is called.
+    them is left out before it is called. The arrays are read-only: features share them, and one
+    that wrote into its input would change the next one's.
 
     value: traded value in money (price × volume)
     limit_up, limit_down: the day's limits before rounding, in the same unit; NaN: no limit
@@ -71,6 +72,13 @@ class Bars:
             array = getattr(self, name)
             if array is not None:
                 self._check(name, array)
+        for name in self.__slots__:
+            array = getattr(self, name)
+            if array is not None:
+                # A view: the array itself may be the panel's, whose flag is not ours to change.
+                view = array.view()
+                view.setflags(write=False)
+                object.__setattr__(self, name, view)
 
     def _check(self, name: str, array: Floats) -> None:
         assert array.shape == self.times.shape, f"{name} is not [L]"
