@@ -50,3 +50,34 @@ def honest_momentum(bars: Bars) -> Floats:
     out = np.full(len(bars), np.nan)
     out[20:] = bars.close[20:] / bars.close[:-20] - 1
     return out
+
+
+_KEPT: dict[float, tuple[float, float]] = {}
+
+
+@factor(lookback=1, needs=("close",))
+def leak_remembered(bars: Bars) -> Floats:
+    """A z-score whose mean and spread are fitted once, on whatever comes first, and kept."""
+    key = float(bars.close[0])
+    if key not in _KEPT:
+        _KEPT[key] = (float(bars.close.mean()), float(bars.close.std()))
+    mean, std = _KEPT[key]
+    return (bars.close - mean) / (std + 1e-12)
+
+
+@factor(lookback=1, needs=("close",))
+def leak_behind_outlier(bars: Bars) -> Floats:
+    """Tomorrow's direction, behind one early value that dwarfs any spread."""
+    out = np.zeros(len(bars))
+    out[:-1] = np.sign(bars.close[1:] - bars.close[:-1])
+    out[0] = 1e8
+    return out
+
+
+@factor(lookback=2, needs=("close",))
+def leak_in_a_rare_regime(bars: Bars) -> Floats:
+    """Tomorrow's return, but only after a day of more than −2.5 %."""
+    step = np.zeros(len(bars))
+    step[1:] = bars.close[1:] / bars.close[:-1] - 1
+    ahead = np.append(step[1:], 0.0)
+    return np.where(step < -0.025, ahead, step)

@@ -25,7 +25,10 @@ from echelon.features.engine import bars_of
 from echelon.features.scaler import Moments
 
 HERE = Path(__file__).parent
-LEAKS = ("leak_backfill", "leak_centred", "leak_scaling", "leak_level", "leak_end_anchor")
+LEAKS = (
+    *("leak_backfill", "leak_centred", "leak_scaling", "leak_level", "leak_end_anchor"),
+    *("leak_remembered", "leak_behind_outlier", "leak_in_a_rare_regime"),
+)
 
 
 def _config(tmp_path: Path, *more: str) -> Config:
@@ -88,6 +91,50 @@ def test_every_planted_leak_is_named_and_the_honest_factor_is_not(tmp_path: Path
     assert all(leak.detail for leak in report.leaks)
     by_name = {leak.name: leak.test for leak in report.leaks}
     assert by_name["leak_level"] == "rescaled"
+
+
+def test_price_level_is_found_on_a_market_of_one_symbol(tmp_path: Path) -> None:
+    for symbol in ("A", "B", "IBM", "BTC-USD"):
+        config = _config(
+            tmp_path,
+            f"features.modules=[{HERE / 'leaky_factors.py'}]",
+            "features.custom=[leak_level]",
+        )
+        report = _check(config, FrameSource(make_bars((symbol,))))
+        assert report.names == ("leak_level",)
+
+
+def test_dividend_after_the_end_changes_no_feature_of_adjusted_prices(tmp_path: Path) -> None:
+    bars = make_bars().drop("factor")
+    config = _config(tmp_path, "features.ohlcv=true", "features.stationary.enabled=true")
+    report = _check(config, FrameSource(bars, price_basis="adjusted"))
+    assert "volume" in report.features
+    assert report.leaks == ()
+
+
+def test_future_volume_in_the_panel_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import echelon.features.leakage as module
+
+    honest = module.build_panel
+
+    def clairvoyant(store: Store, name: str, request: PanelRequest):  # type: ignore[no-untyped-def] # noqa: ANN202
+        panel = honest(store, name, request)
+        assert panel.volume is not None
+        return replace(panel, volume=panel.volume[::-1].cumsum(axis=0)[::-1])
+
+    monkeypatch.setattr(module, "build_panel", clairvoyant)
+    report = _check(_config(tmp_path, "features.indicators.rsi=[14]"), _with_membership())
+    assert "volume" in report.names
+
+
+def test_no_false_alarm_where_factor_or_benchmark_begin_late(tmp_path: Path) -> None:
+    bars = make_bars(late={"BBB": 200}).with_columns(factor=pl.lit(1.0))
+    index = bars.filter(pl.col("symbol") == "AAA", pl.col("time") > datetime(2016, 10, 3))
+    hole = pl.col("time").is_between(datetime(2016, 1, 28), datetime(2016, 2, 2))
+    source = FrameSource(bars.filter(~hole), benchmark=index.select("time", "close"))
+    assert _check(_config(tmp_path, "features.indicators.rsi=[14]"), source).leaks == ()
 
 
 def test_rank_over_a_leaky_factor_does_not_hide_it(tmp_path: Path) -> None:
@@ -231,7 +278,7 @@ def test_views_change_the_future_and_nothing_else(tmp_path: Path) -> None:
         assert np.array_equal(true.close[:rows, columns], other.close[:rows], equal_nan=True)
         assert np.array_equal(true.member[:rows, columns], other.member[:rows])
         assert not np.array_equal(true.close, other.close, equal_nan=True)
-    scaled = build_panel(RescaledView(tmp_path), "m")
+    scaled = build_panel(RescaledView(store), "m")
     assert not np.allclose(np.nan_to_num(scaled.close), np.nan_to_num(true.close))
     ratio = scaled.close / true.close
     assert np.nanmax(ratio, axis=0) == pytest.approx(np.nanmin(ratio, axis=0))

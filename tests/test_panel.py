@@ -68,6 +68,43 @@ def test_symbol_that_leaves_keeps_its_history_and_last_price(tmp_path: Path) -> 
     assert np.isfinite(panel.valuation_close()[-1, 2])
 
 
+def test_delisting_date_of_the_future_is_not_known_before_it(tmp_path: Path) -> None:
+    bars = make_bars(gone={"CCC": 200})
+    facts = pl.DataFrame({"symbol": ["CCC"], "delisted": [date(2016, 12, 20)]})
+    request = PanelRequest(delist_after=30)
+    with_date = _panel(tmp_path / "a", FrameSource(bars, instruments=facts), request)
+    without = _panel(tmp_path / "b", FrameSource(bars), request)
+    assert np.array_equal(with_date.delisted, without.delisted)
+
+
+def test_symbol_that_trades_again_after_its_delisting_is_back(tmp_path: Path) -> None:
+    bars = make_bars(gaps=0.2)
+    facts = pl.DataFrame({"symbol": ["AAA"], "delisted": [date(2016, 3, 1)]})
+    panel = _panel(tmp_path, FrameSource(bars, instruments=facts))
+    changes = np.abs(np.diff(panel.delisted[:, 0].astype(int))).sum()
+    assert changes <= 2
+
+
+def test_missing_amount_is_close_times_volume_whatever_comes_later(tmp_path: Path) -> None:
+    bars = make_bars().with_columns(
+        amount=pl.when(pl.col("time") > datetime(2016, 9, 1)).then(pl.lit(7.0))
+    )
+    panel = _panel(tmp_path, FrameSource(bars))
+    assert panel.amount is not None
+    assert panel.volume is not None
+    assert panel.amount[:100] == pytest.approx(panel.close[:100] * panel.volume[:100])
+    assert (panel.amount[-10:] == 7.0).all()
+
+
+def test_tradable_does_not_depend_on_which_other_symbols_are_loaded(tmp_path: Path) -> None:
+    bars = make_bars().with_columns(
+        volume=pl.when(pl.col("symbol") != "AAA").then(pl.col("volume"))
+    )
+    whole = _panel(tmp_path, FrameSource(bars))
+    alone = build_panel(Store(tmp_path), "m", PanelRequest(symbols=("AAA",)))
+    assert np.array_equal(alone.tradable[:, 0], whole.tradable[:, 0])
+
+
 def test_undated_delisting_is_known_only_after_a_long_silence(tmp_path: Path) -> None:
     bars = make_bars(gone={"CCC": 200})
     panel = _panel(tmp_path, FrameSource(bars), PanelRequest(delist_after=50))

@@ -169,6 +169,77 @@ def test_pre_close_chain_makes_the_factor_of_a_shares(tmp_path: Path) -> None:
     assert _all_bars(store)["factor"].to_list() == [1.0, 1.0, 2.0, 2.0]
 
 
+def test_intraday_pre_close_steps_once_a_session(tmp_path: Path) -> None:
+    stamps = [datetime(2015, 1, d, 9, m) for d in (5, 6, 7) for m in (35, 40)]
+    bars = pl.DataFrame(
+        {
+            "time": stamps,
+            "symbol": ["600000.SH"] * 6,
+            "close": [10.0, 10.4, 10.6, 10.5, 5.3, 5.4],
+            "pre_close": [9.9, 9.9, 10.4, 10.4, 5.25, 5.25],  # ten for ten on the 7th
+        }
+    )
+    kind = {"calendar": "XSHG", "timezone": "Asia/Shanghai", "price_basis": "raw"}
+    store = Store(tmp_path)
+    import_source(FrameSource(bars, freq="5min", **kind), store, "m")
+    assert _all_bars(store)["factor"].to_list() == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+def test_step_of_pre_close_across_a_long_gap_is_warned_of(tmp_path: Path) -> None:
+    bars = pl.DataFrame(
+        {
+            "time": [datetime(2015, 1, 5), datetime(2015, 3, 5), datetime(2015, 3, 6)],
+            "symbol": ["600000.SH"] * 3,
+            "close": [10.0, 12.0, 12.1],
+            "pre_close": [9.9, 11.8, 12.0],
+        }
+    )
+    kind = {"calendar": "XSHG", "timezone": "Asia/Shanghai", "price_basis": "raw"}
+    report = import_source(FrameSource(bars, **kind), Store(tmp_path), "m")
+    assert [p.severity for p in report.problems] == ["warning"]
+    assert "corporate action of 0.8475" in report.problems[0].message
+    assert report.problems[0].row == 1
+
+
+def test_update_keeps_listing_facts_it_does_not_bring(tmp_path: Path) -> None:
+    bars = make_bars()
+    facts = pl.DataFrame(
+        {"symbol": ["AAA", "BBB"], "listed": [date(2010, 1, 4)] * 2, "name": ["a", "b"]}
+    )
+    store = Store(tmp_path)
+    import_source(FrameSource(bars, instruments=facts), store, "m")
+    tail = bars.filter(pl.col("time") >= datetime(2016, 12, 1))
+    newer = pl.DataFrame({"symbol": ["BBB"], "delisted": [date(2017, 1, 3)]})
+    import_source(FrameSource(tail, instruments=newer), store, "m", update=True)
+    table = store.symbols("m")
+    assert table["listed"].to_list() == [date(2010, 1, 4), date(2010, 1, 4), None]
+    assert table["delisted"].to_list() == [None, date(2017, 1, 3), None]
+    twice = pl.concat([facts, facts])
+    with pytest.raises(DataError, match="AAA, BBB more than once"):
+        import_source(FrameSource(bars, instruments=twice), store, "m")
+
+
+def test_dividend_restated_by_the_vendor_leaves_volume_alone(tmp_path: Path) -> None:
+    bars = make_bars().drop("factor")
+    store = Store(tmp_path)
+    import_source(FrameSource(bars, price_basis="adjusted"), store, "m")
+    before = _all_bars(store).filter(pl.col("time") >= datetime(2016, 12, 1))
+    tail = bars.filter(pl.col("time") >= datetime(2016, 12, 1)).with_columns(
+        pl.col("open", "high", "low", "close") * 0.9
+    )
+    import_source(FrameSource(tail, price_basis="adjusted"), store, "m", update=True)
+    after = _all_bars(store).filter(pl.col("time") >= datetime(2016, 12, 1))
+    for column in ("close", "volume"):
+        assert ((after[column] - before[column]) / before[column]).abs().max() < 1e-9
+
+
+def test_field_without_a_single_value_is_not_a_field_of_the_dataset(tmp_path: Path) -> None:
+    bars = make_bars().with_columns(volume=pl.lit(None, dtype=pl.Float64))
+    manifest = import_source(FrameSource(bars), Store(tmp_path), "m").manifest
+    assert "volume" not in manifest.info.fields
+    assert "open" in manifest.info.fields
+
+
 def test_membership_can_be_replaced_without_touching_bars(tmp_path: Path) -> None:
     store = Store(tmp_path)
     old = import_source(FrameSource(make_bars()), store, "m").manifest

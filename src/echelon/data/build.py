@@ -115,7 +115,6 @@ def _scatter(
 ) -> tuple[dict[str, Floats], Bools]:
     """Bars as [T,N] grids, NaN where there is no bar; fields nobody has are left out."""
     shape = (len(times), len(symbols))
-    grids: dict[str, Floats] = {}
     st = np.zeros(shape, dtype=np.bool_)
     columns = {symbol: n for n, symbol in enumerate(symbols)}
     lookup = pl.DataFrame(
@@ -123,18 +122,17 @@ def _scatter(
         schema={"symbol": pl.String, "n": pl.Int64},
     )
     first, last = times[0].item(), times[-1].item()
+    # What a dataset has is a fact of the whole dataset, not of the rows that happen to be loaded.
+    have = [name for name in _FIELDS if name in manifest.info.fields or name in ("close", "factor")]
+    grids = {name: np.full(shape, np.nan) for name in have}
     for key in keys:
         frame = store.read_bars(manifest.name, key, symbols=asked or None)
         frame = frame.filter(pl.col("time").is_between(first, last)).join(lookup, on="symbol")
         t = np.searchsorted(times, frame["time"].to_numpy().astype("datetime64[us]"))
         cell = t * len(symbols) + frame["n"].to_numpy()
-        for name in _FIELDS:
-            column = frame[name]
-            if column.null_count() == len(column):
-                continue
-            if name not in grids:
-                grids[name] = np.full(shape, np.nan)
-            grids[name].ravel()[cell] = column.cast(pl.Float64).fill_null(np.nan).to_numpy()
+        for name in have:
+            column = frame[name].cast(pl.Float64)
+            grids[name].ravel()[cell] = column.fill_null(np.nan).to_numpy()
         if frame["st"].any():
             st.ravel()[cell] = frame["st"].fill_null(False).to_numpy()
     return grids, st
@@ -191,7 +189,7 @@ def _derive(
         high=grids.get("high"),
         low=grids.get("low"),
         volume=None if volume is None else np.nan_to_num(volume),
-        amount=np.nan_to_num(grids["amount"]) if "amount" in grids else None,
+        amount=_amount(close, volume, grids.get("amount")),
         factor=factor,
         pre_close=pre_close,
         band=band,
@@ -201,20 +199,30 @@ def _derive(
     )
 
 
+def _amount(close: Floats, volume: Floats | None, amount: Floats | None) -> Floats | None:
+    """[T,N] traded value; close × volume stands in where the source has none. None: everywhere."""
+    if amount is None:
+        return None
+    stand_in = np.zeros_like(close) if volume is None else close * np.nan_to_num(volume)
+    return np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
+
+
 def _delisted(
     times: Times, facts: pl.DataFrame, has_bar: Bools, listed: Bools, delist_after: int
 ) -> Bools:
-    """Gone, as known on each day: by the listing facts, else after a long silence.
+    """Gone, as known on each day: by the listing facts, or after a long silence.
 
     A silence, counted in sessions, is recognised only once it has lasted; that a symbol will
-    never come back is not known on its last day.
+    never come back is not known on its last day, and a delisting date is not known before it.
+    A symbol that trades again is back.
     """
     session = _sessions(times)[:, None]
     last_bar = np.maximum.accumulate(np.where(has_bar, session, -1), axis=0)
     silent = listed & (session - last_bar >= delist_after) & (last_bar >= 0)
     known = facts["delisted"].to_numpy().astype("datetime64[us]")
     dated = times[:, None] >= known[None, :]  # NaT compares false
-    return np.asarray(np.where(np.isnat(known)[None, :], silent, dated & ~has_bar))
+    back = np.maximum.accumulate(dated & has_bar, axis=0)
+    return np.asarray(silent | (dated & ~back))
 
 
 def _sessions(times: Times) -> np.ndarray:
@@ -278,6 +286,8 @@ def _benchmark(times: Times, series: pl.DataFrame | None, freq: Freq) -> Floats 
     """
     if series is None:
         return None
+    if series.is_empty():
+        return np.full(len(times), np.nan)
     known = series["time"].to_numpy().astype("datetime64[us]")
     if freq != "1d" and (known == known.astype("datetime64[D]")).all():
         known = known + np.timedelta64(1, "D")

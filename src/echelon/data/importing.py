@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import polars as pl
 
-from echelon.data.bars import SCHEMA, SourceInfo
+from echelon.data.bars import OPTIONAL, SourceInfo
+from echelon.data.joining import Joiner, refuse_other_kind
 from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
 from echelon.data.sources._protocol import Source
 from echelon.data.store import STORED, Store, partition_begin, partition_key
@@ -79,7 +81,7 @@ def import_source(
         with staging_directory(home) as staging:
             base = store.manifest(name) if update and name in store else None
             if base is not None:
-                _refuse_other_kind(source.info(), base)
+                refuse_other_kind(source.info(), base)
             run = _Import(source.info(), staging, base, store)
             run.read(source, quarantine=quarantine, progress=progress)
             partitions = run.merge(quarantine=quarantine)
@@ -88,7 +90,7 @@ def import_source(
             draft = Manifest(
                 name=name,
                 version="",
-                info=run.info,
+                info=run.final_info(),
                 partitions=partitions,
                 tables={},
                 content_hash="",
@@ -113,6 +115,7 @@ class _Import:
     _bad: list[pl.DataFrame] = field(default_factory=list)
     _spills: int = 0
     _stats: list[pl.DataFrame] = field(default_factory=list)
+    _filled: set[str] = field(default_factory=set)
 
     @property
     def _spill_dir(self) -> Path:
@@ -177,6 +180,13 @@ class _Import:
                 "aside with --quarantine:",
             )
 
+    def final_info(self) -> SourceInfo:
+        """What the source said of itself, less the fields in which it has no value at all."""
+        fields = self.info.fields & (self._filled | {"close"})
+        if self.base is not None:
+            fields |= self.base.info.fields
+        return replace(self.info, fields=fields)
+
     def _spill(self, frames: list[pl.DataFrame]) -> None:
         """Write rows out by partition and remember each symbol's first bar."""
         if not frames:
@@ -196,7 +206,7 @@ class _Import:
         bars_dir = self.staging / "bars"
         bars_dir.mkdir()
         anchors = _first_bars(pl.concat(self._stats))
-        joiner = _Joiner.of(self.base, self.store, anchors)
+        joiner = Joiner.of(self.info, self.base, self.store, anchors)
         new = {p.name for p in self._spill_dir.iterdir()}
         old = {p.key: p for p in self.base.partitions} if self.base else {}
         partitions = []
@@ -213,11 +223,13 @@ class _Import:
             assert isinstance(first, datetime)
             assert isinstance(last, datetime)
             partitions.append(Partition(key, frame.height, first, last, digest_frame(frame)))
+            self._filled |= {c for c in OPTIONAL if frame[c].count()}
+        self.problems.extend(joiner.warnings)
         shutil.rmtree(self._spill_dir)
         return tuple(partitions)
 
     def _merge_partition(
-        self, key: str, stored: pl.DataFrame | None, joiner: _Joiner, quarantine: bool
+        self, key: str, stored: pl.DataFrame | None, joiner: Joiner, quarantine: bool
     ) -> pl.DataFrame:
         pieces = sorted((self._spill_dir / key).iterdir(), key=lambda p: int(p.stem))
         frame = pl.concat([pl.read_parquet(p) for p in pieces]).sort(
@@ -281,6 +293,7 @@ class _Import:
             benchmark = (
                 benchmark if benchmark is not None else keep.table(self.base.name, "benchmark")
             )
+            facts = _with_stored_facts(facts, keep.symbols(self.base.name))
         tables = {"symbols": symbols_table(self.staging / "bars", facts)}
         if membership is not None:
             tables["membership"] = membership
@@ -299,129 +312,35 @@ class _Import:
         return path
 
 
-def _refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
-    """An update must be of the same kind of bars as the dataset it joins."""
-    for field_name in ("freq", "calendar", "price_basis"):
-        new, old = getattr(info, field_name), getattr(base.info, field_name)
-        if new != old:
-            raise DataError(
-                f"dataset {base.name!r} has {field_name} {old!r}, the update has {new!r}. "
-                f"Use data.{field_name}={old}, or import it anew, without --update."
-            )
-
-
 def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
-    """Time, close and factor of each symbol's first row in time."""
+    """Time, close, volume and factor of each symbol's first row in time."""
     first = pl.col("time").arg_min()
-    return frame.group_by("symbol").agg(pl.col("time", "close", "factor").get(first)).sort("symbol")
-
-
-@dataclass
-class _Joiner:
-    """Anchors factors at each symbol's first bar and joins an update to what is stored.
-
-    A partition is joined after all earlier ones, so the last known state of each symbol
-    (`last`: symbol, last_close, last_factor) is carried along.
-    """
-
-    scale: pl.DataFrame
-    last: pl.DataFrame
-
-    @staticmethod
-    def of(base: Manifest | None, store: Store, firsts: pl.DataFrame) -> _Joiner:
-        """From a symbol's first imported factor, or from its overlap with the stored bars."""
-        scale = firsts.select("symbol", price=pl.lit(1.0), factor=1.0 / pl.col("factor"))
-        last = pl.DataFrame(
-            schema={"symbol": pl.String, "last_close": pl.Float64, "last_factor": pl.Float64}
-        )
-        if base is None:
-            return _Joiner(scale, last)
-        stored = _stored_at(store, base, firsts)
-        both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
-        _refuse_without_overlap(both, store.symbols(base.name), base)
-        _refuse_restated(both, base)
-        scale = both.select(
-            "symbol",
-            # A vendor that restates history after a split changes units: stay in the old ones.
-            price=(pl.col("close_stored") / pl.col("close")).fill_null(1.0),
-            factor=pl.col("factor_stored").fill_null(1.0) / pl.col("factor"),
-        )
-        # The update's first row is the stored one again: no ex-right step leads up to it.
-        last = stored.select(
-            "symbol", last_close=pl.lit(None, dtype=pl.Float64), last_factor="factor"
-        )
-        return _Joiner(scale, last)
-
-    def join(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Rescale one partition, sorted by symbol and time."""
-        frame = frame.join(self.scale, on="symbol", how="left", suffix="_scale").with_columns(
-            *[pl.col(c) * pl.col("price") for c in ("open", "high", "low", "close", "pre_close")],
-            volume=pl.col("volume") / pl.col("price"),
-            factor=pl.col("factor") * pl.col("factor_scale"),
-        )
-        frame = frame.join(self.last, on="symbol", how="left")
-        if frame["factor"].null_count() == frame.height and frame["pre_close"].count():
-            frame = _factor_from_pre_close(frame)
-        frame = frame.with_columns(
-            factor=pl.col("factor").forward_fill().over("symbol").fill_null(pl.col("last_factor"))
-        ).with_columns(factor=pl.col("factor").fill_null(1.0))
-        latest = frame.group_by("symbol").agg(
-            last_close=pl.col("close").last(), last_factor=pl.col("factor").last()
-        )
-        self.last = pl.concat([self.last.join(latest, on="symbol", how="anti"), latest])
-        return frame
-
-
-def _factor_from_pre_close(frame: pl.DataFrame) -> pl.DataFrame:
-    """Chain ex-right days: the factor grows by close[t−1] / pre_close[t] (A-shares)."""
-    before = pl.col("close").shift(1).over("symbol").fill_null(pl.col("last_close"))
-    step = (before / pl.col("pre_close")).fill_null(1.0)
-    # Half a cent of rounding is not a corporate action.
-    step = pl.when((before - pl.col("pre_close")).abs() < 0.005).then(1.0).otherwise(step)
-    return frame.with_columns(
-        factor=step.fill_null(1.0).cum_prod().over("symbol") * pl.col("last_factor").fill_null(1.0)
+    return (
+        frame.group_by("symbol")
+        .agg(pl.col("time", "close", "volume", "factor").get(first))
+        .sort("symbol")
     )
 
 
-def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFrame:
-    """The stored close and factor at the times where an update begins."""
-    wanted = firsts.select("symbol", "time")
-    columns = ["symbol", "time", "close", "factor"]
-    first = firsts["time"].min()
-    assert isinstance(first, datetime)
-    found = [
-        store.read_bars(base.name, key, columns=columns).join(wanted, on=["symbol", "time"])
-        for key in store.partitions(base.name, first)
-    ]
-    empty = pl.DataFrame(schema={c: SCHEMA[c] for c in columns})
-    return pl.concat([empty, *found]).select("symbol", "close", "factor")
+_FACTS: Mapping[str, pl.DataType] = MappingProxyType(
+    {"listed": pl.Date(), "delisted": pl.Date(), "reason": pl.String(), "name": pl.String()}
+)
 
 
-def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manifest) -> None:
-    """A symbol's update must begin with a bar that is stored: factors are joined there."""
-    apart = both.filter(
-        pl.col("close_stored").is_null() & pl.col("symbol").is_in(known["symbol"].implode())
+def _with_stored_facts(facts: pl.DataFrame | None, stored: pl.DataFrame) -> pl.DataFrame:
+    """New facts where there are any, else those an earlier import brought."""
+    known = stored.select("symbol", *_FACTS)
+    if facts is None:
+        return known
+    new = facts.select("symbol", *(c for c in _FACTS if c in facts.columns))
+    both = known.join(new, on="symbol", how="full", coalesce=True, suffix="_new")
+    return both.select(
+        "symbol",
+        *(
+            pl.coalesce(f"{c}_new", c).alias(c) if f"{c}_new" in both.columns else pl.col(c)
+            for c in _FACTS
+        ),
     )
-    if apart.height:
-        names = ", ".join(apart["symbol"].head(5)) + (" …" if apart.height > 5 else "")
-        raise DataError(
-            f"dataset {base.name!r}: the update of {names} does not begin with a bar that is "
-            "stored, so its adjustment cannot be joined. Include the last stored bar of every "
-            "symbol, or import it anew, without --update."
-        )
-
-
-def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:
-    """Raw prices cannot change after the fact; adjusted ones are restated by the vendor."""
-    if base.info.price_basis != "raw":
-        return
-    changed = both.filter((pl.col("close") / pl.col("close_stored") - 1).abs() > 1e-6)
-    if changed.height:
-        names = ", ".join(changed["symbol"].head(5))
-        raise DataError(
-            f"dataset {base.name!r}: the source now gives other raw closes than it did for "
-            f"{names}. Import it anew, without --update."
-        )
 
 
 def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
@@ -449,14 +368,14 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
         )
         .sort("symbol")
     )
-    columns: Mapping[str, pl.DataType] = {
-        "listed": pl.Date(),
-        "delisted": pl.Date(),
-        "reason": pl.String(),
-        "name": pl.String(),
-    }
+    columns = _FACTS
     if facts is None:
         return table.with_columns(pl.lit(None, dtype=t).alias(c) for c, t in columns.items())
+    twice = facts.filter(pl.col("symbol").is_duplicated())["symbol"].unique().sort()
+    if len(twice):
+        raise DataError(
+            f"instruments: {', '.join(twice.head(5))} more than once. Keep one row a symbol."
+        )
     have = [c for c in columns if c in facts.columns]
     table = table.join(facts.select("symbol", *have), on="symbol", how="left")
     return table.with_columns(

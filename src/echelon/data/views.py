@@ -23,6 +23,9 @@ _PRICES = ("open", "high", "low", "close", "pre_close")
 class _View(Store):
     """A store that shows a dataset other than it is: subclasses say how bars and tables differ."""
 
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.root)
+
     def read_bars(
         self,
         name: str,
@@ -50,7 +53,7 @@ class TruncatedView(_View):
     """The store as it was at `cut`: later bars, listings and membership changes do not exist."""
 
     def __init__(self, store: Store, cut: datetime) -> None:
-        super().__init__(store.root)
+        super().__init__(store)
         self.cut = cut
 
     def partitions(
@@ -86,7 +89,7 @@ class ScrambledView(_View):
     """
 
     def __init__(self, store: Store, cut: datetime, seed: int = 0) -> None:
-        super().__init__(store.root)
+        super().__init__(store)
         self.cut = cut
         self.seed = seed
 
@@ -127,18 +130,23 @@ def _delayed(column: str, day: date) -> pl.Expr:
 
 
 class RescaledView(_View):
-    """Prices in other units: each symbol's whole history times a power of two, volume divided.
+    """Prices in other units: each symbol's whole history times a power of two.
 
-    This is what a split after the last bar does to a vendor's adjusted file. A feature that
-    changes depends on the price *level*, and with it on splits and dividends yet to come.
+    With `volume` divided by it, this is what a split after the last bar does to a vendor's
+    adjusted file; without, what a dividend does. A feature that changes depends on the price
+    *level*, and with it on splits and dividends yet to come.
     """
+
+    def __init__(self, store: Store, *, volume: bool = True) -> None:
+        super().__init__(store)
+        self.volume = volume
 
     def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
         return (
             frame.with_columns(_unit())
             .with_columns(
                 *[pl.col(c) * pl.col("_unit") for c in _PRICES],
-                volume=pl.col("volume") / pl.col("_unit"),
+                volume=pl.col("volume") / (pl.col("_unit") if self.volume else 1.0),
             )
             .drop("_unit")
         )
@@ -153,5 +161,6 @@ class RescaledView(_View):
 
 
 def _unit() -> pl.Expr:
-    """A power of two that depends on the symbol: exact in floating point."""
-    return (2.0 ** (pl.col("symbol").hash(seed=0) % 5).cast(pl.Float64) / 8.0).alias("_unit")
+    """A power of two, never 1, that depends on the symbol: exact in floating point."""
+    k = (pl.col("symbol").hash(seed=0) % 4).cast(pl.Int64)
+    return k.replace_strict([0, 1, 2, 3], [0.25, 0.5, 2.0, 4.0]).alias("_unit")

@@ -27,6 +27,8 @@ from echelon.features.registry import rank, run
 from echelon.features.scaler import Moments
 from echelon.types import Bools, Floats, Floats32
 
+_EARLY = 20
+
 Progress = Callable[[int, int], None]
 """Called with (symbols done, symbols in all)."""
 
@@ -90,6 +92,8 @@ def bars_of(panel: Panel, n: int) -> tuple[Bars, np.ndarray]:
         value = panel.amount[rows, n]
     elif panel.volume is not None:
         value = raw_close * panel.volume[rows, n]
+        if panel.price_basis == "adjusted":
+            value = _relative(value)
     if panel.band is not None and panel.pre_close is not None:
         reference, band = panel.pre_close[rows, n] * unit, panel.band[rows, n]
         up, down = reference * (1 + band), reference * (1 - band)
@@ -105,6 +109,17 @@ def bars_of(panel: Panel, n: int) -> tuple[Bars, np.ndarray]:
         limit_down=down,
     )
     return bars, rows
+
+
+def _relative(value: Floats) -> Floats:
+    """Traded value [L] in units of its mean over the first bars, as far as they are known.
+
+    Fully adjusted prices times volume is not money: a later dividend scales the prices of the
+    past but not its volume. Relative to the symbol's own beginning the scale drops out.
+    """
+    early = np.cumsum(value[:_EARLY]) / np.arange(1, min(len(value), _EARLY) + 1)
+    unit = early[np.minimum(np.arange(len(value)), len(early) - 1)] if len(value) else early
+    return np.divide(value, unit, out=np.zeros_like(value), where=unit > 0)
 
 
 def symbol_features(panel: Panel, n: int, plan: Plan, first_row: int) -> tuple[Floats32, Bools]:

@@ -48,11 +48,14 @@ from echelon.types import Bools, Floats, Floats32
 
 Test = Literal["truncated", "scrambled", "rescaled", "ladder"]
 _MASKS = ("present", "member", "tradable", "suspended", "delisted")
-_PANEL = (*_MASKS, "factor", "limit_up", "limit_down", "benchmark")
-_TOLERANCE = 1e-4
+_GRIDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close", "band")
+_PANEL = (*_MASKS, *_GRIDS, "limit_up", "limit_down", "benchmark")
+_TOLERANCE = 1e-6
+_PREFIX_TOLERANCE = 1e-9
 _MAX_SYMBOLS = 60
 _LADDER_SYMBOLS = 8
 _LADDER_CUTS = 24
+_LADDER_RUN = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,18 @@ def check_leakage(
     cuts = _cuts(config, panel, n_cuts)
     plan = Plan.of(selection.specs)
     tell("every feature on many prefixes of single symbols")
-    leaks = list(_ladder(panel, plan, config.seed))
+
+    def fresh() -> Plan:
+        # User files are run anew each time: what a factor remembers must not cross the cut.
+        return Plan.of(select(config.features, panel_fields(config, dataset)).specs)
+
+    leaks = list(_ladder(panel, fresh, config.seed))
     clean = _without(plan, {leak.name for leak in leaks})
     with TemporaryDirectory(prefix="echelon-leakage-") as folder:
-        take = _Runner(config, dataset.name, request, clean, Path(folder))
+        leaking = {leak.name for leak in leaks}
+        take = _Runner(
+            config, dataset.name, request, lambda: _without(fresh(), leaking), clean, Path(folder)
+        )
         tell("the whole line as it is")
         true = take(store, None)
         views: list[tuple[Test, datetime | None, Store]] = [
@@ -124,7 +135,10 @@ def check_leakage(
                 ("scrambled", cut, ScrambledView(store, cut, config.seed)),
             )
         ]
-        for test, cut, view in [*views, ("rescaled", None, RescaledView(store.root))]:
+        views.append(("rescaled", None, RescaledView(store)))
+        if dataset.info.price_basis == "adjusted":
+            views.append(("rescaled", None, RescaledView(store, volume=False)))
+        for test, cut, view in views:
             tell(f"{test}{f' after {cut}' if cut else ''}")
             try:
                 other = take(view, cut)
@@ -151,7 +165,10 @@ def _cuts(config: Config, panel: Panel, n_cuts: int) -> list[datetime]:
     where = layout(config, panel.times)
     last_train = where.first_row + where.splits["train"].stop - 1
     spread = np.linspace(0.35, 0.95, max(0, n_cuts - 1)) * (len(panel.times) - 1)
-    rows = sorted({last_train, *spread.astype(int).tolist()})
+    # A cut falls on a bar: the time axis ends with the last bar there is.
+    has_bar = np.flatnonzero((~np.isnan(panel.close)).any(axis=1))
+    wanted = [last_train, *spread.astype(int).tolist()]
+    rows = sorted({int(has_bar[has_bar <= row][-1]) for row in wanted})
     return [panel.times[row].item() for row in rows]
 
 
@@ -169,6 +186,7 @@ class _Runner:
     config: Config
     dataset: str
     request: PanelRequest
+    fresh: Callable[[], Plan]
     plan: Plan
     folder: Path
     runs: int = 0
@@ -179,7 +197,7 @@ class _Runner:
         panel = build_panel(store, self.dataset, self.request._replace(symbols=symbols))
         # Exogenous series published after the cut are withheld like everything else.
         exogenous = load_exogenous(self.config, panel, published_until=cut)
-        self.plan = replace(self.plan, exogenous=exogenous.names if exogenous else ())
+        self.plan = replace(self.fresh(), exogenous=exogenous.names if exogenous else ())
         days = panel.times.astype("datetime64[D]")
         first, last = (np.datetime64(d) for d in self.config.split.train)
         train = range(
@@ -208,10 +226,9 @@ def _compare(
         yield Leak("panel", "times", test, cut, "", "the time axis itself changes")
         return
     mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
-    spread = np.sqrt(true.moments.squares / np.maximum(true.moments.count, 1))
     for f, name in enumerate(names):
         known, found = true.x[:rows, mine, f], other.x[:rows, :, f]
-        yield from _leak("feature", name, test, cut, other.panel, known, found, float(spread[f]))
+        yield from _leak("feature", name, test, cut, other.panel, known, found)
     train_end = np.datetime64(config.split.train[1], "D")
     if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
         yield from _compare_scaler(names, true.moments, other.moments, test, cut)
@@ -221,19 +238,20 @@ def _compare(
         mine_values, theirs = getattr(true.panel, name), getattr(other.panel, name)
         if mine_values is None and theirs is None:
             continue
-        a = _rows(mine_values, rows, None if name == "benchmark" else mine, other.panel)
-        b = _rows(theirs, rows, None, other.panel)
-        yield from _leak("panel", name, test, cut, other.panel, a, b, 0.0)
+        a = _rows(name, mine_values, rows, mine)
+        b = _rows(name, theirs, rows, list(range(len(mine))))
+        yield from _leak("panel", name, test, cut, other.panel, a, b)
 
 
-def _rows(
-    values: Floats | Bools | None, rows: int, columns: list[int] | None, panel: Panel
-) -> Floats:
+def _rows(name: str, values: Floats | Bools | None, rows: int, columns: list[int]) -> Floats:
     """The first rows as float64, [rows] or [rows,N]; a factor nobody has is 1."""
     if values is None:
-        return np.ones((rows, len(panel.symbols)))
-    part = values[:rows] if columns is None else values[:rows][:, columns]
-    return np.asarray(part, dtype=np.float64)
+        missing = 1.0 if name == "factor" else np.nan
+        return np.full((rows, len(columns)), missing)
+    part = np.asarray(values[:rows], dtype=np.float64)
+    if part.ndim == 2:
+        part = part[:, columns]
+    return np.nan_to_num(part, nan=1.0) if name == "factor" else part
 
 
 def _leak(
@@ -244,10 +262,12 @@ def _leak(
     panel: Panel,
     a: Floats | Floats32,
     b: Floats | Floats32,
-    spread: float,
 ) -> Iterator[Leak]:
     """At most one leak: the first place where a (as it is) and b (changed) differ."""
-    differ = _differ(a, b, spread)
+    if a.shape != b.shape:
+        yield Leak(kind, name, test, cut, "", "is there only with, or only without, the future")
+        return
+    differ = _differ(a, b, _TOLERANCE)
     if not differ.any():
         return
     place = tuple(int(i) for i in np.argwhere(differ)[0])
@@ -258,12 +278,18 @@ def _leak(
     yield Leak(kind, name, test, cut, where, detail)
 
 
-def _differ(a: Floats | Floats32, b: Floats | Floats32, spread: float) -> Bools:
-    """Where a and b differ by more than rounding, relative to level and spread; NaN equals NaN."""
-    gap = np.abs(a.astype(np.float64) - b)
-    allowed = _TOLERANCE * spread + 1e-6 * np.abs(a) + 1e-12
+def _differ(a: Floats | Floats32, b: Floats | Floats32, tolerance: float) -> Bools:
+    """Where a and b differ by more than rounding; NaN equals NaN.
+
+    Rounding is relative to the value and to the typical size of the column (its median): a mean
+    or a standard deviation would let a single outlier hide everything else.
+    """
+    size = np.abs(a.astype(np.float64))
+    known = size[np.isfinite(size) & (size > 0)]
+    typical = float(np.median(known)) if len(known) else 0.0
     missing = np.isnan(a) != np.isnan(b)
-    return np.asarray(missing | (gap > allowed))
+    gap = np.abs(a.astype(np.float64) - b)
+    return np.asarray(missing | (gap > tolerance * (size + typical)))
 
 
 def _compare_scaler(
@@ -273,44 +299,50 @@ def _compare_scaler(
     for part in fields(Moments):
         a, b = getattr(true, part.name), getattr(other, part.name)
         level = np.sqrt(true.squares / np.maximum(true.count, 1)) if part.name == "mean" else a
-        for f in np.flatnonzero(np.abs(a - b) > _TOLERANCE * np.abs(level) + 1e-9):
+        for f in np.flatnonzero(np.abs(a - b) > 1e-5 * np.abs(level) + 1e-9):
             detail = f"{part.name} {a[f]:.6g} becomes {b[f]:.6g}"
             yield Leak("scaler", names[f], test, cut, "", detail)
 
 
-def _ladder(panel: Panel, plan: Plan, seed: int) -> Iterator[Leak]:
+def _ladder(panel: Panel, fresh: Callable[[], Plan], seed: int) -> Iterator[Leak]:
     """Each feature on many prefixes of a few symbols, the rest removed or replaced by noise."""
+    draw = rng.stream(seed, "ladder")
     counts = (~np.isnan(panel.close)).sum(axis=0)
-    chosen = np.argsort(-counts, kind="stable")[:_LADDER_SYMBOLS]
+    able = np.flatnonzero(counts > fresh().warmup)
+    chosen = draw.permutation(able)[:_LADDER_SYMBOLS]
     leaking: set[str] = set()
-    for n in chosen:
+    for k, n in enumerate(chosen):
         bars, _ = bars_of(panel, int(n))
-        draw = rng.stream(seed, "ladder", panel.symbols[n])
-        for feature in plan.series:
-            if leaking & set(feature.names) or len(bars) <= feature.lookback:
-                continue
-            found = list(_ladder_of(feature, bars, panel.symbols[n], draw))
-            leaking |= {leak.name for leak in found}
-            yield from found
+        symbol = panel.symbols[n]
+        whole = {f.names: run(f, bars, symbol) for f in fresh().series}
+        for cut in _ladder_cuts(fresh(), len(bars), draw, dense=k == 0):
+            for other in (_prefix(bars, cut), _noisy_after(bars, cut, draw)):
+                for feature in fresh().series:
+                    if leaking & set(feature.names) or feature.lookback > cut:
+                        continue
+                    leak = _prefix_leak(feature, whole[feature.names], other, cut, symbol)
+                    if leak is not None:
+                        leaking |= set(feature.names)
+                        yield leak
 
 
-def _ladder_of(
-    feature: Feature, bars: Bars, symbol: str, draw: np.random.Generator
-) -> Iterator[Leak]:
-    whole = run(feature, bars, symbol)
-    spread = np.nanstd(whole[feature.lookback - 1 :], axis=0)
-    near = np.arange(feature.lookback, min(feature.lookback + 3, len(bars)))
-    spread_out = draw.integers(feature.lookback, len(bars), _LADDER_CUTS)
-    for cut in np.unique([*near, *spread_out]):
-        for other in (_prefix(bars, int(cut)), _noisy_after(bars, int(cut), draw)):
-            leak = _prefix_leak(feature, whole, other, int(cut), symbol, spread)
-            if leak is not None:
-                yield leak
-                return
+def _ladder_cuts(plan: Plan, length: int, draw: np.random.Generator, *, dense: bool) -> list[int]:
+    """Lengths of prefixes: around every lookback, spread over the rest, and one dense stretch.
+
+    A leak that shows only in a rare regime shows only at the cuts next to it; the dense stretch,
+    on one symbol, is there for those.
+    """
+    near = {f.lookback + k for f in plan.series for k in range(3)}
+    least = min(f.lookback for f in plan.series)
+    cuts = near | set(draw.integers(least, length, _LADDER_CUTS).tolist())
+    if dense:
+        start = int(draw.integers(least, max(least + 1, length - _LADDER_RUN)))
+        cuts |= set(range(start, start + _LADDER_RUN))
+    return sorted(cut for cut in cuts if 0 < cut < length)
 
 
 def _prefix_leak(
-    feature: Feature, whole: Floats, other: Bars, cut: int, symbol: str, spread: Floats
+    feature: Feature, whole: Floats, other: Bars, cut: int, symbol: str
 ) -> Leak | None:
     """The first column that differs on the first `cut` bars, if any does."""
     time = other.times[cut - 1].item()
@@ -319,7 +351,7 @@ def _prefix_leak(
     except FeatureError as error:
         return Leak("feature", feature.names[0], "ladder", time, symbol, str(error))
     for k, name in enumerate(feature.names):
-        differ = _differ(whole[:cut, k], part[:, k], float(spread[k]))
+        differ = _differ(whole[:cut, k], part[:, k], _PREFIX_TOLERANCE)
         if differ.any():
             row = int(np.flatnonzero(differ)[0])
             detail = f"{whole[row, k]:.6g} becomes {part[row, k]:.6g} without later bars"
