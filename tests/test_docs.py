@@ -184,16 +184,20 @@ def test_every_documented_command_is_one_the_command_line_knows(page: Path) -> N
         words = shlex.split(line)[1:]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
+        assert not getattr(command, "commands", None), f"{line}: a group, not a command"
         context = command.make_context(line, words)  # parses, and does not run
+        assert context.args == [], f"{line}: words left over"
         file = ROOT / (context.params.get("config") or "none")
         overrides = context.params.get("override") or ()
-        load_config(file if file.is_file() else None, overrides)
+        assert isinstance(load_config(file if file.is_file() else None, overrides), Config)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_documented_configuration_is_valid(page: Path) -> None:
     for _, text in blocks(page, "yaml"):
-        Config.model_validate(yaml.safe_load(text))
+        given = yaml.safe_load(text)
+        # A whole section that no field took would leave the defaults as they are.
+        assert Config.model_validate(given).model_fields_set == set(given)
 
 
 def test_python_of_the_configuration_guide_says_what_it_gives(home: Path) -> None:
