@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -13,12 +18,16 @@ from markets import CONFIGS, SPLITS, make_bars, qtmrl_config
 from echelon.config import load_config
 from echelon.data.build import build_panel
 from echelon.data.datasets import ensure_dataset, store_of
-from echelon.errors import ConfigError, DataError, StoreError, UniverseError
+from echelon.errors import ConfigError, DataError, FeatureError, StoreError, UniverseError
 from echelon.features import Prepared, prepare
 from echelon.features import prepare as prepare_package
 from echelon.features.engine import Plan, bars_of, symbol_features
 from echelon.features.prepare import panel_request
 from echelon.features.registry import run, select
+from echelon.files import exclusive_lock
+
+# The package offers the function under the module's name.
+prepare_module = importlib.import_module("echelon.features.prepare")
 
 
 def test_prepared_set_has_the_promised_shape_and_names(tmp_path: Path, bars_file: Path) -> None:
@@ -180,10 +189,84 @@ def test_a_failed_prepare_leaves_the_set_before_it(tmp_path: Path, bars_file: Pa
         "from echelon.features import factor\n\n"
         "@factor(lookback=1, needs=('close',))\ndef bad(bars):\n    return bars.close / 0.0\n"
     )
-    with np.errstate(divide="ignore"), pytest.raises(Exception, match="bad"):
+    with (
+        np.errstate(divide="ignore"),
+        pytest.raises(FeatureError, match=r"factor 'bad' .* returned inf"),
+    ):
         prepare(qtmrl_config(tmp_path, bars_file, f"features.modules=[{broken}]"), tmp_path / "run")
     assert Prepared.open(tmp_path / "run").manifest == before
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["prepared"]
+    assert _names(tmp_path / "run") == [".prepare.lock", "prepared"]
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir())
+
+
+@pytest.mark.parametrize("harm", ["X.npy", "splits.json", "manifest.json", "shorter", "unknown"])
+def test_broken_set_is_made_anew(harm: str, tmp_path: Path, bars_file: Path) -> None:
+    config = qtmrl_config(tmp_path, bars_file, "data.cache.enabled=false")
+    good = prepare(config, tmp_path / "run").prepared
+    assert prepare(config, tmp_path / "run").cached
+    if harm == "shorter":
+        os.truncate(good.path / "close.npy", 1000)
+    elif harm == "unknown":
+        (good.path / "manifest.json").write_text("[]")
+    else:
+        (good.path / harm).unlink()
+    again = prepare(config, tmp_path / "run")
+    assert not again.cached
+    assert again.prepared.manifest == good.manifest
+    again.prepared.verify()
+
+
+def test_second_prepare_into_one_directory_is_refused(tmp_path: Path, bars_file: Path) -> None:
+    run = tmp_path / "run"
+    with (
+        exclusive_lock(run / ".prepare.lock", "the prepared set"),
+        pytest.raises(StoreError, match=r"the prepared set in .*run is being written by another"),
+    ):
+        prepare(qtmrl_config(tmp_path, bars_file), run)
+    prepare(qtmrl_config(tmp_path, bars_file), run).prepared.verify()
+
+
+KILLED = """
+import importlib, os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from markets import qtmrl_config
+module = importlib.import_module("echelon.features.prepare")
+if {stage!r} == "making":
+    module.fit_scaler = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+else:
+    real = Path.rename
+    def rename(self, target):
+        real(self, target)
+        if str(target).endswith(".old"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    Path.rename = rename
+root = Path({root!r})
+config = qtmrl_config(root, Path({bars!r}), "window=10", "data.cache.enabled=false")
+module.prepare(config, root / "run")
+"""
+
+
+@pytest.mark.parametrize("stage", ["making", "swapping"])
+def test_killed_prepare_is_cleaned_up_and_the_set_before_it_returns(
+    stage: str, tmp_path: Path, bars_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = qtmrl_config(tmp_path, bars_file, "data.cache.enabled=false")
+    run = tmp_path / "run"
+    before = prepare(config, run).prepared.manifest
+    tests = str(Path(__file__).parent)
+    script = KILLED.format(tests=tests, stage=stage, root=str(tmp_path), bars=str(bars_file))
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert ("prepared" in _names(run)) == (stage == "making")
+    assert any(name.startswith(".prepared-") for name in _names(run))
+    monkeypatch.setattr(prepare_module, "_make", None)  # nothing is computed: the set is back
+    assert prepare(config, run).cached
+    assert Prepared.open(run).manifest == before
+    assert _names(run) == [".prepare.lock", "prepared"]
 
 
 @pytest.mark.parametrize("name", ["us_daily_2000_2018.parquet"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -11,10 +12,13 @@ from echelon.data.importing import Extras, Progress, import_source
 from echelon.data.manifest import digest_frame
 from echelon.data.sources._protocol import Source
 from echelon.data.store import Store
-from echelon.data.suspicious import suspicious
+from echelon.data.suspicious import suspicious_in
 from echelon.data.validate import validate
 from echelon.errors import DataError, StoreError
 from echelon.types import Problem
+
+_CHUNK_ROWS = 5_000_000
+"""So many bars, about half a gigabyte, are looked at together for what is odd about them."""
 
 
 def check_source(
@@ -39,32 +43,52 @@ def check_source(
 
 def check_stored(store: Store, name: str) -> list[Problem]:
     """All problems of a stored dataset: files changed since the import, bad rows, oddities."""
+    store = store.pinned(name)
     manifest = store.manifest(name)
+    home = store.directory(name) / manifest.version
     problems: list[Problem] = []
     for part in manifest.partitions:
-        path = store.directory(name) / manifest.version / "bars" / f"{part.key}.parquet"
+        path = home / "bars" / f"{part.key}.parquet"
         try:
             frame = store.read_bars(name, part.key)
         except StoreError as error:
-            problems.append(Problem(str(path), None, None, str(error), "Import the dataset anew"))
+            problems.append(_broken(path, str(error)))
             continue
-        if digest_frame(frame) != part.digest:
-            problems.append(
-                Problem(
-                    str(path),
-                    None,
-                    None,
-                    "its content is not what was imported",
-                    "Import the dataset anew",
-                )
-            )
+        problems += _changed(path, frame, part.digest)
         numbered = frame.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
         problems += validate(RawFrame(numbered, str(path)), manifest.info).problems
+    for table, digest in manifest.tables.items():
+        path = home / f"{table}.parquet"
+        try:
+            facts = store.table(name, table)
+        except StoreError as error:
+            problems.append(_broken(path, str(error)))
+            continue
+        assert facts is not None, "the manifest has just named it"
+        problems += _changed(path, facts, digest)
     if any(p.severity == "error" for p in problems):
         return problems
     return [*problems, *_odd(store, name, name)]
 
 
+def _broken(path: Path, message: str) -> Problem:
+    return Problem(str(path), None, None, message, "Import the dataset anew")
+
+
+def _changed(path: Path, frame: pl.DataFrame, digest: str) -> list[Problem]:
+    if digest_frame(frame) == digest:
+        return []
+    return [_broken(path, "its content is not what was imported")]
+
+
 def _odd(store: Store, name: str, label: str) -> list[Problem]:
-    frames = [store.read_bars(name, key) for key in store.partitions(name)]
-    return suspicious(pl.concat(frames), store.manifest(name).info, label)
+    return suspicious_in(_chunks(store, name), store.manifest(name).info, label)
+
+
+def _chunks(store: Store, name: str) -> Iterator[pl.DataFrame]:
+    """All bars, some symbols at a time: memory holds a chunk, each of which reads every file."""
+    table = store.symbols(name).sort("symbol")
+    chunk = (table["bars"].cum_sum() - 1) // _CHUNK_ROWS
+    for _, some in table.group_by(chunk, maintain_order=True):
+        symbols = None if some.height == table.height else some["symbol"].to_list()
+        yield pl.concat([store.read_bars(name, key, symbols) for key in store.partitions(name)])

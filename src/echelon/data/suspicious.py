@@ -2,11 +2,14 @@
 
 Prices that jump without a corporate action, prices that stand still, sessions without a single
 bar, factors anchored at the end of history, and volumes in lots or thousands.
+
+A dataset can be larger than memory, so each check has two halves: one condenses the bars of some
+symbols to what the check needs of them, the other tells what all the condensed pieces show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from datetime import time as time_of_day
 
@@ -30,18 +33,33 @@ def suspicious(frame: pl.DataFrame, info: SourceInfo, origin: str = "") -> list[
 
     frame: columns of `bars.SCHEMA`; `row`, where there is one, is reported.
     """
-    if frame.is_empty():
+    return suspicious_in([frame], info, origin)
+
+
+def suspicious_in(
+    chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str = ""
+) -> list[Problem]:
+    """The same for bars that come in chunks, all bars of a symbol in one of them."""
+    pieces = []
+    for chunk in chunks:
+        if chunk.is_empty():
+            continue
+        if "row" in chunk.columns:
+            frame = chunk.sort("symbol", "time")
+        else:
+            frame = chunk.sort("symbol", "time").with_columns(row=pl.lit(None, dtype=pl.Int64))
+        days = frame.select(pl.col("time").dt.date().unique().alias("day"))
+        pieces.append((_jumps(frame), _runs(frame), _factors(frame), days, _ratios(frame)))
+    if not pieces:
         return []
-    if "row" not in frame.columns:
-        frame = frame.with_columns(row=pl.lit(None, dtype=pl.Int64))
-    frame = frame.sort("symbol", "time")
+    jumps, runs, factors, days, ratios = (pl.concat(parts) for parts in zip(*pieces, strict=True))
     origin = origin or info.name
     return [
-        *_jumps(frame, origin),
-        *_stale(frame, origin),
-        *_end_anchored(frame, origin),
-        *_holes(frame, origin, info),
-        *_units(frame, origin, info),
+        *_tell_jumps(jumps, origin),
+        *_tell_stale(runs, origin),
+        *_tell_end_anchored(factors, origin),
+        *_tell_holes(days["day"].unique(), origin, info),
+        *_tell_units(ratios, origin, info),
     ]
 
 
@@ -53,7 +71,7 @@ def _shown(time: datetime) -> str:
     return f"{time:%Y-%m-%d}" if time.time() == _MIDNIGHT else f"{time:%Y-%m-%d %H:%M}"
 
 
-def _jumps(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
+def _jumps(frame: pl.DataFrame) -> pl.DataFrame:
     """Total returns beyond ±50 % in a bar: an unmarked split, a wrong digit, or news."""
     level = pl.col("close") * pl.col("factor").fill_null(1.0)
     # A reference price tells of an ex-right day where there is no factor.
@@ -65,9 +83,12 @@ def _jumps(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
         - 1
     )
     first = pl.col("time") == pl.col("time").first().over("symbol")
-    found = frame.select("row", "symbol", "time", change=pl.when(~first).then(change)).filter(
+    return frame.select("row", "symbol", "time", change=pl.when(~first).then(change)).filter(
         pl.col("change").abs() > JUMP
     )
+
+
+def _tell_jumps(found: pl.DataFrame, origin: str) -> Iterator[Problem]:
     for row, symbol, time, value in found.head(_SHOWN).iter_rows():
         message = f"{symbol} moves {value:+.0%} in the bar of {_shown(time)}, its factor included"
         remedy = "Check for a split or a wrong digit; give a factor or adj_close column"
@@ -77,9 +98,9 @@ def _jumps(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
         yield _warn(origin, None, "close", message, "Check for splits that are not marked")
 
 
-def _stale(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
+def _runs(frame: pl.DataFrame) -> pl.DataFrame:
     """Runs of one price: a halted or dead symbol that is filled forward, or a cheap one."""
-    runs = (
+    return (
         frame.with_columns(run=pl.struct("symbol", "close").rle_id())
         .group_by("run", maintain_order=True)
         .agg(
@@ -88,7 +109,11 @@ def _stale(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
             bars=pl.len(),
         )
         .filter(pl.col("bars") > STALE)
+        .drop("run")
     )
+
+
+def _tell_stale(runs: pl.DataFrame, origin: str) -> Iterator[Problem]:
     columns = ("row", "symbol", "close", "time", "last", "bars")
     for row, symbol, close, start, end, bars in runs.head(_SHOWN).select(columns).iter_rows():
         span = f"{_shown(start)} to {_shown(end)}"
@@ -100,16 +125,20 @@ def _stale(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
         yield _warn(origin, None, "close", message, "Remove rows that were filled forward")
 
 
-def _end_anchored(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
-    """Factors that run up to 1 at the end, or on the day of the download after it.
-
-    Prices scaled by them carry later splits and dividends into the past.
-    """
-    factors = (
+def _factors(frame: pl.DataFrame) -> pl.DataFrame:
+    """Each symbol's first and highest factor."""
+    return (
         frame.drop_nulls("factor")
         .group_by("symbol")
         .agg(first=pl.col("factor").first(), top=pl.col("factor").max())
     )
+
+
+def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    """Factors that run up to 1 at the end, or on the day of the download after it.
+
+    Prices scaled by them carry later splits and dividends into the past.
+    """
     below = factors.filter(pl.col("first") < 1 - _ANCHOR_TOLERANCE)
     if below.is_empty() or (factors["top"] > 1 + _ANCHOR_TOLERANCE).any():
         return
@@ -121,11 +150,10 @@ def _end_anchored(frame: pl.DataFrame, origin: str) -> Iterator[Problem]:
     yield _warn(origin, None, "factor", message, "Nothing need be done: import re-anchors them")
 
 
-def _holes(frame: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
+def _tell_holes(days: pl.Series, origin: str, info: SourceInfo) -> Iterator[Problem]:
     """Sessions between the first and the last bar on which no symbol has one."""
     if info.calendar == calendars.FROM_DATA:
         return
-    days = frame["time"].dt.date().unique()
     first, last = days.min(), days.max()
     assert isinstance(first, date)
     assert isinstance(last, date)
@@ -142,12 +170,17 @@ def _holes(frame: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Probl
     yield _warn(origin, None, "time", message, remedy)
 
 
-def _units(frame: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
+def _ratios(frame: pl.DataFrame) -> pl.DataFrame:
+    """Amount over volume in units of the close, of bars that have both."""
+    traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
+    return traded.select(ratio=pl.col("amount") / pl.col("volume") / pl.col("close"))
+
+
+def _tell_units(ratios: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
     """Volume and amount in different units: their ratio must be a price of that day."""
     if info.price_basis != "raw":
         return
-    traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
-    ratio = traded.select((pl.col("amount") / pl.col("volume") / pl.col("close")).median()).item()
+    ratio = ratios.select(pl.col("ratio").median()).item()
     if ratio is None or 0.5 < ratio < 2:
         return
     likely = {

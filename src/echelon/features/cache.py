@@ -24,7 +24,7 @@ import redis
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
 from echelon.errors import ConfigError
-from echelon.files import sha256_file, staging_directory, sync
+from echelon.files import link_or_copy, sha256_file, staging_directory, sync
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,20 @@ class LocalCache:
     def get(self, key: str, into: Path) -> bool:
         """Hard-link (or copy) the entry's files into `into`."""
         entry = self.root / key
-        meta = self._checked(entry)
-        if meta is None:
+        names = self._checked(entry)
+        if names is None:
             return False
-        for name in meta:
-            _link(entry / name, into / name)
-        os.utime(entry)
+        try:
+            for name in names:
+                link_or_copy(entry / name, into / name)
+        except OSError as error:  # removed meanwhile by another process, or not to be read
+            log.warning("cache entry %s cannot be read (%s): computing anew", entry, error)
+            _empty(into)
+            return False
+        try:
+            os.utime(entry)
+        except OSError as error:  # a cache that is read-only still knows; only its order suffers
+            log.debug("cache entry %s: its last use is not noted (%s)", entry, error)
         return True
 
     def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
@@ -86,7 +94,7 @@ class LocalCache:
             with staging_directory(self.root) as staging:
                 meta = {}
                 for file in sorted(directory.iterdir()):
-                    _link(file, staging / file.name)
+                    link_or_copy(file, staging / file.name)
                     sync(file)  # an entry is trusted later by size and time: it must be on disk
                     stat = file.stat()
                     digest = digests.get(file.name) or sha256_file(file)
@@ -110,7 +118,7 @@ class LocalCache:
                     raise ValueError(f"{name} was changed")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             log.warning("cache entry %s is damaged (%s): removed, computing anew", entry, error)
             shutil.rmtree(entry, ignore_errors=True)
             return None
@@ -196,18 +204,11 @@ class RedisCache:
 
     @contextmanager
     def _tolerant(self, what: str) -> Iterator[None]:
-        """A Redis that is down, full or slow costs a warning, never the result."""
+        """A Redis that is down, full, slow or speaks nonsense costs a warning, never the result."""
         try:
             yield
-        except (redis.RedisError, OSError, ValueError) as error:
+        except (redis.RedisError, OSError, ValueError, TypeError, AttributeError) as error:
             log.warning("Redis cache: cannot %s (%s); going on without it", what, error)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
 
 
 def _empty(directory: Path) -> None:

@@ -4,17 +4,19 @@
 2. The key: data hash, features and their source, splits, scaling, window, and our own code.
 3. Unknown key: panel → features → scaler fitted on the train window → files, in a staging
    directory that gets its final name only when it is complete.
+
+Key and panel are made from one version of the dataset, pinned between 1 and 2.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +24,33 @@ import numpy as np
 import echelon
 from echelon.config import Config
 from echelon.data.build import PanelRequest, build_panel
-from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
-from echelon.data.manifest import Manifest, digest_of
+from echelon.data.manifest import Manifest, digest_code, digest_of
 from echelon.data.panel import Panel
-from echelon.errors import DataError
+from echelon.data.store import Store
+from echelon.errors import DataError, SourceError
 from echelon.features.cache import open_caches
 from echelon.features.engine import Plan, Progress, compute
 from echelon.features.exogenous import load_exogenous
 from echelon.features.grid import GridFile
-from echelon.features.prepared import FORMAT, Prepared, content_hash, file_hashes
+from echelon.features.prepared import (
+    FORMAT,
+    Prepared,
+    content_hash,
+    file_hashes,
+    file_sizes,
+    is_whole,
+)
 from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import Moments, Scaler
-from echelon.files import sha256_file, staging_directory, write_atomic
+from echelon.files import exclusive_lock, sha256_file, staging_directory, write_atomic
 from echelon.types import Bools, Times
+
+_STAGING = ".prepared-"
+_OLD = ".old"
+_LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
+"""Those whose arithmetic or tables a prepared set depends on."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +87,23 @@ def prepare(
     on_import: Callable[[ImportReport], None] | None = None,
     on_symbols: Progress | None = None,
 ) -> PrepareReport:
-    """Make (or fetch) the prepared set in `directory`/prepared."""
+    """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory."""
     dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
     selection = select(config.features, panel_fields(config, dataset))
     key = cache_key(config, dataset, selection)
-    target = directory / "prepared"
-    if target.is_dir() and _key_of(target) == key:
-        return PrepareReport(Prepared.open(target), dataset, True, selection.left_out)
     caches = open_caches(config.data.cache)
-    with staging_directory(directory, ".prepared-") as staging:
-        hit = next((k for k, store in enumerate(caches) if store.get(key, staging)), None)
-        if hit is None:
-            _make(config, dataset, selection, key, staging, on_symbols)
-        for known in caches[:hit]:
-            known.put(key, staging, Prepared(staging).manifest["files"])
-        _swap(staging, target)
+    target = directory / "prepared"
+    with exclusive_lock(directory / ".prepare.lock", f"the prepared set in {directory}"):
+        _recover(directory, target)
+        if is_whole(target, key):
+            return PrepareReport(Prepared.open(target), dataset, True, selection.left_out)
+        with staging_directory(directory, _STAGING) as staging:
+            hit = next((k for k, store in enumerate(caches) if store.get(key, staging)), None)
+            if hit is None:
+                _make(config, dataset, selection, key, staging, on_symbols)
+            for known in caches[:hit]:
+                known.put(key, staging, Prepared(staging).manifest["files"])
+            _swap(staging, target)
     return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
 
 
@@ -154,7 +171,8 @@ def _make(
     out: Path,
     on_symbols: Progress | None,
 ) -> None:
-    panel = build_panel(store_of(config), dataset.name, panel_request(config))
+    store = Store(config.data.store, pin=dataset)
+    panel = build_panel(store, dataset.name, panel_request(config))
     where = layout(config, panel.times)
     exogenous = load_exogenous(config, panel)
     plan = Plan.of(selection.specs, exogenous.names if exogenous else ())
@@ -189,6 +207,7 @@ def _make(
         "key": key,
         "content_hash": content_hash(files),
         "files": files,
+        "sizes": file_sizes(out),
         "dataset": {"name": dataset.name, "content_hash": dataset.content_hash},
         "freq": panel.freq,
         "calendar": panel.calendar,
@@ -260,12 +279,14 @@ def _write_arrays(panel: Panel, present: Bools, first_row: int, out: Path) -> No
 
 def cache_key(config: Config, dataset: Manifest, selection: Selection) -> str:
     """Names everything the prepared set depends on."""
-    data = config.data
+    data, info = config.data, dataset.info
     return digest_of(
         {
             "format": FORMAT,
             "code": code_hash(),
             "data": dataset.content_hash,
+            "kind": [info.freq, info.calendar, info.timezone, info.price_basis],
+            "fields": sorted(info.fields),
             "features": config.features.model_dump(mode="json"),
             "sources": [getattr(spec, "source_id", "") for spec in selection.specs],
             "normalization": config.normalization.model_dump(mode="json"),
@@ -276,33 +297,40 @@ def cache_key(config: Config, dataset: Manifest, selection: Selection) -> str:
             "limits": data.limits,
             "delist_after": data.delist_after,
             "exogenous": [
-                [item.model_dump(mode="json"), sha256_file(item.path)] for item in data.exogenous
+                [item.model_dump(mode="json"), _series_hash(item.path)] for item in data.exogenous
             ],
         }
     )
 
 
+def _series_hash(path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise SourceError(
+            f"{path}: cannot be read ({error.strerror}). Correct data.exogenous.path."
+        ) from None
+
+
 @cache
 def code_hash() -> str:
-    """Hash of the source files a prepared set depends on: new code never meets an old entry."""
-    root = Path(echelon.__file__).parent
-    state = hashlib.sha256()
-    for file in sorted([*root.glob("features/*.py"), *root.glob("data/*.py")]):
-        state.update(f"{file.relative_to(root)}:{sha256_file(file)};".encode())
-    return state.hexdigest()
+    """Hash of the code a prepared set depends on, ours and others': new never meets old."""
+    versions = {name: metadata.version(name) for name in _LIBRARIES}
+    return digest_of({"ours": digest_code("features/*.py", "data/*.py"), "others": versions})
 
 
-def _key_of(target: Path) -> str | None:
-    try:
-        key = json.loads((target / "manifest.json").read_text(encoding="utf-8"))["key"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # half a set, or another version's: made anew
-    return str(key)
+def _recover(directory: Path, target: Path) -> None:
+    """Clean up after a prepare that was killed, perhaps inside `_swap`. Call with the lock held."""
+    for old in directory.glob(f"{_STAGING}*{_OLD}"):
+        if not target.exists():
+            old.rename(target)
+    for stale in directory.glob(f"{_STAGING}*"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def _swap(staging: Path, target: Path) -> None:
     """Put a finished set in the place of the one before."""
-    old = staging.with_name(staging.name + ".old")
+    old = staging.with_name(staging.name + _OLD)
     if target.exists():
         target.rename(old)
     staging.rename(target)

@@ -156,6 +156,28 @@ def file_hashes(path: Path) -> dict[str, str]:
     return {file.name: sha256_file(file) for file in files}
 
 
+def file_sizes(path: Path) -> dict[str, int]:
+    """Name → bytes of every file of a prepared set but its manifest, sorted."""
+    files = sorted(file for file in path.iterdir() if file.name != "manifest.json")
+    return {file.name: file.stat().st_size for file in files}
+
+
+def is_whole(path: Path, key: str) -> bool:
+    """Whether `path` holds the complete set of `key`: every file there, as long as it was.
+
+    Contents are not read, as they can be large: `Prepared.verify` does that.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        return bool(
+            manifest["format"] == FORMAT
+            and manifest["key"] == key
+            and manifest["sizes"] == file_sizes(path)
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # half a set, or another version's
+
+
 def content_hash(files: Mapping[str, str]) -> str:
     """One hash for what `file_hashes` found."""
     text = "".join(f"{name}:{digest};" for name, digest in sorted(files.items()))
