@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from markets import FrameSource, make_bars, qtmrl_config
@@ -75,6 +76,31 @@ def test_pinned_view_stays_a_view(tmp_path: Path) -> None:
     view = TruncatedView(store, cut).pinned("m")
     import_source(FrameSource(make_bars(seed=1)), store, "m")
     assert build_panel(view, "m").shape == (1, 3)
+
+
+def test_view_of_a_pinned_store_is_pinned(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    import_source(FrameSource(make_bars()), store, "m")
+    first, last = store.manifest("m").span
+    view = TruncatedView(store.pinned("m"), last)
+    import_source(FrameSource(make_bars(last=first.date())), store, "m")
+    assert build_panel(view, "m").times[-1] == np.datetime64(last)
+
+
+def test_import_while_a_panel_is_built_does_not_mix_versions(tmp_path: Path) -> None:
+    bars = make_bars()
+
+    class Racing(Store):
+        def symbols(self, name: str) -> pl.DataFrame:
+            table = super().symbols(name)
+            import_source(FrameSource(_tenfold(bars)), Store(tmp_path), name)
+            return table
+
+    import_source(FrameSource(bars), Store(tmp_path), "m")
+    before = build_panel(Store(tmp_path), "m")
+    during = build_panel(Racing(tmp_path), "m")
+    assert (during.close == before.close).all()
+    assert (during.close[0] == during.anchor).all()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class _View(Store):
     """A store that shows a dataset other than it is: subclasses say how bars and tables differ."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.root)
+        super().__init__(store.root, store.pin)
 
     def read_bars(
         self,
