@@ -19,7 +19,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import import_source
 from echelon.data.store import Store
 from echelon.data.views import RescaledView, ScrambledView, TruncatedView
-from echelon.errors import DataError
+from echelon.errors import DataError, FeatureError
 from echelon.features import LeakageReport, check_leakage, prepare
 from echelon.features.engine import bars_of
 from echelon.features.scaler import Moments
@@ -180,6 +180,14 @@ def test_membership_known_too_early_is_named(
     config = _config(tmp_path, "features.indicators.rsi=[14]")
     report = _check(config, _with_membership())
     assert "member" in report.names
+
+
+def test_exogenous_series_named_like_a_feature_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("series,period,published,value\nrsi_14,2015-01,2015-02-12 08:30,1\n")
+    config = _config(tmp_path, "features.indicators.rsi=[14]", f"data.exogenous=[{{path: {file}}}]")
+    with pytest.raises(FeatureError, match="rsi_14: a feature has that name already"):
+        _check(config, _with_membership())
 
 
 def test_train_window_without_a_warm_symbol_is_refused_not_passed(tmp_path: Path) -> None:

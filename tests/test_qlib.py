@@ -371,6 +371,16 @@ def test_shorter_field_is_aligned_by_its_own_start(copy: Path) -> None:
     assert frame["open"].is_not_null().arg_true().to_list() == [2, 3]
 
 
+def test_close_file_that_was_cut_is_named_instead_of_dropping_its_days(copy: Path) -> None:
+    path = copy / "features" / "sh600000" / "close.day.bin"
+    path.write_bytes(path.read_bytes()[:-8])
+    source = QlibSource(copy, freq="1d")
+    assert "SH600000" not in bars_of(source)
+    (problem,) = [p for p in source.problems() if p.severity == "error"]
+    assert problem.file == str(path)
+    assert "but close only for" in problem.message
+
+
 def test_read_bin_gives_start_and_values(tmp_path: Path) -> None:
     path = tmp_path / "x.day.bin"
     path.write_bytes(np.array([3, 1.5, np.nan], dtype="<f4").tobytes())

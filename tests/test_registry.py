@@ -525,3 +525,16 @@ def test_stationary_set_is_the_default_where_nothing_else_is_asked_for() -> None
     fields = frozenset({"close"})
     assert "ret_1" in select(FeaturesConfig(), fields).names
     assert "ret_1" not in select(FeaturesConfig(ohlcv=True), fields).names
+
+
+@pytest.mark.parametrize("place", ["top", "inside"])
+def test_factor_file_that_exits_is_named(place: str, tmp_path: Path) -> None:
+    file = tmp_path / "quits.py"
+    body = "    sys.exit(0)" if place == "inside" else "    return bars.close"
+    head = "sys.exit(0)" if place == "top" else ""
+    file.write_text(
+        f"import sys\nfrom echelon.features import factor\n{head}\n"
+        f"@factor(lookback=1)\ndef quits(bars):\n{body}\n"
+    )
+    with pytest.raises(FeatureError, match=r"quits\.py, line"):
+        run(load_modules([file])[0], walk(50, 0))

@@ -275,6 +275,26 @@ def test_second_import_at_the_same_time_is_refused(tmp_path: Path) -> None:
         import_source(FrameSource(make_bars()), Store(tmp_path), "m")
 
 
+def test_source_without_one_good_row_lists_what_is_wrong(tmp_path: Path) -> None:
+    bad = make_bars(("AAA",)).with_columns(close=-pl.col("close"))
+    for quarantine in (False, True):
+        with pytest.raises(InvalidDataError, match="is not positive"):
+            import_source(FrameSource(bad), Store(tmp_path), "m", quarantine=quarantine)
+    assert not (tmp_path / "m").exists()  # nothing is left behind
+
+
+def test_clean_import_removes_the_quarantine_of_the_one_before(tmp_path: Path) -> None:
+    bars = make_bars(("AAA",))
+    bad = bars.with_columns(
+        close=pl.when(pl.int_range(pl.len()) == 7).then(-1.0).otherwise(pl.col("close"))
+    )
+    aside = import_source(FrameSource(bad), Store(tmp_path), "m", quarantine=True).quarantine
+    assert aside is not None
+    assert aside.exists()
+    import_source(FrameSource(bars), Store(tmp_path), "m")
+    assert not aside.exists()
+
+
 def test_source_without_rows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no bars to import"):
         import_source(FrameSource(make_bars().clear()), Store(tmp_path), "m")

@@ -13,7 +13,8 @@ adjusted to its download day carries them, and dividing by the first factor remo
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,12 +26,13 @@ from echelon.data.bars import OPTIONAL, SourceInfo
 from echelon.data.joining import Joiner, refuse_other_kind
 from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
 from echelon.data.sources._protocol import Source
-from echelon.data.store import STORED, Store, partition_begin, partition_key
+from echelon.data.store import CURRENT, STORED, Store, partition_begin, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
 from echelon.files import exclusive_lock, link_or_copy, staging_directory, write_atomic
 from echelon.types import Problem
 
+QUARANTINE = "quarantine.csv"
 _SPILL_ROWS = 250_000
 _BEGIN = "_begin"
 
@@ -75,31 +77,43 @@ def import_source(
 ) -> ImportReport:
     """Read `source` into dataset `name`, replacing it, or adding to it with `update`."""
     home = store.directory(name)
+    with _claimed(home, name), staging_directory(home) as staging:
+        base = store.manifest(name) if update and name in store else None
+        if base is not None:
+            refuse_other_kind(source.info(), base)
+        run = _Import(source.info(), staging, base, store)
+        run.read(source, quarantine=quarantine, progress=progress)
+        partitions = run.merge(quarantine=quarantine)
+        tables = run.tables(source, extras)
+        aside = run.write_quarantine(home) if quarantine else None
+        draft = Manifest(
+            name=name,
+            version="",
+            info=run.final_info(),
+            partitions=partitions,
+            tables={},
+            content_hash="",
+            fingerprint=import_fingerprint(run.info.fingerprint, extras.fingerprint),
+            quarantined=run.n_bad,
+        )
+        manifest = store.publish(staging, draft, tables=tables)
+        if aside is None:
+            (home / QUARANTINE).unlink(missing_ok=True)  # of an earlier import
+        before = base.rows if base is not None else 0
+        return ImportReport(manifest, manifest.rows - before, tuple(run.problems), aside)
+
+
+@contextmanager
+def _claimed(home: Path, name: str) -> Iterator[None]:
+    """Hold a dataset's directory for an import; one that stays without a dataset goes again."""
     with exclusive_lock(home / ".lock", f"dataset {name!r}"):
         for stale in home.glob(".staging-*"):  # of an import that was killed: we hold the lock
             shutil.rmtree(stale, ignore_errors=True)
-        with staging_directory(home) as staging:
-            base = store.manifest(name) if update and name in store else None
-            if base is not None:
-                refuse_other_kind(source.info(), base)
-            run = _Import(source.info(), staging, base, store)
-            run.read(source, quarantine=quarantine, progress=progress)
-            partitions = run.merge(quarantine=quarantine)
-            tables = run.tables(source, extras)
-            aside = run.write_quarantine(home) if quarantine else None
-            draft = Manifest(
-                name=name,
-                version="",
-                info=run.final_info(),
-                partitions=partitions,
-                tables={},
-                content_hash="",
-                fingerprint=import_fingerprint(run.info.fingerprint, extras.fingerprint),
-                quarantined=run.n_bad,
-            )
-            manifest = store.publish(staging, draft, tables=tables)
-            before = base.rows if base is not None else 0
-            return ImportReport(manifest, manifest.rows - before, tuple(run.problems), aside)
+        try:
+            yield
+        finally:
+            if not (home / CURRENT).exists() and not list(home.glob("v-*")):
+                shutil.rmtree(home, ignore_errors=True)
 
 
 @dataclass
@@ -143,6 +157,11 @@ class _Import:
         self._refuse_unless(quarantine)
         self._note_unreadable(source)
         if not self._spills:
+            errors = [p for p in self.problems if p.severity == "error"]
+            if errors:
+                raise InvalidDataError(
+                    errors, f"{self.info.name}: not one row is good; nothing was imported:"
+                )
             raise DataError(
                 f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
             )
@@ -307,7 +326,7 @@ class _Import:
         """Write the rows set aside, as CSV with the reason; None without any."""
         if not self._bad:
             return None
-        path = home / "quarantine.csv"
+        path = home / QUARANTINE
         write_atomic(path, pl.concat(self._bad, how="diagonal_relaxed").write_csv())
         return path
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from echelon.data.exogenous import Exogenous
 from echelon.data.panel import Panel
+from echelon.errors import FeatureError
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
 from echelon.features.grid import GridFile
 from echelon.features.registry import rank, run
@@ -44,11 +45,19 @@ class Plan:
     @staticmethod
     def of(specs: tuple[FeatureSpec, ...], exogenous: tuple[str, ...] = ()) -> Plan:
         """Sort specs into kinds, each in the order given."""
-        return Plan(
+        plan = Plan(
             tuple(s for s in specs if isinstance(s, Feature)),
             tuple(s for s in specs if isinstance(s, CrossSection)),
             exogenous,
         )
+        twice = sorted({name for name in exogenous if plan.names.count(name) > 1})
+        if twice:
+            raise FeatureError(
+                f"exogenous series {', '.join(twice)}: a feature has that name already. Rename the "
+                "series in its file, or leave it out by data.exogenous.series.",
+                twice[0],
+            )
+        return plan
 
     @property
     def names(self) -> tuple[str, ...]:

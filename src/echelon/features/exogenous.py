@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 
 from echelon.config import Config
 from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.panel import Panel
+
+log = logging.getLogger(__name__)
 
 
 def load_exogenous(
@@ -18,7 +21,7 @@ def load_exogenous(
     """
     if not config.data.exogenous:
         return None
-    return join_all(
+    joined = join_all(
         config.data.exogenous,
         panel.times,
         panel.symbols,
@@ -26,3 +29,11 @@ def load_exogenous(
         panel.timezone,
         published_until,
     )
+    for k, name in enumerate(joined.names):
+        if published_until is None and not joined.known[:, :, k].any():
+            log.warning(
+                "exogenous series %s is known at no bar of these symbols: check its publication "
+                "times, its symbols and max_age_days",
+                name,
+            )
+    return joined

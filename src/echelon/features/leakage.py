@@ -107,6 +107,7 @@ def check_leakage(
 ) -> LeakageReport:
     """Run all four tests on the configured features over a stored dataset."""
     tell = step or (lambda _: None)
+    store = store.pinned(dataset.name)
     selection = select(config.features, panel_fields(config, dataset))
     request = _thinned(panel_request(config), store, dataset.name)
     panel = build_panel(store, dataset.name, request)
@@ -197,7 +198,8 @@ class _Runner:
         panel = build_panel(store, self.dataset, self.request._replace(symbols=symbols))
         # Exogenous series published after the cut are withheld like everything else.
         exogenous = load_exogenous(self.config, panel, published_until=cut)
-        self.plan = replace(self.fresh(), exogenous=exogenous.names if exogenous else ())
+        plan = self.fresh()
+        self.plan = Plan.of((*plan.series, *plan.ranks), exogenous.names if exogenous else ())
         days = panel.times.astype("datetime64[D]")
         first, last = (np.datetime64(d) for d in self.config.split.train)
         train = range(

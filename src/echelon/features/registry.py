@@ -364,7 +364,7 @@ def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
         )
         try:
             return compute(seen)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Anything can go wrong in someone else's code; the user must learn whose and where.
             code = getattr(compute, "__code__", None)
             file = Path(code.co_filename) if code is not None else Path()
@@ -426,7 +426,7 @@ def _execute(path: Path, content: bytes) -> None:
         raise FeatureError(
             f"{path}, line {error.lineno}: {error.msg}. Correct the syntax of this factor file."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Anything can go wrong in someone else's code; the user must learn whose and where.
         raise FeatureError(
             f"{path}{_line(path, error)}: running this factor file failed: "
@@ -436,7 +436,7 @@ def _execute(path: Path, content: bytes) -> None:
         del sys.modules[name]
 
 
-def _line(path: Path, error: Exception) -> str:
+def _line(path: Path, error: BaseException) -> str:
     """Return ', line 12': the last place in `path` that `error` came through."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""

@@ -263,6 +263,7 @@ class QlibSource(SourceDefaults):
             problems.append(self._no_close(symbol, close_path))
             return None
         columns: dict[str, Floats] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for field in (*PRICES, "volume", "amount", "vwap", "factor"):
             path = self._bin_path(symbol, field)
             if not path.exists():
@@ -273,9 +274,18 @@ class QlibSource(SourceDefaults):
                 what = str(error).removeprefix(f"{path}: ").rstrip(".")
                 problems.append(Problem(str(path), None, field, what, _REDUMP))
                 return None
-            if field == "close":
-                start, length = found.start, len(found.values)
+            spans[field] = (found.start, len(found.values))
             columns[field] = _align(found, len(times))
+        start, length = spans["close"]
+        for field, (first, count) in spans.items():
+            if first < start or first + count > start + length:
+                # Those days have no close: they would be dropped, and nobody would know why.
+                what = (
+                    f"{symbol} has {field} for {count} days from calendar row {first}, but close "
+                    f"only for {length} from row {start}"
+                )
+                problems.append(Problem(str(close_path), None, "close", what, _REDUMP))
+                return None
         rows = np.flatnonzero(~np.isnan(columns["close"]))
         frame = pl.DataFrame(
             {"time": times[rows]} | {name: values[rows] for name, values in columns.items()},
