@@ -1,6 +1,7 @@
 """The tushare source on recorded frames: no network."""
 
 import importlib
+from collections.abc import Callable
 from datetime import date, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,34 @@ def test_tushare_membership_is_intervals_of_the_published_lists() -> None:
     ]
     assert pro(client).membership() is None
     assert source.info().fingerprint != pro(client, start=date(2024, 4, 1)).info().fingerprint
+
+
+def weights(size: int) -> Callable[..., pd.DataFrame]:
+    """An index of `size` members, listed on the first of each month; at most 5,000 rows."""
+
+    def answer(index_code: str, start_date: str, end_date: str) -> pd.DataFrame:
+        days = [f"2024{m:02d}01" for m in range(1, 7) if start_date <= f"2024{m:02d}01" <= end_date]
+        rows = [(index_code, f"{k:06d}.SZ", d, 0.1) for d in days for k in range(size)]
+        columns = ["index_code", "con_code", "trade_date", "weight"]
+        return pd.DataFrame(rows[:5000], columns=columns)
+
+    return answer
+
+
+def test_tushare_membership_of_a_large_index_is_not_cut_off() -> None:
+    client = tushare_client(index_weight=weights(2000))
+    members = pro(client, start=date(2024, 1, 1), membership_index="000852.SH").membership()
+    assert members is not None
+    assert members.height == 2000
+    assert set(members["start"]) == {date(2024, 1, 1)}
+    assert members["end"].null_count() == 2000
+
+
+def test_tushare_list_of_a_day_that_may_be_cut_off_is_refused() -> None:
+    client = tushare_client(index_weight=weights(6000))
+    source = pro(client, start=date(2024, 1, 1), membership_index="000985.SH")
+    with pytest.raises(SourceError, match=r"returned 5000 rows for 2024-.*data\.universe"):
+        source.membership()
 
 
 def test_tushare_benchmark_daily_and_intraday() -> None:

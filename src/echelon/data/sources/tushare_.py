@@ -45,6 +45,11 @@ _DAYS_AT_ONCE: Mapping[Freq, int] = {"1d": 5000, "5min": 150, "1min": 30}
 """Calendar days per request, so that an answer stays below the server's row limit."""
 _ROW_LIMIT: Mapping[Freq, int] = {"1d": 6000, "5min": 8000, "1min": 8000}
 
+_LIST_DAYS = 150
+_LIST_ROWS, _LIST_LIMIT = 3000, 5000
+"""index_weight states no row limit; the server's lowest is 5,000 rows. An answer beyond the first
+number is asked for again in halves, a single day beyond the second is refused."""
+
 _SPECIAL_TREATMENT = re.compile(r"^S?\*?ST", re.IGNORECASE)
 
 
@@ -131,26 +136,35 @@ class TushareSource(Vendor):
         if self._membership_index is None:
             return None
         index = a_share(self._membership_index, self.name, index=True)
-        columns = {"con_code": "code", "trade_date": "day"}
-        pieces = []
-        for begin, until in self._spans(self._start or _FIRST_DAY, days=150):
-            raw = self._query(
-                *("index_weight", index.dotted),
-                index_code=index.dotted,
-                start_date=f"{begin:%Y%m%d}",
-                end_date=f"{until:%Y%m%d}",
-            )
-            table = take(raw, columns, vendor=self.name, symbol=index.dotted, call="index_weight")
-            pieces.append(
-                table.select(
-                    pl.col("code").cast(pl.String), day=self._dates(table, "day", "index_weight")
-                )
-            )
-        lists = pl.concat(pieces).unique()
+        spans = self._spans(self._start or _FIRST_DAY, days=_LIST_DAYS)
+        lists = pl.concat([self._lists(index, *span) for span in spans]).unique()
         if lists.is_empty():
             raise self._nothing(index.dotted)
         spelling = {share.dotted: symbol for symbol, share in self._shares.items()}
         return _intervals(lists).with_columns(pl.col("symbol").replace(spelling))
+
+    def _lists(self, index: AShare, begin: date, until: date) -> pl.DataFrame:
+        """Code and day of the constituents published from `begin` to `until`, none cut off."""
+        raw = self._query(
+            *("index_weight", index.dotted),
+            index_code=index.dotted,
+            start_date=f"{begin:%Y%m%d}",
+            end_date=f"{until:%Y%m%d}",
+        )
+        if len(raw) >= _LIST_ROWS and begin < until:
+            middle = begin + (until - begin) // 2
+            later = self._lists(index, middle + timedelta(days=1), until)
+            return pl.concat([self._lists(index, begin, middle), later])
+        if len(raw) >= _LIST_LIMIT:
+            raise SourceError(
+                f"tushare: index_weight for {index.dotted} returned {len(raw)} rows for {begin} "
+                "alone, the server's row limit: the list may be cut off. Give the constituents "
+                "as a file instead: data.universe."
+            )
+        columns = {"con_code": "code", "trade_date": "day"}
+        table = take(raw, columns, vendor=self.name, symbol=index.dotted, call="index_weight")
+        days = self._dates(table, "day", "index_weight")
+        return table.select(pl.col("code").cast(pl.String), day=days)
 
     def benchmark(self) -> pl.DataFrame | None:
         """The benchmark's closes, whole; an index such as 000300.SH."""
