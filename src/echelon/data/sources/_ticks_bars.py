@@ -368,7 +368,7 @@ class BarMerger:
         for part in range(self.parts):
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
-                pieces = [pl.read_parquet(f, memory_map=False) for f in files]
+                pieces = [pl.read_parquet(f, memory_map=False, glob=False) for f in files]
                 yield _sorted(merge_bars(pieces))
 
     def _spill(self, bars: pl.DataFrame) -> None:

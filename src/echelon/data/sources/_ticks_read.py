@@ -100,7 +100,7 @@ class RejectSpool:
 
     def frame(self) -> pl.DataFrame:
         """All rows set aside, in the order of the files: file, row, problem, cells."""
-        spilled = (pl.read_parquet(path, memory_map=False) for path in self._spilled)
+        spilled = (pl.read_parquet(path, memory_map=False, glob=False) for path in self._spilled)
         return pl.concat([rejects(""), *spilled, *self._kept])
 
     def _keep(self, frame: pl.DataFrame) -> None:
