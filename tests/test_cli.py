@@ -8,17 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from markets import CONFIGS, SPLITS, make_bars
 from typer.testing import CliRunner
 
 from echelon.cli import app
 from echelon.cli.app import main
-from echelon.config import fingerprint, load_config
+from echelon.cli.data import _export
+from echelon.config import SyntheticConfig, fingerprint, load_config
+from echelon.data.bars import RawFrame
+from echelon.data.sources.synthetic import SyntheticSource
 
 
 class Shell:
@@ -127,6 +132,50 @@ def test_import_check_show_and_universe(shell: Shell, bars_file: Path, tmp_path:
     assert "no errors" in out
 
 
+def test_universe_of_other_symbols_is_refused_and_the_one_before_it_stays(
+    shell: Shell, bars_file: Path, tmp_path: Path
+) -> None:
+    assert shell("data", "import", "parquet", str(bars_file), "--dataset", "us")[0] == 0
+    members = tmp_path / "members.csv"
+    members.write_text("symbol,start,end\nAAPL.US,2015-01-02,\n")
+    code, _, err = shell("data", "universe", str(members), "--dataset", "us")
+    assert code == 4
+    assert "It has AAPL.US; the bars have AAL, AAPL" in err
+    assert "all" in next(r for r in shell("data", "show", "us")[1].splitlines() if "universe" in r)
+    words = ("import", "parquet", str(bars_file), "--dataset", "us", "--universe", str(members))
+    code, _, err = shell("data", *words)
+    assert code == 4
+    assert "data.universe" in err
+
+
+def test_brackets_in_paths_and_symbols_are_printed_as_they_are(
+    shell: Shell, tmp_path: Path
+) -> None:
+    home = tmp_path / "x[" / "x]" / "[bold]"
+    file = home / "b[/x].parquet"
+    file.parent.mkdir(parents=True)
+    # Rows out of order are a warning that names the file, a hundredfold move one with the symbol.
+    jump = pl.when(pl.col("time") < pl.col("time").median()).then(1.0).otherwise(100.0)
+    bars = make_bars(("A[/x]", "[red]B")).drop("factor").reverse()
+    bars.with_columns(pl.col("open", "high", "low", "close") * jump).write_parquet(file)
+    code, out, err = shell("data", "check", str(file))
+    assert code == 0, err
+    assert f"warning: {file}" in err
+    assert "[red]B moves" in err
+    code, out, err = shell("data", "import", "parquet", str(file), "--dataset", "m")
+    assert code == 0, err
+    code, out, err = shell("data", "show", "m", "--symbols")
+    assert code == 0, err
+    assert "A[/x]" in out
+    assert "[red]B" in out
+    code, out, err = shell(
+        *("prepare", "-o", "data.source=store", "-o", "data.dataset=m", "-o", SPLITS),
+        *("--output-dir", str(home / "run[/x]")),
+    )
+    assert code == 0, err
+    assert "run[/x]" in out
+
+
 def test_check_lists_all_problems_at_once(shell: Shell, tmp_path: Path) -> None:
     bars = make_bars(("AAA",)).drop("factor")
     broken = bars.with_columns(
@@ -164,6 +213,29 @@ def test_synth_generates_and_exports(shell: Shell) -> None:
     frame = pl.read_parquet("bars.parquet")
     assert frame["symbol"].n_unique() <= 3
     assert shell("data", "check", "bars.parquet")[0] == 0
+    assert not list(Path().glob(".*.tmp"))
+
+
+def test_export_is_written_piece_by_piece_and_appears_whole_or_not_at_all(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SyntheticConfig(n_symbols=3, n_days=30)
+    whole = SyntheticSource(config, 5)
+    pieces = SyntheticSource(config, 5, rows_per_frame=20)
+    _export(pieces, Path("new/bars.parquet"))
+    expected = pl.concat([raw.frame.drop("row") for raw in whole.frames()])
+    assert pl.read_parquet("new/bars.parquet").equals(expected)
+    assert pq.ParquetFile("new/bars.parquet").num_row_groups > 1
+
+    def broken(since: object = None) -> Iterator[RawFrame]:
+        yield next(whole.frames())
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(pieces, "frames", broken)
+    with pytest.raises(OSError, match="the disk is full"):
+        _export(pieces, Path("new/bars.parquet"))
+    assert [p.name for p in Path("new").iterdir()] == ["bars.parquet"]
+    assert pl.read_parquet("new/bars.parquet").equals(expected)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +255,13 @@ def test_synth_generates_and_exports(shell: Shell) -> None:
         (["prepare", "--log-level", "LOUD"], 2, "LOUD"),
         (["config", "validate", "none.yaml"], 3, "none.yaml"),
         (["nonsense"], 2, "nonsense"),
+        (["prepare", "-o", "data.start=2020-13-45"], 3, "data.start=2020-13-45"),
+        (["prepare", "-o", "data.timezone=Mars/Olympus"], 3, "data.timezone"),
+        (["prepare", "-o", "data.exogenous=[{path: no.csv}]"], 3, "data.exogenous.0.path: no.csv"),
+        (["data", "import", "sample", "--freq", "5min"], 3, "data.freq is '5min'"),
+        (["data", "import", "csv", "none.csv", "--update"], 2, "--update needs --dataset"),
+        (["data", "check", "x[/x].csv"], 4, "x[/x].csv"),
+        (["data", "check", "a:smile:b.csv"], 4, "a:smile:b.csv"),
     ],
 )
 def test_mistakes_get_one_message_and_an_exit_code(

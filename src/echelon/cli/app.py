@@ -7,7 +7,7 @@ import traceback
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 import echelon
 from echelon.cli import config, demo, prepare
@@ -51,12 +51,13 @@ def main() -> None:
     try:
         app()
     except EchelonError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk, a directory that may not be written: the user's to mend, not ours.
         place = f" {error.filename}" if error.filename else ""
-        err.print(f"[bold red]error:[/] {escape(f'{error.strerror or error}{place}')}")
+        what = f"{error.strerror or error}{place}"
+        err.print(Text.assemble(("error:", "bold red"), " ", what), soft_wrap=True)
         sys.exit(EchelonError.exit_code)
     except Exception:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
         traceback.print_exc()

@@ -1,4 +1,8 @@
-"""Output: results to stdout, everything else to stderr; progress only where someone watches."""
+"""Output: results to stdout, everything else to stderr; progress only where someone watches.
+
+Paths, symbols and names are the user's and may hold square brackets, which Rich would read as
+markup: text goes through `warn`, `titled` and `add_row` here, which print it as it is.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,29 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    err.print(Text.assemble(("warning:", "yellow"), " ", text), soft_wrap=True)
+
+
+def titled(title: str, *columns: str) -> Table:
+    """An empty table; what does not fit into a cell goes on in the next line."""
+    table = Table(title=Text(title) if title else None, title_justify="left")
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row of plain text."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def set_up_logging(level: str) -> None:
@@ -56,7 +80,7 @@ def progress_bar(label: str) -> Iterator[Bar]:
     """A bar on stderr that goes away at the end; nothing at all where stderr is no terminal."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -6,15 +6,15 @@ Each command imports what it needs itself: together they would keep `echelon --h
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from echelon.cli.console import err, out, progress_bar
+from echelon.cli.console import add_row, out, progress_bar, titled, warn
 from echelon.cli.options import (
     ConfigFile,
     DatasetName,
@@ -27,11 +27,12 @@ from echelon.cli.options import (
 from echelon.cli.prepare import tell_import
 from echelon.config import Config
 from echelon.config.data import SourceName
-from echelon.errors import InvalidDataError, LeakageError, UsageError
+from echelon.errors import DataError, InvalidDataError, LeakageError, UsageError
 from echelon.types import Freq, Problem
 
 if TYPE_CHECKING:
     from echelon.data.manifest import Manifest
+    from echelon.data.sources import Source
     from echelon.data.store import Store
 
 app = typer.Typer(help="Import, generate, check and look at market data.", no_args_is_help=True)
@@ -108,11 +109,16 @@ def import_(
 
 
 def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> None:
-    from echelon.data.datasets import VENDORS, dataset_name, read_extras
+    from echelon.data.datasets import VENDORS, check_universe, dataset_name, read_extras
     from echelon.data.importing import import_source
     from echelon.data.sources import open_source
     from echelon.data.store import Store
 
+    if update and tree.data.dataset is None and tree.data.source not in VENDORS:
+        raise UsageError(
+            "--update needs --dataset: a name made from the file is new whenever the file is. "
+            "Add --dataset NAME, the dataset to add to."
+        )
     origin = open_source(tree)
     extras = read_extras(tree, origin.info())
     name = dataset_name(tree, origin, extras)
@@ -130,6 +136,7 @@ def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> 
             progress=bar.count,
         )
     tell_import(report)
+    check_universe(where, name)
     _print_dataset(where, report.manifest)
 
 
@@ -151,8 +158,6 @@ def synth(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Generate a seeded synthetic market into the store."""
-    import polars as pl
-
     from echelon.data.sources import open_source
 
     tree = _tree(
@@ -165,13 +170,31 @@ def synth(
     tree = tree.model_copy(update={"data": tree.data.model_copy(update={"synthetic": changed})})
     _import(tree)
     if export is not None:
-        origin = open_source(tree)
-        frames = [raw.frame.drop("row") for raw in origin.frames()]
-        temporary = export.with_name(f".{export.name}.tmp")
-        export.parent.mkdir(parents=True, exist_ok=True)
-        pl.concat(frames).write_parquet(temporary)
-        temporary.replace(export)
+        _export(open_source(tree), export)
         typer.echo(f"bars: {export}")
+
+
+def _export(source: Source, path: Path) -> None:
+    """Write a source's bars to one Parquet file, piece by piece; it appears whole or not at all."""
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    writer = None
+    try:
+        for raw in source.frames():
+            piece = raw.frame.drop("row").to_arrow()
+            if writer is None:
+                writer = pq.ParquetWriter(temporary, piece.schema, compression="zstd")
+            writer.write_table(piece)
+        if writer is None:
+            raise DataError(f"{path}: the source has no bars, so there is nothing to export.")
+        writer.close()
+        temporary.replace(path)
+    finally:
+        if writer is not None:
+            writer.close()  # harmless a second time
+        temporary.unlink(missing_ok=True)
 
 
 @app.command()
@@ -249,7 +272,7 @@ def _print_problems(problems: list[Problem]) -> None:
     errors = [p for p in problems if p.severity == "error"]
     for problem in problems:
         if problem.severity == "warning":
-            err.print(f"[yellow]warning:[/] {problem}", soft_wrap=True, markup=True)
+            warn(str(problem))
     if errors:
         raise InvalidDataError(errors, f"{len(errors)} problem(s) in the data:")
     typer.echo(f"no errors, {len(problems)} warning(s)")
@@ -270,11 +293,11 @@ def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
             f"{', '.join(str(c.date()) for c in report.cuts)}, and in other price units"
         )
         return
-    table = Table(title="What depends on the future or on price units", title_justify="left")
-    for column in ("name", "kind", "test", "cut", "where", "what happens"):
-        table.add_column(column, overflow="fold")
+    columns = ("name", "kind", "test", "cut", "where", "what happens")
+    table = titled("What depends on the future or on price units", *columns)
     for leak in report.leaks:
-        table.add_row(leak.name, leak.kind, leak.test, str(leak.cut or ""), leak.where, leak.detail)
+        cut = str(leak.cut or "")
+        add_row(table, leak.name, leak.kind, leak.test, cut, leak.where, leak.detail)
     out.print(table)
     raise LeakageError(
         f"{len(report.names)} leak(s): {', '.join(report.names)}. Mend or leave out what is named."
@@ -302,14 +325,14 @@ def show(
     if not names:
         typer.echo(f"{where.root}: no datasets. Import one with `echelon data import`.")
         return
-    table = Table(title=f"Datasets in {where.root}", title_justify="left")
-    for column in ("dataset", "bars", "freq", "from", "to", "calendar", "prices"):
-        table.add_column(column, overflow="fold")
+    columns = ("dataset", "bars", "freq", "from", "to", "calendar", "prices")
+    table = titled(f"Datasets in {where.root}", *columns)
     for name in names:
         manifest = where.manifest(name)
         first, last = manifest.span
         info = manifest.info
-        table.add_row(
+        add_row(
+            table,
             name,
             f"{manifest.rows:,}",
             info.freq,
@@ -329,28 +352,26 @@ def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -
     first, last = manifest.span
     membership = store.table(manifest.name, "membership")
     benchmark = store.table(manifest.name, "benchmark")
-    table = Table(title=f"Dataset {manifest.name}", title_justify="left")
-    table.add_column("what")
-    table.add_column("value", overflow="fold")
-    table.add_row("bars", f"{manifest.rows:,} of {info.freq}, {first} to {last}")
+    table = titled(f"Dataset {manifest.name}", "what", "value")
+    add_row(table, "bars", f"{manifest.rows:,} of {info.freq}, {first} to {last}")
     late = facts.filter(pl.col("first") > first).height
     gone = facts.filter(pl.col("delisted").is_not_null()).height
-    table.add_row("symbols", f"{facts.height}, {late} list after the start, {gone} delisted")
-    table.add_row("fields", ", ".join(sorted(info.fields)))
-    table.add_row("prices", f"{info.price_basis}; features use them anchored at the first bar")
-    table.add_row("calendar", f"{info.calendar} ({info.timezone})")
-    table.add_row("benchmark", "none" if benchmark is None else f"{benchmark.height} levels")
-    table.add_row("universe", "all" if membership is None else f"{membership.height} intervals")
+    add_row(table, "symbols", f"{facts.height}, {late} list after the start, {gone} delisted")
+    add_row(table, "fields", ", ".join(sorted(info.fields)))
+    add_row(table, "prices", f"{info.price_basis}; features use them anchored at the first bar")
+    add_row(table, "calendar", f"{info.calendar} ({info.timezone})")
+    add_row(table, "benchmark", "none" if benchmark is None else f"{benchmark.height} levels")
+    add_row(table, "universe", "all" if membership is None else f"{membership.height} intervals")
     if manifest.quarantined:
-        table.add_row("set aside", f"{manifest.quarantined} bad rows")
-    table.add_row("content hash", manifest.content_hash[:16])
+        add_row(table, "set aside", f"{manifest.quarantined} bad rows")
+    add_row(table, "content hash", manifest.content_hash[:16])
     out.print(table)
     if symbols:
-        listing = Table()
-        for column in ("symbol", "first", "last", "bars", "delisted", "reason", "name"):
-            listing.add_column(column)
+        columns = ("symbol", "first", "last", "bars", "delisted", "reason", "name")
+        listing = titled("", *columns)
         for row in facts.iter_rows(named=True):
-            listing.add_row(
+            add_row(
+                listing,
                 row["symbol"],
                 str(row["first"].date()),
                 str(row["last"].date()),
@@ -370,22 +391,19 @@ def universe(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Import membership intervals: who was in the universe when, as known then."""
-    from echelon.data.sources.files import read_membership
+    from echelon.data.datasets import compare_universe
+    from echelon.data.sources.files import pads_symbols, read_membership
     from echelon.data.store import Store
 
     tree = _tree(config, override, log_level, store=store)
-    intervals = read_membership(path)
     where = Store(tree.data.store)
+    calendar = where.manifest(dataset).info.calendar
+    intervals = read_membership(path, pad_symbols=pads_symbols(calendar))
     known = set(where.symbols(dataset)["symbol"])
     named = set(intervals["symbol"])
+    compare_universe(named, known, dataset)
     where.replace_table(dataset, "membership", intervals)
     typer.echo(
         f"{dataset}: {intervals.height} intervals of {len(named)} symbols; "
         f"{len(known & named)} of the dataset's {len(known)} symbols are members at some time"
     )
-    if named - known:
-        some = ", ".join(sorted(named - known)[:8])
-        err.print(
-            f"[yellow]warning:[/] {len(named - known)} member(s) have no bars in {dataset} "
-            f"({some}{' …' if len(named - known) > 8 else ''}); results will miss them"
-        )

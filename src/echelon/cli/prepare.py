@@ -6,9 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from echelon.cli.console import out, progress_bar
+from echelon.cli.console import add_row, out, progress_bar, titled
 from echelon.cli.options import (
     ConfigFile,
     Level,
@@ -96,23 +94,21 @@ def tell_import(report: ImportReport) -> None:
 def print_summary(report: PrepareReport, directory: Path, config: Config) -> None:
     """Print what was prepared, as a table."""
     prepared, manifest = report.prepared, report.prepared.manifest
-    table = Table(title=f"Prepared set in {directory / 'prepared'}", title_justify="left")
-    table.add_column("what")
-    table.add_column("value")
-    table.add_row("dataset", f"{manifest['dataset']['name']} ({manifest['price_basis']} prices)")
-    table.add_row("bars × assets × features", "{T} × {N} × {F}, window {W}".format(**manifest))
+    table = titled(f"Prepared set in {directory / 'prepared'}", "what", "value")
+    add_row(table, "dataset", f"{manifest['dataset']['name']} ({manifest['price_basis']} prices)")
+    add_row(table, "bars × assets × features", "{T} × {N} × {F}, window {W}".format(**manifest))
     for name, split in prepared.splits.items():
         rows = slice(split.rows.start, split.rows.stop)
         share = prepared.present[rows].mean()
         span = f"{split.first} to {split.last}: {len(split.rows)} bars, {share:.1%} present"
-        table.add_row(name, span)
+        add_row(table, name, span)
     first, last = prepared.scaler.window
-    table.add_row("scaler fitted on", f"{first} to {last}")
-    table.add_row("warm-up", f"{manifest['warmup']} bars a symbol")
+    add_row(table, "scaler fitted on", f"{first} to {last}")
+    add_row(table, "warm-up", f"{manifest['warmup']} bars a symbol")
     if report.left_out:
         absent = sorted({field for item in report.left_out for field in item.missing})
         names = ", ".join(item.name for item in report.left_out)
-        table.add_row("left out", f"{names} (the source has no {', '.join(absent)})")
-    table.add_row("content hash", manifest["content_hash"][:16])
-    table.add_row("config hash", fingerprint(config)[:16])
+        add_row(table, "left out", f"{names} (the source has no {', '.join(absent)})")
+    add_row(table, "content hash", manifest["content_hash"][:16])
+    add_row(table, "config hash", fingerprint(config)[:16])
     out.print(table)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,17 @@ from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest, import_fingerprint
 from echelon.data.sources import open_source
 from echelon.data.sources._protocol import Source
-from echelon.data.sources.files import read_benchmark, read_instruments, read_membership
+from echelon.data.sources.files import (
+    pads_symbols,
+    read_benchmark,
+    read_instruments,
+    read_membership,
+)
 from echelon.data.store import Store
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, UniverseError
 from echelon.files import sha256_file
+
+log = logging.getLogger(__name__)
 
 VENDORS = ("yfinance", "akshare", "tushare")
 _NO_INDEX = ("csv", "parquet", "ticks", "sample", "synthetic")
@@ -31,11 +40,15 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
             f"data.benchmark is {data.benchmark!r}, but data.source {data.source!r} has no index "
             "of its own to offer. Set data.benchmark_path to a file of index bars."
         )
+    _refuse_missing_files(config)
+    pad = pads_symbols(info.calendar)
     if data.universe is not None:
-        extras = replace(extras, membership=read_membership(data.universe))
+        membership = read_membership(data.universe, pad_symbols=pad)
+        extras = replace(extras, membership=membership)
         files.append(data.universe)
     if data.instruments is not None:
-        extras = replace(extras, instruments=read_instruments(data.instruments))
+        instruments = read_instruments(data.instruments, pad_symbols=pad)
+        extras = replace(extras, instruments=instruments)
         files.append(data.instruments)
     if data.benchmark_path is not None:
         benchmark = read_benchmark(
@@ -43,6 +56,7 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
             data.benchmark,
             freq=data.freq,
             timezone=data.timezone or info.timezone,
+            pad_symbols=pad,
         )
         extras = replace(extras, benchmark=benchmark)
         files.append(data.benchmark_path)
@@ -52,12 +66,70 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
     return replace(extras, fingerprint=hashlib.sha256("".join(parts).encode()).hexdigest())
 
 
+def _refuse_missing_files(config: Config) -> None:
+    """Name the option of a file that is not there before anything else takes its time."""
+    data = config.data
+    named = [(f"data.exogenous.{k}.path", item.path) for k, item in enumerate(data.exogenous)]
+    if data.source != "store":  # where they are tables of the dataset already
+        beside = ("universe", "instruments", "benchmark_path")
+        paths = (data.universe, data.instruments, data.benchmark_path)
+        named += [(f"data.{n}", p) for n, p in zip(beside, paths, strict=True) if p is not None]
+    for option, path in named:
+        if not path.is_file():
+            what = "is a directory, not a file" if path.is_dir() else "does not exist"
+            raise ConfigError(
+                f"{option}: {path} {what}. Name an existing file (relative to {Path.cwd()})."
+            )
+
+
 def dataset_name(config: Config, source: Source, extras: Extras) -> str:
-    """The configured name, or one made from the source and what it would deliver."""
-    if config.data.dataset is not None:
-        return config.data.dataset
-    print_ = hashlib.sha256((source.info().fingerprint + extras.fingerprint).encode())
-    return f"{config.data.source}-{print_.hexdigest()[:12]}"
+    """The configured name, or one made from the source and what it would deliver.
+
+    A vendor delivers more every day, so there the question makes the name and not the answer:
+    tomorrow's import adds to today's dataset.
+    """
+    data = config.data
+    if data.dataset is not None:
+        return data.dataset
+    delivers = source.info().fingerprint
+    if data.source in VENDORS:
+        symbols = data.symbols or config.assets
+        days = [day and day.isoformat() for day in (data.start, data.end)]
+        query = [data.source, symbols, data.freq, days, data.benchmark, data.membership_index]
+        delivers = json.dumps(query, ensure_ascii=False)
+    print_ = hashlib.sha256((delivers + extras.fingerprint).encode())
+    return f"{data.source}-{print_.hexdigest()[:12]}"
+
+
+def check_universe(store: Store, name: str) -> None:
+    """Refuse a membership that shares no symbol with the bars; warn where it shares only some."""
+    membership = store.table(name, "membership")
+    if membership is not None:
+        compare_universe(set(membership["symbol"]), set(store.symbols(name)["symbol"]), name)
+
+
+def compare_universe(members: Collection[str], known: Collection[str], name: str) -> None:
+    """As `check_universe`, for the symbols of a membership and of the bars of dataset `name`."""
+    strangers = sorted(set(members) - set(known))
+    if strangers and len(strangers) == len(set(members)):
+        raise UniverseError(
+            f"dataset {name!r}: the membership shares no symbol with the bars. It has "
+            f"{_some(strangers)}; the bars have {_some(sorted(known))}. Spell them alike: "
+            "correct data.universe (or data.membership_index, or the file of `data universe`)."
+        )
+    if strangers:
+        log.warning(
+            "%d of %d member(s) have no bars in %s (%s); results will miss them",
+            len(strangers),
+            len(set(members)),
+            name,
+            _some(strangers),
+        )
+
+
+def _some(symbols: Collection[str]) -> str:
+    first = list(symbols)[:5]
+    return ", ".join(first) + (" …" if len(symbols) > len(first) else "")
 
 
 def ensure_dataset(
@@ -71,6 +143,7 @@ def ensure_dataset(
 
     What a vendor delivered before is kept and added to; another data.dataset fetches it anew.
     """
+    _refuse_missing_files(config)
     store = Store(config.data.store)
     if config.data.source == "store":
         if config.data.dataset is None:
@@ -85,6 +158,7 @@ def ensure_dataset(
     stored = store.find(name)
     wanted = import_fingerprint(source.info().fingerprint, extras.fingerprint)
     if stored is not None and stored.fingerprint == wanted:
+        check_universe(store, name)
         return stored
     report = import_source(
         source,
@@ -97,6 +171,7 @@ def ensure_dataset(
     )
     if notice is not None:
         notice(report)
+    check_universe(store, name)
     return report.manifest
 
 

@@ -1,16 +1,19 @@
 """Sources of market data. `open_source` makes the one a configuration names.
 
 Each source is imported when it is opened: a vendor's library, or torch-sized dependencies, cost
-nothing to those who do not use them.
+nothing to those who do not use them. An option that a source cannot follow is refused: bars that
+silently differ from what was asked for are worse than none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
-from echelon.config import Config
+from echelon.config import Config, DataConfig
+from echelon.data.calendars import FROM_DATA
 from echelon.data.sources._protocol import Source
 from echelon.errors import ConfigError
 
@@ -25,7 +28,39 @@ def open_source(config: Config) -> Source:
             f"data.source {config.data.source!r} cannot be imported from: it names a dataset that "
             "is in the store already."
         )
-    return maker(config)
+    _refuse_unread(config.data)
+    source = maker(config)
+    if config.data.source in _OWN_MARKET:
+        _refuse_other_market(config.data, source)
+    return source
+
+
+def _refuse_unread(data: DataConfig) -> None:
+    """Refuse options that are set and that the source does not read."""
+    default = DataConfig()
+    for option, readers in _READ_BY.items():
+        value = getattr(data, option)
+        if value != getattr(default, option) and data.source not in readers:
+            raise ConfigError(
+                f"data.{option} is {value!r}, but data.source {data.source!r} does not read it "
+                f"(only {', '.join(readers)} do). Leave data.{option} out."
+            )
+
+
+def _refuse_other_market(data: DataConfig, source: Source) -> None:
+    """Refuse a calendar, time zone or length of bars that is not the source's own."""
+    info = source.info()
+    asked = {
+        "freq": (data.freq, info.freq),
+        "calendar": (data.calendar, info.calendar),
+        "timezone": (data.timezone, info.timezone),
+    }
+    for option, (wanted, own) in asked.items():
+        if wanted not in (None, "auto", own):
+            raise ConfigError(
+                f"data.{option} is {wanted!r}, but the bars of data.source {data.source!r} have "
+                f"{own!r} and no other. Leave data.{option} out."
+            )
 
 
 def _path(config: Config) -> Path:
@@ -49,7 +84,15 @@ def _synthetic(config: Config) -> Source:
 
     synthetic = config.data.synthetic
     seed = config.seed if synthetic.seed is None else synthetic.seed
-    return SyntheticSource(synthetic, seed, config.data.freq)
+    calendar = config.data.calendar
+    if calendar == FROM_DATA:
+        raise ConfigError(
+            "data.calendar is 'data', but data.source 'synthetic' has no days of its own to take "
+            "it from. Set an exchange code such as XNYS or XSHG, or 24/7."
+        )
+    return SyntheticSource(
+        synthetic, seed, config.data.freq, "XNYS" if calendar == "auto" else calendar
+    )
 
 
 def _files(config: Config) -> Source:
@@ -91,6 +134,7 @@ def _qlib(config: Config) -> Source:
         _path(config),
         freq=data.freq,
         calendar=data.calendar,
+        timezone=data.timezone,
         market=data.qlib_market,
         benchmark=data.benchmark,
     )
@@ -112,6 +156,20 @@ def _vendor(config: Config) -> Source:
         make = partial(TushareSource, membership_index=data.membership_index)
     return make(symbols, start=data.start, end=data.end, freq=data.freq, benchmark=data.benchmark)
 
+
+_FILES = ("csv", "parquet")
+_READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "columns": (*_FILES, "ticks"),
+        "price_basis": _FILES,
+        "symbols": ("yfinance", "akshare", "tushare"),
+        "membership_index": ("tushare",),
+        "qlib_market": ("qlib",),
+    }
+)
+"""Option → the sources that read it; elsewhere it must not be set."""
+_OWN_MARKET = ("sample", "synthetic", "yfinance", "akshare", "tushare")
+"""Sources whose calendar and time zone are what they are."""
 
 _MAKERS: dict[str, Callable[[Config], Source]] = {
     "sample": _sample,

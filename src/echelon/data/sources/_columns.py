@@ -88,6 +88,7 @@ _MISSING = ("", "-", "--", "—", "——", "nan", "na", "n/a", "#n/a", "null", 
 _YES = ("1", "1.0", "true", "t", "yes", "y", "是", "st", "*st")
 _NO = ("0", "0.0", "false", "f", "no", "n", "否")
 _IGNORE = "ignore"
+_CODE_DIGITS = 6
 # What the user's own map of a field makes superfluous: a whole time does without date and clock.
 _STAND_FOR = {
     "time": ("time", "date", "clock"),
@@ -282,7 +283,7 @@ class Reader:
     """Converts the pieces of one file. `file` names it in problems.
 
     symbol: the symbol of every row where the file has no such column
-    pad_symbols: whole-number symbols are six-digit codes whose zeros were lost
+    pad_symbols: see `symbols_of`
     """
 
     columns: ColumnMap
@@ -331,11 +332,7 @@ class Reader:
         column = self.columns.by_field.get("symbol")
         if column is None:
             return pl.Series([self.symbol], dtype=pl.String).new_from_index(0, piece.height)
-        cells = piece[column.name]
-        text = cells.cast(pl.String).str.strip_chars()
-        if cells.dtype.is_integer() and self.pad_symbols:
-            text = text.str.zfill(6)
-        return pl.select(pl.when(text != "").then(text)).to_series()
+        return symbols_of(piece[column.name], pad=self.pad_symbols)
 
     def _problems(self, rows: pl.Series, check: _Check) -> list[Problem]:
         """What to tell of the cells of a column that mean nothing."""
@@ -414,6 +411,20 @@ class Converted(NamedTuple):
     frame: pl.DataFrame
     problems: list[Problem]
     rejected: pl.DataFrame
+
+
+def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
+    """Symbols as text, empty cells null; the same for bars and for the files beside them.
+
+    pad: short numbers are six-digit A-share codes whose zeros a spreadsheet or an integer column
+        has lost
+    """
+    text = cells.cast(pl.String).str.strip_chars()
+    if pad and (text.str.len_bytes() < _CODE_DIGITS).any():
+        text = text.zip_with(
+            ~text.str.contains(r"^\d+$").fill_null(False), text.str.zfill(_CODE_DIGITS)
+        )
+    return pl.select(pl.when(text != "").then(text)).to_series()
 
 
 def is_missing(cells: pl.Series) -> pl.Series:

@@ -15,7 +15,15 @@ from pathlib import Path
 import polars as pl
 
 from echelon.data.bars import RawFrame, SourceInfo
-from echelon.data.sources._columns import FACTS, MEMBERS, ColumnMap, Reader, is_missing, recognise
+from echelon.data.sources._columns import (
+    FACTS,
+    MEMBERS,
+    ColumnMap,
+    Reader,
+    is_missing,
+    recognise,
+    symbols_of,
+)
 from echelon.data.sources._tables import ROW, inspect, read_whole, stem_of
 from echelon.data.sources._times import UNDERSTOOD, parse_times
 from echelon.data.validate import validate
@@ -23,16 +31,17 @@ from echelon.errors import InvalidDataError, UniverseError
 from echelon.types import Freq, Problem
 
 
-def read_membership(path: Path) -> pl.DataFrame:
+def read_membership(path: Path, *, pad_symbols: bool = False) -> pl.DataFrame:
     """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted.
 
     Columns may be called symbol, start/start_date/in_date/纳入日期, end/end_date/out_date/剔除日期.
+    pad_symbols: as for the bars, see `symbols_of`
     """
     sheet = _Sheet.open(path, MEMBERS, required=("symbol", "start"))
     table = pl.DataFrame(
         {
             ROW: sheet.rows,
-            "symbol": sheet.text("symbol", needed=True),
+            "symbol": sheet.symbols(pad=pad_symbols),
             "start": sheet.dates("start", needed=True),
             "end": sheet.dates("end"),
         }
@@ -63,13 +72,16 @@ def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_instruments(path: Path) -> pl.DataFrame:
-    """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown."""
+def read_instruments(path: Path, *, pad_symbols: bool = False) -> pl.DataFrame:
+    """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown.
+
+    pad_symbols: as for the bars, see `symbols_of`
+    """
     sheet = _Sheet.open(path, FACTS, required=("symbol",))
     table = pl.DataFrame(
         {
             ROW: sheet.rows,
-            "symbol": sheet.text("symbol", needed=True),
+            "symbol": sheet.symbols(pad=pad_symbols),
             "listed": sheet.dates("listed"),
             "delisted": sheet.dates("delisted"),
             "reason": sheet.text("reason"),
@@ -95,11 +107,17 @@ def read_benchmark(
     freq: Freq = "1d",
     timezone: str = "UTC",
     own: Mapping[str, str] | None = None,
+    pad_symbols: bool = False,
 ) -> pl.DataFrame:
-    """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one."""
+    """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one.
+
+    pad_symbols: as for the bars, see `symbols_of`
+    """
     facts = inspect(path)
     columns = recognise(facts.columns, file=str(path), own=_applicable(own, facts.columns))
-    reader = Reader(columns, str(path), freq, timezone, symbol=symbol or stem_of(path))
+    reader = Reader(
+        columns, str(path), freq, timezone, symbol or stem_of(path), pad_symbols=pad_symbols
+    )
     bars, problems, _ = reader.to_bars(read_whole(facts, columns.names))
     if "symbol" in columns.by_field:
         bars = _only(bars, symbol, path)
@@ -170,16 +188,19 @@ class _Sheet:
                 self.problems, f"{self.path}: {len(self.problems)} problem(s) in the file"
             )
 
-    def text(self, ours: str, *, needed: bool = False) -> pl.Series:
+    def symbols(self, *, pad: bool) -> pl.Series:
+        """The symbols, spelled as those of the bars; an empty cell is a problem."""
+        symbols = symbols_of(self.frame[self.columns.by_field["symbol"].name], pad=pad)
+        self._require("symbol", symbols.is_null())
+        return symbols
+
+    def text(self, ours: str) -> pl.Series:
         """The column as text, empty cells null."""
         column = self.columns.by_field.get(ours)
         if column is None:
             return pl.repeat(None, self.frame.height, dtype=pl.String, eager=True)
         text = self.frame[column.name].cast(pl.String).str.strip_chars()
-        text = pl.select(pl.when(text != "").then(text)).to_series()
-        if needed:
-            self._require(ours, text.is_null())
-        return text
+        return pl.select(pl.when(text != "").then(text)).to_series()
 
     def dates(self, ours: str, *, needed: bool = False) -> pl.Series:
         """The column as dates, empty cells null."""

@@ -43,6 +43,7 @@ from echelon.types import Freq, PriceBasis, Problem
 __all__ = [
     "CsvSource",
     "ParquetSource",
+    "pads_symbols",
     "read_benchmark",
     "read_instruments",
     "read_membership",
@@ -126,11 +127,15 @@ class _FileSource(SourceDefaults):
 
     def instruments(self) -> pl.DataFrame | None:
         """Facts from the instruments file, if one was named."""
-        return None if self._instruments is None else read_instruments(self._instruments)
+        if self._instruments is None:
+            return None
+        return read_instruments(self._instruments, pad_symbols=pads_symbols(self._info.calendar))
 
     def membership(self) -> pl.DataFrame | None:
         """Intervals from the universe file, if one was named."""
-        return None if self._universe is None else read_membership(self._universe)
+        if self._universe is None:
+            return None
+        return read_membership(self._universe, pad_symbols=pads_symbols(self._info.calendar))
 
     def benchmark(self) -> pl.DataFrame | None:
         """The benchmark from its own file, if one was named."""
@@ -147,11 +152,12 @@ class _FileSource(SourceDefaults):
             freq=self._freq,
             timezone=self._info.timezone,
             own=self._own,
+            pad_symbols=pads_symbols(self._info.calendar),
         )
 
     def _read(self, file: _File, calendar: str, timezone: str) -> Iterator[RawFrame]:
         origin = str(file.facts.path)
-        reader = self._reader(file, timezone, pad_symbols=calendar == "XSHG")
+        reader = self._reader(file, timezone, pad_symbols=pads_symbols(calendar))
         for piece in pieces(file.facts, file.columns.names):
             bars, problems, rejected = reader.to_bars(piece.frame)
             self._problems += [*piece.problems, *problems]
@@ -275,6 +281,7 @@ class _FileSource(SourceDefaults):
 
     def _fingerprint(self, calendar: str) -> str:
         options = {
+            "reader": 2,  # counts changes in what is made of the same bytes
             "freq": self._freq,
             "calendar": calendar,
             "timezone": self._timezone_wanted,
@@ -304,6 +311,11 @@ class ParquetSource(_FileSource):
     name = "parquet"
     suffixes = PARQUET_SUFFIXES
     other = "csv"
+
+
+def pads_symbols(calendar: str) -> bool:
+    """Whether symbols of the market are six-digit codes, so that short numbers lost zeros."""
+    return calendar == "XSHG"
 
 
 def _matching(path: Path) -> Iterable[Path] | None:
