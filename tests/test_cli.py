@@ -249,6 +249,8 @@ def test_export_is_written_piece_by_piece_and_appears_whole_or_not_at_all(
         (["prepare", "-o", "features.modules=[none.py]"], 6, "none.py"),
         (["prepare", "-o", "features.stationary.enabled=false"], 6, "names no feature"),
         (["prepare", "-o", "data.benchmark=SPX"], 3, "data.benchmark_path"),
+        (["data", "synth", "--export", "x.csv", "--symbols", "2", "--days", "5"], 2, ".parquet"),
+        (["data", "import", "sample", "x.csv"], 2, "x.csv"),
         (["data", "show", "none"], 5, "no dataset 'none'"),
         (["data", "check", "none.xyz"], 2, "--source"),
         (["data", "import", "parqet"], 2, "parqet"),
@@ -284,6 +286,68 @@ def test_bug_of_ours_shows_its_traceback_and_exits_with_70(
     assert code == 70
     assert "planted" in err
     assert "bug:" in err
+
+
+def test_failed_prepare_leaves_the_record_of_the_run_before(
+    shell: Shell, bars_file: Path, tmp_path: Path
+) -> None:
+    assert shell("prepare", *_qtmrl(bars_file), "--output-dir", "one")[0] == 0
+    before = Path("one/run.json").read_text(), Path("one/config.yaml").read_text()
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "from echelon.features import factor\n\n"
+        "@factor(lookback=1)\ndef bad(bars):\n    raise ValueError('planted')\n"
+    )
+    words = ("-o", f"features.modules=[{broken}]", "-o", "window=7", "--output-dir", "one")
+    assert shell("prepare", *_qtmrl(bars_file), *words)[0] == 6
+    assert (Path("one/run.json").read_text(), Path("one/config.yaml").read_text()) == before
+    Path("one/run.json").write_text("{")
+    assert shell("prepare", *_qtmrl(bars_file), "--output-dir", "one")[0] == 0
+    assert json.loads(Path("one/run.json").read_text())["seed"] == 42
+
+
+def test_suggested_split_works(shell: Shell, bars_file: Path) -> None:
+    words = ["-o", "data.source=parquet", "-o", f"data.path={bars_file}"]
+    config = ["--config", str(CONFIGS / "qtmrl.yaml")]
+    code, _, err = shell("prepare", *config, *words)
+    assert code == 4
+    assert "the data run from 2015-01-02 to 2016-12-30" in err
+    suggested = err.split("-o '")[1].split("'")[0]
+    code, _, err = shell("prepare", *config, *words, "-o", suggested)
+    assert code == 0, err
+
+
+def test_full_disk_and_damaged_neighbour_are_no_bugs(
+    shell: Shell, bars_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise pl.exceptions.ComputeError("No space left on device (os error 28)")
+
+    assert shell("data", "import", "parquet", str(bars_file), "--dataset", "good")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(pl.DataFrame, "write_parquet", full)
+        code, _, err = shell("data", "import", "parquet", str(bars_file), "--dataset", "two")
+    assert code == 1
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    Path("store/bad").mkdir()
+    Path("store/bad/CURRENT.json").write_text("{")
+    code, out, err = shell("data", "show")
+    assert code == 0
+    assert "good" in out
+    assert "damaged" in err
+
+
+def test_output_that_is_not_utf8_is_no_error(tmp_path: Path, bars_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "prepare", *_qtmrl(bars_file)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_truncated_parquet_is_named(shell: Shell, bars_file: Path, tmp_path: Path) -> None:

@@ -61,11 +61,12 @@ def test_unknown_key_is_refused_with_a_suggestion() -> None:
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
-    file.write_text("window: -1\ntrain: {gama: 1}\nsplit: {train: [2001-01-01]}\n")
+    file.write_text("windo: 1\nwindow: -1\ntrain: {gama: 1}\nsplit: {train: [2001-01-01]}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     text = str(caught.value)
-    assert text.count(str(file)) >= 3
+    assert text.count(str(file)) >= 4
+    assert "unknown key 'windo'; did you mean 'window'?" in text
     assert "window" in text
     assert "gama" in text
     assert "split.train" in text
@@ -168,6 +169,16 @@ def test_overlapping_splits_are_refused() -> None:
 def test_scaler_fitted_elsewhere_than_on_train_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"normalization\.fit_on"):
         load_config(overrides=["normalization.fit_on=all"])
+
+
+def test_bare_on_and_off_are_understood_as_limits() -> None:
+    assert load_config(overrides=["data.limits=on"]).data.limits == "on"
+    assert load_config(overrides=["data.limits=off"]).data.limits == "off"
+
+
+def test_macd_whose_fast_is_slow_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"features\.indicators\.macd.*fast < slow"):
+        load_config(overrides=["features.indicators.macd=[26, 12, 9]"])
 
 
 def test_config_is_frozen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from typing import Annotated
@@ -48,6 +49,9 @@ def main() -> None:
 
     A user's mistake costs one message and an exit code (see `echelon.errors`), never a traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets a ? for a ×
+            stream.reconfigure(errors="replace")
     try:
         app()
     except EchelonError as error:
@@ -59,7 +63,11 @@ def main() -> None:
         what = f"{error.strerror or error}{place}"
         err.print(Text.assemble(("error:", "bold red"), " ", what), soft_wrap=True)
         sys.exit(EchelonError.exit_code)
-    except Exception:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
+    except Exception as error:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
+        if "os error" in str(error):
+            # Compiled libraries wrap the system's errors (a full disk) in errors of their own.
+            err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+            sys.exit(EchelonError.exit_code)
         traceback.print_exc()
         err.print(
             "[bold red]bug:[/] this should not happen. Please report it with the lines above and "

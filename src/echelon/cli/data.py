@@ -27,7 +27,7 @@ from echelon.cli.options import (
 from echelon.cli.prepare import tell_import
 from echelon.config import Config
 from echelon.config.data import SourceName
-from echelon.errors import DataError, InvalidDataError, LeakageError, UsageError
+from echelon.errors import DataError, InvalidDataError, LeakageError, StoreError, UsageError
 from echelon.types import Freq, Problem
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def import_(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Read a source into the store. All of it arrives, or nothing changes."""
+    if path is not None and source not in ("csv", "parquet", "ticks", "qlib"):
+        raise UsageError(f"{path}: the source {source!r} reads no file. Leave the path out.")
     tree = _tree(
         config,
         override,
@@ -178,6 +180,8 @@ def _export(source: Source, path: Path) -> None:
     """Write a source's bars to one Parquet file, piece by piece; it appears whole or not at all."""
     import pyarrow.parquet as pq
 
+    if path.suffix != ".parquet":
+        raise UsageError(f"--export {path}: the file is Parquet. Give it the ending .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     writer = None
@@ -328,7 +332,11 @@ def show(
     columns = ("dataset", "bars", "freq", "from", "to", "calendar", "prices")
     table = titled(f"Datasets in {where.root}", *columns)
     for name in names:
-        manifest = where.manifest(name)
+        try:
+            manifest = where.manifest(name)
+        except StoreError as error:
+            warn(str(error))  # one damaged dataset does not hide the others
+            continue
         first, last = manifest.span
         info = manifest.info
         add_row(

@@ -55,7 +55,7 @@ def prepare_run(
     # Here and not above: numba and its like take a second, which `echelon --help` has not.
     from echelon.features import prepare as prepare_features
 
-    run = RunDirectory.create(directory, config, command)
+    run = RunDirectory.claim(directory)
     with progress_bar("reading bars") as bar:
 
         def on_symbols(done: int, total: int) -> None:
@@ -71,7 +71,7 @@ def prepare_run(
             on_symbols=on_symbols,
         )
     manifest = report.prepared.manifest
-    run.note(data=manifest["dataset"], prepared=manifest["content_hash"])
+    run.record(config, command, data=manifest["dataset"], prepared=manifest["content_hash"])
     sizes = ", ".join(f"{axis}={manifest[axis]}" for axis in "TNFW")
     log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
     return report

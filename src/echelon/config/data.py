@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from zoneinfo import available_timezones
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator
 
 from echelon.config._base import Section
 from echelon.types import Freq, PriceBasis
@@ -25,6 +25,11 @@ SourceName = Literal[
     "tushare",
     "store",
 ]
+
+
+def _on_or_off(value: object) -> object:
+    """YAML reads a bare `on` or `off` as a truth value."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
 class SyntheticConfig(Section):
@@ -125,7 +130,7 @@ class DataConfig(Section):
     """Index whose constituents over time are the universe, at a vendor that has them (tushare)."""
     instruments: Path | None = None
     """CSV or Parquet of facts: symbol, listed, delisted, reason, name."""
-    limits: Literal["auto", "on", "off"] = "auto"
+    limits: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = "auto"
     """Daily price limits. auto: on for raw A-share prices (calendar XSHG), off otherwise."""
     delist_after: PositiveInt = 250
     """A symbol without a bar for this many sessions counts as delisted from then on, even if

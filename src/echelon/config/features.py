@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from echelon.config._base import Section
 
@@ -32,6 +32,13 @@ class IndicatorsConfig(Section):
     """Heikin-Ashi open, high, low and close."""
     supertrend: tuple[PositiveInt, PositiveFloat] | None = None
     """SuperTrend line and direction: (period, multiplier)."""
+
+    @field_validator("macd")
+    @classmethod
+    def _fast_is_faster(cls, value: tuple[int, int, int] | None) -> tuple[int, int, int] | None:
+        if value is not None and not 2 <= value[0] < value[1]:
+            raise ValueError(f"(fast, slow, signal) is {value}: it needs 2 ≤ fast < slow")
+        return value
 
 
 class StationaryConfig(Section):

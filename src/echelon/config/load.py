@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Hashable, Sequence
@@ -111,15 +112,31 @@ def _override(tree: dict[str, Any], item: str) -> None:
 
 
 def _explain(error: ValidationError, where: str) -> str:
+    """Every problem in a line of its own, with the key it concerns."""
     lines = []
     for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
+        loc = [str(part) for part in item["loc"]]
         message = item["msg"].removeprefix("Value error, ")
         found = item.get("input")
-        if item["type"] != "value_error" and not isinstance(found, dict):
+        if item["type"] == "extra_forbidden":
+            message = _unknown_key(loc.pop(), loc)
+        elif item["type"] != "value_error" and not isinstance(found, dict):
             message += f" (found {found!r})"
+        key = ".".join(loc)
         lines.append(f"{where}: {key + ': ' if key else ''}{message}")
     return "\n".join(lines)
+
+
+def _unknown_key(key: str, section: Sequence[str]) -> str:
+    """What to say of a key its section does not have."""
+    model: Any = Config
+    for part in section:
+        field = getattr(model, "model_fields", {}).get(part)
+        model = field.annotation if field is not None else model
+    known = list(getattr(model, "model_fields", {}))
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key {key!r}; {hint}"
 
 
 def to_json(config: Config) -> str:

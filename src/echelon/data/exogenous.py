@@ -254,7 +254,7 @@ def _read(path: Path) -> pl.DataFrame:
         raise SourceError(f"{path}: no such file. Correct data.exogenous.path.")
     try:
         if path.suffix == ".parquet":
-            return pl.read_parquet(path).with_row_index("row")
+            return pl.read_parquet(path, glob=False).with_row_index("row")
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)

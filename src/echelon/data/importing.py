@@ -251,7 +251,7 @@ class _Import:
         self, key: str, stored: pl.DataFrame | None, joiner: Joiner, quarantine: bool
     ) -> pl.DataFrame:
         pieces = sorted((self._spill_dir / key).iterdir(), key=lambda p: int(p.stem))
-        frame = pl.concat([pl.read_parquet(p) for p in pieces]).sort(
+        frame = pl.concat([pl.read_parquet(p, glob=False) for p in pieces]).sort(
             "symbol", "time", maintain_order=True
         )
         frame = self._without_duplicates(frame, quarantine)
@@ -365,7 +365,7 @@ def _with_stored_facts(facts: pl.DataFrame | None, stored: pl.DataFrame) -> pl.D
 def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
     """First and last bar, count and anchor of every symbol, with listing facts."""
     pieces = [
-        pl.read_parquet(path, columns=["time", "symbol", "close"])
+        pl.read_parquet(path, columns=["time", "symbol", "close"], glob=False)
         .group_by("symbol")
         .agg(
             first=pl.col("time").min(),

@@ -125,7 +125,7 @@ class Store:
     ) -> pl.DataFrame:
         """One partition's bars, sorted by time and symbol."""
         path = self._version(name) / "bars" / f"{key}.parquet"
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(path, glob=False)
         if symbols is not None:
             lazy = lazy.filter(pl.col("symbol").is_in(list(symbols)))
         if columns is not None:
@@ -151,7 +151,7 @@ class Store:
         if table not in self.manifest(name).tables:
             return None
         try:
-            return pl.read_parquet(path)
+            return pl.read_parquet(path, glob=False)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise _damaged(path, error) from None
 

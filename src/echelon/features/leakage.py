@@ -111,7 +111,7 @@ def check_leakage(
     selection = select(config.features, panel_fields(config, dataset))
     request = _thinned(panel_request(config), store, dataset.name)
     panel = build_panel(store, dataset.name, request)
-    cuts = _cuts(config, panel, n_cuts)
+    cuts = _cuts(config, panel, dataset, n_cuts)
     plan = Plan.of(selection.specs)
     tell("every feature on many prefixes of single symbols")
 
@@ -161,9 +161,9 @@ def _thinned(request: PanelRequest, store: Store, name: str) -> PanelRequest:
     return request._replace(symbols=tuple(symbols[k] for k in chosen))
 
 
-def _cuts(config: Config, panel: Panel, n_cuts: int) -> list[datetime]:
+def _cuts(config: Config, panel: Panel, dataset: Manifest, n_cuts: int) -> list[datetime]:
     """The end of the train window, then times spread over the data."""
-    where = layout(config, panel.times)
+    where = layout(config, panel.times, dataset.span)
     last_train = where.first_row + where.splits["train"].stop - 1
     spread = np.linspace(0.35, 0.95, max(0, n_cuts - 1)) * (len(panel.times) - 1)
     # A cut falls on a bar: the time axis ends with the last bar there is.

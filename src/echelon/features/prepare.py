@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -131,8 +131,11 @@ def panel_request(config: Config) -> PanelRequest:
     )
 
 
-def layout(config: Config, times: Times) -> Layout:
-    """Rows of the splits. X begins W − 1 bars before the train window, where there are such."""
+def layout(config: Config, times: Times, span: tuple[datetime, datetime]) -> Layout:
+    """Rows of the splits. X begins W − 1 bars before the train window, where there are such.
+
+    span: first and last bar of the dataset, for the error message
+    """
     days = times.astype("datetime64[D]")
     spans = {"train": config.split.train, "valid": config.split.valid, "test": config.split.test}
     rows = {}
@@ -142,9 +145,10 @@ def layout(config: Config, times: Times) -> Layout:
         if config.data.start is not None:
             start = max(start, int(np.searchsorted(days, np.datetime64(config.data.start))))
         if start >= stop:
+            begin, end = (t.date() for t in span)
             raise DataError(
-                f"split.{name} {first}..{last} is empty: the data run from {days[0]} to "
-                f"{days[-1]}. Set dates that fit, for example -o 'split.{name}=[{_fit(days)}]'."
+                f"split.{name} {first}..{last} is empty: the data run from {begin} to {end}. "
+                f"Set dates that fit, for example -o '{_fit(begin, end)}'."
             )
         rows[name] = range(start, stop)
     if len(rows["train"]) < config.window:
@@ -158,9 +162,15 @@ def layout(config: Config, times: Times) -> Layout:
     )
 
 
-def _fit(days: np.ndarray) -> str:
-    last = days[-1].astype(date)
-    return f"{last - timedelta(days=365)}, {last}"
+def _fit(first: date, last: date) -> str:
+    """Windows that fit the data: 60 % to train, 20 % each to validate and to test."""
+    days = (last - first).days
+    valid, test = (first + timedelta(days=int(days * share)) for share in (0.6, 0.8))
+    day = timedelta(days=1)
+    return (
+        f"split={{train: [{first}, {valid - day}], valid: [{valid}, {test - day}], "
+        f"test: [{test}, {last}]}}"
+    )
 
 
 def _make(
@@ -173,7 +183,7 @@ def _make(
 ) -> None:
     store = Store(config.data.store, pin=dataset)
     panel = build_panel(store, dataset.name, panel_request(config))
-    where = layout(config, panel.times)
+    where = layout(config, panel.times, dataset.span)
     exogenous = load_exogenous(config, panel)
     plan = Plan.of(selection.specs, exogenous.names if exogenous else ())
     present, moments = compute(

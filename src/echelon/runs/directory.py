@@ -31,36 +31,32 @@ class RunDirectory:
         self.path = path
 
     @staticmethod
-    def create(path: Path, config: Config, command: str) -> RunDirectory:
-        """Make the directory (or take an existing one) and write down what runs in it."""
+    def claim(path: Path) -> RunDirectory:
+        """Check that the path can be a run directory; nothing is written yet."""
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path}: is a file. Name a directory for --output-dir.")
-        run = RunDirectory(path)
-        try:
-            write_atomic(path / "config.yaml", to_yaml(config))
-            run.note(
-                config_hash=fingerprint(config),
-                seed=config.seed,
-                command=command,
-                started=datetime.now(UTC).isoformat(timespec="seconds"),
-                echelon=__version__,
-                code=code_version(),
-                python=platform.python_version(),
-                platform=f"{sys.platform}-{platform.machine()}",
-                libraries={name: importlib.metadata.version(name) for name in _LIBRARIES},
-            )
-        except PermissionError as error:
-            raise StoreError(
-                f"{path}: cannot be written ({error.strerror}). Choose another --output-dir."
-            ) from None
-        return run
+        return RunDirectory(path)
 
-    def note(self, **facts: Any) -> None:  # noqa: ANN401 (any JSON value)
-        """Add facts to run.json, replacing those of the same name."""
-        path = self.path / "run.json"
-        tree = self.facts() if path.exists() else {}
-        tree.update(facts)
-        write_atomic(path, json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    def record(self, config: Config, command: str, **facts: Any) -> None:  # noqa: ANN401 (JSON)
+        """Write down what was run, once its result is there: configuration, hashes, versions.
+
+        Written before the result, an interrupted run would leave the record of one run beside
+        the result of another.
+        """
+        tree = {
+            "config_hash": fingerprint(config),
+            "seed": config.seed,
+            "command": command,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "echelon": __version__,
+            "code": code_version(),
+            "python": platform.python_version(),
+            "platform": f"{sys.platform}-{platform.machine()}",
+            "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+        } | facts
+        text = json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        write_atomic(self.path / "config.yaml", to_yaml(config))
+        write_atomic(self.path / "run.json", text)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says."""
