@@ -145,9 +145,9 @@ def _write_market(
         if change is not None:
             factor[change - first :] *= 1.0873
         traded["day"][symbol] = _write_symbol(target, symbol, "day", first, factor, gaps, rng)
-    for symbol, first, last, gaps in MINUTE_SYMBOLS:
+    for symbol, first, last, missing in MINUTE_SYMBOLS:
         factor = np.full(last - first + 1, rng.uniform(0.05, 3.0))
-        traded["1min"][symbol] = _write_symbol(target, symbol, "1min", first, factor, gaps, rng)
+        traded["1min"][symbol] = _write_symbol(target, symbol, "1min", first, factor, missing, rng)
     return traded
 
 
@@ -240,4 +240,4 @@ def _single(values: Iterable[float]) -> list[float | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
