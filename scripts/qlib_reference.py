@@ -20,7 +20,6 @@ import json
 import platform
 import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
