@@ -4,7 +4,7 @@
     python -m bench.prepare --symbols 200 --dir /data/scratch
 
 Import, and prepare with the qtmrl set (30 columns) and with the stationary set (ranks, price
-limits), each in a process of its own, so that peak memory (its ru_maxrss) is its own; wall time
+limits), each in a process of its own, so that peak memory (VmHWM) is its own; wall time
 includes the start of the interpreter and writing the store or the prepared set and its hashes.
 
 The peer does what the field's preprocessing scripts do with the qtmrl set: one long pandas frame
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -208,8 +207,9 @@ def run_peer(directory: Path, symbols: int, days: int) -> dict[str, float]:
 
 
 def _peak_gb() -> float:
-    # Linux counts ru_maxrss in KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    # Not ru_maxrss, which would count the parent's memory from before exec.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e9
 
 
 def in_child(args: argparse.Namespace, directory: Path, what: str) -> dict[str, Any]:

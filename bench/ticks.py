@@ -5,7 +5,7 @@
 
 The file is a generated day-by-day market of snapshots in Wind's columns, sorted by time. Both
 contestants run in a process of their own on the same number of threads, so that peak memory
-(ru_maxrss of the child) is theirs alone. pandas reads the first rows of the same file in chunks
+(VmHWM of the child) is theirs alone. pandas reads the first rows of the same file in chunks
 and aggregates them with groupby; its rate is what the ratio compares with.
 """
 
