@@ -146,7 +146,8 @@ def _trade(
     at_open: bool,
     fills: Fills,
 ) -> None:
-    # Compiled code passes a NamedTuple of arrays by value: take it apart once, not per asset.
+    # One long function on purpose: compiled code passes a NamedTuple of arrays by value, and calls
+    # that pass them per asset made this four times slower. The rules it applies are functions.
     prices = market.open if at_open else market.close
     volumes = market.volume_open if at_open else market.volume_close
     tradable, gone, lot, min_lot = market.tradable, market.gone, market.lot, market.min_lot
