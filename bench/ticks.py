@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def in_child(threads: int, *arguments: str) -> dict[str, float]:
     return dict(json.loads(done.stdout))
 
 
-def main() -> None:
+def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=50_000_000)
     parser.add_argument("--peer-rows", type=int, default=PEER_ROWS)
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--child", choices=["ours", "import", "pandas"], help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(list(argv))
     if args.child:
         if args.child == "pandas":
             result = run_pandas(args.file, args.peer_rows)
@@ -190,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
