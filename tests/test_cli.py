@@ -176,6 +176,21 @@ def test_brackets_in_paths_and_symbols_are_printed_as_they_are(
     assert "run[/x]" in out
 
 
+def test_universe_columns_can_be_mapped_as_the_message_says(
+    shell: Shell, bars_file: Path, tmp_path: Path
+) -> None:
+    assert shell("data", "import", "parquet", str(bars_file), "--dataset", "us")[0] == 0
+    members = tmp_path / "members.csv"
+    members.write_text("aktie,von\nAAPL,2015-01-02\n")
+    code, _, err = shell("data", "universe", str(members), "--dataset", "us")
+    assert code == 4
+    assert "data.columns: {your_name: symbol}" in err
+    mapping = ("-o", "data.columns={aktie: symbol, von: start}")
+    code, out, err = shell("data", "universe", str(members), "--dataset", "us", *mapping)
+    assert code == 0, err
+    assert "1 of the dataset's 16 symbols are members" in out
+
+
 def test_check_lists_all_problems_at_once(shell: Shell, tmp_path: Path) -> None:
     bars = make_bars(("AAA",)).drop("factor")
     broken = bars.with_columns(

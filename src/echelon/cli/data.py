@@ -406,7 +406,8 @@ def universe(
     tree = _tree(config, override, log_level, store=store)
     where = Store(tree.data.store)
     calendar = where.manifest(dataset).info.calendar
-    intervals = read_membership(path, pad_symbols=pads_symbols(calendar))
+    pad = pads_symbols(calendar)
+    intervals = read_membership(path, pad_symbols=pad, own=tree.data.columns)
     known = set(where.symbols(dataset)["symbol"])
     named = set(intervals["symbol"])
     compare_universe(named, known, dataset)

@@ -43,11 +43,11 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
     _refuse_missing_files(config)
     pad = pads_symbols(info.calendar)
     if data.universe is not None:
-        membership = read_membership(data.universe, pad_symbols=pad)
+        membership = read_membership(data.universe, pad_symbols=pad, own=data.columns)
         extras = replace(extras, membership=membership)
         files.append(data.universe)
     if data.instruments is not None:
-        instruments = read_instruments(data.instruments, pad_symbols=pad)
+        instruments = read_instruments(data.instruments, pad_symbols=pad, own=data.columns)
         extras = replace(extras, instruments=instruments)
         files.append(data.instruments)
     if data.benchmark_path is not None:

@@ -31,13 +31,15 @@ from echelon.errors import InvalidDataError, UniverseError
 from echelon.types import Freq, Problem
 
 
-def read_membership(path: Path, *, pad_symbols: bool = False) -> pl.DataFrame:
+def read_membership(
+    path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
+) -> pl.DataFrame:
     """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted.
 
     Columns may be called symbol, start/start_date/in_date/纳入日期, end/end_date/out_date/剔除日期.
-    pad_symbols: as for the bars, see `symbols_of`
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
     """
-    sheet = _Sheet.open(path, MEMBERS, required=("symbol", "start"))
+    sheet = _Sheet.open(path, MEMBERS, ("symbol", "start"), own)
     table = pl.DataFrame(
         {
             ROW: sheet.rows,
@@ -72,12 +74,14 @@ def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_instruments(path: Path, *, pad_symbols: bool = False) -> pl.DataFrame:
+def read_instruments(
+    path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
+) -> pl.DataFrame:
     """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown.
 
-    pad_symbols: as for the bars, see `symbols_of`
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
     """
-    sheet = _Sheet.open(path, FACTS, required=("symbol",))
+    sheet = _Sheet.open(path, FACTS, ("symbol",), own)
     table = pl.DataFrame(
         {
             ROW: sheet.rows,
@@ -111,7 +115,7 @@ def read_benchmark(
 ) -> pl.DataFrame:
     """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one.
 
-    pad_symbols: as for the bars, see `symbols_of`
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
     """
     facts = inspect(path)
     columns = recognise(facts.columns, file=str(path), own=_applicable(own, facts.columns))
@@ -168,9 +172,22 @@ class _Sheet:
     problems: list[Problem] = field(default_factory=list)
 
     @staticmethod
-    def open(path: Path, aliases: Mapping[str, str], required: Sequence[str]) -> _Sheet:
+    def open(
+        path: Path,
+        aliases: Mapping[str, str],
+        required: Sequence[str],
+        own: Mapping[str, str] | None,
+    ) -> _Sheet:
         facts = inspect(path)
-        columns = recognise(facts.columns, file=str(path), aliases=aliases, required=required)
+        # The map was written for the bars: of its entries, those count that fit this file.
+        fitting = {
+            theirs: ours
+            for theirs, ours in _applicable(own, facts.columns).items()
+            if ours in aliases
+        }
+        columns = recognise(
+            facts.columns, file=str(path), aliases=aliases, required=required, own=fitting
+        )
         return _Sheet(path, columns, read_whole(facts, columns.names))
 
     @property
