@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def refuses(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def soon_refuses(port: int) -> bool:
+    """Whether nobody listens within seconds: the kernel closes a killed child's sockets later."""
+    deadline = time.monotonic() + 10
+    while not refuses(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def test_redis_of_the_session_answers_and_keeps_a_value(redis_url: str) -> None:
     with client(redis_url) as link:
         link.set("test_services", b"\x00\xff")
@@ -40,14 +51,14 @@ def test_redis_of_one_test_is_its_own_and_stops(redis_server: Running, redis_url
     assert redis_server.url != redis_url
     redis_server.stop()
     assert redis_server.process.returncode == 0
-    assert refuses(redis_server.port)
+    assert soon_refuses(redis_server.port)
     redis_server.stop()  # a second time does nothing
 
 
 def test_killed_redis_is_gone_at_once(redis_server: Running) -> None:
     redis_server.kill()
     assert redis_server.process.returncode == -signal.SIGKILL
-    assert refuses(redis_server.port)
+    assert soon_refuses(redis_server.port)
 
 
 def test_running_leaves_no_directory_and_no_process_behind() -> None:
@@ -127,7 +138,7 @@ def test_stubborn_service_is_killed_with_its_children(monkeypatch: pytest.Monkey
     with running(scripted(code)) as up:
         pass
     assert up.process.returncode == -signal.SIGKILL
-    assert refuses(up.port), "a child still listens"
+    assert soon_refuses(up.port), "a child still listens"
 
 
 def test_script_prints_the_url_and_takes_its_service_along() -> None:
