@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from echelon.data import limits
+from echelon.data.bars import SourceInfo
 from echelon.data.calendars import sessions
 from echelon.data.manifest import Manifest
 from echelon.data.panel import Panel, forward_fill
@@ -57,6 +58,12 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
     times = _time_axis(store, manifest, keys, wanted, start, end)
     grids, st = _scatter(store, manifest, keys, times, symbols, request.symbols)
     return _derive(manifest, store, request, times, facts, grids, st)
+
+
+def has_limits(mode: str, info: SourceInfo) -> bool:
+    """Whether a panel has price limits: `mode` is data.limits; auto means raw A-share prices."""
+    a_shares = info.calendar == "XSHG" and info.price_basis == "raw"
+    return mode == "on" or (mode == "auto" and a_shares)
 
 
 def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFrame:
@@ -162,11 +169,8 @@ def _derive(
         factor = forward_fill(factor)
         if np.nanmax(np.abs(factor - 1), initial=0.0) == 0:
             factor = None
-    limited = request.limits == "on" or (
-        request.limits == "auto" and info.calendar == "XSHG" and info.price_basis == "raw"
-    )
     pre_close = band = up = down = None
-    if limited:
+    if has_limits(request.limits, info):
         pre_close = _reference_price(times, close, grids.get("pre_close"), factor)
         since = _sessions_since_listing(times, facts)
         band = limits.bands(times, symbols, st, since)

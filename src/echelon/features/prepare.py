@@ -23,7 +23,7 @@ import numpy as np
 
 import echelon
 from echelon.config import Config
-from echelon.data.build import PanelRequest, build_panel
+from echelon.data.build import PanelRequest, build_panel, has_limits
 from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
 from echelon.data.manifest import Manifest, digest_code, digest_of
@@ -110,11 +110,7 @@ def prepare(
 def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
     """Fields a panel of this dataset will have, without building it."""
     fields = set(dataset.info.fields) & {"open", "high", "low", "close", "volume"}
-    limited = config.data.limits == "on" or (
-        config.data.limits == "auto"
-        and dataset.info.calendar == "XSHG"
-        and dataset.info.price_basis == "raw"
-    )
+    limited = has_limits(config.data.limits, dataset.info)
     return frozenset(fields | ({"limits"} if limited else set()))
 
 
