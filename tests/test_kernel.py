@@ -25,6 +25,7 @@ from echelon.market import (
     new_book,
     resolve_rules,
     settle,
+    step,
     trade,
 )
 from echelon.market.rows import corporate_actions, trailing_median
@@ -387,6 +388,79 @@ def test_books_in_a_batch_do_not_touch_one_another(
     alone, _ = trade(book, orders, market, at(0), rules, at_open=at_open)
     assert after.cash[0] == alone.cash[0]
     assert np.array_equal(after.shares[0], alone.shares[0])
+
+
+RULES = st.builds(
+    Rules,
+    commission=st.sampled_from([0.0, 0.0005, 0.01]),
+    min_commission=st.sampled_from([0.0, 5.0]),
+    slippage_model=st.sampled_from([0, 1, 2, 3]),
+    slippage=st.sampled_from([0.0, 0.001, 0.05]),
+    participation=st.sampled_from([np.inf, 0.1, 1.0]),
+    t_plus_one=st.booleans(),
+    price_limits=st.booleans(),
+    spend_proceeds=st.booleans(),
+    in_order=st.booleans(),
+    min_value=st.sampled_from([0.0, 500.0]),
+)
+
+
+def crowd(seed: int, n_books: int, n_assets: int, n_rows: int = 6) -> tuple[Book, MarketRows]:
+    """Books at random holdings in a market where everything that can happen does."""
+    rng = np.random.default_rng(seed)
+    shape = (n_rows, n_assets)
+    close = rng.uniform(1, 100, shape).round(2)
+    lot = rng.choice([0.0, 0.0, 100.0], n_assets)
+    market = rows((close * rng.choice([0.9, 1.0, 1.1], shape)).tolist(), close.tolist())._replace(
+        tradable=rng.random(shape) > 0.1,
+        gone=rng.random(shape) > 0.9,
+        volume_open=rng.choice([0.0, 100.0, 5e3, np.inf], shape),
+        volume_close=rng.choice([0.0, 100.0, 5e3, np.inf], shape),
+        limit_up=close * rng.choice([1.0, 1.1, np.inf], shape),
+        limit_down=close * rng.choice([0.0, 0.9, 1.0], shape),
+        share_step=rng.choice([1.0, 1.0, 1.5], shape),
+        dividend=rng.choice([0.0, 0.0, 0.3], shape),
+        lot=lot,
+        min_lot=lot * rng.choice([1.0, 2.0], n_assets),
+        new_session=rng.random(n_rows) > 0.5,
+        stamp=rng.choice([0.0, 0.001], n_rows),
+    )
+    held = rng.choice([0.0, 30.0, 250.0, 1000.5], (n_books, n_assets))
+    locked = held * rng.choice([0.0, 0.5, 1.0], held.shape)
+    return Book(rng.choice([0.0, 50.0, 1e4, 1e6], n_books), held, locked), market
+
+
+def whims(seed: int, n_books: int, n_assets: int) -> Orders:
+    """Random orders, in shares or in money, never both."""
+    rng = np.random.default_rng(seed)
+    shape = (n_books, n_assets)
+    shares = rng.choice([0.0, -20.0, -300.0, 10.0, 150.0, 2000.0], shape)
+    spend = rng.choice([0.0, 1000.0], shape)
+    return Orders(shares, np.where(shares == 0, spend, 0.0))
+
+
+@settings(max_examples=200)
+@given(RULES, st.integers(0, 2**32), st.integers(1, 7), st.integers(1, 6), st.booleans())
+def test_step_is_settle_trade_and_mark_in_the_order_of_the_clock(
+    rules: Rules, seed: int, n_books: int, n_assets: int, fill_open: bool
+) -> None:
+    book, market = crowd(seed, n_books, n_assets)
+    orders = whims(seed, n_books, n_assets)
+    row = np.random.default_rng(seed).integers(0, len(market.close) - 1, n_books)
+    given_ = [part.copy() for part in (*book, *orders, row)]
+    done = step(book, orders, market, row, rules, fill_open=fill_open)
+    if fill_open:
+        settled = settle(book, market, row + 1)
+        after, fills = trade(settled, orders, market, row + 1, rules, at_open=True)
+    else:
+        traded, fills = trade(book, orders, market, row, rules, at_open=False)
+        after = settle(traded, market, row + 1)
+    expected = (*after, *fills, mark(after, market, row + 1))
+    for ours, theirs in zip((*done.book, *done.fills, done.value), expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)  # to the last bit
+    for old, new in zip(given_, (*book, *orders, row), strict=True):
+        assert np.array_equal(old, new)  # pure
 
 
 # ---- rows and presets

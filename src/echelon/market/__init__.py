@@ -1,10 +1,10 @@
 """The market kernel: one ledger for training, backtest and live."""
 
-from echelon.market.kernel import mark, new_book, settle, trade
+from echelon.market.kernel import mark, new_book, settle, step, trade
 from echelon.market.presets import PRESETS, MarketRules, resolve_rules
 from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
 from echelon.market.rules import Rules
-from echelon.market.types import Book, Fills, MarketRows, Orders, Reason
+from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows, Stepped
 
 __all__ = [
     "HAIRCUTS",
@@ -16,11 +16,14 @@ __all__ = [
     "Orders",
     "PriceHistory",
     "Reason",
+    "Rows",
     "Rules",
+    "Stepped",
     "mark",
     "market_rows",
     "new_book",
     "resolve_rules",
     "settle",
+    "step",
     "trade",
 ]

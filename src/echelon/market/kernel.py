@@ -6,6 +6,7 @@ Pure functions over a batch of E books; training, backtest and live use them unc
                                          delistings, the end of T+1
     trade(book, orders, market, row, …)  orders filled at the bar's open or close
     mark(book, market, row)              what the books are worth at the bar's close
+    step(book, orders, market, row, …)   the three in the order of the clock: one bar further
 
 `trade`, per book:
 
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from echelon.market.rules import (
     Rules,
@@ -34,7 +34,7 @@ from echelon.market.rules import (
     volume_cap,
     whole_lots,
 )
-from echelon.market.types import Book, Fills, MarketRows, Orders, Reason
+from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows, Stepped
 from echelon.types import Floats
 
 _NONE = int(Reason.NONE)
@@ -52,8 +52,6 @@ _TOO_SMALL = int(Reason.TOO_SMALL)
 # Buys may cost this much more than the cash by rounding; what is then below zero is set to zero.
 _SLACK = 1e-9
 _SCALINGS = 8
-
-Rows = NDArray[np.int64]
 
 
 def new_book(cash: float | Floats, n_books: int, n_assets: int) -> Book:
@@ -93,6 +91,25 @@ def mark(book: Book, market: MarketRows, row: Rows) -> Floats:
     """Value[E] of the books at the close of the bar `row`[E], at the last known prices."""
     _check(book, market, row)
     return _mark(book.cash, book.shares, market.close, row)
+
+
+def step(
+    book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules, *, fill_open: bool
+) -> Stepped:
+    """Take the books from the close of the bar `row`[E], where orders were decided, to the next.
+
+    Filled at the next open: settle(row+1), trade at the open of row+1, mark at the close of row+1.
+    Filled at the same close: trade at the close of row, settle(row+1), mark at the close of row+1.
+    """
+    after = row + 1
+    if fill_open:
+        traded, fills = trade(
+            settle(book, market, after), orders, market, after, rules, at_open=True
+        )
+    else:
+        traded, fills = trade(book, orders, market, row, rules, at_open=False)
+        traded = settle(traded, market, after)
+    return Stepped(traded, fills, mark(traded, market, after))
 
 
 def _check(book: Book, market: MarketRows, row: Rows) -> None:

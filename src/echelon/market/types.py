@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from echelon.types import Bools, Floats
 
 Codes = NDArray[np.int8]
+Rows = NDArray[np.int64]
+"""Which row of the market each book looks at, [E]."""
 
 
 class Book(NamedTuple):
@@ -119,3 +121,11 @@ class Fills(NamedTuple):
     stamp: Floats
     slippage: Floats
     reason: Codes
+
+
+class Stepped(NamedTuple):
+    """The books one bar on, what was filled on the way, and value[E] at the new bar's close."""
+
+    book: Book
+    fills: Fills
+    value: Floats
