@@ -1,0 +1,1 @@
+"""Run a policy over a split, measure it, and compare it with baselines."""

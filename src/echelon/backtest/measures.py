@@ -1,0 +1,487 @@
+"""How good a series of returns is: pure functions, a table of all of them, and a running version.
+
+`returns`[T] are simple returns per period (0.01 is one per cent), compounded where a path matters.
+`periods_per_year` annualises: 252 for daily bars, bars a day times 252 for intraday ones.
+
+Conventions, the same for every measure:
+
+- The risk-free rate is 0. Standard deviations are those of a sample (ddof 1), as in quantstats
+  and skfolio.
+- Drawdown, CVaR and costs are positive when they hurt.
+- A series must hold at least one return, all of them finite, and none below -1 where they are
+  compounded; anything else is a ValueError. Missing returns are the caller's to decide on.
+- A ratio with nothing below the line is its limit: 0 for 0/0 (cash has Sharpe 0), else ±inf (no
+  losing period: Sortino inf; no drawdown: Calmar inf). So the order of two results stays right.
+- NaN in a result means "cannot be told": volatility and Sharpe of a single return, the hit rate
+  of a series of zeros, turnover, exposure and costs that were not handed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from echelon.types import Floats
+
+EPS = 1e-8
+"""Seed 003's ε in mean / (std + ε): ends a division by zero, and is lost in rounding otherwise."""
+CVAR_LEVEL = 0.95
+
+
+def equity(returns: Floats) -> Floats:
+    """[T]: what 1 invested before the first period is worth after each."""
+    return np.cumprod(1.0 + _paths(returns), dtype=np.float64)
+
+
+def total_return(returns: Floats) -> float:
+    """Gain over the whole series, as a share of the initial value."""
+    return float(equity(returns)[-1] - 1.0)
+
+
+def annual_return(returns: Floats, periods_per_year: float) -> float:
+    """Compound annual growth rate: (1 + total)^(periods_per_year / T) - 1.
+
+    A year is counted in periods, not in calendar days. -1 after ruin; inf where a very short
+    series, taken to a year, exceeds what a float holds.
+    """
+    years = len(returns) / _rate(periods_per_year)
+    with np.errstate(over="ignore"):
+        return float(np.power(equity(returns)[-1], 1.0 / years) - 1.0)
+
+
+def volatility_period(returns: Floats) -> float:
+    """Standard deviation (ddof 1) of the returns; exactly 0 if they are all the same.
+
+    NaN for a single return.
+    """
+    r = _series(returns)
+    if len(r) < 2:
+        return math.nan
+    # The mean of equal numbers is rounded, which would leave a deviation of about 1e-17.
+    return 0.0 if r.min() == r.max() else float(r.std(ddof=1))
+
+
+def volatility_annual(returns: Floats, periods_per_year: float) -> float:
+    """Volatility per period times √periods_per_year."""
+    return volatility_period(returns) * math.sqrt(_rate(periods_per_year))
+
+
+def sharpe_period(returns: Floats) -> float:
+    """Seed 003's Sharpe ratio: mean / (std + ε) per period, not annualised.
+
+    A constant series gives mean / ε: 0 for cash, absurdly large otherwise. NaN for one return.
+    """
+    return float(_series(returns).mean() / (volatility_period(returns) + EPS))
+
+
+def sharpe_annual(returns: Floats, periods_per_year: float) -> float:
+    """Mean / std · √periods_per_year, without ε; 0 for cash, NaN for a single return."""
+    mean = float(_series(returns).mean())
+    return _ratio(mean, volatility_period(returns)) * math.sqrt(_rate(periods_per_year))
+
+
+def sortino_annual(returns: Floats, periods_per_year: float) -> float:
+    """Mean / downside deviation · √periods_per_year; inf if no return is negative.
+
+    The downside deviation is the root of the mean of min(r, 0)² over *all* T periods, as in
+    quantstats, and in skfolio's semi-deviation if told `biased` and a target of 0.
+    """
+    r = _series(returns)
+    # Scaled by the largest loss, since the square of a tiny one would vanish.
+    scale = float(max(-r.min(), 0.0)) or 1.0
+    downside = scale * math.sqrt(float(np.mean((np.minimum(r, 0.0) / scale) ** 2)))
+    return _ratio(float(r.mean()), downside) * math.sqrt(_rate(periods_per_year))
+
+
+def drawdown_series(returns: Floats) -> Floats:
+    """[T]: how far, as a share in [0, 1], equity is below its highest point so far.
+
+    The initial value counts as a high, so that a first loss is a drawdown.
+    """
+    value = equity(returns)
+    return 1.0 - value / np.maximum(np.maximum.accumulate(value), 1.0)
+
+
+def max_drawdown(returns: Floats) -> float:
+    """The deepest drawdown, in [0, 1]; 0 if equity never fell."""
+    return float(drawdown_series(returns).max())
+
+
+def calmar(returns: Floats, periods_per_year: float) -> float:
+    """Annual return / maximum drawdown; inf for a gain without any drawdown."""
+    return _ratio(annual_return(returns, periods_per_year), max_drawdown(returns))
+
+
+def cvar(returns: Floats, level: float = CVAR_LEVEL) -> float:
+    """Mean loss over the worst `1 - level` of the periods; negative if even those are gains.
+
+    The tail holds k = (1 - level)·T periods, and k is seldom whole: the ⌊k⌋ worst count fully,
+    the next one by the fraction left, and the sum is divided by k (Rockafellar & Uryasev 2002,
+    and skfolio's `cvar`). With k under 1 (fewer than 20 returns at 95 %) it is the worst loss.
+    """
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, not {level}: 0.95 is usual")
+    losses = np.sort(-_series(returns))[::-1]
+    k = (1.0 - level) * len(losses)
+    whole = int(k)
+    tail = losses[:whole].sum() + (k - whole) * losses[whole : whole + 1].sum()
+    return float(tail / k)
+
+
+def turnover_annual(traded: Floats, periods_per_year: float) -> float:
+    """Value traded a year, in multiples of the book's value; two-way.
+
+    traded[T]: value of all buys *plus* all sells of a period, over the value of the book before
+    they were made. Two-way, since costs are paid on both sides: turnover times a fee per side is
+    what the fee takes a year. Exchanging the whole portfolio once counts 2.
+    """
+    share = _series(traded, "traded")
+    if share.min() < 0.0:
+        raise ValueError(f"traded must not be negative: sells count as buys do, not {share.min()}")
+    return float(share.mean()) * _rate(periods_per_year)
+
+
+def hit_rate(returns: Floats) -> float:
+    """Share of gains among the periods that were not exactly zero; NaN if all were."""
+    r = _series(returns)
+    gains, moves = int((r > 0.0).sum()), int((r != 0.0).sum())
+    return gains / moves if moves else math.nan
+
+
+def mean_exposure(invested: Floats) -> float:
+    """Mean of invested[T], the share of the book's value that is not cash."""
+    return float(_series(invested, "invested").mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What trading cost over a whole run, in money."""
+
+    commission: float
+    stamp: float
+    slippage: float
+
+    def __post_init__(self) -> None:
+        for name in ("commission", "stamp", "slippage"):
+            _money(getattr(self, name), name)
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return self.commission + self.stamp + self.slippage
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """All measures of one series of returns; `LABELS` says what each means and how it prints."""
+
+    total_return: float
+    annual_return: float
+    volatility_period: float
+    volatility_annual: float
+    sharpe_period: float
+    sharpe_annual: float
+    sortino_annual: float
+    calmar: float
+    max_drawdown: float
+    cvar95: float
+    turnover_annual: float
+    hit_rate: float
+    exposure: float
+    cost_total: float
+    cost_share: float
+    cost_commission: float
+    cost_stamp: float
+    cost_slippage: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Name to value, in the order of `LABELS`."""
+        return dataclasses.asdict(self)
+
+
+def measure(
+    returns: Floats,
+    *,
+    periods_per_year: float,
+    turnover: Floats | None = None,
+    exposure: Floats | None = None,
+    costs: Costs | None = None,
+    initial_value: float | None = None,
+) -> Measures:
+    """Every measure of returns[T]; NaN for those whose input is None.
+
+    turnover[T]: two-way traded value as a share of the book, see `turnover_annual`
+    exposure[T]: invested share of the book, see `mean_exposure`
+    initial_value: what the book began with, in the money of `costs`, for their share of it
+    """
+    for name, given in (("turnover", turnover), ("exposure", exposure)):
+        if given is not None and len(given) != len(returns):
+            raise ValueError(
+                f"{name} must have one value per return, {len(returns)}, but has {len(given)}"
+            )
+    if initial_value is not None and not 0.0 < initial_value < math.inf:
+        raise ValueError(f"initial_value must be above 0, not {initial_value}")
+    unknown = math.nan
+    return Measures(
+        total_return=total_return(returns),
+        annual_return=annual_return(returns, periods_per_year),
+        volatility_period=volatility_period(returns),
+        volatility_annual=volatility_annual(returns, periods_per_year),
+        sharpe_period=sharpe_period(returns),
+        sharpe_annual=sharpe_annual(returns, periods_per_year),
+        sortino_annual=sortino_annual(returns, periods_per_year),
+        calmar=calmar(returns, periods_per_year),
+        max_drawdown=max_drawdown(returns),
+        cvar95=cvar(returns),
+        turnover_annual=unknown
+        if turnover is None
+        else turnover_annual(turnover, periods_per_year),
+        hit_rate=hit_rate(returns),
+        exposure=unknown if exposure is None else mean_exposure(exposure),
+        cost_total=unknown if costs is None else costs.total,
+        cost_share=unknown
+        if costs is None or initial_value is None
+        else costs.total / initial_value,
+        cost_commission=unknown if costs is None else costs.commission,
+        cost_stamp=unknown if costs is None else costs.stamp,
+        cost_slippage=unknown if costs is None else costs.slippage,
+    )
+
+
+class RunningMeasures:
+    """Measures of one book so far, a return at a time: equal to the batch functions at each step.
+
+    A step costs O(log T) time; the returns are kept, as an exact CVaR needs them. The losses lie
+    in two heaps: the ⌊k⌋ worst, whose sum is kept, and the rest, whose worst is at hand. A new
+    return moves at most one loss each way. Mean and variance are Welford's.
+    """
+
+    def __init__(self, periods_per_year: float) -> None:
+        self._root = math.sqrt(_rate(periods_per_year))
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a new episode."""
+        self.periods = 0
+        self.cost_total = 0.0
+        """Costs so far, in money."""
+        self.max_drawdown = 0.0
+        """The deepest drawdown so far."""
+        self._mean, self._squares = 0.0, 0.0
+        self._low, self._high = math.inf, -math.inf
+        self._value, self._peak = 1.0, 1.0
+        self._tail: list[float] = []  # the worst losses; the mildest of them on top
+        self._rest: list[float] = []  # returns, that is losses negated; the worst on top
+        self._tail_sum = 0.0
+
+    def update(self, ret: float, cost: float = 0.0) -> None:
+        """Take in one period: its return, after costs, and the costs in money."""
+        if not -1.0 <= ret < math.inf:
+            raise ValueError(f"a return must be a number from -1 up, not {ret}: check the prices")
+        self.cost_total += _money(cost, "cost")
+        self.periods += 1
+        delta = ret - self._mean
+        self._mean += delta / self.periods
+        self._squares += delta * (ret - self._mean)
+        self._low, self._high = min(self._low, ret), max(self._high, ret)
+        self._value *= 1.0 + ret
+        self._peak = max(self._peak, self._value)
+        self.max_drawdown = max(self.max_drawdown, self.drawdown)
+        self._insert(ret)
+
+    def _insert(self, ret: float) -> None:
+        milder = -ret
+        if self._tail and milder > self._tail[0]:
+            self._tail_sum += milder
+            milder = heapq.heapreplace(self._tail, milder)
+            self._tail_sum -= milder
+        heapq.heappush(self._rest, -milder)
+        if len(self._tail) < int((1.0 - CVAR_LEVEL) * self.periods):
+            worst = -heapq.heappop(self._rest)
+            heapq.heappush(self._tail, worst)
+            self._tail_sum += worst
+
+    @property
+    def total_return(self) -> float:
+        """Gain so far; 0 before the first return."""
+        return self._value - 1.0
+
+    @property
+    def drawdown(self) -> float:
+        """How far below its highest point the book is now; 0 before the first return."""
+        return 1.0 - self._value / self._peak
+
+    @property
+    def sharpe_annual(self) -> float:
+        """Annualised Sharpe ratio so far; NaN before the second return."""
+        if self.periods < 2:
+            return math.nan
+        if self._low == self._high:
+            return _ratio(self._low, 0.0)
+        return _ratio(self._mean, math.sqrt(self._squares / (self.periods - 1))) * self._root
+
+    @property
+    def cvar95(self) -> float:
+        """CVaR at 95 % of all returns so far; NaN before the first."""
+        if not self.periods:
+            return math.nan
+        k = (1.0 - CVAR_LEVEL) * self.periods
+        return (self._tail_sum - (k - len(self._tail)) * self._rest[0]) / k
+
+    def as_dict(self) -> dict[str, float]:
+        """What an environment's `info` carries, by name."""
+        return {
+            "drawdown": self.drawdown,
+            "max_drawdown": self.max_drawdown,
+            "sharpe_annual": self.sharpe_annual,
+            "cvar95": self.cvar95,
+            "cost_total": self.cost_total,
+        }
+
+
+class MeanStd(NamedTuple):
+    """Mean and sample standard deviation (ddof 1) over seeds."""
+
+    mean: float
+    std: float
+
+
+def mean_std(values: Sequence[float]) -> MeanStd:
+    """Mean and standard deviation of one measure over several seeds.
+
+    The std of a single value is NaN. A NaN among the values makes both NaN, an infinite one the
+    std: what cannot be told for one seed cannot be told for their mean.
+    """
+    v = np.asarray(values, dtype=np.float64)
+    if v.ndim != 1 or not len(v):
+        raise ValueError(f"mean_std needs a list of at least one value, not shape {v.shape}")
+    with np.errstate(invalid="ignore"):
+        mean = float(v.mean())
+        if len(v) < 2 or not np.isfinite(v).all():
+            return MeanStd(mean, math.nan)
+        return MeanStd(mean, 0.0 if v.min() == v.max() else float(v.std(ddof=1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How a measure is shown.
+
+    unit: percent (0.123 prints as 12.30 %), ratio (two decimals) or number (money: 1,234.56)
+    higher_is_better: None where neither is
+    meaning: one sentence, for a tooltip or a footnote
+    """
+
+    text: str
+    unit: Literal["percent", "ratio", "number"]
+    higher_is_better: bool | None
+    meaning: str
+
+    def format(self, value: float, std: float = math.nan) -> str:
+        """`12.30 %`, or `12.30 ± 1.05 %` with a std; `–` for NaN, `∞` for infinity."""
+        if math.isnan(value):
+            return "–"
+        shown = self._digits(value)
+        if not math.isnan(std):
+            shown += f" ± {self._digits(std)}"
+        return f"{shown} %" if self.unit == "percent" else shown
+
+    def _digits(self, value: float) -> str:
+        if math.isinf(value):
+            return "∞" if value > 0 else "−∞"
+        text = f"{value * 100.0 if self.unit == 'percent' else value:,.2f}"
+        return "0.00" if text == "-0.00" else text.replace("-", "−")
+
+
+LABELS: Mapping[str, Label] = MappingProxyType(
+    {
+        "total_return": Label("Total return", "percent", True, "Gain over the whole period."),
+        "annual_return": Label("Annual return", "percent", True, "Compound growth a year."),
+        "volatility_period": Label(
+            "Volatility (per period)", "percent", False, "Standard deviation of the returns."
+        ),
+        "volatility_annual": Label(
+            "Volatility (annual)", "percent", False, "Per period, times √periods a year."
+        ),
+        "sharpe_period": Label(
+            "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised."
+        ),
+        "sharpe_annual": Label(
+            "Sharpe (annual)", "ratio", True, "Mean / standard deviation · √periods a year."
+        ),
+        "sortino_annual": Label(
+            "Sortino (annual)", "ratio", True, "Mean / downside deviation · √periods a year."
+        ),
+        "calmar": Label("Calmar", "ratio", True, "Annual return / maximum drawdown."),
+        "max_drawdown": Label(
+            "Maximum drawdown", "percent", False, "Deepest fall from a high of the equity."
+        ),
+        "cvar95": Label("CVaR 95 %", "percent", False, "Mean loss of the worst 5 % of periods."),
+        "turnover_annual": Label(
+            "Turnover (a year, two-way)", "percent", None, "Buys plus sells a year / value."
+        ),
+        "hit_rate": Label("Hit rate", "percent", True, "Share of gains among non-zero periods."),
+        "exposure": Label("Exposure", "percent", None, "Mean share of the value not in cash."),
+        "cost_total": Label("Costs paid", "number", False, "All costs, in money."),
+        "cost_share": Label(
+            "Costs / initial value", "percent", False, "All costs over the value at the start."
+        ),
+        "cost_commission": Label("Commission", "number", False, "Commission paid, in money."),
+        "cost_stamp": Label("Stamp duty", "number", False, "Stamp duty on sells, in money."),
+        "cost_slippage": Label(
+            "Slippage", "number", False, "Money lost by prices worse than the quoted ones."
+        ),
+    }
+)
+"""Every field of `Measures`, in its order."""
+
+
+def _series(values: Floats, name: str = "returns") -> Floats:
+    """[T] float64, at least one value, all finite."""
+    v = np.asarray(values, dtype=np.float64)
+    if v.ndim != 1 or not len(v):
+        raise ValueError(f"{name} must be one series [T] of at least one value, not {v.shape}")
+    bad = ~np.isfinite(v)
+    if bad.any():
+        at = int(bad.argmax())
+        raise ValueError(
+            f"{name} must be finite, but {int(bad.sum())} of {len(v)} are not; the first is "
+            f"{v[at]} at {at}. Drop or fill them first."
+        )
+    return v
+
+
+def _paths(returns: Floats) -> Floats:
+    """Returns that can be compounded: nothing loses more than everything."""
+    r = _series(returns)
+    if r.min() < -1.0:
+        raise ValueError(
+            f"returns below -1 cannot be compounded, but at {int(r.argmin())} there is {r.min()}. "
+            "Are these per cent, or log returns?"
+        )
+    return r
+
+
+def _money(value: float, name: str) -> float:
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"{name} must be an amount from 0 up, not {value}")
+    return value
+
+
+def _rate(periods_per_year: float) -> float:
+    if not 0.0 < periods_per_year < math.inf:
+        raise ValueError(f"periods_per_year must be above 0, not {periods_per_year}: 252 for days")
+    return periods_per_year
+
+
+def _ratio(above: float, below: float) -> float:
+    """The quotient, and its limit where there is nothing below the line; 0/0 is 0."""
+    if below == 0.0:
+        return math.copysign(math.inf, above) if above else 0.0
+    return above / below
