@@ -32,6 +32,12 @@ class ModelConfig(Section):
     """Layers of the encoder."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout inside the encoder."""
+    hidden: PositiveInt = 64
+    """Width of the layers after the encoder, which run once per book and asset."""
+    cross_asset: Literal["mlp", "attention", "none"] = "mlp"
+    """How assets see one another: through their mean and an MLP, by self-attention, or not."""
+    shared_encoder: bool = True
+    """Actor and critic share encoder and first layers; false: the critic has its own."""
 
 
 class TrainConfig(Section):

@@ -1,0 +1,22 @@
+"""Networks: encoders of the market, and the actor-critic of the flat agent on top of them."""
+
+from echelon.models.actor_critic import (
+    N_ACTIONS,
+    ActorCritic,
+    Market,
+    Output,
+    build_actor_critic,
+)
+from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
+
+__all__ = [
+    "N_ACTIONS",
+    "ActorCritic",
+    "Encoder",
+    "Market",
+    "Output",
+    "TimeCNN",
+    "TransformerEncoder",
+    "build_actor_critic",
+    "build_encoder",
+]
