@@ -13,6 +13,8 @@ from pathlib import Path
 
 from echelon.errors import StoreError
 
+_OLD = ".old"
+
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, never a part."""
@@ -38,6 +40,39 @@ def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def swap_directory(staging: Path, target: Path) -> None:
+    """Put the finished directory `staging` in the place of `target`, which may not be there yet.
+
+    `staging` is named `.{target.name}-…` and lies beside `target`. A kill between the two renames
+    leaves the earlier directory under the name `{staging.name}.old`: `recover_directory` gives it
+    its name back, `standing_directory` finds it without touching anything.
+    """
+    old = staging.with_name(staging.name + _OLD)
+    if target.exists():
+        target.rename(old)
+    staging.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_directory(target: Path) -> None:
+    """Clean up after a killed writer of `target`, perhaps inside `swap_directory`.
+
+    For the one writer only: it removes the staging directories it finds.
+    """
+    for old in target.parent.glob(f".{target.name}-*{_OLD}"):
+        if not target.exists():
+            old.rename(target)
+    for stale in target.parent.glob(f".{target.name}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def standing_directory(target: Path) -> Path | None:
+    """Where the content of `target` is: there, or set aside by a swap that did not end."""
+    if target.is_dir():
+        return target
+    return next(target.parent.glob(f".{target.name}-*{_OLD}"), None)
 
 
 @contextmanager

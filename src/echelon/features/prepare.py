@@ -11,7 +11,6 @@ Key and panel are made from one version of the dataset, pinned between 1 and 2.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -44,11 +43,17 @@ from echelon.features.prepared import (
 )
 from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import Moments, Scaler
-from echelon.files import exclusive_lock, sha256_file, staging_directory, write_atomic
+from echelon.files import (
+    exclusive_lock,
+    recover_directory,
+    sha256_file,
+    staging_directory,
+    swap_directory,
+    write_atomic,
+)
 from echelon.types import Bools, Times
 
 _STAGING = ".prepared-"
-_OLD = ".old"
 _LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
 """Those whose arithmetic or tables a prepared set depends on."""
 
@@ -94,7 +99,7 @@ def prepare(
     caches = open_caches(config.data.cache)
     target = directory / "prepared"
     with exclusive_lock(directory / ".prepare.lock", f"the prepared set in {directory}"):
-        _recover(directory, target)
+        recover_directory(target)
         if is_whole(target, key):
             return PrepareReport(Prepared.open(target), dataset, True, selection.left_out)
         with staging_directory(directory, _STAGING) as staging:
@@ -103,7 +108,7 @@ def prepare(
                 _make(config, dataset, selection, key, staging, on_symbols)
             for known in caches[:hit]:
                 known.put(key, staging, Prepared(staging).manifest["files"])
-            _swap(staging, target)
+            swap_directory(staging, target)
     return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
 
 
@@ -323,21 +328,3 @@ def code_hash() -> str:
     """Hash of the code a prepared set depends on, ours and others': new never meets old."""
     versions = {name: metadata.version(name) for name in _LIBRARIES}
     return digest_of({"ours": digest_code("features/*.py", "data/*.py"), "others": versions})
-
-
-def _recover(directory: Path, target: Path) -> None:
-    """Clean up after a prepare that was killed, perhaps inside `_swap`. Call with the lock held."""
-    for old in directory.glob(f"{_STAGING}*{_OLD}"):
-        if not target.exists():
-            old.rename(target)
-    for stale in directory.glob(f"{_STAGING}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
-def _swap(staging: Path, target: Path) -> None:
-    """Put a finished set in the place of the one before."""
-    old = staging.with_name(staging.name + _OLD)
-    if target.exists():
-        target.rename(old)
-    staging.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,460 @@
+"""Checkpoints: everything training needs to go on bit-exactly, as plain tensors and JSON.
+
+    checkpoints/step-000123456/tensors.safetensors    name → tensor, any dtype
+    checkpoints/step-000123456/state.json             step, counters, generators, hashes
+    checkpoints/best/                                 the same two files
+
+1. A checkpoint is written under a staging name, synced, then renamed: it is whole or not there.
+2. Both files are covered by a SHA-256, so a damaged checkpoint is an error and never a weight.
+3. Nothing is pickled: reading one runs no code of whoever wrote it.
+
+A run directory has one writer; reading (`list_checkpoints`, `latest_checkpoint`,
+`load_checkpoint`) changes nothing and may happen beside it. torch is imported on use, so that
+listing runs stays cheap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from echelon import __version__
+from echelon.errors import StoreError
+from echelon.files import (
+    recover_directory,
+    staging_directory,
+    standing_directory,
+    swap_directory,
+    sync,
+    write_atomic,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT = 1
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+BEST = "best"
+
+_STEP = re.compile(r"step-(\d{9,})")
+_NAME = re.compile(r"(step-\d{9,})|\.(step-\d{9,})-[0-9a-f]+\.old")  # the second: set aside
+_GENERATORS = frozenset({"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"})
+
+
+class Checkpoint(NamedTuple):
+    """What was saved: the tensors by name (on the CPU) and the JSON state."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+class FlatOptimizer(NamedTuple):
+    """An optimizer's state as flat tensors and JSON."""
+
+    tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    config_hash: str,
+    keep: int,
+    protect: Collection[str] = (),
+) -> Path:
+    """Write the checkpoint of `step` below `directory`, then remove what is no longer needed.
+
+    state: values JSON can hold; NaN and infinities are allowed (Python's dialect of JSON)
+    keep: this many of the newest stay, the new one included
+    protect: names (`step-000000400`) that stay whatever `keep` says
+
+    Checkpoints of later steps are removed: the run was resumed from before them, and the one to
+    resume from next is this one. Log the metrics of a step and save `best` before its checkpoint,
+    so that a resumed run misses neither.
+    """
+    if step < 0 or keep < 1:
+        raise ValueError(f"expected step ≥ 0 and keep ≥ 1, found step={step}, keep={keep}")
+    for left in directory.glob(".step-*"):
+        recover_directory(directory / left.name[1:].rsplit("-", 1)[0])
+    target = directory / f"step-{step:09d}"
+    _write(target, step, tensors, state, config_hash)
+    paths = list_checkpoints(directory)
+    earlier = [path for path in paths if _step_of(path) <= step]
+    stay = {path.name for path in earlier[-keep:]} | set(protect)
+    for path in paths:
+        if path.name not in stay:
+            _remove(path)
+    return target
+
+
+def save_best(
+    directory: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    config_hash: str,
+) -> Path:
+    """Write the best checkpoint so far in the place of the one before; retention spares it."""
+    target = directory / BEST
+    recover_directory(target)
+    _write(target, step, tensors, state, config_hash)
+    return target
+
+
+def best_checkpoint(directory: Path) -> Path | None:
+    """The best checkpoint, or None where there is none yet."""
+    return standing_directory(directory / BEST)
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """The periodic checkpoints, the earliest first; whether they are whole is not looked at."""
+    if not directory.is_dir():
+        return []
+    matches = (_NAME.fullmatch(path.name) for path in directory.iterdir())
+    names = {found[1] or found[2] for found in matches if found}
+    standing = (standing_directory(directory / name) for name in names)
+    return sorted((path for path in standing if path is not None), key=_step_of)
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The newest periodic checkpoint, checked whole; None where there is none.
+
+    A damaged one is an error, not skipped: going on from an earlier one is for the user to decide.
+    """
+    paths = list_checkpoints(directory)
+    if not paths:
+        return None
+    _read_whole(paths[-1])
+    return paths[-1]
+
+
+def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint:
+    """Read a checkpoint and check it whole.
+
+    config_hash: of the configuration it must have been made with; None reads any
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    document, data = _read_whole(path)
+    if config_hash is not None and document["config_hash"] != config_hash:
+        raise StoreError(
+            f"{path / STATE}: made with another configuration (hash "
+            f"{document['config_hash'][:12]}, expected {config_hash[:12]}). Give the configuration "
+            "it was made with (config.yaml in its run directory), or start a new run."
+        )
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise _explain(path, _DamagedError(TENSORS, str(error))) from None
+    return Checkpoint(document["step"], tensors, document["state"])
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with `prefix` before each name: several parts share one checkpoint."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def below_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors whose name starts with `prefix`, without it: the inverse of `with_prefix`."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
+    """Take an optimizer's state apart: tensors `state.{parameter}.{name}` and the rest as JSON.
+
+    Parameters are numbered in the order of the groups. A tensor in a group (a capturable learning
+    rate) is `group.{group}.{name}`. The tensors are the optimizer's own, not copies.
+    """
+    import torch
+
+    tree = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+
+    def part(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{where}.{name}"] = value
+            else:
+                plain[name] = list(value) if isinstance(value, tuple) else value
+        return plain
+
+    state = {
+        "class": type(optimizer).__name__,
+        "groups": [part(f"group.{k}", group) for k, group in enumerate(tree["param_groups"])],
+        "state": {str(k): part(f"state.{k}", values) for k, values in tree["state"].items()},
+    }
+    state["tensors"] = sorted(tensors)
+    _require_plain(state, "optimizer")
+    return FlatOptimizer(tensors, state)
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+) -> None:
+    """Put a flattened state back, bit for bit, into an optimizer over the same parameters."""
+    _require_same_parameters(optimizer, tensors, state)
+    groups: list[dict[str, Any]] = [
+        {n: tuple(v) if n == "betas" else v for n, v in group.items()} for group in state["groups"]
+    ]
+    values: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in state["state"].items()}
+    for name, tensor in tensors.items():
+        kind, number, key = name.split(".", 2)
+        # torch keeps the tensor it is given; a copy leaves the caller's checkpoint as it was read.
+        place = groups[int(number)] if kind == "group" else values[int(number)]
+        place[key] = tensor.clone()
+    optimizer.load_state_dict({"param_groups": groups, "state": values})
+
+
+def pack_generator(generator: np.random.Generator) -> dict[str, Any]:
+    """A numpy generator's state as JSON can hold it (its integers have up to 128 bits)."""
+    packed: dict[str, Any] = _lists(generator.bit_generator.state)
+    return packed
+
+
+def unpack_generator(packed: Mapping[str, Any]) -> np.random.Generator:
+    """The generator that continues where the packed one was.
+
+    Streams spawned from it differ from those the original would have spawned: only the position
+    in the sequence is part of the state.
+    """
+    kind = packed.get("bit_generator")
+    if kind not in _GENERATORS:
+        raise StoreError(
+            f"a random generator of kind {kind!r} was saved; known are "
+            f"{', '.join(sorted(_GENERATORS))}. Resume with the version that saved it."
+        )
+    bits = getattr(np.random, kind)(0)
+    bits.state = _arrays(packed)
+    return np.random.Generator(bits)
+
+
+def pack_torch_generator(generator: torch.Generator) -> torch.Tensor:
+    """A torch generator's state, uint8."""
+    return generator.get_state()
+
+
+def unpack_torch_generator(packed: torch.Tensor, device: str = "cpu") -> torch.Generator:
+    """The torch generator that continues where the packed one was."""
+    import torch
+
+    generator = torch.Generator(device)
+    generator.set_state(packed)
+    return generator
+
+
+def _write(
+    target: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    config_hash: str,
+) -> None:
+    from safetensors.torch import save
+
+    _require_plain(state, "state")
+    data = save(_storable(tensors))
+    document = {
+        "format": FORMAT,
+        "echelon": __version__,
+        "step": step,
+        "config_hash": config_hash,
+        "tensors_sha256": hashlib.sha256(data).hexdigest(),
+        "state": dict(state),
+    }
+    document["sha256"] = _digest(document)
+    try:
+        with staging_directory(target.parent, f".{target.name}-") as staging:
+            write_atomic(staging / TENSORS, data)
+            write_atomic(staging / STATE, json.dumps(document, indent=1, sort_keys=True) + "\n")
+            sync(staging)
+            swap_directory(staging, target)
+        sync(target.parent)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: the checkpoint cannot be written ({error.strerror or error}). Those before "
+            "it are intact: make room or mend the disk, then resume."
+        ) from error
+
+
+def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous CPU tensors, no two of one memory: safetensors refuses shared weights."""
+    seen: set[int] = set()
+    ready = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        memory = plain.untyped_storage().data_ptr()
+        ready[name] = plain.clone() if memory in seen else plain
+        seen.add(memory)
+    return ready
+
+
+class _DamagedError(Exception):
+    """What is wrong with which file of a checkpoint; never leaves this module."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.name = name
+        self.what = what
+
+
+def _read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
+    """As `_read`, with an error a user can act on."""
+    try:
+        return _read(path)
+    except _DamagedError as damage:
+        raise _explain(path, damage) from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """state.json and the bytes of the tensor file, both checked against their hashes."""
+    document = _read_state(path)
+    try:
+        data = (path / TENSORS).read_bytes()
+    except OSError as error:
+        raise _DamagedError(TENSORS, error.strerror or str(error)) from None
+    if hashlib.sha256(data).hexdigest() != document["tensors_sha256"]:
+        raise _DamagedError(TENSORS, f"its {len(data)} bytes do not have the hash in {STATE}")
+    return document, data
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((path / STATE).read_bytes())
+    except OSError as error:
+        raise _DamagedError(STATE, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _DamagedError(STATE, f"not JSON: {error}") from None
+    if not isinstance(document, dict) or "format" not in document:
+        raise _DamagedError(STATE, "not the state of a checkpoint")
+    if document["format"] != FORMAT:
+        raise StoreError(
+            f"{path / STATE}: checkpoint format {document['format']!r} of Echelon "
+            f"{document.get('echelon', 'unknown')}; this version reads format {FORMAT}. Use the "
+            "version that wrote it, or start a new run."
+        )
+    if document.pop("sha256", None) != _digest(document):
+        raise _DamagedError(STATE, "its content does not have the hash it states")
+    return document
+
+
+def _explain(path: Path, damage: _DamagedError) -> StoreError:
+    """The error for a damaged checkpoint, with the one to resume from instead."""
+    periodic = list_checkpoints(path.parent)
+    if _STEP.search(path.name):
+        periodic = [other for other in periodic if _step_of(other) < _step_of(path)]
+    usable = next((other for other in reversed(periodic) if _is_whole(other)), None)
+    advice = (
+        f"Resume from an earlier one: --resume {usable}"
+        if usable is not None
+        else "No earlier checkpoint beside it is whole: start the run anew."
+    )
+    return StoreError(f"{path / damage.name}: missing or damaged ({damage.what}). {advice}")
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _read(path)
+    except (_DamagedError, StoreError):
+        return False
+    return True
+
+
+def _require_same_parameters(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+) -> None:
+    """Refuse a state of another optimizer or of other parameters, before anything is changed."""
+    advice = "Resume with the model and optimizer settings the checkpoint was made with."
+    name = type(optimizer).__name__
+    if state["class"] != name:
+        raise StoreError(f"the checkpoint holds {state['class']} state, not {name}. {advice}")
+    if sorted(tensors) != state["tensors"]:
+        missing = sorted(set(state["tensors"]) ^ set(tensors))
+        raise StoreError(
+            f"the checkpoint's optimizer tensors are not those it lists: {', '.join(missing[:5])}. "
+            + advice
+        )
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    saved = [len(group["params"]) for group in state["groups"]]
+    if sizes != saved:
+        raise StoreError(
+            f"the checkpoint's optimizer has groups of {saved} parameters, expected {sizes}. "
+            + advice
+        )
+    for key, tensor in tensors.items():
+        kind, number, part = key.split(".", 2)
+        if kind == "state" and part != "step" and tensor.shape != shapes[int(number)]:
+            raise StoreError(
+                f"the checkpoint's optimizer has {key} of shape {tuple(tensor.shape)}, expected "
+                f"{tuple(shapes[int(number)])}. {advice}"
+            )
+
+
+def _require_plain(value: object, where: str) -> None:
+    """Refuse what JSON would lose or change: tuples, integer keys, numpy scalars."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where}: key {key!r} is not a string; JSON would make it one")
+            _require_plain(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for k, item in enumerate(value):
+            _require_plain(item, f"{where}[{k}]")
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise TypeError(
+            f"{where} is {type(value).__name__}; a checkpoint's state holds dict, list, str, int, "
+            "float, bool and None. Convert it, or save it among the tensors."
+        )
+
+
+def _lists(value: Any) -> Any:  # noqa: ANN401 (the state of any bit generator)
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "values": value.tolist()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _arrays(value: Any) -> Any:  # noqa: ANN401 (the state of any bit generator)
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"dtype", "values"}:
+        return np.array(value["values"], dtype=value["dtype"])
+    return {key: _arrays(item) for key, item in value.items()}
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _step_of(path: Path) -> int:
+    found = _STEP.search(path.name)
+    if found is None:
+        raise ValueError(f"{path.name} is not the name of a periodic checkpoint")
+    return int(found[1])
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; renamed first, so that a kill leaves no half one under its name."""
+    doomed = path.with_name(f".{path.name}-removed")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,195 @@
+"""The metric log of a run: one row per call, readable while training writes it.
+
+    metrics.jsonl      appended to, a row a line: {"step": 1000, "seconds": 2.1, "losses/value": …}
+    metrics.parquet    the same rows as columns, written at checkpoints and at the end
+
+1. A row is written with one call and is whole or not there: what a kill tears is dropped on
+   opening, what a full disk tears is cut off at once.
+2. On resuming from step s the rows after s are removed, so that a resumed run's log equals that
+   of an uninterrupted one in all but the wall clock (`WALL_CLOCK`).
+3. Where JSON has no number (NaN, infinities) the line has the string "NaN", "Infinity" or
+   "-Infinity": such a value is a value of the log, not a missing one.
+
+Metric names have a prefix that groups them: `losses/policy`, `charts/steps_per_second`,
+`valid/sharpe_annual`. A metric a row does not have is null in the table.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, SupportsFloat
+
+from echelon.errors import StoreError
+from echelon.files import sync, write_atomic
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LOG = "metrics.jsonl"
+TABLE = "metrics.parquet"
+WALL_CLOCK = ("seconds", "charts/steps_per_second")
+"""Columns that differ between two runs that are otherwise the same."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
+_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+_REMEDY = "Delete it to go on without the rows so far, or start the run anew."
+
+
+class MetricLog:
+    """The log of one run, open for appending; one writer at a time.
+
+    resume_step: None begins a new log in the place of any there is; s keeps the rows up to and
+    including step s and goes on after them
+    """
+
+    def __init__(self, directory: Path, *, resume_step: int | None) -> None:
+        self._path = directory / LOG
+        self._table = directory / TABLE
+        kept = []
+        if resume_step is not None and self._path.exists():
+            kept = [row for row in _read_rows(self._path) if row["step"] <= resume_step]
+        text = "".join(map(_line, kept))
+        try:
+            write_atomic(self._path, text)
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+        self._size = len(text.encode())
+        self._step = int(kept[-1]["step"]) if kept else 0
+        self._started = time.monotonic() - (kept[-1]["seconds"] if kept else 0.0)
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Append a row. Steps never decrease; two rows of one step are two rows."""
+        if step < self._step:
+            raise ValueError(f"step {step} after step {self._step}: the log's steps never decrease")
+        for name in metrics:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"metric {name!r}: expected a prefixed name such as losses/value")
+        row: dict[str, float] = {"step": step, "seconds": self.seconds}
+        row |= {name: float(value) for name, value in metrics.items()}
+        self._append(_line(row).encode())
+        self._step = step
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, those before a resumption included."""
+        return round(time.monotonic() - self._started, 3)
+
+    def snapshot(self) -> None:
+        """Write the table and wait until all rows are on disk. Call before saving a checkpoint."""
+        buffer = io.BytesIO()
+        _frame(_read_rows(self._path)).write_parquet(buffer)
+        try:
+            sync(self._path)
+            write_atomic(self._table, buffer.getvalue())
+        except OSError as error:
+            raise _unwritable(self._table, error) from error
+
+    def close(self) -> None:
+        """Write the table and close; a second call does nothing."""
+        if not self._file.closed:
+            self._file.close()
+            self.snapshot()
+
+    def __enter__(self) -> MetricLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(None, f"only {written} of {len(line)} bytes of a row were written")
+        except OSError as error:
+            os.truncate(self._path, self._size)
+            raise _unwritable(self._path, error) from error
+        self._size += len(line)
+
+
+def read_metrics(directory: Path) -> pl.DataFrame:
+    """The log in a run directory: step, seconds, then the metrics in order of appearance.
+
+    Works while training writes. NaN is a value the run logged; null is a metric a row has not.
+    """
+    log, table = directory / LOG, directory / TABLE
+    if log.exists():
+        return _frame(_read_rows(log))
+    if not table.exists():
+        raise StoreError(f"{log}: no such file. Name the directory of a run that was trained.")
+    import polars as pl
+
+    try:
+        return pl.read_parquet(table)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise StoreError(f"{table}: damaged ({error}). {_REMEDY}") from None
+
+
+def _read_rows(path: Path) -> list[dict[str, float]]:
+    """All whole rows; bytes after the last line end are a row still, or never, being written."""
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(_row(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{path}, line {number}: damaged ({error}). {_REMEDY}") from None
+    return rows
+
+
+def _row(line: bytes) -> dict[str, float]:
+    tree = json.loads(line)
+    if not isinstance(tree, dict):
+        raise ValueError("not a row")
+    row: dict[str, float] = {"step": int(tree.pop("step")), "seconds": float(tree.pop("seconds"))}
+    for name, value in tree.items():
+        if not isinstance(value, int | float) and not (
+            isinstance(value, str) and value in _NOT_FINITE
+        ):
+            raise ValueError(f"{name} is {value!r}, not a number")
+        row[name] = float(value)
+    return row
+
+
+def _line(row: Mapping[str, float]) -> str:
+    plain = {name: value if math.isfinite(value) else _spell(value) for name, value in row.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def _spell(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _frame(rows: list[dict[str, float]]) -> pl.DataFrame:
+    import polars as pl
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    schema = {"step": pl.Int64, "seconds": pl.Float64} | dict.fromkeys(names, pl.Float64)
+    schema["step"] = pl.Int64
+    return pl.DataFrame({name: [row.get(name) for row in rows] for name in schema}, schema=schema)
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path}: cannot be written ({error.strerror or error}). The rows so far are intact: make "
+        "room or mend the disk, then resume."
+    )
