@@ -86,6 +86,10 @@ class LoggingConfig(Section):
 
     use_wandb: bool = False
     """Also log to Weights & Biases."""
+    use_mlflow: bool = False
+    """Also log to MLflow."""
+    tensorboard: bool = True
+    """Also write TensorBoard event files."""
     output_dir: Path = Path("./runs")
     """Parent of the run directories."""
 

@@ -1,0 +1,269 @@
+"""Where metrics go beside the run's own log: TensorBoard, Weights & Biases, MLflow.
+
+Each is a `Sink`. They mirror the metric log (`echelon.runs.metrics`), which stays the record: a
+service that stops answering during training is left out with a warning, since the rows it misses
+are in the log. A sink that cannot be opened is an error, before anything is trained.
+
+Services are reached as their own environment variables say, and secrets come from there only:
+
+    W&B      WANDB_API_KEY, WANDB_MODE (offline, disabled), WANDB_PROJECT, WANDB_BASE_URL …
+    MLflow   MLFLOW_TRACKING_URI (mlruns/ in the run directory where unset), MLFLOW_TRACKING_TOKEN …
+
+The ids the services gave a run are in tracking.json, so that a resumed run goes on in the same one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from echelon.config.agents import LoggingConfig
+from echelon.errors import ConfigError, StoreError
+from echelon.files import write_atomic
+
+Status: TypeAlias = Literal["finished", "failed", "interrupted"]
+
+PROJECT = "echelon"
+"""W&B project and MLflow experiment where the environment names no other."""
+IDS = "tracking.json"
+EVENTS = "tensorboard"
+
+
+class Sink(Protocol):
+    """Takes the metrics of a run as they come."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a step."""
+        ...
+
+    def finish(self, status: Status) -> None:
+        """Say how the run ended, and close; nothing is logged afterwards."""
+        ...
+
+
+def open_sinks(
+    logging: LoggingConfig, directory: Path, run_name: str, resume_step: int | None
+) -> list[Sink]:
+    """Open the sinks the configuration asks for, for the run in `directory`.
+
+    resume_step: None for a new run; s continues the run after step s
+    """
+    if resume_step is None:
+        (directory / IDS).unlink(missing_ok=True)
+    sinks: list[Sink] = []
+    try:
+        if logging.use_wandb:
+            sinks.append(WandbSink(directory, run_name))
+        if logging.use_mlflow:
+            sinks.append(MlflowSink(directory, run_name))
+        if logging.tensorboard:
+            sinks.append(TensorBoardSink(directory, resume_step))
+    except BaseException:
+        for sink in sinks:
+            sink.finish("failed")
+        raise
+    return sinks
+
+
+class TensorBoardSink:
+    """Event files in tensorboard/ of the run directory."""
+
+    def __init__(self, directory: Path, resume_step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = directory / EVENTS
+        if resume_step is None:  # a new run: curves of an earlier one would run into its own
+            for stale in folder.glob("events.out.tfevents.*"):
+                stale.unlink()
+        # What was logged after the step resumed from is logged again: readers drop the first.
+        purge = None if resume_step is None else resume_step + 1
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=purge)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        self._folder = folder
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the step's metrics through to the file."""
+        try:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+
+    def finish(self, status: Status) -> None:
+        """Close the file; event files have no place for the status."""
+        try:
+            self._writer.close()
+        except OSError as error:
+            raise _unwritable(self._folder, error) from error
+
+
+class WandbSink:
+    """A run of Weights & Biases."""
+
+    def __init__(self, directory: Path, run_name: str) -> None:
+        self._wandb = _require("wandb", "use_wandb")
+        mode = os.environ.get("WANDB_MODE", "online")
+        if mode not in ("offline", "disabled", "dryrun") and not os.environ.get("WANDB_API_KEY"):
+            raise ConfigError(
+                "logging.use_wandb is true, but the environment variable WANDB_API_KEY is not set. "
+                "Set it, or set WANDB_MODE=offline to keep the run here and `wandb sync` it later."
+            )
+        run_id = _known_ids(directory).get("wandb") or secrets.token_hex(4)
+        _remember(directory, wandb=run_id)
+        try:
+            self._run: Any = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or PROJECT,
+                name=run_name,
+                id=run_id,
+                resume="allow",
+                dir=str(directory),
+                reinit="create_new",  # several seeds of one process are several runs
+                settings={"console": "off"},  # the live display is not a log
+            )
+            # W&B drops rows whose step is not new; with an axis of our own a resumed run may
+            # go back to the step of its checkpoint.
+            self._run.define_metric("*", step_metric="step")
+        except (self._wandb.Error, OSError) as error:
+            raise _unreachable("W&B", "use_wandb", "WANDB_*", error) from None
+        self._open = True
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the step's metrics."""
+        if self._open:
+            try:
+                self._run.log({"step": step, **metrics})
+            except (self._wandb.Error, OSError) as error:
+                self._open = False
+                _warn("W&B", error)
+
+    def finish(self, status: Status) -> None:
+        """End the run; anything but `finished` shows as failed."""
+        try:
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+        except (self._wandb.Error, OSError) as error:
+            _warn("W&B", error)
+
+
+class MlflowSink:
+    """A run of MLflow, in the experiment MLFLOW_EXPERIMENT_NAME or `echelon`."""
+
+    _STATUS: Mapping[Status, str] = {
+        "finished": "FINISHED",
+        "failed": "FAILED",
+        "interrupted": "KILLED",
+    }
+
+    def __init__(self, directory: Path, run_name: str) -> None:
+        # Read on import. Who asked for a local log did not ask to report its use to anyone.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        self._mlflow = _require("mlflow", "use_mlflow")
+        self._errors = (self._mlflow.exceptions.MlflowException, OSError)
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            uri = (directory.resolve() / "mlruns").as_uri()
+            # MLflow 3 wants a database or this word; mlflow-skinny has no database.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        known = _known_ids(directory).get("mlflow")
+        try:
+            self._client: Any = self._mlflow.MlflowClient(tracking_uri=uri)
+            if known:
+                self._id = known
+                self._client.update_run(self._id, status="RUNNING")
+            else:
+                self._id = self._create(run_name)
+        except self._errors as error:
+            raise _unreachable("MLflow", "use_mlflow", "MLFLOW_*", error) from None
+        _remember(directory, mlflow=self._id)
+        self._open = True
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the step's metrics, in one request."""
+        if not self._open:
+            return
+        now = int(time.time() * 1000)
+        metric = self._mlflow.entities.Metric
+        batch = [metric(name, float(value), now, step) for name, value in metrics.items()]
+        try:
+            self._client.log_batch(self._id, metrics=batch)
+        except self._errors as error:
+            self._open = False
+            _warn("MLflow", error)
+
+    def finish(self, status: Status) -> None:
+        """End the run."""
+        try:
+            self._client.set_terminated(self._id, status=self._STATUS[status])
+        except self._errors as error:
+            _warn("MLflow", error)
+
+    def _create(self, run_name: str) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        run_id: str = self._client.create_run(experiment, run_name=run_name).info.run_id
+        return run_id
+
+
+def _require(module: str, key: str) -> Any:  # noqa: ANN401 (a module without types)
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"logging.{key} is true, but {module} cannot be imported ({error}). Run "
+            f'`pip install "echelon[tracking]"`, or set logging.{key}: false.'
+        ) from None
+
+
+def _known_ids(directory: Path) -> dict[str, str]:
+    path = directory / IDS
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: damaged ({error}). Delete it: new runs are opened.") from None
+    if not isinstance(tree, dict) or not all(isinstance(v, str) for v in tree.values()):
+        raise StoreError(f"{path}: damaged (no ids by name). Delete it: new runs are opened.")
+    return tree
+
+
+def _remember(directory: Path, **ids: str) -> None:
+    ids = _known_ids(directory) | ids
+    write_atomic(directory / IDS, json.dumps(ids, indent=1, sort_keys=True) + "\n")
+
+
+def _unreachable(service: str, key: str, variables: str, error: Exception) -> ConfigError:
+    """The error for a service that cannot be opened; its address, with a password perhaps, stays
+    out of the message.
+    """
+    return ConfigError(
+        f"{service} cannot be opened ({type(error).__name__}). Check the environment variables "
+        f"{variables} and the network; where the run was deleted there, delete {IDS} in the run "
+        f"directory. Or set logging.{key}: false."
+    )
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{path}: cannot be written ({error.strerror or error}). Make room or mend the disk, then "
+        "resume; logging.tensorboard: false does without."
+    )
+
+
+def _warn(service: str, error: Exception) -> None:
+    warnings.warn(
+        f"{service} takes no more metrics ({type(error).__name__}); training goes on, and the "
+        "run's own metric log has every row.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
