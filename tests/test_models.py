@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,12 +25,21 @@ from echelon.models import (
     build_encoder,
     encoders,
 )
-from echelon.models.actor_critic import JoinedLinear, mean_over_present
+from echelon.models.actor_critic import JoinedLinear
 
 G, S, N, F, W, D, E, P = 2, 17, 5, 6, 9, 16, 3, 2
 BARS = S - W + 1
 ENCODERS = ("TimeCNN", "Transformer")
 CROSS = ("mlp", "attention", "none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads only wait for one another on networks this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _config(*, window: int = W, state: dict[str, bool] | None = None, **model: Any) -> Config:
@@ -47,7 +57,7 @@ def _loud_network(seed: int = 0, **model: Any) -> ActorCritic:
     """A network whose logits are not all near zero, so that a change in them shows."""
     network = _network(seed, **model)
     with torch.no_grad():
-        network.actor[-1].weight.mul_(100.0)
+        network.actor.outer.weight.mul_(100.0)
     return network
 
 
@@ -138,9 +148,9 @@ def test_sliding_mean_equals_the_mean_of_each_slice(size: int) -> None:
     torch.testing.assert_close(encoders._sliding_mean(h, size), expected)
 
 
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("grad", "kept"), [(False, 0), (True, 0), (True, 1 << 30)])
 def test_transformer_in_chunks_equals_in_one_piece(
-    grad: bool, monkeypatch: pytest.MonkeyPatch
+    grad: bool, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder, x = _encoder("Transformer"), _draws(G, S, N, F)
 
@@ -154,6 +164,7 @@ def test_transformer_in_chunks_equals_in_one_piece(
 
     whole = run()
     monkeypatch.setattr(encoders, "_CHUNK_TOKENS", 2 * G * N * W)  # two windows at a time
+    monkeypatch.setattr(encoders, "_KEPT_BYTES", kept)
     chunked = run()
     assert len(whole) == (1 + len(list(encoder.parameters())) if grad else 1)
     for a, b in zip(whole, chunked, strict=True):
@@ -216,7 +227,7 @@ def test_split_first_layer_worked_by_hand() -> None:
     with torch.no_grad():
         layer.market.weight.copy_(torch.tensor([[1.0, 2.0], [0.0, -1.0]]))
         layer.market.bias.copy_(torch.tensor([0.5, 0.0]))
-        layer.portfolio.weight.copy_(torch.tensor([[10.0], [100.0]]))
+        layer.portfolio.copy_(torch.tensor([[10.0, 100.0]]))
     market = layer.project(torch.tensor([[3.0, 4.0]]))  # one asset: [1·3+2·4+0.5, −4]
     assert market.tolist() == [[11.5, -4.0]]
     books = layer(market, torch.tensor([[[0.0]], [[0.25]]]))  # two books
@@ -226,16 +237,10 @@ def test_split_first_layer_worked_by_hand() -> None:
 def test_split_first_layer_equals_one_layer_over_the_joined_input() -> None:
     layer, z, p = JoinedLinear(D, P, 8), _draws(N, D), _draws(E, N, P)
     assert layer.portfolio is not None
-    weight = torch.cat([layer.market.weight, layer.portfolio.weight], dim=1)
+    weight = torch.cat([layer.market.weight, layer.portfolio.T], dim=1)
     joined = torch.cat([z.expand(E, N, D), p], dim=-1)
     expected = torch.nn.functional.linear(joined, weight, layer.market.bias)
     torch.testing.assert_close(layer(layer.project(z), p), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_mean_leaves_absent_assets_out_and_is_zero_without_any() -> None:
-    h = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]]]).expand(2, 3, 2)
-    present = torch.tensor([[True, True, False], [False, False, False]])
-    assert mean_over_present(h, present).tolist() == [[2.0, 3.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("cross", CROSS)
@@ -429,6 +434,29 @@ def test_either_loss_reaches_a_shared_encoder(kind: str, part: str) -> None:
     out = _run(network, _draws(W, N, F), *_books(E))
     getattr(out, part).square().sum().backward()
     assert min(_grad_norms(list(network.encoder.parameters()))) > 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_small_batches_of_books_give_the_gradients_of_one_large_batch(shared: bool) -> None:
+    portfolio, present = _books(BARS, E)
+    pieces = (slice(0, 4), slice(4, 7), slice(7, BARS))
+
+    def loss(network: ActorCritic, market: Market, bars: slice) -> Tensor:
+        out = network(market.map(lambda m: m[bars, None]), portfolio[bars], present[bars])
+        return out.logits.square().sum() + out.value.square().sum()
+
+    whole, parts = _network(shared_encoder=shared), _network(shared_encoder=shared)
+    x = _draws(S, N, F)
+    loss(whole, whole.encode(x), slice(None)).backward()
+    market = parts.encode(x)
+    gathered = market.cut()
+    for bars in pieces:
+        loss(parts, gathered, bars).backward()
+    market.backward(gathered)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert a.grad is not None
+        assert a.grad.norm() > 0
+        torch.testing.assert_close(b.grad, a.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_with_separate_encoders_each_loss_moves_its_own_part_only() -> None:

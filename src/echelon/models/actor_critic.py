@@ -32,8 +32,8 @@ N_ACTIONS = 3
 """HOLD, BUY and SELL, in this order on the last axis of logits and masks."""
 _IS_TRADE = (False, True, True)
 
-MASKED_LOGIT = -1.0e9
-"""Logit of a forbidden action: probability exactly 0, and no infinity that 0·∞ makes NaN."""
+MASKED = -1.0e9
+"""Before a softmax or a ReLU this becomes exactly 0, and unlike -inf it never makes a NaN."""
 
 _ATTENTION_HEADS = 4
 _RELU_GAIN = math.sqrt(2)
@@ -57,6 +57,20 @@ class Market(NamedTuple):
         """Apply the same indexing or expansion to all that is there."""
         return Market(change(self.actor), None if self.critic is None else change(self.critic))
 
+    def cut(self) -> Market:
+        """Copies without a history that gather gradients: see `backward`."""
+        return self.map(lambda tensor: tensor.detach().requires_grad_())
+
+    def backward(self, gathered: Market) -> None:
+        """Send the gradients that `gathered`, a `cut` of this, has gathered into the encoders.
+
+        Lets a learner take the books in several small batches, each with its own forward and
+        backward, and go through the encoder once. The gradients are those of one large batch;
+        but its tensors, tens of MB each, cost more to allocate than to fill.
+        """
+        ends = [tensor for tensor in self if tensor is not None]
+        torch.autograd.backward(ends, [leaf.grad for leaf in gathered if leaf is not None])
+
 
 class Output(NamedTuple):
     """What the network says about each book: logits [..., E, N, 3] and value [..., E]."""
@@ -65,16 +79,33 @@ class Output(NamedTuple):
     value: Tensor
 
 
+class Mixed(NamedTuple):
+    """The hidden layer after the assets have seen one another.
+
+    Attributes:
+        asset: [..., E, N, H]; the hidden of asset i is `asset[i] + common`.
+        common: [..., E, H], or None for zero. Kept apart because it is the same for all assets:
+            a linear layer can read it once per book, and the sum is never written out.
+        mean: [..., E, H], the mean of the hidden over the present assets.
+    """
+
+    asset: Tensor
+    common: Tensor | None
+    mean: Tensor
+
+
 class JoinedLinear(nn.Module):
     """A linear layer over [z, p] in two parts, the first of them shared by all books."""
 
     def __init__(self, d_model: int, n_portfolio: int, hidden: int) -> None:
         super().__init__()
         self.market = init_linear(nn.Linear(d_model, hidden), _RELU_GAIN)
-        self.portfolio: nn.Linear | None = None
+        # [P, H], not [H, P]: its gradient is then a product that BLAS does three times as fast.
+        # Scaled by its own fan-in: two inputs beside 128 would hardly be heard at the joint one.
+        self.portfolio: nn.Parameter | None = None
         if n_portfolio:
-            # Its own fan-in: two inputs beside 128 would hardly be heard at the joined scale.
-            self.portfolio = init_linear(nn.Linear(n_portfolio, hidden, bias=False))
+            scale = 1.0 / math.sqrt(n_portfolio)
+            self.portfolio = nn.Parameter(torch.randn(n_portfolio, hidden) * scale)
 
     def project(self, z: Tensor) -> Tensor:
         """Return W_z·z + b: z [..., N, D] -> [..., N, H]."""
@@ -85,8 +116,7 @@ class JoinedLinear(nn.Module):
         """Return market + W_p·p, [..., E, N, H]."""
         if self.portfolio is None:
             return market.expand(*portfolio.shape[:-1], -1)
-        joined: Tensor = self.portfolio(portfolio)
-        return joined + market
+        return (portfolio @ self.portfolio).add_(market)
 
 
 class CrossAssetMLP(nn.Module):
@@ -97,10 +127,11 @@ class CrossAssetMLP(nn.Module):
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
         self.outer = init_linear(nn.Linear(hidden, hidden))
 
-    def forward(self, h: Tensor, present: Tensor) -> Tensor:
-        """Mix h [..., N, H] over the assets that are `present` [..., N]."""
-        context: Tensor = self.outer(fn.relu(self.inner(mean_over_present(h, present))))
-        return h + context.unsqueeze(-2)
+    def forward(self, h: Tensor, present: Tensor) -> Mixed:
+        """Mix h [..., N, H], zero for absent assets, over those `present` [..., N]."""
+        mean = _mean_of_zeroed(h, present)
+        common = self.outer(fn.relu(self.inner(mean)))
+        return Mixed(h, common, mean + common)
 
 
 class CrossAssetAttention(nn.Module):
@@ -117,34 +148,35 @@ class CrossAssetAttention(nn.Module):
         self.query_key_value = init_linear(nn.Linear(hidden, 3 * hidden))
         self.out = init_linear(nn.Linear(hidden, hidden))
 
-    def forward(self, h: Tensor, present: Tensor) -> Tensor:
+    def forward(self, h: Tensor, present: Tensor) -> Mixed:
         """Mix h [..., N, H] over the assets that are `present` [..., N]."""
         *lead, n_assets, hidden = h.shape
-        qkv = self.query_key_value(self.norm(h)).view(
-            -1, n_assets, 3, _ATTENTION_HEADS, hidden // 4
-        )
+        shape = (-1, n_assets, 3, _ATTENTION_HEADS, hidden // _ATTENTION_HEADS)
+        qkv = self.query_key_value(self.norm(h)).view(shape)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         # A large negative number, not -inf: a book without a present asset stays finite.
-        unseen = torch.zeros(present.shape).masked_fill(~present, MASKED_LOGIT)
+        unseen = torch.zeros(present.shape).masked_fill(~present, MASKED)
         unseen = unseen.expand(*lead, n_assets).reshape(-1, 1, 1, n_assets)
         seen = fn.scaled_dot_product_attention(query, key, value, attn_mask=unseen)
-        mixed: Tensor = self.out(seen.transpose(1, 2).reshape(h.shape))
-        return h + mixed
+        h = h + self.out(seen.transpose(1, 2).reshape(h.shape))
+        return Mixed(h, None, _mean_of_zeroed(h * present.unsqueeze(-1), present))
 
 
 class NoCrossAsset(nn.Module):
     """Each asset by itself; only the critic's pooling joins them."""
 
-    def forward(self, h: Tensor, present: Tensor) -> Tensor:
-        """Return h [..., N, H] as it is."""
-        return h
+    def forward(self, h: Tensor, present: Tensor) -> Mixed:
+        """Leave h [..., N, H], zero for absent assets, as it is."""
+        return Mixed(h, None, _mean_of_zeroed(h, present))
 
 
-def mean_over_present(h: Tensor, present: Tensor) -> Tensor:
-    """Mean of h [..., N, H] over the assets that are `present` [..., N]; zero if none is."""
-    weight = present.to(h.dtype)
-    weight = weight / weight.sum(-1, keepdim=True).clamp(min=1.0)
-    return (weight.unsqueeze(-2) @ h).squeeze(-2)
+def _mean_of_zeroed(h: Tensor, present: Tensor) -> Tensor:
+    """Mean over the assets `present` [..., N] of h [..., N, H], which is zero for the others.
+
+    Zero if none is present. A plain sum: a weighted one costs another pass over the largest
+    tensor of the network, forward and backward.
+    """
+    return h.sum(-2) / present.sum(-1, keepdim=True).clamp(min=1)
 
 
 class Body(nn.Module):
@@ -160,18 +192,45 @@ class Body(nn.Module):
         """The part that does not depend on the book: z [..., N, D] -> [..., N, H]."""
         return self.join.project(z)
 
-    def forward(self, market: Tensor, portfolio: Tensor, present: Tensor) -> Tensor:
-        """The part that does: [..., E, N, H]."""
-        h: Tensor = self.cross(fn.relu(self.join(market, portfolio)), present)
-        return h
+    def forward(self, market: Tensor, portfolio: Tensor, present: Tensor) -> Mixed:
+        """The part that does. Absent assets have hidden units that are switched off."""
+        # Done before the market is spread over the books, while the tensor is small.
+        market = torch.where(present.unsqueeze(-1), market, MASKED)
+        mixed: Mixed = self.cross(fn.relu(self.join(market, portfolio)), present)
+        return mixed
 
 
-def _mlp(hidden: int, n_out: int, gain: float) -> nn.Sequential:
-    return nn.Sequential(
-        init_linear(nn.Linear(hidden, hidden), _RELU_GAIN),
-        nn.ReLU(),
-        init_linear(nn.Linear(hidden, n_out), gain),
-    )
+class Actor(nn.Module):
+    """The same MLP for each asset, to three logits."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
+        self.outer = init_linear(nn.Linear(hidden, N_ACTIONS), _POLICY_GAIN)
+
+    def forward(self, mixed: Mixed) -> Tensor:
+        """Logits [..., E, N, 3]."""
+        if mixed.common is None:
+            h = self.inner(mixed.asset)
+        else:
+            h = fn.linear(mixed.asset, self.inner.weight)
+            h = h.add_(self.inner(mixed.common).unsqueeze(-2))
+        logits: Tensor = self.outer(fn.relu(h, inplace=True))
+        return logits
+
+
+class Critic(nn.Module):
+    """An MLP on the mean over the assets, to one value."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
+        self.outer = init_linear(nn.Linear(hidden, 1))
+
+    def forward(self, mixed: Mixed) -> Tensor:
+        """Values [..., E]."""
+        value: Tensor = self.outer(fn.relu(self.inner(mixed.mean)))
+        return value.squeeze(-1)
 
 
 class ActorCritic(nn.Module):
@@ -200,12 +259,12 @@ class ActorCritic(nn.Module):
         self.hidden = hidden
         self.encoder = encoder
         self.body = Body(encoder.d_model, n_portfolio, hidden, cross_asset)
-        self.actor = _mlp(hidden, N_ACTIONS, _POLICY_GAIN)
+        self.actor = Actor(hidden)
         self.critic_encoder = critic_encoder
         self.critic_body: Body | None = None
         if critic_encoder is not None:
             self.critic_body = Body(critic_encoder.d_model, n_portfolio, hidden, cross_asset)
-        self.critic = _mlp(hidden, 1, 1.0)
+        self.critic = Critic(hidden)
         self.register_buffer("trades", torch.tensor(_IS_TRADE), persistent=False)
 
     def encode(self, x: Tensor) -> Market:
@@ -240,14 +299,13 @@ class ActorCritic(nn.Module):
             logits [..., E, N, 3] in the order HOLD, BUY, SELL, and value [..., E].
         """
         self._check(market, portfolio, present, mask)
-        h = self.body(market.actor, portfolio, present)
-        logits: Tensor = self.actor(h)
+        mixed = self.body(market.actor, portfolio, present)
+        logits = self.actor(mixed)
         allowed = present.unsqueeze(-1) if mask is None else mask & present.unsqueeze(-1)
-        logits = logits.masked_fill(~allowed & self.trades, MASKED_LOGIT)
+        logits = logits.masked_fill(~allowed & self.trades, MASKED)
         if self.critic_body is not None and market.critic is not None:
-            h = self.critic_body(market.critic, portfolio, present)
-        value: Tensor = self.critic(mean_over_present(h, present)).squeeze(-1)
-        return Output(logits, value)
+            mixed = self.critic_body(market.critic, portfolio, present)
+        return Output(logits, self.critic(mixed))
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """What the critic's optimizer moves: its MLP, and its own encoder and body if any."""

@@ -26,8 +26,12 @@ GLU_GAIN = 1.85
 """Keeps the variance through a GLU: 1/√E[σ(b)²] for b ~ N(0, 1). Default weights lose 70 % of the
 scale in every layer, and after three of them an embedding is little more than its bias."""
 
-_CHUNK_TOKENS = 16_384
-"""Tokens that the Transformer works on at a time; bounds its memory."""
+_CHUNK_TOKENS = 4_096
+"""Tokens that the Transformer works on at a time: enough for BLAS, few enough for the cache."""
+
+_KEPT_BYTES = 2 << 30
+"""Activations that the Transformer keeps for the backward pass at most; above that each chunk is
+computed again, which takes a third more time."""
 
 
 def init_linear(layer: nn.Linear, gain: float = 1.0) -> nn.Linear:
@@ -190,9 +194,9 @@ class TransformerEncoder(Encoder):
         n_windows = x.shape[-3] - self.window + 1
         per_bar = math.prod(x.shape[:-3]) * x.shape[-2] * self.window
         step = max(1, _CHUNK_TOKENS // per_bar)
-        # With gradients, many chunks would keep all their activations (GBs for a wide universe):
-        # then each chunk is computed again in the backward pass instead.
-        recompute = torch.is_grad_enabled() and n_windows > step
+        # A layer keeps about 12 vectors per token: norms, queries, keys, values, feed-forward.
+        kept = n_windows * per_bar * len(self.blocks) * 12 * self.d_model * x.element_size()
+        recompute = torch.is_grad_enabled() and kept > _KEPT_BYTES
         parts = []
         for first in range(0, n_windows, step):
             count = min(step, n_windows - first)
