@@ -186,10 +186,14 @@ def _slow_sell(
         out.reason[n] = Reason.TOO_SMALL
         return 0.0
     amount = quantity * price * (1 - slip_of(quantity, volume, rules))
+    net = amount - fee_of(amount, rules) - amount * market.stamp[r]
+    if net < 0:
+        out.reason[n] = Reason.TOO_SMALL
+        return 0.0
     book.shares[n] -= quantity
     out.shares[n] = -quantity
     out.price[n] = price * (1 - slip_of(quantity, volume, rules))
-    return float(amount - fee_of(amount, rules) - amount * market.stamp[r])
+    return float(net)
 
 
 def _slow_want(

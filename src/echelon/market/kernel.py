@@ -12,13 +12,21 @@ Pure functions over a batch of E books; training, backtest and live use them unc
 
 1. Sells, each cut by what may be sold (held, T+1), tradable, limit-down, the volume cap, lots and
    the least value; their proceeds less fees are added to the cash (spendable now or only later,
-   as the rules say).
+   as the rules say). What would not even bring its fees is not sold.
 2. Buys, each cut by tradable, limit-up and the volume cap.
 3. Buys together against the cash, fees included: scaled by one factor so that they fit, then
    floored to lots (what is left stays cash); or, for the 20/50 rule, in the order of assets,
    each whole or skipped.
 
-The result does not depend on the order of assets, except under `in_order`.
+The result does not depend on the order of assets, except under `in_order`, and where least
+commissions are so large a part of the cash that the factor is not found in a few rounds: of the
+buys so scaled, the first are served.
+
+The compiled functions are written for speed, which shows in three habits. Orders are listed by
+side before they are worked on, and holdings of zero are computed with like any other: a branch
+on what a policy happens to do is guessed wrong half the time, and that costs more than the
+arithmetic. Rows and assets are unsigned numbers: an array indexed with those is not asked whether
+the index is negative. Loops index whole arrays [e, n]: a view of one book's row counts references.
 """
 
 from __future__ import annotations
@@ -53,6 +61,9 @@ _TOO_SMALL = int(Reason.TOO_SMALL)
 _SLACK = 1e-9
 _SCALINGS = 8
 
+# What is divided by zero below is not used, and the check for it would keep loops from SIMD.
+_compiled = njit(cache=True, error_model="numpy")
+
 
 def new_book(cash: float | Floats, n_books: int, n_assets: int) -> Book:
     """E books that hold `cash` and nothing else."""
@@ -67,30 +78,27 @@ def settle(book: Book, market: MarketRows, row: Rows) -> Book:
     at the last price less the haircut, and a new session unlocks what T+1 held back.
     """
     _check(book, market, row)
-    cash, shares, locked = book.cash.copy(), book.shares.copy(), book.locked.copy()
-    _settle(cash, shares, locked, market, row)
-    return Book(cash, shares, locked)
+    after = _copy(book)
+    _settle(after, market, row)
+    return after
 
 
 def trade(
     book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules, *, at_open: bool
 ) -> tuple[Book, Fills]:
     """Fill `orders` at the open (or the close) of the bar `row`[E]."""
-    _check(book, market, row)
-    assert orders.shares.shape == orders.spend.shape == book.shares.shape, "orders are not [E,N]"
-    cash, shares, locked = book.cash.copy(), book.shares.copy(), book.locked.copy()
-    shape = book.shares.shape
-    filled, price, fee, stamp, slip = np.zeros((5, *shape))
-    reason = np.zeros(shape, dtype=np.int8)
-    fills = Fills(filled, price, fee, stamp, slip, reason)
-    _trade(cash, shares, locked, orders, market, row, rules, at_open, fills)
-    return Book(cash, shares, locked), fills
+    _check(book, market, row, orders)
+    after, fills = _copy(book), _no_fills(book)
+    _trade(after, orders, market, row, rules, at_open, fills)
+    return after, fills
 
 
 def mark(book: Book, market: MarketRows, row: Rows) -> Floats:
     """Value[E] of the books at the close of the bar `row`[E], at the last known prices."""
     _check(book, market, row)
-    return _mark(book.cash, book.shares, market.close, row)
+    value = np.empty_like(book.cash)
+    _mark(book, market, row, value)
+    return value
 
 
 def step(
@@ -100,62 +108,104 @@ def step(
 
     Filled at the next open: settle(row+1), trade at the open of row+1, mark at the close of row+1.
     Filled at the same close: trade at the close of row, settle(row+1), mark at the close of row+1.
+    The same numbers as from the three functions one after the other, in one compiled call.
     """
+    _check(book, market, row, orders, ahead=1)
+    after, fills, value = _copy(book), _no_fills(book), np.empty_like(book.cash)
+    _step(after, orders, market, row, rules, fill_open, fills, value)
+    return Stepped(after, fills, value)
+
+
+def _check(
+    book: Book, market: MarketRows, row: Rows, orders: Orders | None = None, ahead: int = 0
+) -> None:
+    """Compiled code does not look at bounds: shapes and rows must fit before it begins."""
+    shape = book.shares.shape
+    assert book.cash.shape == shape[:1], "cash is not [E]"
+    assert book.locked.shape == shape, "locked is not [E,N]"
+    assert market.close.shape[1] == shape[1], "the market has another number of assets"
+    assert row.shape == shape[:1], "row is not [E]"
+    assert _inside(row, len(market.close) - ahead), "row is not a row of the market"
+    if orders is not None:
+        assert orders.shares.shape == orders.spend.shape == shape, "orders are not [E,N]"
+
+
+def _copy(book: Book) -> Book:
+    return Book(book.cash.copy(), book.shares.copy(), book.locked.copy())
+
+
+def _no_fills(book: Book) -> Fills:
+    filled, price, fee, stamp, slip = np.zeros((5, *book.shares.shape))
+    return Fills(filled, price, fee, stamp, slip, np.zeros(book.shares.shape, dtype=np.int8))
+
+
+# Below, compiled: functions write into the books and fills they are given.
+
+
+@_compiled
+def _inside(row: Rows, n_rows: int) -> bool:
+    inside = True
+    for r in row:
+        inside &= 0 <= r < n_rows
+    return inside
+
+
+@_compiled
+def _step(
+    book: Book,
+    orders: Orders,
+    market: MarketRows,
+    row: Rows,
+    rules: Rules,
+    fill_open: bool,
+    fills: Fills,
+    value: Floats,
+) -> None:
     after = row + 1
     if fill_open:
-        traded, fills = trade(
-            settle(book, market, after), orders, market, after, rules, at_open=True
-        )
+        _settle(book, market, after)
+        _trade(book, orders, market, after, rules, True, fills)
     else:
-        traded, fills = trade(book, orders, market, row, rules, at_open=False)
-        traded = settle(traded, market, after)
-    return Stepped(traded, fills, mark(traded, market, after))
+        _trade(book, orders, market, row, rules, False, fills)
+        _settle(book, market, after)
+    _mark(book, market, after, value)
 
 
-def _check(book: Book, market: MarketRows, row: Rows) -> None:
-    n_books, n_assets = book.shares.shape
-    assert book.cash.shape == (n_books,), "cash is not [E]"
-    assert book.locked.shape == book.shares.shape, "locked is not [E,N]"
-    assert market.close.shape[1] == n_assets, "the market has another number of assets"
-    assert row.shape == (n_books,), "row is not [E]"
-
-
-@njit(cache=True)
-def _settle(cash: Floats, shares: Floats, locked: Floats, market: MarketRows, row: Rows) -> None:
-    for e in range(len(cash)):
-        r = row[e]
+@_compiled
+def _settle(book: Book, market: MarketRows, row: Rows) -> None:
+    shares, locked, gone = book.shares, book.locked, market.gone
+    close, dividend, share_step = market.close, market.dividend, market.share_step
+    for e in range(len(row)):
+        r = np.uint64(row[e])
         unlock = market.new_session[r]
+        cash = book.cash[e]
         for n in range(shares.shape[1]):
-            if unlock:
-                locked[e, n] = 0.0
             held = shares[e, n]
-            if held == 0.0:
+            kept = 0.0 if unlock else locked[e, n]
+            if gone[r, n] and held != 0.0:
+                cash += held * close[r, n] * (1.0 - market.haircut[n])
+                shares[e, n] = locked[e, n] = 0.0
                 continue
-            if market.gone[r, n]:
-                cash[e] += held * market.close[r, n] * (1.0 - market.haircut[n])
-                shares[e, n] = 0.0
-                locked[e, n] = 0.0
-                continue
-            cash[e] += held * market.dividend[r, n]
-            shares[e, n] = held * market.share_step[r, n]
-            locked[e, n] *= market.share_step[r, n]
+            cash += held * dividend[r, n]
+            shares[e, n] = held * share_step[r, n]
+            locked[e, n] = kept * share_step[r, n]
+        book.cash[e] = cash
 
 
-@njit(cache=True)
-def _mark(cash: Floats, shares: Floats, close: Floats, row: Rows) -> Floats:
-    value = cash.copy()
-    for e in range(len(cash)):
+@_compiled
+def _mark(book: Book, market: MarketRows, row: Rows, value: Floats) -> None:
+    shares, close = book.shares, market.close
+    for e in range(len(row)):
+        r = np.uint64(row[e])
+        worth = book.cash[e]
         for n in range(shares.shape[1]):
-            if shares[e, n] != 0.0:
-                value[e] += shares[e, n] * close[row[e], n]
-    return value
+            worth += shares[e, n] * close[r, n]
+        value[e] = worth
 
 
-@njit(cache=True)
+@_compiled
 def _trade(
-    cash: Floats,
-    shares: Floats,
-    locked: Floats,
+    book: Book,
     orders: Orders,
     market: MarketRows,
     row: Rows,
@@ -169,90 +219,110 @@ def _trade(
     volumes = market.volume_open if at_open else market.volume_close
     tradable, gone, lot, min_lot = market.tradable, market.gone, market.lot, market.min_lot
     limit_up, limit_down, stamp = market.limit_up, market.limit_down, market.stamp
-    wish, money, reason = orders.shares, orders.spend, fills.reason
-    filled, paid, fee, duty, slip = (
-        fills.shares,
-        fills.price,
-        fills.commission,
-        fills.stamp,
-        fills.slippage,
-    )
-    n_assets = shares.shape[1]
-    want = np.empty(n_assets)
-    for e in range(len(cash)):
-        r = row[e]
+    shares, locked, wish, money = book.shares, book.locked, orders.shares, orders.spend
+    filled, paid, reason = fills.shares, fills.price, fills.reason
+    fee, duty, slip = fills.commission, fills.stamp, fills.slippage
+    room = shares.shape[1] + 1
+    sells, buys = np.empty(room, np.uint64), np.empty(room, np.uint64)
+    want, at, of, costs = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
+    for e in range(len(row)):
+        r = np.uint64(row[e])
+        n_sells, n_buys = _by_side(wish, money, e, sells, buys)
         proceeds = 0.0
-        any_buy = False
-        for n in range(n_assets):
-            want[n] = 0.0
-            selling = wish[e, n] < 0.0
-            if not selling and wish[e, n] == 0.0 and money[e, n] <= 0.0:
-                continue
+        for k in range(n_sells):
+            n = sells[k]
             price, volume = prices[r, n], volumes[r, n]
             why = _barred(
-                gone[r, n], tradable[r, n], price, limit_up[r, n], limit_down[r, n], rules, selling
+                gone[r, n], tradable[r, n], price, limit_up[r, n], limit_down[r, n], rules, True
             )
             if why != _NONE:
                 reason[e, n] = why
-            elif selling:
-                quantity, why = _sell_size(
-                    -wish[e, n], shares[e, n], locked[e, n], price, volume, lot[n], rules
-                )
+                continue
+            quantity, why = _sell_size(
+                -wish[e, n], shares[e, n], locked[e, n], price, volume, lot[n], rules
+            )
+            move = slippage(quantity, volume, rules)
+            amount = quantity * price * (1.0 - move)
+            charge, tax = commission(amount, rules), amount * stamp[r]
+            if amount - charge - tax < 0.0:
+                why = _TOO_SMALL
+            elif quantity > 0.0:
+                filled[e, n] = -quantity
+                paid[e, n] = price * (1.0 - move)
+                fee[e, n] = charge
+                duty[e, n] = tax
+                slip[e, n] = quantity * price * move
+                shares[e, n] -= quantity
+                proceeds += amount - charge - tax
+            reason[e, n] = why
+        n_wanted = 0
+        for k in range(n_buys):
+            n = buys[k]
+            price, volume = prices[r, n], volumes[r, n]
+            why = _barred(
+                gone[r, n], tradable[r, n], price, limit_up[r, n], limit_down[r, n], rules, False
+            )
+            if why != _NONE:
                 reason[e, n] = why
-                if quantity > 0.0:
-                    move = slippage(quantity, volume, rules)
-                    amount = quantity * price * (1.0 - move)
-                    filled[e, n] = -quantity
-                    paid[e, n] = price * (1.0 - move)
-                    fee[e, n] = commission(amount, rules)
-                    duty[e, n] = amount * stamp[r]
-                    slip[e, n] = quantity * price * move
-                    shares[e, n] -= quantity
-                    proceeds += amount - fee[e, n] - duty[e, n]
-            else:
-                want[n], why = _buy_size(wish[e, n], money[e, n], price, volume, rules)
-                reason[e, n] = why
-                any_buy = True
-        spent = 0.0
-        if any_buy:
-            spendable = cash[e] + (proceeds if rules.spend_proceeds else 0.0)
-            if not rules.in_order:
-                scale = _scale(spendable, want, prices[r], volumes[r], rules)
-            claimed = 0.0
-            for n in range(n_assets):
-                if want[n] <= 0.0:
-                    continue
-                price, volume = prices[r, n], volumes[r, n]
-                asked = want[n] if rules.in_order else want[n] * scale
-                quantity = whole_lots(asked, lot[n], min_lot[n])
-                if asked < want[n]:
-                    reason[e, n] = _CASH
-                elif quantity < want[n]:
-                    reason[e, n] = _LOT
-                cost = _cost(quantity, price, volume, rules)
-                # Under the 20/50 rule what was set aside counts, not what was used, so that five
-                # buys of 20 % use the cash up.
-                claim = max(cost, money[e, n]) if rules.in_order else cost
-                if claimed + claim > spendable * (1.0 + _SLACK):
-                    reason[e, n] = _CASH
-                elif quantity > 0.0 and quantity * price < rules.min_value:
-                    reason[e, n] = _TOO_SMALL
-                elif quantity > 0.0:
-                    move = slippage(quantity, volume, rules)
-                    amount = quantity * price * (1.0 + move)
-                    filled[e, n] = quantity
-                    paid[e, n] = price * (1.0 + move)
-                    fee[e, n] = commission(amount, rules)
-                    slip[e, n] = quantity * price * move
-                    shares[e, n] += quantity
-                    locked[e, n] += quantity
-                    claimed += claim
-                    spent += cost
-        left = cash[e] + proceeds - spent
-        cash[e] = 0.0 if -_SLACK * max(1.0, spent) <= left < 0.0 else left
+                continue
+            quantity, why = _buy_size(wish[e, n], money[e, n], price, volume, rules)
+            reason[e, n] = why
+            buys[n_wanted], want[n_wanted] = n, quantity
+            at[n_wanted], of[n_wanted] = price, volume
+            n_wanted += quantity > 0.0
+        cash = book.cash[e]
+        spendable = cash + (proceeds if rules.spend_proceeds else 0.0)
+        scale = 1.0 if rules.in_order else _fit(spendable, n_wanted, want, at, of, costs, rules)
+        spent = claimed = 0.0
+        for k in range(n_wanted):
+            n, price, volume, asked = buys[k], at[k], of[k], want[k] * scale
+            quantity = whole_lots(asked, lot[n], min_lot[n])
+            if asked < want[k]:
+                reason[e, n] = _CASH
+            elif quantity < want[k]:
+                reason[e, n] = _LOT
+            move = slippage(quantity, volume, rules)
+            amount = quantity * price * (1.0 + move)
+            charge = commission(amount, rules)
+            cost = amount + charge
+            # Under the 20/50 rule what was set aside counts, not what was used, so that five
+            # buys of 20 % use the cash up.
+            claim = max(cost, money[e, n]) if rules.in_order else cost
+            if claimed + claim > spendable * (1.0 + _SLACK):
+                reason[e, n] = _CASH
+            elif quantity > 0.0 and quantity * price < rules.min_value:
+                reason[e, n] = _TOO_SMALL
+            elif quantity > 0.0:
+                filled[e, n] = quantity
+                paid[e, n] = price * (1.0 + move)
+                fee[e, n] = charge
+                slip[e, n] = quantity * price * move
+                shares[e, n] += quantity
+                locked[e, n] += quantity
+                claimed += claim
+                spent += cost
+        left = cash + proceeds - spent
+        book.cash[e] = 0.0 if -_SLACK * max(1.0, spent) <= left < 0.0 else left
 
 
-@njit(cache=True)
+@_compiled
+def _by_side(wish: Floats, money: Floats, e: int, sells: Rows, buys: Rows) -> tuple[int, int]:
+    """List which assets the book e sells and which it buys; how many there are of each.
+
+    There is no branch: a place is written in both lists and counted in one, or in none.
+    """
+    n_sells = n_buys = 0
+    for n in range(wish.shape[1]):
+        selling = wish[e, n] < 0.0
+        idle = (wish[e, n] == 0.0) & (money[e, n] <= 0.0)
+        sells[n_sells] = n
+        buys[n_buys] = n
+        n_sells += selling
+        n_buys += (not selling) & (not idle)
+    return n_sells, n_buys
+
+
+@_compiled
 def _barred(
     gone: bool,
     tradable: bool,
@@ -276,7 +346,7 @@ def _barred(
     return _NONE
 
 
-@njit(cache=True)
+@_compiled
 def _sell_size(
     quantity: float,
     held: float,
@@ -306,7 +376,7 @@ def _sell_size(
     return max(quantity, 0.0), why
 
 
-@njit(cache=True)
+@_compiled
 def _buy_size(
     shares: float, money: float, price: float, volume: float, rules: Rules
 ) -> tuple[float, int]:
@@ -326,24 +396,31 @@ def _buy_size(
     return quantity, _NONE
 
 
-@njit(cache=True)
-def _cost(quantity: float, price: float, volume: float, rules: Rules) -> float:
-    """What a buy takes out of the cash."""
-    if quantity <= 0.0:
+@_compiled
+def _fit(
+    spendable: float,
+    n_buys: int,
+    want: Floats,
+    prices: Floats,
+    volumes: Floats,
+    costs: Floats,
+    rules: Rules,
+) -> float:
+    """The one factor by which all buys are scaled so that they fit the cash.
+
+    Of want, prices and volumes the first `n_buys` count; `costs` is room to work in.
+    """
+    if spendable <= 0.0 or spendable * (1.0 + _SLACK) < rules.min_commission:
         return 0.0
-    amount = quantity * price * (1.0 + slippage(quantity, volume, rules))
-    return amount + commission(amount, rules)
-
-
-@njit(cache=True)
-def _scale(spendable: float, want: Floats, prices: Floats, volumes: Floats, rules: Rules) -> float:
-    """The one factor by which all buys are scaled so that they fit the cash."""
     scale = 1.0
     for _ in range(_SCALINGS):
+        for k in range(n_buys):
+            quantity = want[k] * scale
+            amount = quantity * prices[k] * (1.0 + slippage(quantity, volumes[k], rules))
+            costs[k] = amount + commission(amount, rules)
         total = 0.0
-        for n in range(len(want)):
-            if want[n] > 0.0:
-                total += _cost(want[n] * scale, prices[n], volumes[n], rules)
+        for k in range(n_buys):
+            total += costs[k]
         if total <= spendable * (1.0 + 1e-12):
             break
         # Slippage and least commissions make cost other than proportional: approach from above.

@@ -107,7 +107,8 @@ def corporate_actions(history: PriceHistory) -> tuple[Floats, Floats]:
         return share_step, dividend
     factor = np.asarray(history.factor)
     step = np.ones(shape)
-    np.divide(factor[1:], factor[:-1], out=step[1:], where=np.isfinite(factor[:-1]))
+    known = np.isfinite(factor[:-1]) & np.isfinite(factor[1:])
+    np.divide(factor[1:], factor[:-1], out=step[1:], where=known)
     step = np.where(np.abs(step - 1) < 1e-9, 1.0, step)
     if history.price_basis == "raw":
         return step, dividend

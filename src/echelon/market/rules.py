@@ -41,30 +41,27 @@ class Rules(NamedTuple):
     min_value: float
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def commission(amount: float, rules: Rules) -> float:
     """Commission on a traded amount."""
-    if amount <= 0.0:
-        return 0.0
-    return max(amount * rules.commission, rules.min_commission)
+    return 0.0 if amount <= 0.0 else max(amount * rules.commission, rules.min_commission)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def slippage(quantity: float, volume: float, rules: Rules) -> float:
     """How far the price moves against an order, as a share of the price."""
     if rules.slippage_model == SLIPPAGE_NONE:
         return 0.0
     if rules.slippage_model == SLIPPAGE_FIXED:
         return rules.slippage
-    if not np.isfinite(volume):
-        return 0.0  # no volume known: nothing to take a share of
     share = min(quantity / volume, 1.0) if volume > 0.0 else 1.0
-    if rules.slippage_model == SLIPPAGE_LINEAR:
-        return rules.slippage * share
-    return rules.slippage * math.sqrt(share)
+    if rules.slippage_model != SLIPPAGE_LINEAR:
+        share = math.sqrt(share)
+    # No volume known: nothing to take a share of.
+    return rules.slippage * share if np.isfinite(volume) else 0.0
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def volume_cap(volume: float, rules: Rules) -> float:
     """The most shares one order may take."""
     if not np.isfinite(rules.participation):
@@ -72,7 +69,7 @@ def volume_cap(volume: float, rules: Rules) -> float:
     return rules.participation * volume
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def whole_lots(quantity: float, lot: float, min_lot: float) -> float:
     """A buy rounded down to whole lots, 0 below the least; as it is where there are no lots."""
     if lot <= 0.0:
@@ -81,7 +78,7 @@ def whole_lots(quantity: float, lot: float, min_lot: float) -> float:
     return rounded if rounded >= min_lot else 0.0
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, inline="always", error_model="numpy")
 def sellable_lots(quantity: float, held: float, lot: float) -> float:
     """A sell rounded down to whole lots; an odd lot goes only together with all the rest."""
     if lot <= 0.0 or quantity >= held:

@@ -35,9 +35,10 @@ class MarketRows(NamedTuple):
     """The market as the ledger sees it, row by row: `R` rows of N assets.
 
     A book looks at one row at a time, so a whole history serves books at different times, and a
-    live bar is a history of one row.
+    live bar is a history of one row. Close, share_step and dividend are finite everywhere, also
+    where an asset is not held.
 
-    open, close[R,N]: prices on the ledger's basis; close is the last known one
+    open, close[R,N]: prices on the ledger's basis; close is the last known one, 0 before the first
     tradable[R,N]: there is a bar with a trade in it
     gone[R,N]: delisted
     volume_open, volume_close[R,N]: shares the participation cap is taken of, for fills at the
@@ -103,7 +104,9 @@ class Reason(IntEnum):
     LOT = 9
     """Rounded down to whole lots."""
     TOO_SMALL = 10
-    """Below the least value of an order."""
+    """Below the least value of an order, or worth less than its fees."""
+    NOT_MEMBER = 11
+    """Not in the universe at the decision, or without features: only members are bought."""
 
 
 class Fills(NamedTuple):

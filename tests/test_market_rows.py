@@ -1,0 +1,98 @@
+"""What the kernel trades on: rows made of a price history, and rules made of presets."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+
+from echelon.config import load_config
+from echelon.data.calendars import sessions
+from echelon.market import PRESETS, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.market.rows import corporate_actions, trailing_median
+
+PAPER = Rules(0.0005, 0.0, 0, 0.0, np.inf, False, False, False, True, 0.0)
+
+
+def _history(**parts: object) -> PriceHistory:
+    times = sessions("XSHG", date(2023, 8, 21), date(2023, 9, 8))
+    shape = (len(times), 2)
+    close = np.full(shape, 10.0)
+    plain = {
+        "times": times,
+        "symbols": ("600000.SH", "688981.SH"),
+        "price_basis": "raw",
+        "close": close,
+        "tradable": np.ones(shape, dtype=bool),
+        "delisted": np.zeros(shape, dtype=bool),
+    }
+    return PriceHistory(**(plain | parts))  # type: ignore[arg-type]
+
+
+def test_stamp_duty_halves_on_its_day_and_lots_follow_the_board() -> None:
+    market = market_rows(_history(), lots=True, stamp_duty=True)
+    assert market.stamp.tolist() == [0.001] * 5 + [0.0005] * 10
+    assert market.lot.tolist() == [100.0, 100.0]
+    assert market.min_lot.tolist() == [100.0, 200.0]
+    assert market_rows(_history(), lots=False, stamp_duty=False).lot.tolist() == [0.0, 0.0]
+
+
+def test_factor_steps_are_shares_for_raw_and_cash_for_split_adjusted_prices() -> None:
+    factor = np.ones((15, 2))
+    factor[7:, 0] = 2.0
+    factor[7:, 1] = 10 / 9.5
+    step, dividend = corporate_actions(_history(factor=factor))
+    assert step[7].tolist() == pytest.approx([2.0, 10 / 9.5])
+    assert (dividend == 0).all()
+    step, dividend = corporate_actions(_history(factor=factor, price_basis="split_adjusted"))
+    assert (step == 1).all()
+    assert dividend[7].tolist() == pytest.approx([5.0, 0.5])
+    step, dividend = corporate_actions(_history(factor=factor, price_basis="adjusted"))
+    assert (step == 1).all()
+    assert (dividend == 0).all()
+
+
+def test_trailing_median_never_sees_its_own_bar() -> None:
+    volume = np.arange(1.0, 31.0)[:, None]
+    median = trailing_median(volume, 20)
+    assert median[0, 0] == 0
+    assert median[1, 0] == 1.0
+    assert median[25, 0] == np.median(volume[5:25])
+    changed = volume.copy()
+    changed[25:] = 1e9
+    assert np.array_equal(trailing_median(changed, 20)[:26], median[:26])
+
+
+def test_rows_are_finite_where_an_asset_is_not_listed_yet_or_any_more() -> None:
+    close, factor = np.full((15, 2), 10.0), np.ones((15, 2))
+    close[:4, 0] = factor[:4, 0] = np.nan
+    factor[9:, 1] = np.nan
+    for basis in ("raw", "split_adjusted", "adjusted"):
+        history = _history(close=close, factor=factor, price_basis=basis)
+        market = market_rows(history, lots=False, stamp_duty=False)
+        for part in (market.close, market.dividend, market.share_step):
+            assert np.isfinite(part).all()
+
+
+def test_delisting_haircut_follows_the_reason() -> None:
+    market = market_rows(_history(reasons=("merger", None)), lots=False, stamp_duty=False)
+    assert market.haircut.tolist() == [0.0, 0.30]
+
+
+def test_presets_resolve_and_can_be_overridden() -> None:
+    for name in PRESETS:
+        resolve_rules(load_config(None, [f"market.preset={name}"]), discrete=False)
+    paper = resolve_rules(load_config(None, ["fee_rate=0.0005"]), discrete=True).rules
+    assert paper == PAPER
+    cn = resolve_rules(load_config(None, ["market.preset=cn"]), discrete=False)
+    assert cn.lots
+    assert cn.stamp_duty
+    assert cn.rules.t_plus_one
+    assert cn.rules.price_limits
+    changed = load_config(None, ["market.preset=cn", "market.lots=false", "market.no_cap=true"])
+    rules = resolve_rules(changed, discrete=False)
+    assert not rules.lots
+    assert np.isinf(rules.rules.participation)
+    three = resolve_rules(load_config(None, ["market.preset=hierarchical"]), discrete=False).rules
+    assert three.commission == pytest.approx(0.0003)
