@@ -12,12 +12,15 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
-from markets import CONFIGS, SPLITS, make_bars, qtmrl_config
+from markets import CONFIGS, SPLITS, FrameSource, make_bars, qtmrl_config
 
 from echelon.config import load_config
 from echelon.data.build import build_panel
 from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.importing import import_source
+from echelon.data.store import Store
 from echelon.errors import ConfigError, DataError, FeatureError, StoreError, UniverseError
 from echelon.features import Prepared, prepare
 from echelon.features import prepare as prepare_package
@@ -160,6 +163,38 @@ def test_group_left_out_of_normalisation_stays_as_it_is(tmp_path: Path, bars_fil
     rsi = prepared.x[:, :, prepared.names.index("rsi_14")][prepared.present]
     assert 30 < rsi.mean() < 70
     assert dict(zip(prepared.names, prepared.scaler.scaled, strict=True))["close"]
+
+
+def test_reasons_of_delistings_are_kept_and_those_of_the_future_are_not(tmp_path: Path) -> None:
+    bars = make_bars(("AAA", "BBB", "CCC", "DDD"), gone={"BBB": 100, "CCC": 100, "DDD": 100})
+    facts = pl.DataFrame(
+        {
+            "symbol": ["AAA", "BBB", "CCC", "DDD"],
+            "delisted": [None, date(2016, 8, 10), date(2016, 8, 10), date(2017, 3, 1)],
+            "reason": [None, "merger", None, "bankruptcy"],
+        }
+    )
+    import_source(FrameSource(bars, instruments=facts), Store(tmp_path / "store"), "m")
+    config = load_config(
+        CONFIGS / "qtmrl.yaml",
+        [
+            *("data.source=store", "data.dataset=m", f"data.store={tmp_path}/store"),
+            *("assets=[]", SPLITS, f"data.cache.dir={tmp_path}/cache", "data.delist_after=20"),
+        ],
+    )
+    prepared = prepare(config, tmp_path / "run").prepared
+    gone = prepared.array("delisted")
+    assert gone is not None
+    assert gone[-1].tolist() == [False, True, True, True]
+    assert prepared.manifest["delist_reasons"] == [None, "merger", None, None]
+    assert prepared.delist_reasons == (None, "merger", None, None)
+    # A set of before has no such key: nothing is known.
+    path = prepared.path / "manifest.json"
+    old = json.loads(path.read_text(encoding="utf-8"))
+    del old["delist_reasons"]
+    path.unlink()
+    path.write_text(json.dumps(old), encoding="utf-8")
+    assert Prepared.open(tmp_path / "run").delist_reasons == (None,) * 4
 
 
 def test_damaged_prepared_set_is_named(tmp_path: Path, bars_file: Path) -> None:

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 import echelon
 from echelon.config import Config
@@ -233,10 +234,23 @@ def _make(
         "lookbacks": plan.lookbacks,
         "warmup": plan.warmup,
         "symbols": list(panel.symbols),
+        "delist_reasons": delist_reasons(panel, store.symbols(dataset.name)),
         "left_out": {item.name: sorted(item.missing) for item in selection.left_out},
         "echelon": echelon.__version__,
     }
     write_atomic(out / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+
+def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:
+    """Why each symbol [N] was delisted inside the panel; None: it was not, or it is not known.
+
+    A delisting dated after the panel's last bar is the future, and its reason is not told.
+    """
+    last = panel.times[-1].astype("datetime64[D]").astype(date)
+    told = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))
+    known = dict(zip(told["symbol"], told["reason"], strict=True))
+    gone = panel.delisted.any(axis=0).tolist()
+    return [known.get(n) if out else None for n, out in zip(panel.symbols, gone, strict=True)]
 
 
 def refuse_empty_train(present: Bools, plan: Plan, config: Config) -> None:

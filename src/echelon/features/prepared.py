@@ -93,6 +93,12 @@ class Prepared:
         return tuple(self.manifest["symbols"])
 
     @property
+    def delist_reasons(self) -> tuple[str | None, ...]:
+        """Why each symbol [N] was delisted; None: it was not, or it is not known."""
+        # Sets made before reasons were kept have none.
+        return tuple(self.manifest.get("delist_reasons") or (None,) * len(self.symbols))
+
+    @property
     def window(self) -> int:
         """Bars in an observation (W)."""
         return int(self.manifest["W"])
