@@ -249,7 +249,7 @@ def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:
     last = panel.times[-1].astype("datetime64[D]").astype(date)
     told = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))
     known = dict(zip(told["symbol"], told["reason"], strict=True))
-    gone = panel.delisted.any(axis=0).tolist()
+    gone = np.asarray(panel.delisted.any(axis=0))
     return [known.get(n) if out else None for n, out in zip(panel.symbols, gone, strict=True)]
 
 
