@@ -75,6 +75,18 @@ def test_rows_are_finite_where_an_asset_is_not_listed_yet_or_any_more() -> None:
             assert np.isfinite(part).all()
 
 
+def test_rows_of_read_only_arrays_can_be_written_like_any_others() -> None:
+    mask, close = np.ones((15, 2), dtype=bool), np.full((15, 2), 10.0)
+    for part in (mask, close):
+        part.flags.writeable = False
+    history = _history(
+        close=close, open=close, volume=close, tradable=mask, delisted=mask, limit_up=close
+    )
+    for part in market_rows(history, lots=False, stamp_duty=False):
+        assert part.flags.writeable
+        assert part.flags.c_contiguous
+
+
 def test_delisting_haircut_follows_the_reason() -> None:
     market = market_rows(_history(reasons=("merger", None)), lots=False, stamp_duty=False)
     assert market.haircut.tolist() == [0.0, 0.30]

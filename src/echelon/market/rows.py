@@ -70,8 +70,9 @@ def market_rows(
     return MarketRows(
         open=np.ascontiguousarray(opens),
         close=np.ascontiguousarray(close),
-        tradable=np.ascontiguousarray(history.tradable),
-        gone=np.ascontiguousarray(history.delisted),
+        # Copies: compiled code would be compiled once more for arrays that are read-only.
+        tradable=np.array(history.tradable, dtype=np.bool_, order="C"),
+        gone=np.array(history.delisted, dtype=np.bool_, order="C"),
         volume_open=volume_open,
         volume_close=np.ascontiguousarray(volume_close),
         limit_up=_or_else(history.limit_up, shape, np.inf),
