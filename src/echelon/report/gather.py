@@ -1,0 +1,232 @@
+"""Everything a report shows of a run, read and checked before anything is drawn.
+
+Reads config.yaml, run.json, evaluations/ and the training logs; changes nothing. What is missing
+or damaged is a StoreError that names the file and the command that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from echelon.backtest.files import Tables
+from echelon.config import Config, load_config
+from echelon.errors import StoreError, UsageError
+from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
+from echelon.ops.measures import LABELS
+from echelon.report.palette import BASELINES
+from echelon.report.series import carried
+from echelon.runs import RunDirectory
+from echelon.runs.metrics import LOG, TABLE, read_metrics
+from echelon.types import Floats, Times
+
+SPLITS = ("test", "valid", "train")
+"""In the order of a report: what counts most comes first."""
+_FACTS = (
+    *("first", "last", "bars", "periods_per_year", "ledger", "fees", "deterministic", "reads"),
+    *("evaluated", "run", "best_steps"),
+)
+_EQUITY = ("time", "value", "drawdown", "cash_share", "commission", "stamp", "slippage")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One saved backtest: of an agent (`seed` is its seed) or of a baseline (`seed` is None).
+
+    key: its name in file names, unique in a split
+    """
+
+    key: str
+    seed: int | None
+    measures: Mapping[str, float]
+    tables: Tables
+
+    @cached_property
+    def times(self) -> Times:
+        """[T]."""
+        return self.tables.equity["time"].to_numpy()
+
+    @cached_property
+    def value(self) -> Floats:
+        """[T] money."""
+        return self.tables.equity["value"].to_numpy().astype(np.float64)
+
+    @cached_property
+    def growth(self) -> Floats:
+        """[T] what 1 invested at the start has become."""
+        return np.asarray(self.value / self.value[0])
+
+
+@dataclass(frozen=True)
+class SplitData:
+    """A run's results on one split."""
+
+    name: str
+    evaluation: Evaluation
+    agents: tuple[Record, ...]
+    baselines: tuple[Record, ...]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Provenance of the evaluation."""
+        return self.evaluation.facts
+
+    @cached_property
+    def times(self) -> Times:
+        """[T] of the book that lived longest: a ruined one ends early."""
+        return max((r.times for r in (*self.agents, *self.baselines)), key=len)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Agents, then baselines."""
+        return (*self.agents, *self.baselines)
+
+    @cached_property
+    def mean_growth(self) -> Floats:
+        """[T] growth of money spread evenly over the seeds at the start."""
+        return self.mean([r.growth for r in self.agents])
+
+    @cached_property
+    def mean_drawdown(self) -> Floats:
+        """[T] mean of the seeds' drawdowns, which is deeper than that of their mean."""
+        return self.mean([r.tables.equity["drawdown"].to_numpy() for r in self.agents])
+
+    @cached_property
+    def median_agent(self) -> Record:
+        """The agent whose Sharpe ratio is the median of the seeds' (the lower of two)."""
+        ranked = sorted(self.agents, key=lambda r: _rank(r.measures["sharpe_annual"]))
+        return ranked[(len(ranked) - 1) // 2]
+
+    def whole(self, values: Floats) -> Floats:
+        """[T] values over the whole span: a ruined book stays where it ended."""
+        return carried(values, len(self.times))
+
+    def mean(self, series: Sequence[Floats]) -> Floats:
+        """[T] mean of several series, each over the whole span."""
+        return np.asarray(np.mean([self.whole(s) for s in series], axis=0))
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, as a report needs it.
+
+    path: as the user wrote it, for commands; logs: seed → training log
+    """
+
+    path: Path
+    config: Config
+    config_text: str
+    facts: Mapping[str, Any]
+    splits: tuple[SplitData, ...]
+    logs: Mapping[int, pl.DataFrame]
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def main(self) -> SplitData:
+        """The split that counts most."""
+        return self.splits[0]
+
+    @cached_property
+    def best_steps(self) -> Mapping[int, int]:
+        """Seed → step of the checkpoint that was evaluated."""
+        return {int(s): int(step) for s, step in self.main.facts["best_steps"].items()}
+
+
+def gather(run: Path, splits: Sequence[str] | None) -> RunData:
+    """Read a run; `splits` None: all it was evaluated on."""
+    config_file = run / "config.yaml"
+    if not config_file.is_file():
+        raise StoreError(
+            f"{config_file}: no such file, so {run} is not a run directory. `echelon train` makes "
+            "one."
+        )
+    names = _chosen(run, splits)
+    config = load_config(config_file)
+    facts = RunDirectory(run).facts()
+    loaded = tuple(_split(run, name) for name in names)
+    seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
+    logs = {seed: _log(run, seed) for seed in seeds}
+    text = config_file.read_text(encoding="utf-8")
+    return RunData(run, config, text, facts, loaded, logs)
+
+
+def _chosen(run: Path, splits: Sequence[str] | None) -> list[str]:
+    wanted = set(evaluated_splits(run) if splits is None else splits)
+    unknown = sorted(wanted - set(SPLITS))
+    if unknown:
+        raise UsageError(f"no split is called {unknown[0]!r}: name {', '.join(SPLITS)}.")
+    if not wanted:
+        raise StoreError(
+            f"{run / 'evaluations'}: the run was not evaluated yet. Run `echelon evaluate {run} "
+            "--split test`, or --split valid."
+        )
+    return [name for name in SPLITS if name in wanted]
+
+
+def _split(run: Path, name: str) -> SplitData:
+    evaluation = load_evaluation(run, name)
+    if not evaluation.seeds:
+        raise StoreError(
+            f"{evaluation.directory / 'summary.json'}: no seed in it. Run `echelon evaluate {run} "
+            f"--split {name}` again."
+        )
+    known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
+    missing = [name for name in _FACTS if name not in evaluation.facts]
+    missing += [name for name in LABELS if any(name not in values for values in known)]
+    if missing:
+        raise StoreError(
+            f"{evaluation.directory / 'summary.json'}: {missing[0]!r} is missing. Run `echelon "
+            f"evaluate {run} --split {name}` again."
+        )
+    agents = [
+        Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed))
+        for seed, measures in sorted(evaluation.seeds.items())
+    ]
+    baselines = [
+        Record(key, None, measures, _tables(run, evaluation, key))
+        for key, measures in sorted(evaluation.baselines.items(), key=lambda item: _place(item[0]))
+    ]
+    return SplitData(name, evaluation, tuple(agents), tuple(baselines))
+
+
+def _tables(run: Path, evaluation: Evaluation, key: str | int) -> Tables:
+    tables = evaluation.tables(key)
+    missing = [name for name in _EQUITY if name not in tables.equity.columns]
+    if missing or tables.equity.is_empty():
+        name = f"seed-{key}" if isinstance(key, int) else key
+        what = f"has no column {missing[0]!r}" if missing else "is empty"
+        raise StoreError(
+            f"{evaluation.directory / name}.equity.parquet: {what}. Run `echelon evaluate {run} "
+            f"--split {evaluation.directory.name}` again."
+        )
+    return tables
+
+
+def _log(run: Path, seed: int) -> pl.DataFrame:
+    directory = run / "seeds" / str(seed)
+    if not any((directory / name).is_file() for name in (LOG, TABLE)):
+        raise StoreError(
+            f"{directory / LOG}: no such file, but seed {seed} was evaluated. Put the training log "
+            "back, or train the run again with `echelon train`."
+        )
+    return read_metrics(directory)
+
+
+def _place(key: str) -> tuple[int, str]:
+    """For sorting: baselines we know in our order, others after them by name."""
+    return (BASELINES.index(key) if key in BASELINES else len(BASELINES), key)
+
+
+def _rank(value: float) -> float:
+    """For sorting: what is not a number comes last."""
+    return float("inf") if np.isnan(value) else value

@@ -1,0 +1,169 @@
+"""Numbers a report shows, from the tables of backtests: pure functions, no drawing.
+
+Long series are thinned by leaving rows out, never by averaging: what is shown at the end of a
+day, week or month is what the book was worth then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from echelon.envs.act import Action
+from echelon.types import Floats, Times
+
+Period = Literal["bar", "day", "week", "month", "quarter", "year"]
+Index = NDArray[np.intp]
+
+_PERIODS: tuple[Period, ...] = ("bar", "day", "week", "month", "quarter", "year")
+_MOVED = 0.001
+"""A target weight this far from the holding, as a share of the book, is a wish to trade."""
+
+
+class MonthlyReturns(NamedTuple):
+    """Returns by calendar month: years[Y], months[Y,12] (NaN where the span has none), totals[Y].
+
+    The first and the last month and year count from and to the ends of the span.
+    """
+
+    years: tuple[int, ...]
+    months: Floats
+    totals: Floats
+
+
+class ActionShares(NamedTuple):
+    """Share of each action among a period's decisions: starts[P], shares[P,3] by `Action`."""
+
+    starts: Times
+    shares: Floats
+
+
+def period_numbers(times: Times, period: Period) -> NDArray[np.int64]:
+    """[T] a number that changes exactly when a new period begins; a week begins on Monday."""
+    if period == "bar":
+        return np.arange(len(times), dtype=np.int64)
+    days = times.astype("datetime64[D]").astype(np.int64)
+    if period == "day":
+        return days
+    if period == "week":
+        return (days + 3) // 7  # day 0, 1970-01-01, is a Thursday
+    months = times.astype("datetime64[M]").astype(np.int64)
+    return months // {"month": 1, "quarter": 3, "year": 12}[period]
+
+
+def period_starts(times: Times, period: Period) -> Times:
+    """[P] when each period that `times`[T] touches begins, by the calendar."""
+    numbers = np.unique(period_numbers(times, period))
+    if period == "bar":
+        return times
+    if period in ("day", "week"):
+        days = numbers if period == "day" else numbers * 7 - 3
+        return days.astype("datetime64[D]")
+    size = {"month": 1, "quarter": 3, "year": 12}[period]
+    return (numbers * size).astype("datetime64[M]").astype("datetime64[D]")
+
+
+def shortest_period(times: Times, most: int) -> Period:
+    """The shortest period of which `times`[T] has at most `most`; years if none has."""
+    for period in _PERIODS:
+        numbers = period_numbers(times, period)
+        if len(numbers) == 0 or 1 + np.count_nonzero(np.diff(numbers)) <= most:
+            return period
+    return "year"
+
+
+def last_rows(times: Times, period: Period) -> Index:
+    """Row of each period's last bar."""
+    numbers = period_numbers(times, period)
+    return np.flatnonzero(np.append(np.diff(numbers) != 0, True))
+
+
+def thinned(times: Times, most: int, also: Sequence[int] = ()) -> Index:
+    """Rows to show of a long series: the first, the last of each period, and the rows `also`."""
+    rows = last_rows(times, shortest_period(times, most))
+    return np.unique(np.concatenate([[0], rows, np.asarray(also, dtype=np.intp)])).astype(np.intp)
+
+
+def carried(values: Floats, length: int) -> Floats:
+    """[length]: values that end early stay at the last one."""
+    return np.concatenate([values, np.full(length - len(values), values[-1])])
+
+
+def monthly_returns(times: Times, value: Floats) -> MonthlyReturns:
+    """Returns by month and by year of value[T]."""
+    months = times.astype("datetime64[M]").astype(np.int64)
+    years = tuple(range(int(months[0] // 12) + 1970, int(months[-1] // 12) + 1971))
+    table = np.full((len(years), 12), np.nan)
+    rows = last_rows(times, "month")
+    worth = value[rows]
+    before = np.concatenate([value[:1], worth[:-1]])
+    at = months[rows] - (years[0] - 1970) * 12
+    # After ruin there is nothing to gain or lose.
+    alive = before > 0
+    table[at // 12, at % 12] = np.where(alive, worth / np.where(alive, before, 1.0) - 1.0, 0.0)
+    # A span that begins on a month's last bar has no return in that month yet.
+    if rows[0] == 0:
+        table[at[0] // 12, at[0] % 12] = np.nan
+    known = np.isfinite(table)
+    growth = np.where(known, 1.0 + table, 1.0).prod(axis=1)
+    totals = np.where(known.any(axis=1), growth - 1.0, np.nan)
+    return MonthlyReturns(years, table, totals)
+
+
+def mean_monthly(parts: Sequence[MonthlyReturns]) -> MonthlyReturns:
+    """Mean over books of the same span, of each month and of each year."""
+    months = np.mean([part.months for part in parts], axis=0)
+    totals = np.mean([part.totals for part in parts], axis=0)
+    return MonthlyReturns(parts[0].years, months, totals)
+
+
+def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]:
+    """[S,N] by `Action`: as decided, or what target weights asked for compared with holdings."""
+    decided = actions.drop("time").to_numpy()
+    if np.issubdtype(decided.dtype, np.integer):
+        return decided.astype(np.int64)
+    held = weights.drop("time").to_numpy()[: len(decided)]
+    change = np.where(np.isnan(decided), 0.0, decided - held)
+    moved = [change > _MOVED, change < -_MOVED]
+    return np.select(moved, [int(Action.BUY), int(Action.SELL)], int(Action.HOLD))
+
+
+def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> ActionShares:
+    """Shares of HOLD, BUY and SELL among chosen[S,N], by period of times[S]."""
+    numbers = period_numbers(times, period)
+    found, group = np.unique(numbers, return_inverse=True)
+    shares = np.zeros((len(found), len(Action)))
+    for action in Action:
+        np.add.at(shares[:, action], group, (chosen == action).mean(axis=1))
+    return ActionShares(period_starts(times, period), shares / np.bincount(group)[:, None])
+
+
+def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:
+    """Columns of weights[T,N] to show by themselves, largest mean first, and those to sum.
+
+    Together at most `most` layers; assets that were never held are in neither.
+    """
+    mean = weights.mean(axis=0)
+    order = np.argsort(-mean, kind="stable")
+    held = order[mean[order] > 0]
+    shown = held if len(held) <= most else held[: most - 1]
+    return shown, held[len(shown) :]
+
+
+class Rejections(NamedTuple):
+    """Orders of a book: all of them, those filled whole, and by reason those cut or not filled."""
+
+    orders: int
+    whole: int
+    by_reason: dict[str, int]
+
+
+def rejections(blotter: pl.DataFrame) -> Rejections:
+    """Count a blotter's orders by why they were not filled, or not whole."""
+    counts = blotter["not_filled"].drop_nulls().value_counts().sort("not_filled")
+    by_reason = {str(name): int(n) for name, n in counts.iter_rows()}
+    return Rejections(len(blotter), len(blotter) - sum(by_reason.values()), by_reason)

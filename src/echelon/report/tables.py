@@ -1,0 +1,263 @@
+"""The tables of a report, as HTML: readable without JavaScript, on paper and by screen readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from echelon.market import resolve_rules
+from echelon.ops.measures import LABELS
+from echelon.report.gather import Record, RunData, SplitData
+from echelon.report.headline import MEASURES, rivals
+from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
+from echelon.report.series import rejections as count_orders
+from echelon.report.texts import Words
+
+_STRONGEST = 0.10
+"""A monthly return this large has the full colour."""
+_COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of cells that are HTML already; the first cell of a row is its heading."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(cells)}</tr>' for first, *cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def cards(split: SplitData, words: Words) -> str:
+    """The headline measures, a card each: the agent large, what it is held to below."""
+    against = rivals(split)
+    found = []
+    for name in MEASURES:
+        label, agent = LABELS[name], split.evaluation.over_seeds(name)
+        others = "".join(
+            f"<div><dt>{escape(rival.short_label(words))}</dt>"
+            f"<dd>{label.format(split.evaluation.baselines[rival.key][name])}</dd></div>"
+            for rival in against
+        )
+        spread = label.format(agent.std)
+        std = "" if math.isnan(agent.std) else f"<span>± {spread}</span>"
+        found.append(
+            f'<div class="kpi" title="{escape(words.meaning(name))}">'
+            f"<h3>{escape(words.measure(name))}</h3>"
+            f"<p>{label.format(agent.mean)}{std}</p><dl>{others}</dl></div>"
+        )
+    return f'<div class="kpis">{"".join(found)}</div>'
+
+
+def measures_table(split: SplitData, words: Words) -> str:
+    """A row a measure: the agent's mean ± std, then the baselines; the best value is marked."""
+    head = [words("measure"), words("agent"), *(words.name(r.key) for r in split.baselines)]
+    rows = []
+    for name, label in LABELS.items():
+        agent = split.evaluation.over_seeds(name)
+        values = {"agent": agent.mean} | {r.key: r.measures[name] for r in split.baselines}
+        best = best_of(name, values)
+        shown = {key: label.format(value) for key, value in values.items()}
+        shown["agent"] = label.format(agent.mean, agent.std)
+        cells = [_cell(shown[key], "agent" if key == "agent" else "", key in best) for key in shown]
+        rows.append([_measure_name(name, words), *cells])
+    return table([escape(h) for h in head], rows, "measures against")
+
+
+def seeds_table(split: SplitData, words: Words) -> str:
+    """A row a measure, a column a seed."""
+    head = [words("measure"), *(words.name(r.key) for r in split.agents)]
+    rows = [
+        [
+            _measure_name(name, words),
+            *(_cell(label.format(r.measures[name])) for r in split.agents),
+        ]
+        for name, label in LABELS.items()
+    ]
+    return table([escape(h) for h in head], rows, "measures")
+
+
+def best_of(measure: str, values: Mapping[str, float]) -> frozenset[str]:
+    """Keys of the best values of a measure, by what is printed; none where no order is better.
+
+    Cash risks nothing and the index pays nothing, by construction: where less is better cash is
+    left out, and costs are not ranked.
+    """
+    label = LABELS[measure]
+    if label.higher_is_better is None or measure in _COSTS:
+        return frozenset()
+    entered = {k: v for k, v in values.items() if not math.isnan(v)}
+    if not label.higher_is_better:
+        entered.pop("cash", None)
+    if not entered:
+        return frozenset()
+    best = (max if label.higher_is_better else min)(entered.values())
+    return frozenset(k for k, v in entered.items() if label.format(v) == label.format(best))
+
+
+def monthly_tables(split: SplitData, words: Words) -> dict[str, str]:
+    """Key of an agent or baseline, or `mean` → heat map of its monthly returns."""
+    found = monthly_by_key(split)
+    return {key: _heat_map(returns, words) for key, returns in found.items()}
+
+
+def monthly_by_key(split: SplitData) -> dict[str, MonthlyReturns]:
+    """Key → monthly returns; `mean` is the mean over the seeds, first where there are several."""
+    found = {r.key: monthly_returns(split.times, split.whole(r.value)) for r in split.records}
+    if len(split.agents) > 1:
+        return {"mean": mean_monthly([found[r.key] for r in split.agents])} | found
+    return found
+
+
+def _heat_map(returns: MonthlyReturns, words: Words) -> str:
+    head = ["", *words("months").split(), words("year")]
+    rows = []
+    for year, months, total in zip(returns.years, returns.months, returns.totals, strict=True):
+        cells = [_heat(float(value)) for value in months]
+        rows.append([str(year), *cells, _heat(float(total), total=True)])
+    return table([escape(h) for h in head], rows, "heat")
+
+
+def _heat(value: float, *, total: bool = False) -> str:
+    if math.isnan(value):
+        return '<td class="none"></td>'
+    text = f"{value * 100:.1f}".replace("-", "−")
+    text = "0.0" if text == "−0.0" else text
+    if total:
+        return f'<td class="total">{text} %</td>'
+    strength = min(abs(value) / _STRONGEST, 1.0)
+    side = "gain" if value >= 0 else "loss"
+    strong = " strong" if strength > 0.75 else ""
+    return f'<td class="{side}{strong}" style="--s:{strength * 100:.0f}%">{text}</td>'
+
+
+def orders_table(split: SplitData, words: Words) -> str:
+    """Orders in all, filled whole, and cut by reason; empty where none was cut."""
+    agents = [count_orders(r.tables.blotter) for r in split.agents]
+    others = {
+        r.key: count_orders(r.tables.blotter)
+        for r in split.baselines
+        if r.key not in ("benchmark", "cash")
+    }
+    reasons = _reasons([*agents, *others.values()])
+    if not reasons:
+        return ""
+    head = [words("reason"), words("agent"), *(words.name(key) for key in others)]
+
+    def row(name: str, pick: Sequence[int]) -> list[str]:
+        mean, *single = [float(np.mean(pick[: len(agents)])), *pick[len(agents) :]]
+        cells = [_cell(f"{mean:,.0f}", "agent"), *(_cell(f"{n:,}") for n in single)]
+        return [escape(name), *cells]
+
+    every = [*agents, *others.values()]
+    rows = [
+        row(words("orders"), [found.orders for found in every]),
+        row(words("orders_whole"), [found.whole for found in every]),
+    ]
+    for reason in reasons:
+        picked = [found.by_reason.get(reason, 0) for found in every]
+        rows.append(row(words.reason(reason), picked))
+    return table([escape(h) for h in head], rows, "measures against")
+
+
+def _reasons(found: Sequence[Rejections]) -> list[str]:
+    """Most frequent first."""
+    total: dict[str, int] = {}
+    for one in found:
+        for reason, n in one.by_reason.items():
+            total[reason] = total.get(reason, 0) + n
+    return sorted(total, key=lambda reason: (-total[reason], reason))
+
+
+def facts_table(run: RunData, words: Words, command: str) -> str:
+    """Where the results come from: hashes, versions, conventions, commands."""
+    facts = run.main.facts["run"]
+    data = facts.get("data", {})
+    split = run.config.split
+    spans = [
+        f"{words(f'split_{name}')}: {first} {words('to')} {last}"
+        for name, (first, last) in (
+            ("train", split.train),
+            ("valid", split.valid),
+            ("test", split.test),
+        )
+    ]
+    ledger = run.main.facts["ledger"]
+    names = [words(f"split_{s.name}") for s in run.splits]
+    # One line a split only where they differ.
+    reads = [f"{name}: {s.facts['reads']}" for name, s in zip(names, run.splits, strict=True)]
+    when = [f"{name}: {s.facts['evaluated']}" for name, s in zip(names, run.splits, strict=True)]
+    evaluate = [f"echelon evaluate {run.path} --split {s.name}" for s in run.splits]
+    unknown = words("unknown")
+    versions = ", ".join(f"{k} {v}" for k, v in sorted(facts.get("libraries", {}).items()))
+    rows = [
+        ("fact_data", [f"{data.get('name', unknown)} · {_short(data, 'content_hash', unknown)}"]),
+        ("fact_prepared", [_short(facts, "prepared", unknown)]),
+        ("fact_config", [_short(facts, "config_hash", unknown)]),
+        ("fact_code", [f"Echelon {facts.get('echelon', unknown)} · {facts.get('code', unknown)}"]),
+        ("fact_seeds", [", ".join(str(r.seed) for r in run.main.agents)]),
+        ("fact_assets", [str(len(run.main.agents[0].tables.weights.columns) - 1)]),
+        ("fact_splits", spans),
+        ("fact_fill", [words.ledger(ledger["fill"])]),
+        ("fact_prices", [words.ledger(ledger["prices"])]),
+        ("fact_fees", [_fees(run, words)]),
+        ("fact_actions", [words("greedy" if run.main.facts["deterministic"] else "sampled")]),
+        ("fact_year", [f"{run.main.facts['periods_per_year']:,.6g}"]),
+        ("fact_reads", reads),
+        ("fact_evaluated", when),
+        ("fact_command", [str(facts.get("command", unknown))]),
+        ("fact_evaluate", evaluate),
+        ("fact_report", [command]),
+        ("fact_versions", [versions or unknown]),
+    ]
+    mono = ("fact_data", "fact_prepared", "fact_config", "fact_code")
+    code = (*mono, "fact_command", "fact_evaluate", "fact_report")
+    body = "".join(
+        f"<div><dt>{escape(words(key))}</dt><dd{' class=code' if key in code else ''}>"
+        f"{'<br>'.join(escape(line) for line in lines)}</dd></div>"
+        for key, lines in rows
+    )
+    return f'<dl class="facts">{body}</dl>'
+
+
+def _short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
+    """As much of a hash as tells it from any other; run.json has it whole."""
+    return str(tree[key])[:20] if key in tree else unknown
+
+
+def _fees(run: RunData, words: Words) -> str:
+    """What orders cost, in words."""
+    if not run.main.facts["fees"]:
+        return words("no_fees")
+    resolved = resolve_rules(run.config, discrete=True)
+    rules = resolved.rules
+    minimum = f"{rules.min_commission:g}"
+    return words(
+        "fees",
+        preset=run.config.market.preset,
+        commission=f"{rules.commission * 1e4:g}",
+        minimum=words("fee_minimum", amount=minimum) if rules.min_commission else "",
+        stamp=words("stamp_cn" if resolved.stamp_duty else "stamp_none"),
+        slippage=words(f"slippage_{rules.slippage_model}", bps=f"{rules.slippage * 1e4:g}"),
+    )
+
+
+def _measure_name(name: str, words: Words) -> str:
+    return f'<span title="{escape(words.meaning(name))}">{escape(words.measure(name))}</span>'
+
+
+def _cell(text: str, kind: str = "", best: bool = False) -> str:
+    classes = " ".join(c for c in (kind, "best" if best else "") if c)
+    return f'<td class="{classes}">{escape(text)}</td>' if classes else f"<td>{escape(text)}</td>"
+
+
+def is_targets(record: Record) -> bool:
+    """Whether a book's actions are target weights."""
+    actions = record.tables.actions.drop("time")
+    return any(dtype.is_float() for dtype in actions.dtypes)

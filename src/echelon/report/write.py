@@ -1,0 +1,64 @@
+"""Write the report of a trained run: one HTML file, and pictures for slides.
+
+    RUN/report/report.html      everything, self-contained
+    RUN/report/equity.png       equity and drawdown on the main split
+    RUN/report/monthly.png, holdings.png, training.png
+
+The directory is made beside its place and moved there whole. The same results give the same page,
+byte for byte: no clock of the report's own is written into it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from echelon.errors import StoreError
+from echelon.files import (
+    exclusive_lock,
+    recover_directory,
+    staging_directory,
+    swap_directory,
+    sync_tree,
+)
+from echelon.report.gather import gather
+from echelon.report.page import render
+from echelon.report.pictures import draw_pictures
+from echelon.report.texts import Words
+
+
+def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en") -> Path:
+    """Write RUN/report and return the path of the page.
+
+    splits: of test, valid and train; None: all the run was evaluated on
+    lang: en or zh
+    """
+    words = Words(lang)
+    data = gather(run, splits)
+    page = render(data, words, command_for(run, splits, lang))
+    target = run / "report"
+    with exclusive_lock(run / ".report.lock", f"the report of {run}"):
+        recover_directory(target)
+        try:
+            with staging_directory(run, ".report-") as staging:
+                (staging / "report.html").write_text(page, encoding="utf-8")
+                draw_pictures(data, words, staging)
+                sync_tree(staging)
+                swap_directory(staging, target)
+        except OSError as error:
+            raise StoreError(
+                f"{target}: cannot be written ({error.strerror or error}). Make room or mend the "
+                f"disk, then run `echelon report {run}` again."
+            ) from error
+    return target / "report.html"
+
+
+def command_for(run: Path, splits: Sequence[str] | None, lang: str) -> str:
+    """The command that makes the report, as the report names it."""
+    parts = ["echelon", "report", str(run)]
+    for split in splits or ():
+        parts += ["--split", split]
+    if lang != "en":
+        parts += ["--lang", lang]
+    return shlex.join(parts)

@@ -1,0 +1,657 @@
+"""The report of a run: made from real evaluations, self-contained, exact, honest in words."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+from plotly.offline import get_plotlyjs
+from worlds import make_config, make_world
+
+import echelon.evaluation.evaluate as evaluation_module
+from echelon.backtest.baselines import Momentum
+from echelon.backtest.files import load_tables
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.agents import EvalConfig
+from echelon.envs.act import Holdings, Kind
+from echelon.envs.world import World
+from echelon.errors import StoreError, UsageError
+from echelon.evaluation.evaluate import evaluate
+from echelon.market import Reason
+from echelon.ops.measures import LABELS, MeanStd
+from echelon.report import write as write_module
+from echelon.report import write_report
+from echelon.report.charts import MOST_POINTS
+from echelon.report.gather import RunData, gather
+from echelon.report.headline import lead, rivals, verdict
+from echelon.report.page import render
+from echelon.report.palette import BASELINES, DARK, LIGHT
+from echelon.report.series import (
+    action_shares,
+    largest_weights,
+    last_rows,
+    mean_monthly,
+    monthly_returns,
+    period_starts,
+    rejections,
+    shortest_period,
+    thinned,
+)
+from echelon.report.tables import best_of
+from echelon.report.texts import MEASURES_ZH, NAMES, REASONS, TEXTS, Words
+from echelon.report.write import command_for
+from echelon.runs import RunDirectory
+from echelon.runs.metrics import MetricLog
+
+PICTURES = ("equity", "monthly", "holdings", "training")
+BASES = "eval.baselines=[benchmark,buy_and_hold,equal_weight,momentum,random,cash]"
+
+
+def days(n: int, first: str = "2017-01-02") -> np.ndarray:
+    """Weekdays, as a world has them."""
+    every = np.datetime64(first) + np.arange(2 * n)
+    return every[np.is_busday(every)][:n].astype("datetime64[us]")
+
+
+class StandIn:
+    """What `evaluate` takes of a trained run, with momentum rules in the place of agents."""
+
+    def __init__(
+        self, path: Path, config: Config, world: World, seeds: tuple[int, ...], policy: Any
+    ) -> None:
+        self.path, self.config, self.seeds = path, config, seeds
+        self.prepared = world
+        self._policy = policy
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return RunDirectory(self.path).facts()
+
+    def policy(self, seed: int) -> Policy:
+        policy: Policy = self._policy(seed)
+        return policy
+
+    def best_step(self, seed: int) -> int:
+        return 4000 + 1000 * (seed % 2)
+
+
+class Targets:
+    """Wants half of everything in the first asset, and the rest left alone."""
+
+    kind: Kind = "weights"
+    name = "targets"
+
+    def start(self, world: World, span: range) -> None:
+        """Nothing to make ready."""
+
+    def decide(self, row: np.ndarray, held: Holdings) -> np.ndarray:
+        target = np.full(held.weights.shape, np.nan)
+        target[:, 0] = 0.5
+        return target
+
+
+def make_run(
+    path: Path,
+    *,
+    world: World | None = None,
+    seeds: tuple[int, ...] = (42, 43, 44),
+    splits: tuple[str, ...] = ("valid", "test"),
+    policy: Callable[[int], Any] = lambda seed: Momentum(3 + seed % 5),
+    overrides: tuple[str, ...] = (),
+    times_evaluated: int = 1,
+) -> Path:
+    """A run directory as training and evaluation leave it, through their own writers."""
+    if world is None:
+        world = make_world(n_rows=400, n_assets=4, times=days(400), splits=three_splits(400))
+    config = make_config(BASES, *overrides)
+    data = {"name": "made-up", "content_hash": "d" * 64}
+    RunDirectory(path).record(config, "echelon train --seeds 3", data=data, prepared="e" * 64)
+    run: Any = StandIn(path, config, world, seeds, policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation_module, "world_of", lambda prepared, config, fees: prepared)
+        for split in splits * times_evaluated:
+            evaluate(run, split)  # type: ignore[arg-type]
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        with MetricLog(path / "seeds" / str(seed), resume_step=None) as log:
+            for step in range(100, 6001, 100):
+                log.write(step, training_row(step, rng))
+                if step % 1000 == 0:
+                    log.write(step, {"valid/sharpe_annual": step / 6000 + rng.normal(0, 0.1)})
+    return path
+
+
+def training_row(step: int, rng: np.random.Generator) -> dict[str, float]:
+    return {
+        "losses/total": 1.0,
+        "losses/policy": rng.normal(0, 0.01),
+        "losses/value": float(np.exp(-step / 1000)),
+        "losses/entropy": 1.0 - step / 10_000,
+        "losses/gradient_norm": 0.5,
+        "charts/reward": step / 6000,
+        "charts/steps_per_second": 1000.0,
+    }
+
+
+def three_splits(n: int) -> dict[str, range]:
+    return {"train": range(60), "valid": range(60, 140), "test": range(140, n)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "small")
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def html_of(path: Path, splits: list[str] | None = None, lang: str = "en") -> str:
+    """The page alone, without the pictures."""
+    return render(gather(path, splits), Words(lang), command_for(path, splits, lang))
+
+
+def own_part(page: str) -> str:
+    """The page without plotly.js."""
+    assert page.count('<script id="plotly">') == 1
+    return page.replace(get_plotlyjs(), "")
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="report-data">(.*?)</script>', page)
+    assert found
+    tree: dict[str, Any] = json.loads(found[1])
+    return tree
+
+
+def resolved(node: Any, palette: Any, arrays: Any) -> Any:
+    """What script.js does with a chart's tree."""
+    if isinstance(node, list):
+        return [resolved(one, palette, arrays) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$" in node:
+        return palette[node["$"]]
+    if "#" in node:
+        return arrays[node["#"]]
+    return {name: resolved(one, palette, arrays) for name, one in node.items()}
+
+
+def figures(page: str) -> dict[str, Any]:
+    """Every chart and variant of a page, resolved."""
+    data = data_of(page)
+    found = {}
+    for key, chart in data["charts"].items():
+        arrays = data["arrays"].get(key.split("/")[0])
+        for variant, tree in chart.get("variants", {"": chart}).items():
+            found[f"{key} {variant}".strip()] = resolved(tree, data["palette"]["light"], arrays)
+    return found
+
+
+# What is written
+
+
+def test_report_is_one_page_and_four_pictures_of_slide_size(run: Path, page: str) -> None:
+    assert page.startswith("<!doctype html>")
+    files = sorted(path.name for path in (run / "report").iterdir())
+    assert files == sorted(["report.html", *(f"{name}.png" for name in PICTURES)])
+    for name in PICTURES:
+        head = (run / "report" / f"{name}.png").read_bytes()[:24]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (int.from_bytes(head[16:20]), int.from_bytes(head[20:24])) == (1920, 1080)
+
+
+def test_page_reaches_for_nothing_outside_itself(page: str) -> None:
+    own = own_part(page)
+    assert not re.findall(r"https?:|//[a-z]+\.|url\(|@import|\bsrc=|\bhref=|<link|<iframe", own)
+    assert not re.findall(r"\bfetch\(|XMLHttpRequest|WebSocket|sendBeacon|import\(", own)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', own)
+    assert policy
+    assert policy[1].startswith("default-src 'none'")
+    assert "connect-src" not in policy[1]
+    assert "http" not in policy[1]
+    assert "showSendToCloud: false" in own
+
+
+def test_same_results_give_the_same_page(run: Path, page: str) -> None:
+    assert html_of(run) == page
+
+
+def test_charts_are_what_plotly_accepts(page: str) -> None:
+    found = figures(page)
+    assert {"test/equity", "valid/equity", "training", "test/costs-by-book"} <= found.keys()
+    assert {"test/holdings seed-42", "test/holdings mean", "test/actions mean"} <= found.keys()
+    for name, tree in found.items():
+        figure = go.Figure(tree)  # refuses unknown properties and values
+        assert len(figure.data) > 0, name
+
+
+def test_split_that_counts_most_comes_first(page: str) -> None:
+    tabs = re.findall(r'data-tab="split-(\w+)"', page)
+    assert tabs == ["test", "valid"]
+
+
+def test_only_the_asked_split_is_shown(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    html = html_of(copy, ["valid"])
+    assert re.findall(r'data-tab="split-(\w+)"', html) == ["valid"]
+    assert f"echelon report {copy} --split valid" in html
+
+
+# Numbers
+
+
+def test_equity_chart_shows_the_saved_values(run: Path, page: str) -> None:
+    arrays = data_of(page)["arrays"]["test"]
+    saved = load_tables(run / "evaluations" / "test", "seed-43").equity
+    growth = saved["value"].to_numpy() / saved["value"][0]
+    np.testing.assert_allclose(arrays["growth seed-43"], growth, rtol=1e-5)
+    np.testing.assert_allclose(arrays["drawdown seed-43"], -saved["drawdown"].to_numpy(), rtol=1e-5)
+    assert arrays["times"][0] == str(saved["time"][0].date())
+    seeds = np.array([arrays[f"growth seed-{seed}"] for seed in (42, 43, 44)])
+    np.testing.assert_allclose(arrays["growth mean"], seeds.mean(axis=0), rtol=1e-5)
+
+
+def test_mean_drawdown_is_the_mean_of_drawdowns(run: Path) -> None:
+    split = gather(run, ["test"]).main
+    drawdowns = [r.tables.equity["drawdown"].to_numpy() for r in split.agents]
+    np.testing.assert_allclose(split.mean_drawdown, np.mean(drawdowns, axis=0))
+
+
+def test_holdings_and_cash_fill_the_book(page: str) -> None:
+    for variant in ("seed-42", "mean"):
+        stack = figures(page)[f"test/holdings {variant}"]["data"]
+        assert stack[-1]["name"] == "Cash"
+        total = np.sum([trace["y"] for trace in stack], axis=0)
+        np.testing.assert_allclose(total, 1.0, atol=2e-3)
+
+
+def test_costs_over_time_end_at_the_saved_costs(run: Path, page: str) -> None:
+    measures = gather(run, ["test"]).main.evaluation.seeds[42]
+    found = {t["name"]: t["y"][-1] for t in figures(page)["test/costs seed-42"]["data"]}
+    assert found["Commission"] == pytest.approx(measures["cost_share"] * 100, rel=1e-4)
+
+
+def test_chosen_checkpoints_are_marked_on_the_validation_curve(page: str) -> None:
+    traces = figures(page)["training"]["data"]
+    marks = [t for t in traces if t["mode"] == "markers"]
+    assert len(marks) == 1
+    assert dict(zip(marks[0]["text"], marks[0]["x"], strict=True)) == {
+        "Seed 42": 4000,
+        "Seed 43": 5000,
+        "Seed 44": 4000,
+    }
+
+
+def test_monthly_returns_worked_out_by_hand() -> None:
+    times = np.array(["2019-12-30", "2019-12-31", "2020-01-02", "2020-01-31", "2020-03-02"])
+    value = np.array([100.0, 110.0, 121.0, 99.0, 198.0])
+    found = monthly_returns(times.astype("datetime64[us]"), value)
+    assert found.years == (2019, 2020)
+    assert found.months[0, 11] == pytest.approx(0.10)
+    assert found.months[1, 0] == pytest.approx(-0.10)
+    assert np.isnan(found.months[1, 1])
+    assert found.months[1, 2] == pytest.approx(1.0)
+    np.testing.assert_allclose(found.totals, [0.10, 0.80])
+
+
+def test_month_in_which_the_span_only_begins_has_no_return() -> None:
+    times = np.array(["2020-01-31", "2020-02-03"]).astype("datetime64[us]")
+    found = monthly_returns(times, np.array([1.0, 1.1]))
+    assert np.isnan(found.months[0, 0])
+    assert found.months[0, 1] == pytest.approx(0.1)
+
+
+def test_ruined_book_returns_nothing_after_its_end() -> None:
+    times = np.array(["2020-01-02", "2020-01-31", "2020-02-28"]).astype("datetime64[us]")
+    dead = monthly_returns(times, np.array([1.0, 0.0, 0.0]))
+    alive = monthly_returns(times, np.array([1.0, 1.0, 1.2]))
+    assert dead.months[0, :2].tolist() == [-1.0, 0.0]
+    # The dead one stays in the mean: leaving it out would flatter the rest.
+    assert mean_monthly([dead, alive]).months[0, 1] == pytest.approx(0.1)
+
+
+def test_long_series_are_thinned_to_exact_period_ends() -> None:
+    minutes = np.datetime64("2020-01-06T09:30", "us") + np.arange(78) * np.timedelta64(5, "m")
+    session = days(100, "2020-01-06")[:, None] + (minutes - minutes[0].astype("datetime64[D]"))
+    times = session.ravel().astype("datetime64[us]")
+    rows = thinned(times, 3000, also=[1234])
+    assert shortest_period(times, 3000) == "day"
+    assert 1234 in rows
+    assert rows[0] == 0
+    assert set(range(77, 7800, 78)) <= set(rows.tolist())
+    assert len(rows) == 102
+
+
+def test_short_series_are_shown_whole() -> None:
+    assert thinned(days(500), 3000).tolist() == list(range(500))
+
+
+def test_periods_end_and_begin_by_the_calendar() -> None:
+    times = days(10, "2020-01-30")  # Thursday, Friday, then Monday 3 February …
+    assert last_rows(times, "week").tolist() == [1, 6, 9]
+    assert last_rows(times, "month").tolist() == [1, 9]
+    assert [str(t) for t in period_starts(times, "week")] == [
+        "2020-01-27",
+        "2020-02-03",
+        "2020-02-10",
+    ]
+    assert [str(t) for t in period_starts(times, "quarter")] == ["2020-01-01"]
+
+
+def test_action_shares_worked_out_by_hand() -> None:
+    times = days(4, "2020-01-30")
+    chosen = np.array([[1, 1], [0, 2], [0, 0], [2, 0]])
+    found = action_shares(times, chosen, "month")
+    np.testing.assert_allclose(found.shares, [[0.25, 0.5, 0.25], [0.75, 0.0, 0.25]])
+    assert [str(t) for t in found.starts] == ["2020-01-01", "2020-02-01"]
+
+
+def test_many_assets_leave_room_for_the_rest() -> None:
+    weights = np.tile([0.1, 0.4, 0.0, 0.2, 0.3], (3, 1))
+    shown, rest = largest_weights(weights, 3)
+    assert shown.tolist() == [1, 4]
+    assert rest.tolist() == [3, 0]
+    shown, rest = largest_weights(weights, 4)
+    assert shown.tolist() == [1, 4, 3, 0]
+    assert len(rest) == 0
+
+
+def test_rejected_orders_are_counted_by_reason() -> None:
+    blotter = pl.DataFrame({"not_filled": ["cash", None, "lot", "cash", None]})
+    found = rejections(blotter)
+    assert (found.orders, found.whole) == (5, 2)
+    assert found.by_reason == {"cash": 2, "lot": 1}
+
+
+# Words
+
+
+def test_verdict_claims_no_more_than_the_spread_of_seeds() -> None:
+    assert verdict(MeanStd(0.81, 0.12), 0.95) == "below"
+    assert verdict(MeanStd(0.81, 0.20), 0.95) == "level"
+    assert verdict(MeanStd(1.10, 0.12), 0.95) == "above"
+    assert verdict(MeanStd(0.96, float("nan")), 0.95) == "above"
+
+
+def test_lead_names_best_baseline_and_benchmark_with_their_values(run: Path) -> None:
+    split = gather(run, ["test"]).main
+    sharpe = {r.key: r.measures["sharpe_annual"] for r in split.baselines}
+    best = max(sharpe, key=lambda key: sharpe[key])
+    assert rivals(split)[0].key == best
+    said = lead(split, Words("en"), "sharpe_annual")
+    agent = split.evaluation.over_seeds("sharpe_annual")
+    label = LABELS["sharpe_annual"]
+    assert said.startswith(f"Sharpe (annual) {label.format(*agent)} over 3 seeds; ")
+    assert f"{Words('en').in_text(best)} (best baseline) {label.format(sharpe[best])}" in said
+    assert label.format(sharpe["benchmark"]) in said
+    word = {"above": "above", "below": "below", "level": "no further from"}
+    assert word[verdict(agent, sharpe[best])] in said
+
+
+def test_best_value_leaves_out_cash_where_less_is_better() -> None:
+    values = {"agent": 0.2, "hrp": 0.1, "cash": 0.0}
+    assert best_of("max_drawdown", values) == {"hrp"}
+    assert best_of("total_return", values) == {"agent"}
+    assert best_of("total_return", {"agent": -0.2, "cash": 0.0}) == {"cash"}
+    assert best_of("cost_total", values) == frozenset()
+    assert best_of("turnover_annual", values) == frozenset()
+    assert best_of("hit_rate", {"agent": float("nan")}) == frozenset()
+    assert best_of("sharpe_annual", {"agent": 0.501, "hrp": 0.499}) == {"agent", "hrp"}
+
+
+def test_measures_table_has_mean_and_spread_of_every_measure(run: Path, page: str) -> None:
+    evaluation = gather(run, ["test"]).main.evaluation
+    for name, label in LABELS.items():
+        found = evaluation.over_seeds(name)
+        assert label.format(found.mean, found.std) in page, name
+
+
+def test_facts_say_where_the_results_come_from(run: Path, page: str) -> None:
+    facts = RunDirectory(run).facts()
+    for text in (
+        "made-up · " + "d" * 20,
+        "e" * 20,
+        facts["config_hash"][:20],
+        facts["code"],
+        "echelon train --seeds 3",
+        f"echelon evaluate {run} --split test",
+        f"echelon report {run}",
+        "the next bar&#x27;s open",
+        "adjusted for splits and dividends; lots and price limits are off",
+        "preset paper: commission 5 bp a side, no stamp duty, no slippage",
+        "the most probable one (deterministic)",
+        "This split was evaluated once.",
+        "buy_pct: 0.2",
+    ):
+        assert text in page, text
+
+
+def test_repeated_looks_at_a_split_are_told(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", splits=("test",), seeds=(1,), times_evaluated=3)
+    assert "was evaluated 3 times" in html_of(path)
+
+
+def test_run_changed_after_its_evaluation_is_told(run: Path, tmp_path: Path, page: str) -> None:
+    assert "Evaluate it again" not in page
+    copy = shutil.copytree(run, tmp_path / "copy")
+    data = {"name": "other", "content_hash": "f" * 64}
+    RunDirectory(copy).record(make_config("seed=7"), "echelon train", data=data, prepared="0")
+    assert "Evaluate it again" in html_of(copy)
+
+
+def test_texts_exist_in_both_languages_with_the_same_fields() -> None:
+    for key, (english, chinese) in TEXTS.items():
+        fields = [set(re.findall(r"{(\w+)}", text)) for text in (english, chinese)]
+        assert fields[0] == fields[1], key
+        assert english, key
+        assert chinese, key
+    assert MEASURES_ZH.keys() == LABELS.keys()
+    assert REASONS.keys() == {r.name.lower() for r in Reason if r is not Reason.NONE}
+    names = get_args(get_args(EvalConfig.model_fields["baselines"].annotation)[0])
+    assert set(names) == NAMES.keys() == set(BASELINES)
+
+
+def test_chinese_report_is_chinese(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    html = html_of(copy, lang="zh")
+    own = own_part(html)
+    assert '<html lang="zh-CN">' in own
+    words = Words("zh")
+    for key in ("equity", "monthly", "holdings", "actions", "costs", "measures", "facts"):
+        assert f"<h2>{words(key)}</h2>" in own
+        assert f"<h2>{Words('en')(key)}</h2>" not in own
+    assert "夏普比率（年化）" in own
+    assert f"echelon report {copy} --lang zh" in own
+
+
+def test_palettes_have_the_same_roles() -> None:
+    assert LIGHT.keys() == DARK.keys()
+
+
+# Unusual runs
+
+
+def test_one_seed_has_no_spread_and_no_mean(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", splits=("test",), seeds=(7,))
+    html = html_of(path)
+    own = own_part(html)
+    assert "with one seed" in own
+    assert "Agent, seed 7" in own
+    assert "±" not in re.sub(r'<p class="note">.*?</p>', "", own)
+    assert list(data_of(html)["charts"]["test/holdings"]["variants"]) == ["seed-7"]
+
+
+def test_target_weights_count_as_buys_and_sells(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", splits=("test",), seeds=(7,), policy=lambda seed: Targets())
+    html = html_of(path)
+    assert "This agent sets target weights" in html
+    shares = {t["name"]: t["y"] for t in figures(html)["test/actions seed-7"]["data"]}
+    assert shares["Hold"][0] >= 0.75 - 1e-9  # three of four assets are never touched
+    assert 0 < shares["Buy"][0] <= 0.25
+
+
+def test_intraday_run_is_thinned_by_days_and_keeps_deepest_drawdowns(tmp_path: Path) -> None:
+    sessions, bars = days(70), 48
+    offsets = np.timedelta64(570, "m") + np.arange(bars) * np.timedelta64(5, "m")
+    times = (sessions[:, None] + offsets).ravel()
+    world = make_world(n_rows=len(times), n_assets=2, times=times, splits=three_splits(len(times)))
+    path = make_run(
+        tmp_path / "run",
+        world=world,
+        seeds=(1, 2),
+        splits=("test",),
+        overrides=("eval.baselines=[cash]",),
+    )
+    html = html_of(path)
+    arrays = data_of(html)["arrays"]["test"]
+    saved = load_tables(path / "evaluations" / "test", "seed-1").equity
+    assert len(saved) > MOST_POINTS > len(arrays["times"]) > 60
+    shown = dict(zip(arrays["times"], arrays["growth seed-1"], strict=True))
+    at = str(saved["time"][-1])[:16]
+    assert shown[at] == pytest.approx(saved["value"][-1] / saved["value"][0], rel=1e-5)
+    assert -min(arrays["drawdown seed-1"]) == pytest.approx(saved["drawdown"].max(), rel=1e-5)
+    assert "the last value of each day" in html
+
+
+def test_book_that_ends_early_stays_where_it_ended(run: Path) -> None:
+    split = gather(run, ["test"]).main
+    first = split.agents[0]
+    short = first.tables._replace(equity=first.tables.equity.head(50))
+    ended = type(first)(first.key, first.seed, first.measures, short)
+    cut = type(split)(split.name, split.evaluation, (ended, *split.agents[1:]), split.baselines)
+    assert len(cut.mean_growth) == len(split.times)
+    lone = cut.whole(ended.growth)
+    assert (lone[50:] == ended.growth[-1]).all()
+
+
+def test_names_with_markup_in_them_stay_text(tmp_path: Path) -> None:
+    symbols = ("</script><b>", "A&B")
+    times = days(200)
+    world = make_world(
+        n_rows=200, n_assets=2, symbols=symbols, times=times, splits=three_splits(200)
+    )
+    path = make_run(tmp_path / "<i>run", world=world, seeds=(1,), splits=("test",))
+    own = own_part(html_of(path))
+    assert "<i>run" not in own
+    assert "</script><b>" not in own
+    names = [
+        t["name"] for t in data_of(own)["charts"]["test/holdings"]["variants"]["seed-1"]["data"]
+    ]
+    assert set(names) <= {*symbols, "Cash"}
+    assert "</script><b>" in names
+
+
+# What can go wrong
+
+
+def test_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"config\.yaml: no such file.*`echelon train`"):
+        write_report(tmp_path)
+
+
+def test_run_that_was_not_evaluated_names_the_command(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    shutil.rmtree(copy / "evaluations")
+    with pytest.raises(StoreError, match=r"not evaluated yet.*echelon evaluate .* --split test"):
+        write_report(copy)
+
+
+def test_split_that_was_not_evaluated_names_the_command(run: Path) -> None:
+    with pytest.raises(StoreError, match=r"not evaluated on train.*--split train"):
+        write_report(run, ["train"])
+
+
+@pytest.mark.parametrize("name", ["seed-42.equity", "seed-43.actions", "momentum.weights"])
+def test_missing_table_is_named(run: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "evaluations" / "test" / f"{name}.parquet").unlink()
+    with pytest.raises(StoreError, match=rf"{name}\.parquet.*echelon evaluate"):
+        write_report(copy)
+
+
+def test_table_without_a_column_is_named(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    path = copy / "evaluations" / "test" / "seed-42.equity.parquet"
+    pl.read_parquet(path).drop("stamp").write_parquet(path)
+    with pytest.raises(StoreError, match=r"seed-42\.equity\.parquet: has no column 'stamp'"):
+        write_report(copy)
+
+
+@pytest.mark.parametrize("name", ["best_steps", "ledger"])
+def test_summary_without_a_fact_is_named(run: Path, tmp_path: Path, name: str) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    path = copy / "evaluations" / "test" / "summary.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    del tree[name]
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(StoreError, match=rf"summary\.json: '{name}' is missing.*echelon evaluate"):
+        write_report(copy)
+
+
+def test_missing_training_log_is_named(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    shutil.rmtree(copy / "seeds" / "43")
+    with pytest.raises(StoreError, match=r"seeds/43/metrics\.jsonl: no such file.*echelon train"):
+        write_report(copy)
+
+
+def test_unknown_split_or_language_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match="'tset'"):
+        write_report(run, ["tset"])
+    with pytest.raises(UsageError, match="'fr'"):
+        write_report(run, lang="fr")
+
+
+def test_full_disk_leaves_the_earlier_report(
+    run: Path, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert (copy / "report" / "equity.png").exists()
+
+    def full(data: RunData, words: Words, directory: Path) -> None:
+        assert (directory / "report.html").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(write_module, "draw_pictures", full)
+    with pytest.raises(StoreError, match=r"No space left on device.*echelon report"):
+        write_report(copy, lang="zh")
+    assert (copy / "report" / "report.html").read_text(encoding="utf-8") == page
+    assert (copy / "report" / "equity.png").exists()
+    assert not list(copy.glob(".report-*"))
+
+
+def test_browser_draws_every_chart_of_the_open_tab(run: Path, page: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium to draw the page with")
+    assert page
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"),
+            *("--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"),
+            (run / "report" / "report.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert 'data-drawn="true"' in done.stdout
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not complaints
+    shown = re.findall(r'<div class="chart[^"]*" data-chart="([^"]+)"', done.stdout)
+    drawn = re.findall(r'class="chart js-plotly-plot" data-chart="([^"]+)"', done.stdout)
+    assert set(drawn) == {key for key in shown if not key.startswith("valid/")}
