@@ -384,7 +384,7 @@ LEDGER: Mapping[str, Pair] = MappingProxyType(
         "split_adjusted": ("adjusted for splits", "拆股复权"),
         "adjusted": (
             "adjusted for splits and dividends; lots and price limits are off",
-            "前后复权价；不适用整手与涨跌停规则",
+            "复权价（含拆股与分红）；不适用整手与涨跌停规则",
         ),
     }
 )
