@@ -518,7 +518,8 @@ def test_step_is_settle_trade_and_mark_in_the_order_of_the_clock(
     done = step(book, orders, market, row, rules, fill_open=fill_open)
     if fill_open:
         settled = settle(book, market, row + 1)
-        after, fills = trade(settled, orders, market, row + 1, rules, at_open=True)
+        split = orders._replace(shares=orders.shares * market.share_step[row + 1])
+        after, fills = trade(settled, split, market, row + 1, rules, at_open=True)
     else:
         traded, fills = trade(book, orders, market, row, rules, at_open=False)
         after = settle(traded, market, row + 1)
@@ -528,6 +529,19 @@ def test_step_is_settle_trade_and_mark_in_the_order_of_the_clock(
         assert np.array_equal(ours, theirs)  # to the last bit
     for old, new in zip(given_, (*book, *orders, row), strict=True):
         assert np.array_equal(old, new)  # pure
+
+
+def test_a_split_before_the_fill_splits_the_order_too() -> None:
+    # 100 shares at 50; 40 are ordered sold at the close of row 0; before the open of row 1 each
+    # share becomes two at 25: 80 of the 200 are sold, for the 2,000 that 40 at 50 were worth.
+    market = rows([[50.0], [25.0]], [[50.0], [25.0]], share_step=np.array([[1.0], [2.0]]))
+    book = Book(np.zeros(1), np.array([[100.0]]), np.zeros((1, 1)))
+    orders = Orders(np.array([[-40.0]]), np.zeros((1, 1)))
+    done = step(book, orders, market, np.zeros(1, dtype=np.int64), FREE, fill_open=True)
+    assert done.fills.shares[0, 0] == -80.0
+    assert done.book.cash[0] == 2000.0
+    assert done.book.shares[0, 0] == 120.0
+    assert done.value[0] == 5000.0
 
 
 @settings(max_examples=100)

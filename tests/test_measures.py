@@ -18,7 +18,7 @@ import skfolio.measures as sk
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from echelon.backtest import measures as m
+from echelon.ops import measures as m
 from echelon.types import Floats
 
 YEAR = 252

@@ -11,7 +11,8 @@
     │   └── UniverseError                 an unknown symbol, or membership that cannot be used
     ├── StoreError               exit 5   the store, a run directory or a prepared set on disk
     ├── FeatureError             exit 6   a factor that is unknown, misdeclared or misbehaves
-    └── LeakageError             exit 7   something before a cut depends on what comes after it
+    ├── LeakageError             exit 7   something before a cut depends on what comes after it
+    └── TrainingError            exit 8   training cannot go on: a loss is not a number
 
 A message says what was expected, what was found and what to do. The CLI prints the message
 without a traceback and leaves with the exit code; 130 is Ctrl-C, 70 a bug of ours.
@@ -90,3 +91,9 @@ class LeakageError(EchelonError):
     """Something before a cut depends on what comes after it."""
 
     exit_code = 7
+
+
+class TrainingError(EchelonError):
+    """Training cannot go on."""
+
+    exit_code = 8

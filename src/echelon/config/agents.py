@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from echelon.config._base import Section
 
@@ -63,6 +63,60 @@ class TrainConfig(Section):
     """Environment steps in all."""
     log_interval_steps: PositiveInt = 1000
     """Steps between log lines."""
+    books: PositiveInt = 1
+    """Books that trade side by side; each of their bars is an environment step."""
+    offset_groups: PositiveInt = 1
+    """Groups of books, each at a time of its own; must divide `books`. A group's bars are encoded
+    once for all its books, so fewer groups are faster and more of them see more of the market."""
+    episode_steps: PositiveInt | None = None
+    """Bars of an episode, started anywhere in the train window; null: the window from its first
+    bar to its last."""
+    normalize_advantages: bool = False
+    """Advantages of an update are scaled to mean 0 and standard deviation 1."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rates fall to zero over `total_env_steps`, if they do."""
+    validate_every_steps: PositiveInt = 50_000
+    """Steps between backtests on the validation window."""
+    select_by: Literal["sharpe_annual", "total_return", "calmar", "sortino_annual"] = "sharpe_annual"
+    """The measure on the validation window that chooses the best checkpoint."""
+    patience: PositiveInt | None = None
+    """Stop after this many validations without a better one; null: never early."""
+    checkpoint_every_steps: PositiveInt = 100_000
+    """Steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 3
+    """Periodic checkpoints to keep, the newest ones; the best one is kept beside them."""
+    seeds: PositiveInt = 1
+    """Agents to train, with seeds `seed`, `seed` + 1 and so on."""
+    threads: PositiveInt = 1
+    """Threads of one agent's training. One is fastest for small networks, and results are the
+    same only for the same number."""
+
+    @model_validator(mode="after")
+    def _groups_divide_books(self) -> TrainConfig:
+        if self.books % self.offset_groups:
+            raise ValueError(
+                f"train.offset_groups ({self.offset_groups}) does not divide train.books "
+                f"({self.books})"
+            )
+        return self
+
+
+class RewardConfig(Section):
+    """What an agent is paid for."""
+
+    kind: Literal["return", "log_return", "excess", "differential_sharpe"] = "return"
+    """return: of the book over a bar. log_return: its logarithm. excess: return less the
+    benchmark's. differential_sharpe: the bar's contribution to a decaying Sharpe ratio."""
+    scale: PositiveFloat = 1.0
+    """Rewards are multiplied by this, last of all."""
+    drawdown_penalty: NonNegativeFloat = 0.0
+    """Times the deepening of the drawdown at a bar, taken off."""
+    cvar_penalty: NonNegativeFloat = 0.0
+    """Times the loss beyond the value at risk, over `cvar_tail`, taken off."""
+    cvar_tail: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the worst returns that make the tail."""
+    sharpe_decay: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Rate at which the differential Sharpe ratio forgets."""
 
 
 class EvalConfig(Section):
@@ -79,6 +133,35 @@ class EvalConfig(Section):
         "max_drawdown",
     )
     """Measures in the summary."""
+    baselines: tuple[
+        Literal[
+            "benchmark",
+            "buy_and_hold",
+            "equal_weight",
+            "min_variance",
+            "hrp",
+            "momentum",
+            "random",
+            "cash",
+        ],
+        ...,
+    ] = (
+        "benchmark",
+        "buy_and_hold",
+        "equal_weight",
+        "min_variance",
+        "hrp",
+        "momentum",
+        "random",
+        "cash",
+    )
+    """What every agent is compared with."""
+    rebalance_bars: PositiveInt = 21
+    """Bars between the rebalancings of the baselines that hold target weights."""
+    estimation_bars: PositiveInt = 252
+    """Past bars min-variance and HRP estimate covariances from."""
+    momentum_bars: PositiveInt = 20
+    """The momentum baseline buys what rose over this many bars and sells the rest."""
 
 
 class LoggingConfig(Section):

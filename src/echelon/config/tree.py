@@ -15,6 +15,7 @@ from echelon.config.agents import (
     LoggingConfig,
     MetaRouterConfig,
     ModelConfig,
+    RewardConfig,
     StateConfig,
     TrainConfig,
     TrainerConfig,
@@ -77,6 +78,8 @@ class Config(Section):
     """How to scale them."""
     market: MarketConfig = MarketConfig()
     """What trading costs and what the exchange forbids."""
+    reward: RewardConfig = RewardConfig()
+    """What an agent is paid for."""
     state: StateConfig = StateConfig()
     """What an agent observes beside the market."""
     model: ModelConfig = ModelConfig()

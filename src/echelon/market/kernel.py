@@ -109,8 +109,13 @@ def step(
     Filled at the next open: settle(row+1), trade at the open of row+1, mark at the close of row+1.
     Filled at the same close: trade at the close of row, settle(row+1), mark at the close of row+1.
     The same numbers as from the three functions one after the other, in one compiled call.
+    Orders are in shares as they were at the decision: a split before the fill splits them too.
     """
     _check(book, market, row, orders, ahead=1)
+    if fill_open:
+        split = market.share_step[row + 1]
+        if (split != 1.0).any():
+            orders = orders._replace(shares=orders.shares * split)
     after, fills, value = _copy(book), _no_fills(book), np.empty_like(book.cash)
     _step(after, orders, market, row, rules, fill_open, fills, value)
     return Stepped(after, fills, value)

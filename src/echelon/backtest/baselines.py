@@ -1,0 +1,202 @@
+"""Baselines: what an agent must beat, run by the same function on the same market.
+
+    benchmark      the index, bought on the first bar without costs
+    buy_and_hold   equal amounts of what can be bought on the first bar, never touched again
+    equal_weight   the same share of every member, again every `eval.rebalance_bars`
+    min_variance   least variance over the last `eval.estimation_bars` (skfolio), long only
+    hrp            hierarchical risk parity on the same returns (skfolio)
+    momentum       BUY what rose over `eval.momentum_bars`, SELL the rest, under the 20/50 rule
+    random         BUY, SELL or HOLD by lot among what is allowed
+    cash           nothing
+
+Those that estimate see returns up to the row they decide at, and no later.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.backtest.policy import Policy
+from echelon.backtest.run import Backtest, run_backtest
+from echelon.config import Config
+from echelon.envs.act import Action, Holdings, Kind, Rows
+from echelon.envs.world import World, index_world
+from echelon.rng import stream
+from echelon.types import Bools, Floats
+
+_LEAST_HISTORY = 60
+"""Bars an asset needs behind it before a covariance is estimated from them."""
+
+Estimate = Callable[[Floats], Floats]
+"""Returns[L,M] of M assets over L bars → weights[M]."""
+
+
+class _Rebalanced:
+    """Target weights every so many bars; in between holdings are left as they are."""
+
+    kind: Kind = "weights"
+
+    def __init__(self, name: str, every: int | None, bars: int, estimate: Estimate | None) -> None:
+        """every: bars between rebalancings, None: once; estimate: None for equal weights."""
+        self.name = name
+        self._every = every
+        self._bars = bars
+        self._estimate = estimate
+
+    def start(self, world: World, span: range) -> None:
+        self._world = world
+        self._first = span.start
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        target = np.full(held.weights.shape, np.nan)
+        for e, t in enumerate(row.tolist()):
+            since = t - self._first
+            if since == 0 or (self._every is not None and since % self._every == 0):
+                target[e] = self._weights(t, held.allowed[e], held.weights[e])
+        return target
+
+    def _weights(self, t: int, allowed: Bools, current: Floats) -> Floats:
+        """Weights[N]; assets that cannot be traded are left, and their share is kept free."""
+        world = self._world
+        wanted = world.present[t] & world.member[t] & world.rows.tradable[t]
+        movable = allowed[:, Action.SELL] | wanted
+        free = max(0.0, 1.0 - float(current[~movable].sum()))
+        weights = np.where(movable, 0.0, np.nan)
+        if not wanted.any():
+            return weights
+        weights[wanted] = free / wanted.sum()
+        if self._estimate is None:
+            return weights
+        past = world.growth[max(0, t - self._bars) : t + 1]
+        known = wanted & np.isfinite(past).all(axis=0) & (len(past) > _LEAST_HISTORY)
+        if known.sum() >= 2:
+            returns = past[1:, known] / past[:-1, known] - 1.0
+            weights[wanted] = 0.0
+            weights[known] = free * self._estimate(returns)
+        return weights
+
+
+def _min_variance(returns: Floats) -> Floats:
+    from skfolio.optimization import MeanRisk
+
+    return _fitted(MeanRisk(), returns)
+
+
+def _hrp(returns: Floats) -> Floats:
+    from skfolio.optimization import HierarchicalRiskParity
+
+    return _fitted(HierarchicalRiskParity(), returns)
+
+
+def _fitted(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (skfolio is untyped)
+    moving = returns.std(axis=0) > 0
+    weights = np.zeros(returns.shape[1])
+    if moving.sum() < 2:
+        return np.full(returns.shape[1], 1.0 / returns.shape[1])
+    with warnings.catch_warnings():
+        # Remarks of the solver and of pandas; a failure raises.
+        warnings.simplefilter("ignore")
+        weights[moving] = estimator.fit(returns[:, moving]).weights_
+    positive = np.maximum(weights, 0.0)
+    return np.asarray(positive / positive.sum())
+
+
+class Momentum:
+    """BUY what rose over the last `bars`, SELL the rest."""
+
+    kind: Kind = "discrete"
+
+    def __init__(self, bars: int, name: str = "momentum") -> None:
+        self.name = name
+        self._bars = bars
+
+    def start(self, world: World, span: range) -> None:
+        """Take the total-return index."""
+        self._growth = world.growth
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+        """Compare with the index `bars` ago."""
+        now, then = self._growth[row], self._growth[np.maximum(row - self._bars, 0)]
+        with np.errstate(invalid="ignore"):
+            wish = np.where(now > then, Action.BUY, Action.SELL)
+        return only_allowed(wish, held)
+
+
+class Random:
+    """Any allowed action, each as likely as the others."""
+
+    kind: Kind = "discrete"
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def start(self, world: World, span: range) -> None:
+        """Begin the same stream of lots every time."""
+        self._chance = stream(self._seed, "baseline", "random")
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+        """Draw lots."""
+        lots = self._chance.random(held.allowed.shape)
+        best = np.where(held.allowed, lots, -1.0).argmax(axis=-1)
+        return np.asarray(best, dtype=np.int8)
+
+
+class Cash:
+    """Nothing."""
+
+    kind: Kind = "discrete"
+    name = "cash"
+
+    def start(self, world: World, span: range) -> None:
+        """Nothing to make ready."""
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+        """HOLD."""
+        return np.zeros(held.weights.shape, dtype=np.int8)
+
+
+def only_allowed(actions: NDArray[Any], held: Holdings) -> NDArray[np.int8]:
+    """The actions[E,N], HOLD in place of those that are not allowed."""
+    allowed = np.take_along_axis(held.allowed, actions[..., None].astype(np.int64), axis=-1)[..., 0]
+    return np.where(allowed, actions, Action.HOLD).astype(np.int8)
+
+
+_MAKERS: Mapping[str, Callable[[Config], Policy]] = MappingProxyType(
+    {
+        "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None),
+        "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
+        "min_variance": lambda c: _Rebalanced(
+            "min_variance", c.eval.rebalance_bars, c.eval.estimation_bars, _min_variance
+        ),
+        "hrp": lambda c: _Rebalanced("hrp", c.eval.rebalance_bars, c.eval.estimation_bars, _hrp),
+        "momentum": lambda c: Momentum(c.eval.momentum_bars),
+        "random": lambda c: Random(c.seed),
+        "cash": lambda c: Cash(),
+    }
+)
+
+
+def make_baseline(name: str, config: Config) -> Policy:
+    """The baseline of that name, all but `benchmark`, which trades in a world of its own."""
+    return _MAKERS[name](config)
+
+
+def run_baselines(world: World, span: range, config: Config) -> dict[str, Backtest]:
+    """Name → backtest of every baseline of `eval.baselines` that the data support."""
+    done: dict[str, Backtest] = {}
+    for name in config.eval.baselines:
+        if name == "benchmark":
+            index = index_world(world)
+            if index is not None and index.present[span.start, 0]:
+                policy = _Rebalanced("benchmark", None, 0, None)
+                done[name] = run_backtest(policy, index, span, config)
+        else:
+            done[name] = run_backtest(make_baseline(name, config), world, span, config)
+    return done

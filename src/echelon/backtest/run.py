@@ -1,0 +1,154 @@
+"""Run a policy over a span of bars: the one function behind validation, evaluation and baselines.
+
+It steps one book through the same `Books` that training uses, so that a backtest cannot trade in
+another way than the agent learned to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.agents import RewardConfig
+from echelon.envs.act import ActionRule, Kind
+from echelon.envs.books import Books
+from echelon.envs.world import World
+from echelon.market import Fills, Reason
+from echelon.ops.measures import Costs, Measures, measure
+from echelon.types import Floats, Floats32, Times
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """What a policy did over S steps of N assets.
+
+    times[S+1], value[S+1]: at the first decision and after each step
+    weights[S+1,N], cash_share[S+1]: holdings at each decision, and at the end
+    actions[S,N]: as decided, by `envs.Action` or target weights
+    fills: [S,N] each; fill_times[S]: the bar an order was filled at
+    """
+
+    policy: str
+    kind: Kind
+    symbols: tuple[str, ...]
+    times: Times
+    value: Floats
+    weights: Floats32
+    cash_share: Floats32
+    actions: NDArray[np.float64] | NDArray[np.int8]
+    fills: Fills
+    fill_times: Times
+    periods_per_year: float
+
+    @cached_property
+    def returns(self) -> Floats:
+        """[S]."""
+        return np.asarray(self.value[1:] / self.value[:-1] - 1.0)
+
+    @cached_property
+    def traded(self) -> Floats:
+        """[S] value of what was bought and sold, as a share of the book's value before it."""
+        amount = np.abs(self.fills.shares * self.fills.price).sum(axis=1)
+        return np.asarray(amount / np.maximum(self.value[:-1], 1e-12))
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Money paid for trading, in all."""
+        fills = self.fills
+        return Costs(
+            float(fills.commission.sum()), float(fills.stamp.sum()), float(fills.slippage.sum())
+        )
+
+    @cached_property
+    def measures(self) -> Measures:
+        """All measures of the run."""
+        return measure(
+            self.returns,
+            periods_per_year=self.periods_per_year,
+            turnover=self.traded,
+            exposure=1.0 - self.cash_share[:-1].astype(np.float64),
+            costs=self.costs,
+            initial_value=float(self.value[0]),
+        )
+
+    def equity(self) -> pl.DataFrame:
+        """time, value, return (null at the first row), drawdown, cash_share."""
+        peak = np.maximum.accumulate(self.value)
+        return pl.DataFrame(
+            {
+                "time": self.times,
+                "value": self.value,
+                "return": [None, *self.returns.tolist()],
+                "drawdown": 1.0 - self.value / peak,
+                "cash_share": self.cash_share,
+            }
+        )
+
+    def blotter(self) -> pl.DataFrame:
+        """Every order that was filled or cut: time, symbol, side, shares, price, costs, reason."""
+        fills = self.fills
+        step, asset = np.nonzero((fills.shares != 0) | (fills.reason != 0))
+        shares = fills.shares[step, asset]
+        reasons = [Reason(code).name.lower() for code in fills.reason[step, asset].tolist()]
+        return pl.DataFrame(
+            {
+                "time": self.fill_times[step],
+                "symbol": np.array(self.symbols)[asset],
+                "side": np.select([shares > 0, shares < 0], ["buy", "sell"], "none"),
+                "shares": np.abs(shares),
+                "price": fills.price[step, asset],
+                "amount": np.abs(shares) * fills.price[step, asset],
+                "commission": fills.commission[step, asset],
+                "stamp": fills.stamp[step, asset],
+                "slippage": fills.slippage[step, asset],
+                "not_filled": pl.Series(
+                    [None if r == "none" else r for r in reasons], dtype=pl.String
+                ),
+            }
+        )
+
+
+def run_backtest(policy: Policy, world: World, span: range, config: Config) -> Backtest:
+    """Let `policy` trade one book from the first row of `span` to its last."""
+    rule = ActionRule.of(config, policy.kind)
+    books = Books(world, rule, RewardConfig(), 1, span)
+    policy.start(world, span)
+    n_steps, n_assets = len(span) - 1, world.n_assets
+    value = np.empty(n_steps + 1)
+    weights = np.empty((n_steps + 1, n_assets), dtype=np.float32)
+    cash_share = np.empty(n_steps + 1, dtype=np.float32)
+    actions, fills = [], []
+    value[0] = books.value[0]
+    for k in range(n_steps):
+        held = books.holdings()
+        weights[k], cash_share[k] = held.weights[0], held.cash_share[0]
+        decided = policy.decide(books.row, held)
+        result = books.step(decided)
+        actions.append(decided[0])
+        fills.append(result.fills)
+        value[k + 1] = result.value[0]
+        if result.terminated[0]:
+            n_steps = k + 1
+            break
+    held = books.holdings()
+    weights[n_steps], cash_share[n_steps] = held.weights[0], held.cash_share[0]
+    rows = np.arange(span.start, span.start + n_steps + 1)
+    return Backtest(
+        policy=policy.name,
+        kind=policy.kind,
+        symbols=world.symbols,
+        times=world.times[rows],
+        value=value[: n_steps + 1],
+        weights=weights[: n_steps + 1],
+        cash_share=cash_share[: n_steps + 1],
+        actions=np.array(actions),
+        fills=Fills(*(np.concatenate(parts) for parts in zip(*fills, strict=True))),
+        fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
+        periods_per_year=world.periods_per_year,
+    )

@@ -1,0 +1,269 @@
+"""Act: the only place where raw actions become target weights or orders.
+
+Two ways to act:
+
+- `discrete`: HOLD, BUY or SELL for each asset. BUY spends `buy_pct` of the cash at the start of
+  the step, fee included; SELL sells `sell_pct` of the holding. Buys are served in the order of
+  assets while the cash lasts, and what sells bring can be spent from the next step on.
+- `weights`: a target share of the book's value for each asset, the rest cash. The number of
+  shares is fixed at the decision, w·V/close; NaN leaves an asset as it is.
+
+What may be done at all is known at the decision: see `holdings`. Only members of the universe are
+bought, whatever is asked: see `members_only`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from echelon.config import Config
+from echelon.envs.world import World
+from echelon.market import Book, Orders, Rules
+from echelon.types import Bools, Floats, Floats32
+
+Kind = Literal["discrete", "weights"]
+Rows = NDArray[np.int64]
+
+_GAIN = 4.0
+"""Scores in [−1, 1] reach weights up to e⁸ apart."""
+
+
+class Action(IntEnum):
+    """What to do with one asset."""
+
+    HOLD = 0
+    BUY = 1
+    SELL = 2
+
+
+_BUY, _SELL = int(Action.BUY), int(Action.SELL)
+
+
+@dataclass(frozen=True)
+class ActionRule:
+    """How actions become orders."""
+
+    kind: Kind
+    buy_pct: float = 0.20
+    sell_pct: float = 0.50
+
+    @staticmethod
+    def of(config: Config, kind: Kind) -> ActionRule:
+        """The configuration's rule."""
+        return ActionRule(kind, config.buy_pct, config.sell_pct)
+
+
+class Holdings(NamedTuple):
+    """What E books hold and may do, at the close of their row.
+
+    weights[E,N], cash_share[E]: shares of the book's value, float32
+    allowed[E,N,3]: by `Action`; HOLD is always allowed
+    """
+
+    weights: Floats32
+    cash_share: Floats32
+    allowed: Bools
+
+
+def rules_for(rules: Rules, kind: Kind) -> Rules:
+    """The kernel's rules for a way to act."""
+    discrete = kind == "discrete"
+    return rules._replace(in_order=discrete, spend_proceeds=not discrete)
+
+
+def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRule) -> Holdings:
+    """What the books hold and may do: all of it known at the close of `row`[E].
+
+    BUY needs an asset that is present, a member, traded at this bar and, where fills are at this
+    close, below its upper limit; and money for the least order, fee included: a BUY's share of the
+    cash, or by target weights the whole book, as sells pay for buys. SELL needs something to sell,
+    a trade at this bar and, for fills at this close, a price above the lower limit and no T+1.
+    """
+    shape = book.shares.shape
+    out = Holdings(
+        np.empty(shape, dtype=np.float32),
+        np.empty(shape[0], dtype=np.float32),
+        np.empty((*shape, 3), dtype=np.bool_),
+    )
+    rows, rules = world.rows, world.rules
+    money = rule.buy_pct * book.cash if rule.kind == "discrete" else value
+    _holdings(
+        book.cash,
+        book.shares,
+        book.locked,
+        value,
+        row,
+        rows.close,
+        rows.tradable,
+        rows.gone,
+        rows.limit_up,
+        rows.limit_down,
+        world.present,
+        world.member,
+        not world.fill_open and rules.price_limits,
+        not world.fill_open and rules.t_plus_one,
+        rows.min_lot,
+        max(rules.min_value, 1e-9),
+        np.minimum(money / (1.0 + rules.commission), money - rules.min_commission),
+        out.weights,
+        out.cash_share,
+        out.allowed,
+    )
+    return out
+
+
+@njit(cache=True)
+def _holdings(
+    cash: Floats,
+    shares: Floats,
+    locked: Floats,
+    value: Floats,
+    row: Rows,
+    close: Floats,
+    tradable: Bools,
+    gone: Bools,
+    limit_up: Floats,
+    limit_down: Floats,
+    present: Bools,
+    member: Bools,
+    limits_now: bool,
+    t_plus_one_now: bool,
+    min_lot: Floats,
+    least: float,
+    money: Floats,
+    weights: Floats32,
+    cash_share: Floats32,
+    allowed: Bools,
+) -> None:
+    for e in range(len(cash)):
+        r = row[e]
+        worth = max(value[e], 1e-12)
+        cash_share[e] = cash[e] / worth
+        for n in range(shares.shape[1]):
+            price, held = close[r, n], shares[e, n]
+            weights[e, n] = held * price / worth
+            trades = tradable[r, n] and not gone[r, n]
+            affordable = money[e] >= max(least, min_lot[n] * price)
+            buy = trades and affordable and present[r, n] and member[r, n]
+            free = held - locked[e, n] if t_plus_one_now else held
+            sell = trades and free > 0.0
+            if limits_now:
+                buy = buy and price < limit_up[r, n] - 1e-6
+                sell = sell and price > limit_down[r, n] + 1e-6
+            allowed[e, n, 0] = True
+            allowed[e, n, 1] = buy
+            allowed[e, n, 2] = sell
+
+
+def discrete_orders(
+    actions: NDArray[np.integer],
+    book: Book,
+    rule: ActionRule,
+    close: Floats,
+    lot: Floats,
+    min_value: float,
+) -> Orders:
+    """Orders of HOLD, BUY and SELL: actions[E,N] by `Action`; close[E,N]: at the decision.
+
+    Where the market takes no order as small as `sell_pct` of the holding, SELL is for the least it
+    takes: one lot[N], or all of a holding of which the share is worth less than `min_value`.
+    Otherwise the last lot and small remainders could never be sold.
+    """
+    assert actions.shape == book.shares.shape == close.shape, "actions are not [E,N]"
+    orders = Orders(*np.zeros((2, *actions.shape)))
+    money = rule.buy_pct * book.cash
+    _discrete_orders(
+        actions,
+        book.shares,
+        money,
+        rule.sell_pct,
+        close,
+        lot,
+        min_value,
+        orders.shares,
+        orders.spend,
+    )
+    return orders
+
+
+@njit(cache=True)
+def _discrete_orders(
+    actions: NDArray[np.integer],
+    held: Floats,
+    money: Floats,
+    sell_pct: float,
+    close: Floats,
+    lot: Floats,
+    min_value: float,
+    shares: Floats,
+    spend: Floats,
+) -> None:
+    for e in range(len(money)):
+        for n in range(held.shape[1]):
+            if actions[e, n] == _BUY:
+                spend[e, n] = money[e]
+            elif actions[e, n] == _SELL:
+                sold = sell_pct * held[e, n]
+                if sold * close[e, n] < min_value:
+                    sold = held[e, n]
+                elif sold < lot[n]:
+                    sold = min(lot[n], held[e, n])
+                shares[e, n] = -sold if sell_pct > 0.0 else 0.0
+
+
+def weight_orders(weights: Floats, book: Book, value: Floats, close: Floats) -> Orders:
+    """Orders that move the books towards target weights.
+
+    weights[E,N]: shares of the value, NaN: leave as it is; close[E,N]: at the decision
+    """
+    assert weights.shape == book.shares.shape == close.shape, "weights are not [E,N]"
+    priced = close > 0
+    target = np.where(priced, weights * value[:, None] / np.where(priced, close, 1.0), np.nan)
+    shares = np.where(np.isnan(target), 0.0, target - book.shares)
+    return Orders(shares, np.zeros_like(shares))
+
+
+def members_only(orders: Orders, buyable: Bools) -> tuple[Orders, Bools | None]:
+    """(orders without buys where not `buyable`[E,N], which they were [E,N]); None: none were.
+
+    The kernel knows prices and rules, not the universe: a policy that ignores what is allowed must
+    not leave it either.
+    """
+    if buyable.all():
+        return orders, None
+    refused = ~buyable & ((orders.shares > 0.0) | (orders.spend > 0.0))
+    kept = Orders(np.where(refused, 0.0, orders.shares), np.where(refused, 0.0, orders.spend))
+    return kept, refused
+
+
+def capped(weights: Floats) -> Floats:
+    """Weights[E,N] as they may be: none below zero, together at most 1; NaN stays NaN."""
+    floor = np.maximum(weights, 0.0)
+    total = np.nansum(floor, axis=1, keepdims=True)
+    return np.asarray(floor / np.maximum(total, 1.0))
+
+
+def weights_of_scores(scores: Floats, held: Holdings) -> Floats:
+    """Target weights[E,N] of raw scores[E,N+1] in [−1, 1], the last one for cash.
+
+    Assets that can be neither bought nor sold keep their weight; the softmax shares out the rest.
+    An asset that can only be sold takes part with at most the weight it has.
+    """
+    n_books, n_assets = held.weights.shape
+    assert scores.shape == (n_books, n_assets + 1), "scores are not [E,N+1]"
+    buy, sell = held.allowed[:, :, Action.BUY], held.allowed[:, :, Action.SELL]
+    frozen = ~(buy | sell)
+    current = held.weights.astype(np.float64)
+    free = 1.0 - np.where(frozen, current, 0.0).sum(axis=1, keepdims=True)
+    exponent = _GAIN * (scores - scores.max(axis=1, keepdims=True))
+    power = np.exp(exponent)
+    power[:, :-1][frozen] = 0.0
+    target = np.clip(free, 0.0, 1.0) * power[:, :-1] / power.sum(axis=1, keepdims=True)
+    target = np.where(buy, target, np.minimum(target, current))
+    return np.where(frozen, np.nan, target)

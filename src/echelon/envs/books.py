@@ -1,0 +1,158 @@
+"""Books in a world: E of them stepped together, each at a row of its own.
+
+This is the environment as our own loops use it: observations are row numbers and holdings, never
+windows, so that a learner encodes each bar once. The Gymnasium and Stable-Baselines3 faces are
+thin covers over it, and so is the backtest.
+
+A step, for each book at its row t: actions become orders (`act`), the kernel fills and marks them
+on the clock, the row becomes t + 1, the reward is paid. `truncated`: the span ends here; learners
+bootstrap. `terminated`: the book is ruined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.config.agents import RewardConfig
+from echelon.envs import act, rewards
+from echelon.envs.act import ActionRule, Holdings, Rows
+from echelon.envs.world import World
+from echelon.errors import DataError
+from echelon.market import Book, Fills, Orders, Reason, new_book, step
+from echelon.types import Bools, Floats
+
+RUIN = 1e-6
+"""A book that is worth less than this share of its initial cash is ruined."""
+
+
+class StepResult(NamedTuple):
+    """What a step brought.
+
+    reward, value[E]: after the step; terminated, truncated[E]
+    fills: what came of the orders, [E,N]
+    """
+
+    reward: Floats
+    value: Floats
+    terminated: Bools
+    truncated: Bools
+    fills: Fills
+
+
+class Books:
+    """E books, stepped together."""
+
+    def __init__(
+        self, world: World, rule: ActionRule, reward: RewardConfig, n_books: int, span: range
+    ) -> None:
+        """span: rows a book may stand at; at its last one the episode is truncated."""
+        self.world = world
+        self.rule = rule
+        self.reward_config = reward
+        self.span = span
+        self._rules = act.rules_for(world.rules, rule.kind)
+        self._benchmark = _benchmark_returns(world, span) if reward.kind == "excess" else None
+        cash = np.full(n_books, world.initial_cash)
+        self.book = new_book(cash, n_books, world.n_assets)
+        self.value = cash
+        self.row: Rows = np.full(n_books, span.start, dtype=np.int64)
+        self.reward_state = rewards.new_state(cash, reward)
+
+    @property
+    def n_books(self) -> int:
+        """E."""
+        return len(self.value)
+
+    def reset(self, rows: Rows, which: Bools | None = None) -> None:
+        """Give the books `which`[E] (all by default) new cash and put them at `rows`[E]."""
+        chosen = np.ones(self.n_books, dtype=bool) if which is None else which
+        assert rows.shape == self.row.shape, "rows is not [E]"
+        fresh = new_book(self.world.initial_cash, self.n_books, self.world.n_assets)
+        pick = chosen[:, None]
+        self.book = Book(
+            np.where(chosen, fresh.cash, self.book.cash),
+            np.where(pick, fresh.shares, self.book.shares),
+            np.where(pick, fresh.locked, self.book.locked),
+        )
+        self.row = np.where(chosen, rows, self.row)
+        self.value = np.where(chosen, fresh.cash, self.value)
+        self.reward_state = rewards.restart(self.reward_state, self.value, chosen)
+
+    def holdings(self) -> Holdings:
+        """What the books hold and may do now."""
+        return act.holdings(self.world, self.book, self.value, self.row, self.rule)
+
+    def step(self, actions: NDArray[Any]) -> StepResult:
+        """Act, and go one bar on.
+
+        actions[E,N]: by `act.Action`, or target weights (NaN: leave the asset as it is)
+        """
+        assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
+        world, before = self.world, self.value
+        orders, refused = self._orders(actions)
+        stepped = step(
+            self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
+        )
+        if refused is not None:
+            stepped.fills.reason[refused] = Reason.NOT_MEMBER
+        benchmark = None if self._benchmark is None else self._benchmark[self.row]
+        paid, self.reward_state = rewards.reward(
+            self.reward_state, before, stepped.value, benchmark, self.reward_config
+        )
+        self.book, self.value, self.row = stepped.book, stepped.value, self.row + 1
+        return StepResult(
+            paid,
+            stepped.value,
+            stepped.value < RUIN * world.initial_cash,
+            self.row >= self.span.stop - 1,
+            stepped.fills,
+        )
+
+    def _orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:
+        """Orders of the actions, and which buys[E,N] were refused: those of no member."""
+        world, row = self.world, self.row
+        close = world.rows.close[row]
+        if self.rule.kind == "discrete":
+            orders = act.discrete_orders(
+                actions, self.book, self.rule, close, world.rows.lot, world.rules.min_value
+            )
+        else:
+            orders = act.weight_orders(act.capped(actions), self.book, self.value, close)
+        return act.members_only(orders, world.present[row] & world.member[row])
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything a continuation depends on, as arrays."""
+        arrays = {"value": self.value, "row": self.row, **self.book._asdict()}
+        memory = {f"reward.{k}": np.asarray(v) for k, v in self.reward_state._asdict().items()}
+        return arrays | memory
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Go on from what `state` gave."""
+        self.value, self.row = state["value"], state["row"]
+        self.book = Book(*(state[name] for name in Book._fields))
+        memory = {k: state[f"reward.{k}"] for k in rewards.RewardState._fields}
+        cursor = int(memory.pop("cursor"))
+        self.reward_state = rewards.RewardState(**memory, cursor=cursor)
+
+
+def _benchmark_returns(world: World, span: range) -> Floats:
+    """[T] return of the benchmark from each row to the next; NaN outside the span."""
+    if world.benchmark is None:
+        raise DataError(
+            "reward.kind is 'excess', but the data have no benchmark index. Name one by "
+            "data.benchmark, or choose another reward.kind."
+        )
+    level = np.asarray(world.benchmark, dtype=np.float64)
+    returns = np.full(len(level), np.nan)
+    rows = np.arange(span.start, span.stop - 1)
+    returns[rows] = level[rows + 1] / level[rows] - 1.0
+    bad = rows[~np.isfinite(returns[rows])]
+    if len(bad):
+        raise DataError(
+            f"reward.kind is 'excess', but the benchmark has no level at {world.times[bad[0]]} or "
+            f"the bar after it ({len(bad)} such bars). Shorten the split or choose another reward."
+        )
+    return returns

@@ -1,0 +1,217 @@
+"""The world books trade in: market rows for the ledger, features for the agent, one time axis.
+
+Made once from a prepared set; everything after it works on row numbers. A row is a bar: a book
+that stands at row t has seen the bars up to t and decides what is filled next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from echelon.config import Config
+from echelon.data.calendars import periods_per_year
+from echelon.data.panel import forward_fill
+from echelon.errors import DataError
+from echelon.features.prepared import Prepared
+from echelon.market import MarketRows, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.types import Bools, Floats, Floats32, Times
+
+_BLOCK = 256
+"""Rows looked at together: a large X is mapped, not read."""
+
+
+@dataclass(frozen=True)
+class World:
+    """`T` bars of `N` assets, as ledger and agent see them.
+
+    rows: the ledger's market, T rows
+    x[T,N,F]: scaled features; present[T,N]: has features; member[T,N]: may be bought
+    growth[T,N]: total-return index of each asset (dividends and splits inside), for baselines
+    benchmark[T]: level of the benchmark index, NaN where unknown; None without one
+    rules: of trading by target weights; `act.rules_for` gives those of the 20/50 rule
+    fill_open: orders fill at the next open; otherwise at the close they were decided on
+    splits: name → rows of decisions and marks
+    ledger: what a report says about prices and fills
+    """
+
+    rows: MarketRows
+    rules: Rules
+    x: Floats32
+    present: Bools
+    member: Bools
+    growth: Floats
+    times: Times
+    symbols: tuple[str, ...]
+    splits: Mapping[str, range]
+    window: int
+    fill_open: bool
+    initial_cash: float
+    periods_per_year: float
+    benchmark: Floats | None
+    ledger: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        shape = self.rows.close.shape
+        for name in ("present", "member", "growth"):
+            assert getattr(self, name).shape == shape, f"{name} is not [T,N]"
+        assert self.x.shape[:2] == shape, "x is not [T,N,F]"
+        assert self.times.shape == shape[:1], "times is not [T]"
+
+    @property
+    def n_assets(self) -> int:
+        """N."""
+        return len(self.symbols)
+
+    def span(self, split: str) -> range:
+        """Rows of a split on which a book can stand: from the first with a whole window on.
+
+        Raises where fewer than two are left: one to decide on and one to be marked at.
+        """
+        rows = self.splits[split]
+        first = max(rows.start, self.window - 1)
+        if rows.stop - first < 2:
+            raise DataError(
+                f"split.{split} has {len(rows)} bars, of which {max(rows.stop - first, 0)} have "
+                f"window={self.window} bars behind them; at least 2 are needed. Lengthen the split "
+                "or shorten the window."
+            )
+        return range(first, rows.stop)
+
+
+def world_of(prepared: Prepared, config: Config, *, fees: bool = True) -> World:
+    """The world of a prepared set under the configuration's rules.
+
+    fees: False leaves out every cost, as `eval.use_fee: false` asks
+    """
+    resolved = resolve_rules(config, discrete=False)
+    history = _history(prepared)
+    rules = resolved.rules
+    if not fees:
+        rules = rules._replace(commission=0.0, min_commission=0.0, slippage=0.0)
+    rows = market_rows(
+        history,
+        lots=resolved.lots and history.price_basis != "adjusted",
+        stamp_duty=resolved.stamp_duty and fees,
+        unknown_haircut=config.market.delist_haircut,
+        median_bars=config.market.median_days,
+    )
+    x = np.asarray(prepared.x)
+    _refuse_nan(x, prepared)
+    member = prepared.array("member")
+    manifest = prepared.manifest
+    return World(
+        rows=rows,
+        rules=rules,
+        x=x,
+        present=np.asarray(prepared.present),
+        member=np.asarray(prepared.present if member is None else member),
+        growth=_growth(history),
+        times=np.asarray(prepared.times),
+        symbols=prepared.symbols,
+        splits={name: split.rows for name, split in prepared.splits.items()},
+        window=prepared.window,
+        fill_open=config.market.fill == "open",
+        initial_cash=config.market.initial_cash,
+        periods_per_year=periods_per_year(manifest["calendar"], manifest["freq"]),
+        benchmark=prepared.array("benchmark"),
+        ledger=_ledger(config, history),
+    )
+
+
+def index_world(world: World) -> World | None:
+    """A world whose one asset is the benchmark index, without costs; None without a benchmark.
+
+    The index can be bought in any amount, at its closes: what an index fund would have made.
+    """
+    if world.benchmark is None:
+        return None
+    level = forward_fill(world.benchmark[:, None])
+    known = np.isfinite(level)
+    shape = level.shape
+    history = PriceHistory(
+        times=world.times,
+        symbols=("benchmark",),
+        price_basis="adjusted",
+        close=level,
+        tradable=known,
+        delisted=np.zeros(shape, dtype=bool),
+    )
+    return replace(
+        world,
+        rows=market_rows(history, lots=False, stamp_duty=False),
+        rules=world.rules._replace(
+            commission=0.0,
+            min_commission=0.0,
+            slippage=0.0,
+            min_value=0.0,
+            participation=np.inf,
+            price_limits=False,
+        ),
+        x=np.zeros((*shape, 1), dtype=np.float32),
+        present=known,
+        member=known,
+        growth=level,
+        symbols=("benchmark",),
+        # An index has no open to fill at; a fill at the next close would lose it the first day.
+        fill_open=False,
+    )
+
+
+def _history(prepared: Prepared) -> PriceHistory:
+    def optional(name: str) -> Floats | None:
+        values = prepared.array(name)
+        return None if values is None else np.asarray(values)
+
+    def mask(name: str) -> Bools:
+        values = prepared.array(name)
+        assert values is not None, f"a prepared set always has {name}"
+        return np.asarray(values)
+
+    manifest: dict[str, Any] = prepared.manifest
+    return PriceHistory(
+        times=np.asarray(prepared.times),
+        symbols=prepared.symbols,
+        price_basis=manifest["price_basis"],
+        close=np.asarray(prepared.close),
+        tradable=mask("tradable"),
+        delisted=mask("delisted"),
+        open=optional("open"),
+        volume=optional("volume"),
+        factor=optional("factor"),
+        limit_up=optional("limit_up"),
+        limit_down=optional("limit_down"),
+        reasons=prepared.delist_reasons,
+    )
+
+
+def _growth(history: PriceHistory) -> Floats:
+    """[T,N] total-return index: the close, times the factor where the prices lack it."""
+    if history.factor is None or history.price_basis == "adjusted":
+        return np.asarray(history.close, dtype=np.float64)
+    return np.asarray(history.close * forward_fill(history.factor))
+
+
+def _ledger(config: Config, history: PriceHistory) -> dict[str, str]:
+    fill = "the close the decision was made on"
+    if config.market.fill == "open":
+        fill = "the next bar's open"
+        if history.open is None:
+            fill = "the next bar's close (the source has no opens)"
+    return {"fill": fill, "prices": history.price_basis, "preset": config.market.preset}
+
+
+def _refuse_nan(x: Floats32, prepared: Prepared) -> None:
+    for low in range(0, len(x), _BLOCK):
+        bad = np.argwhere(~np.isfinite(x[low : low + _BLOCK]))
+        if not len(bad):
+            continue
+        row, asset, feature = low + int(bad[0][0]), int(bad[0][1]), int(bad[0][2])
+        raise DataError(
+            f"{prepared.path / 'X.npy'}: feature {prepared.names[feature]!r} of "
+            f"{prepared.symbols[asset]} is not a number at {prepared.times[row]} (row {row}). "
+            "Run `echelon prepare` again, or leave the feature out."
+        )

@@ -1,0 +1,133 @@
+"""Evaluate a trained run on a split: every seed's best agent and every baseline, one function.
+
+RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds, provenance
+RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files)
+RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from echelon.agents.training import TrainedRun
+from echelon.backtest.baselines import run_baselines
+from echelon.backtest.files import Tables, load_tables, save_backtest
+from echelon.backtest.run import Backtest, run_backtest
+from echelon.envs import world_of
+from echelon.errors import StoreError
+from echelon.files import exclusive_lock, write_atomic
+from echelon.ops.measures import MeanStd, mean_std
+
+FORMAT = 1
+SplitName = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A saved evaluation.
+
+    seeds: measures by seed; baselines: measures by name; each name → value as in `Measures`
+    facts: split, span, fill convention, hashes, how often this split was evaluated
+    """
+
+    directory: Path
+    seeds: Mapping[int, Mapping[str, float]]
+    baselines: Mapping[str, Mapping[str, float]]
+    facts: Mapping[str, Any]
+
+    def over_seeds(self, measure: str) -> MeanStd:
+        """Mean and standard deviation of a measure over the seeds."""
+        return mean_std([values[measure] for values in self.seeds.values()])
+
+    def tables(self, name: str | int) -> Tables:
+        """Tables of a baseline by name, or of an agent by seed."""
+        return load_tables(self.directory, f"seed-{name}" if isinstance(name, int) else name)
+
+
+def evaluate(run: TrainedRun, split: SplitName) -> Evaluation:
+    """Backtest the run's agents and the baselines on a split, and save what came out."""
+    config = run.config
+    world = world_of(run.prepared, config, fees=config.eval.use_fee)
+    span = world.span(split)
+    agents = {seed: run_backtest(run.policy(seed), world, span, config) for seed in run.seeds}
+    baselines = run_baselines(world, span, config)
+    directory = run.path / "evaluations" / split
+    with exclusive_lock(run.path / ".evaluate.lock", f"the evaluations of {run.path}"):
+        reads = _reads(directory) + 1
+        for seed, backtest in agents.items():
+            save_backtest(backtest, directory, f"seed-{seed}")
+        for name, backtest in baselines.items():
+            save_backtest(backtest, directory, name)
+        first, last = (world.times[row] for row in (span.start, span.stop - 1))
+        summary = {
+            "format": FORMAT,
+            "split": split,
+            "first": str(first.astype("datetime64[D]")),
+            "last": str(last.astype("datetime64[D]")),
+            "bars": len(span),
+            "periods_per_year": world.periods_per_year,
+            "ledger": dict(world.ledger),
+            "fees": config.eval.use_fee,
+            "deterministic": config.eval.deterministic,
+            "reads": reads,
+            "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": run.facts,
+            "best_steps": {str(seed): run.best_step(seed) for seed in run.seeds},
+            "seeds": {str(seed): _plain(b) for seed, b in agents.items()},
+            "baselines": {name: _plain(b) for name, b in baselines.items()},
+        }
+        text = json.dumps(summary, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        write_atomic(directory / "summary.json", text)
+    return load_evaluation(run.path, split)
+
+
+def load_evaluation(run: Path, split: str) -> Evaluation:
+    """Read a saved evaluation."""
+    directory = run / "evaluations" / split
+    path = directory / "summary.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise StoreError(
+                f"{path}: written by another version of Echelon. Run `echelon evaluate` again."
+            )
+        seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
+        baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
+    except FileNotFoundError:
+        raise StoreError(
+            f"{run}: not evaluated on {split}. Run `echelon evaluate {run} --split {split}`."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: damaged ({error}). Run `echelon evaluate` again.") from None
+    return Evaluation(directory, seeds, baselines, tree)
+
+
+def evaluated_splits(run: Path) -> Sequence[str]:
+    """Splits a run was evaluated on, in the order of time."""
+    splits = ("train", "valid", "test")
+    return [s for s in splits if (run / "evaluations" / s / "summary.json").is_file()]
+
+
+def _reads(directory: Path) -> int:
+    """How often the split was evaluated before."""
+    try:
+        tree = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        return int(tree.get("reads", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _plain(backtest: Backtest) -> dict[str, float | None]:
+    """Measures as JSON has them: what is not a number is null."""
+    values = backtest.measures.as_dict()
+    return {name: v if math.isfinite(v) else None for name, v in values.items()}
+
+
+def _measures(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if v is None else float(v) for name, v in values.items()}

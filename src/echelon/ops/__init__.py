@@ -1,0 +1,1 @@
+"""Pure maths of learning and measuring, checked against numbers worked out by hand."""

@@ -1,0 +1,28 @@
+"""Returns and advantages over rollouts: time first, `[T, B]`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def discounted_returns(r_t: Tensor, discount_t: Tensor, v_last: Tensor) -> Tensor:
+    """G[T,B] with G_t = r_t + discount_t · G_{t+1} and G_T = v_last.
+
+    r_t[T,B]: rewards; discount_t[T,B]: γ, 0 where the step ended an episode for good
+    v_last[B]: value of the state after the last step, for what was merely cut off
+    """
+    assert r_t.dim() == 2, f"r_t should be [T,B], is {tuple(r_t.shape)}"
+    assert discount_t.shape == r_t.shape, "discount_t is not [T,B]"
+    assert v_last.shape == r_t.shape[1:], "v_last is not [B]"
+    returns = torch.empty_like(r_t)
+    following = v_last
+    for t in reversed(range(len(r_t))):
+        following = r_t[t] + discount_t[t] * following
+        returns[t] = following
+    return returns
+
+
+def standardized(values: Tensor, eps: float = 1e-8) -> Tensor:
+    """`values` less their mean, over their standard deviation."""
+    return (values - values.mean()) / (values.std(correction=0) + eps)

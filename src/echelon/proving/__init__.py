@@ -1,0 +1,1 @@
+"""Markets whose answer is known, and what an agent makes of them."""
