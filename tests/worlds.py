@@ -13,14 +13,18 @@ its own call:
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markets import qtmrl_config
 from numpy.typing import ArrayLike
 
 from echelon.config import Config, load_config
 from echelon.envs.world import World
+from echelon.features import prepare
 from echelon.market import MarketRows, PriceHistory, Rules, market_rows
+from echelon.runs import RunDirectory
 
 FREE = Rules(
     commission=0.0,
@@ -130,3 +134,17 @@ def _splits(n_rows: int) -> dict[str, range]:
     """60 % of the rows to train on, 20 % each to validate and to test."""
     first, second = int(n_rows * 0.6), int(n_rows * 0.8)
     return {"train": range(first), "valid": range(first, second), "test": range(second, n_rows)}
+
+
+def prepared_run(directory: Path, bars: Path, *overrides: str) -> Path:
+    """A run directory as `echelon prepare` leaves it, of few features of the stocks in `bars`."""
+    few = (
+        "features.indicators={rsi: [14]}",
+        "features.stationary.enabled=false",
+        "window=5",
+        *overrides,
+    )
+    config = qtmrl_config(directory, bars, *few)
+    prepare(config, directory)
+    RunDirectory(directory).record(config, "prepare")
+    return directory

@@ -1,0 +1,201 @@
+"""One book as a Gymnasium environment.
+
+It never prints, draws or writes; `info` says what happened:
+
+    pv                       value of the book
+    drawdown, max_drawdown   below its highest value of the episode, now and at worst, in [0, 1]
+    cvar95, sharpe_annual    of the episode's returns so far; 0 while they cannot be told
+    costs                    step and total, each with commission, stamp and slippage, in money
+    fills                    symbol, side, shares, price (slippage included) of every fill
+    rejected                 symbol, reason and filled shares of every order not filled whole
+    time, row                of the bar the book now stands at
+
+An action that the mask forbids is not an error: the kernel rejects the order and says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import InvalidAction, ResetNeeded
+from numpy.typing import NDArray
+
+from echelon.config import Config
+from echelon.envs.act import Kind
+from echelon.envs.face import Face, Observation, ObservationKind, told
+from echelon.envs.world import World
+from echelon.market import Fills, Reason
+from echelon.ops.measures import RunningMeasures
+from echelon.types import Bools
+
+COSTS = ("commission", "stamp", "slippage")
+
+
+class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
+    """One book on a world. Spaces are described in `echelon.envs.face`."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
+
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        *,
+        split: str = "train",
+        actions: Kind = "discrete",
+        observation: ObservationKind = "window",
+        random_start: bool | None = None,
+        episode_steps: int | None = None,
+    ) -> None:
+        """random_start: None: in training only. episode_steps: None: `train.episode_steps` in
+        training, and to the end of the split where that is null.
+        """
+        self.world = world
+        self.config = config
+        self.split = split
+        self._face = Face.of(
+            world,
+            config,
+            split=split,
+            actions=actions,
+            observation=observation,
+            random_start=random_start,
+            episode_steps=episode_steps,
+        )
+        self.observation_space = self._face.observation_space()
+        self.action_space = self._face.action_space()
+        self._books = self._face.books(1)
+        self._held = self._books.holdings()
+        self._measures = RunningMeasures(world.periods_per_year)
+        self._paid = _no_costs()
+        self._steps_left = 0
+
+    @property
+    def row(self) -> int:
+        """The row the book stands at."""
+        return int(self._books.row[0])
+
+    @property
+    def pv(self) -> float:
+        """Value of the book."""
+        return float(self._books.value[0])
+
+    @property
+    def episode_steps(self) -> int | None:
+        """Steps of an episode; None: to the end of the split. Holds from the next reset on."""
+        return self._face.episode_steps
+
+    @episode_steps.setter
+    def episode_steps(self, steps: int | None) -> None:
+        self._face = self._face.lasting(steps)
+
+    @property
+    def random_start(self) -> bool:
+        """Whether episodes begin anywhere in the split, not at its first row."""
+        return self._face.random_start
+
+    @random_start.setter
+    def random_start(self, anywhere: bool) -> None:
+        self._face = replace(self._face, random_start=anywhere)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode; options={"row": r} says where."""
+        super().reset(seed=seed)
+        row = self._face.start(self.np_random, options)
+        self._books.reset(np.array([row], dtype=np.int64))
+        self._held = self._books.holdings()
+        self._measures.reset()
+        self._paid = _no_costs()
+        self._steps_left = self._face.steps_from(row)
+        return self._observation(), self._info(_no_costs(), None)
+
+    def step(self, action: NDArray[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Act, and go one bar on."""
+        if self._steps_left <= 0:
+            raise ResetNeeded("the episode is over, or none was begun: call reset() first.")
+        actions = self._face.actions(_one(action), self._held)
+        before = self.pv
+        result = self._books.step(actions)
+        self._held = self._books.holdings()
+        self._steps_left -= 1
+        costs = {name: float(getattr(result.fills, name).sum()) for name in COSTS}
+        self._paid = {name: self._paid[name] + costs[name] for name in COSTS}
+        self._measures.update(self.pv / before - 1.0, sum(costs.values()))
+        terminated = bool(result.terminated[0])
+        truncated = self._steps_left == 0
+        if terminated:
+            self._steps_left = 0
+        return (
+            self._observation(),
+            float(result.reward[0]),
+            terminated,
+            truncated,
+            self._info(costs, result.fills),
+        )
+
+    def action_masks(self) -> Bools:
+        """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
+        return self._face.masks(self._held.allowed[0])
+
+    def _observation(self) -> Observation:
+        seen = self._face.observe(self._books.row, self._held)
+        return {name: part[0] for name, part in seen.items()}
+
+    def _info(self, costs: dict[str, float], fills: Fills | None) -> dict[str, Any]:
+        measures, symbols = self._measures, self.world.symbols
+        return {
+            "pv": self.pv,
+            "drawdown": measures.drawdown,
+            "max_drawdown": measures.max_drawdown,
+            "cvar95": told(measures.cvar95),
+            "sharpe_annual": told(measures.sharpe_annual),
+            "costs": {"step": costs, "total": dict(self._paid)},
+            "fills": [] if fills is None else filled(fills, symbols),
+            "rejected": [] if fills is None else rejected(fills, symbols),
+            "time": self.world.times[self.row].item(),
+            "row": self.row,
+        }
+
+
+def filled(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What was bought and sold by one book: symbol, side, shares and price of each."""
+    shares, price = fills.shares[0], fills.price[0]
+    return [
+        {
+            "symbol": symbols[n],
+            "side": "buy" if shares[n] > 0 else "sell",
+            "shares": abs(float(shares[n])),
+            "price": float(price[n]),
+        }
+        for n in np.flatnonzero(shares).tolist()
+    ]
+
+
+def rejected(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What was not filled whole: symbol, name of the `Reason` and the shares that were filled."""
+    reason = fills.reason[0]
+    return [
+        {
+            "symbol": symbols[n],
+            "reason": Reason(int(reason[n])).name,
+            "filled": abs(float(fills.shares[0, n])),
+        }
+        for n in np.flatnonzero(reason).tolist()
+    ]
+
+
+def _no_costs() -> dict[str, float]:
+    return dict.fromkeys(COSTS, 0.0)
+
+
+def _one(action: object) -> NDArray[Any]:
+    """The action as that of one book, [1,…]."""
+    try:
+        return np.asarray(action)[None]
+    except ValueError as error:  # a ragged list
+        raise InvalidAction(f"an action must be an array; found {action!r} ({error}).") from None

@@ -1,0 +1,85 @@
+"""The environments by name, for `gymnasium.make` and for tools such as RL-Baselines3-Zoo.
+
+    Echelon/Trading-v0          HOLD, BUY or SELL for each asset
+    Echelon/TradingWeights-v0   target weights
+
+Both trade on a prepared run directory, `run` (or the variable ECHELON_RUN), under its config.yaml::
+
+    import gymnasium
+    import echelon.envs
+
+    env = gymnasium.make("Echelon/Trading-v0", run="runs/demo", split="train")
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from echelon.config import Config, load_config
+from echelon.envs.act import Kind
+from echelon.envs.gym import TradingEnv
+from echelon.envs.world import World, world_of
+from echelon.errors import UsageError
+from echelon.features.prepared import Prepared
+
+RUN_VARIABLE = "ECHELON_RUN"
+IDS: dict[str, Kind] = {"Echelon/Trading-v0": "discrete", "Echelon/TradingWeights-v0": "weights"}
+"""Name → how one acts."""
+
+
+def register() -> None:
+    """Make the names known to Gymnasium; more than once does no harm."""
+    for name, kind in IDS.items():
+        if name not in gymnasium.registry:
+            gymnasium.register(
+                name,
+                entry_point="echelon.envs.registration:make_trading_env",
+                kwargs={"actions": kind},
+            )
+
+
+def make_trading_env(
+    run: str | Path | None = None,
+    split: str = "train",
+    **kwargs: Any,  # noqa: ANN401 (those of TradingEnv)
+) -> TradingEnv:
+    """The environment of a prepared run directory.
+
+    run: None: what ECHELON_RUN says; kwargs: those of `TradingEnv`
+    Outside training, costs are left out where `eval.use_fee` is false.
+    """
+    world, config = open_run(run, split)
+    return TradingEnv(world, config, split=split, **kwargs)
+
+
+def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World, Config]:
+    """World and configuration of a prepared run directory; read once while it does not change."""
+    named = run or os.environ.get(RUN_VARIABLE)
+    if not named:
+        raise UsageError(
+            f"no run directory: pass run=…, or set {RUN_VARIABLE}, to one that "
+            "`echelon prepare` made."
+        )
+    path = Path(named).expanduser().resolve()
+    parts = (path / "config.yaml", path / "prepared" / "manifest.json")
+    missing = [str(part) for part in parts if not part.is_file()]
+    if missing:
+        raise UsageError(
+            f"{named}: not a prepared run directory, {missing[0]} does not exist. Make one by "
+            f"`echelon prepare --output-dir {named}`."
+        )
+    changed = tuple(part.stat().st_mtime_ns for part in parts)
+    return _opened(path, split == "train", changed)
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, training: bool, changed: tuple[int, ...]) -> tuple[World, Config]:
+    """changed: times of the files, so that a set prepared anew is read anew."""
+    config = load_config(path / "config.yaml")
+    fees = training or config.eval.use_fee
+    return world_of(Prepared.open(path), config, fees=fees), config

@@ -1,0 +1,279 @@
+"""E books as one Stable-Baselines3 VecEnv, stepped together by `Books`: no environment per book.
+
+The same spaces, starts and numbers as E of `TradingEnv` (with `reward.cvar_penalty` the books share
+their memory of the tail, and rewards differ). Infos are empty but at the end of an episode, where
+they carry what SB3 reads (`episode`, `terminal_observation`, `TimeLimit.truncated`) and how the
+book did (pv, total_return, drawdown, max_drawdown, cvar95, sharpe_annual, costs, time, row).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
+
+from echelon.config import Config
+from echelon.envs.act import Holdings, Kind
+from echelon.envs.books import StepResult
+from echelon.envs.face import Face, Observation, ObservationKind, told
+from echelon.envs.gym import COSTS
+from echelon.envs.world import World
+from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
+from echelon.types import Bools
+
+
+class BatchedVecEnv(VecEnv):
+    """E books on a world, begun anew by themselves when an episode ends."""
+
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        n_envs: int,
+        *,
+        split: str = "train",
+        actions: Kind = "discrete",
+        observation: ObservationKind = "window",
+        random_start: bool | None = None,
+        episode_steps: int | None = None,
+    ) -> None:
+        """Arguments as of `TradingEnv`; n_envs: E."""
+        assert n_envs > 0, f"n_envs={n_envs}: at least one book is needed"
+        self.world = world
+        self.config = config
+        self.split = split
+        self._face = Face.of(
+            world,
+            config,
+            split=split,
+            actions=actions,
+            observation=observation,
+            random_start=random_start,
+            episode_steps=episode_steps,
+        )
+        self._faces = [self._face] * n_envs
+        self._views = [BookView(self, e) for e in range(n_envs)]
+        super().__init__(n_envs, self._face.observation_space(), self._face.action_space())
+        self._chances: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
+        self._began = time.time()
+        self._books = self._face.books(n_envs)
+        self._held = self._books.holdings()
+        self._actions: NDArray[Any] | None = None
+        self._steps = np.zeros(n_envs, dtype=np.int64)
+        self._length = np.zeros(n_envs, dtype=np.int64)
+        self._rewards = np.zeros(n_envs)
+        self._costs = np.zeros((len(COSTS), n_envs))
+        # Value[step,E] since each book's own start; longer when an episode is.
+        self._values = np.empty((64, n_envs))
+
+    def reset(self) -> Observation:
+        """Begin an episode in every book, with the seeds and options that were set."""
+        for e, seed in enumerate(self._seeds):
+            if seed is not None:
+                self._chances[e] = seeding.np_random(seed)[0]
+        self._begin(np.ones(self.num_envs, dtype=bool), self._options)
+        self._reset_seeds()
+        self._reset_options()
+        return self._face.observe(self._books.row, self._held)
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Take the actions[E,…]; `step_wait` carries them out."""
+        self._actions = np.asarray(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Act, go one bar on, and begin new episodes where one ended."""
+        assert self._actions is not None, "step_wait() without step_async()"
+        result = self._books.step(self._face.actions(self._actions, self._held))
+        self._actions = None
+        self._held = self._books.holdings()
+        self._account(result)
+        truncated = self._steps >= self._length
+        done = result.terminated | truncated
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if done.any():
+            self._report(infos, done, truncated & ~result.terminated)
+            self._begin(done, [{}] * self.num_envs)
+        seen = self._face.observe(self._books.row, self._held)
+        return seen, result.reward.astype(np.float32), done, infos
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def action_masks(self) -> Bools:
+        """[E,N·3] which of HOLD, BUY and SELL each asset allows now."""
+        return self._face.masks(self._held.allowed)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each book; see `BookView`."""
+        return [getattr(self._views[e], attr_name) for e in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of each book; see `BookView`."""
+        for e in self._get_indices(indices):
+            setattr(self._views[e], attr_name, value)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,  # noqa: ANN401 (SB3's signature)
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,  # noqa: ANN401 (SB3's signature)
+    ) -> list[Any]:
+        """Call a method of each book; see `BookView`."""
+        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
+        return [method(*method_args, **method_kwargs) for method in methods]
+
+    def env_is_wrapped(
+        self,
+        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
+        indices: VecEnvIndices = None,
+    ) -> list[bool]:
+        """Whether each book does what the wrapper would: of those SB3 asks for, `Monitor`.
+
+        There are no wrappers; SB3 asks in order to know whether `episode` is in the infos.
+        """
+        monitored = issubclass(wrapper_class, Monitor)
+        return [monitored for _ in self._get_indices(indices)]
+
+    def _account(self, result: StepResult) -> None:
+        """Remember what the end of an episode tells."""
+        self._steps += 1
+        self._rewards += result.reward
+        for total, name in zip(self._costs, COSTS, strict=True):
+            total += getattr(result.fills, name).sum(axis=1)
+        if self._steps.max() >= len(self._values):
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        self._values[self._steps, np.arange(self.num_envs)] = result.value
+
+    def _report(self, infos: list[dict[str, Any]], done: Bools, cut: Bools) -> None:
+        """Fill the infos of the books `done`[E]; cut[E]: truncated, not terminated."""
+        weights, cash_share, allowed = self._held
+        held = Holdings(weights[done], cash_share[done], allowed[done])
+        last = self._face.observe(self._books.row[done], held)
+        seconds = round(time.time() - self._began, 6)
+        for k, e in enumerate(np.flatnonzero(done).tolist()):
+            steps, row = int(self._steps[e]), int(self._books.row[e])
+            value = self._values[: steps + 1, e]
+            returns = value[1:] / value[:-1] - 1.0
+            drawdown = drawdown_series(returns)
+            infos[e] |= {
+                "episode": {"r": float(self._rewards[e]), "l": steps, "t": seconds},
+                "terminal_observation": {name: part[k] for name, part in last.items()},
+                "TimeLimit.truncated": bool(cut[e]),
+                "pv": float(value[-1]),
+                "total_return": float(value[-1] / value[0] - 1.0),
+                "drawdown": float(drawdown[-1]),
+                "max_drawdown": float(drawdown.max()),
+                "cvar95": told(cvar(returns)),
+                "sharpe_annual": told(sharpe_annual(returns, self.world.periods_per_year)),
+                "costs": dict(zip(COSTS, self._costs[:, e].tolist(), strict=True)),
+                "time": self.world.times[row].item(),
+                "row": row,
+            }
+
+    def _begin(self, which: Bools, options: list[dict[str, Any]]) -> None:
+        """Begin an episode in the books `which`[E]."""
+        rows = self._books.row.copy()
+        for e in np.flatnonzero(which).tolist():
+            rows[e] = self._faces[e].start(self._chances[e], options[e])
+            self._length[e] = self._faces[e].steps_from(int(rows[e]))
+            time_of = self.world.times[rows[e]].item()
+            self.reset_infos[e] = {
+                "pv": self.world.initial_cash,
+                "time": time_of,
+                "row": int(rows[e]),
+            }
+        self._books.reset(rows, which)
+        self._held = self._books.holdings()
+        self._steps[which] = 0
+        self._rewards[which] = 0.0
+        self._costs[:, which] = 0.0
+        self._values[0, which] = self._books.value[which]
+
+
+class BookView:
+    """One book of the batch as code that expects an environment of its own sees it.
+
+    `get_attr`, `set_attr` and `env_method` work on these. `episode_steps` and `random_start` may be
+    set for each book and hold from its next episode on; other names are free to be set and got.
+    """
+
+    render_mode: None = None
+    spec: None = None
+
+    def __init__(self, env: BatchedVecEnv, index: int) -> None:
+        self._env = env
+        self._index = index
+
+    @property
+    def world(self) -> World:
+        """The world all books trade in."""
+        return self._env.world
+
+    @property
+    def config(self) -> Config:
+        """The configuration of all books."""
+        return self._env.config
+
+    @property
+    def split(self) -> str:
+        """The split all books trade on."""
+        return self._env.split
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Space[Any]:
+        """Of one book."""
+        return self._env.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Space[Any]:
+        """Of one book."""
+        return self._env.action_space
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The book's own chance."""
+        return self._env._chances[self._index]
+
+    @property
+    def row(self) -> int:
+        """The row the book stands at."""
+        return int(self._env._books.row[self._index])
+
+    @property
+    def pv(self) -> float:
+        """Value of the book."""
+        return float(self._env._books.value[self._index])
+
+    @property
+    def episode_steps(self) -> int | None:
+        """Steps of an episode; None: to the end of the split."""
+        return self._env._faces[self._index].episode_steps
+
+    @episode_steps.setter
+    def episode_steps(self, steps: int | None) -> None:
+        faces = self._env._faces
+        faces[self._index] = faces[self._index].lasting(steps)
+
+    @property
+    def random_start(self) -> bool:
+        """Whether episodes begin anywhere in the split."""
+        return self._env._faces[self._index].random_start
+
+    @random_start.setter
+    def random_start(self, anywhere: bool) -> None:
+        faces = self._env._faces
+        faces[self._index] = replace(faces[self._index], random_start=anywhere)
+
+    def action_masks(self) -> Bools:
+        """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
+        return self._env._face.masks(self._env._held.allowed[self._index])
