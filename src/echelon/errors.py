@@ -12,7 +12,8 @@
     ├── StoreError               exit 5   the store, a run directory or a prepared set on disk
     ├── FeatureError             exit 6   a factor that is unknown, misdeclared or misbehaves
     ├── LeakageError             exit 7   something before a cut depends on what comes after it
-    └── TrainingError            exit 8   training cannot go on: a loss is not a number
+    ├── TrainingError            exit 8   training cannot go on: a loss is not a number
+    └── Stopped                  exit 130 Ctrl-C stopped it in an orderly way; it can be resumed
 
 A message says what was expected, what was found and what to do. The CLI prints the message
 without a traceback and leaves with the exit code; 130 is Ctrl-C, 70 a bug of ours.
@@ -97,3 +98,9 @@ class TrainingError(EchelonError):
     """Training cannot go on."""
 
     exit_code = 8
+
+
+class Stopped(EchelonError):
+    """Ctrl-C stopped the work in an orderly way; the message says how to go on."""
+
+    exit_code = 130

@@ -137,7 +137,8 @@ class A2C:
                 result = self.books.step(actions[:, k].reshape(-1, n_assets).numpy())
                 reward[:, k] = torch.from_numpy(result.reward).view(groups, per_group)
                 if result.terminated.any():
-                    discount[:, k].view(-1)[torch.from_numpy(result.terminated)] = 0.0
+                    ruined = torch.from_numpy(result.terminated).view(groups, per_group)
+                    discount[:, k][ruined] = 0.0
                     self.books.reset(self.books.row, result.terminated)
             portfolio[:, length] = self._portfolio(self.books.holdings())
         self.rows = self.rows + length
@@ -225,7 +226,7 @@ class A2C:
     def _portfolio(self, held: Holdings) -> Tensor:
         groups = len(self.rows)
         return portfolio_inputs(held, self.config).view(
-            groups, self.books_per_group, self.world.n_assets, -1
+            groups, self.books_per_group, self.world.n_assets, self.net.n_portfolio
         )
 
     def _set_learning_rates(self) -> float:

@@ -374,6 +374,17 @@ def seed_directory(run: Path, seed: int) -> Path:
     return run / "seeds" / str(seed)
 
 
+def finished_outcome(config: Config, directory: Path) -> Outcome | None:
+    """How a seed's training ended, if it did and nothing is left to do."""
+    try:
+        outcome = Outcome(**json.loads((directory / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None  # never ended, or the note of it is gone: going on finds the same end
+    if outcome.ending == "patience" or outcome.step >= config.train.total_env_steps:
+        return outcome
+    return None
+
+
 def resume_point(directory: Path) -> Path | None:
     """The checkpoint a seed's training goes on from; None: from the beginning."""
     return latest_checkpoint(directory / "checkpoints")

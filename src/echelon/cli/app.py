@@ -11,10 +11,10 @@ import typer
 from rich.text import Text
 
 import echelon
-from echelon.cli import config, demo, prepare
+from echelon.cli import config, demo, evaluate, prepare, runs, train
 from echelon.cli.console import err
 from echelon.cli.data import app as data_app
-from echelon.errors import EchelonError
+from echelon.errors import EchelonError, Stopped
 
 app = typer.Typer(
     name="echelon",
@@ -26,6 +26,10 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(config.app, name="config")
 app.command("prepare")(prepare.prepare)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("report")(evaluate.report)
+app.add_typer(runs.app, name="runs")
 app.command("demo")(demo.demo)
 
 
@@ -54,6 +58,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         app()
+    except Stopped as stopped:
+        err.print(Text.assemble(("stopped:", "bold"), " ", str(stopped)), soft_wrap=True)
+        sys.exit(stopped.exit_code)
     except EchelonError as error:
         err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
         sys.exit(error.exit_code)

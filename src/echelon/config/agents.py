@@ -77,7 +77,9 @@ class TrainConfig(Section):
     """How the learning rates fall to zero over `total_env_steps`, if they do."""
     validate_every_steps: PositiveInt = 50_000
     """Steps between backtests on the validation window."""
-    select_by: Literal["sharpe_annual", "total_return", "calmar", "sortino_annual"] = "sharpe_annual"
+    select_by: Literal["sharpe_annual", "sortino_annual", "calmar", "total_return"] = (
+        "sharpe_annual"
+    )
     """The measure on the validation window that chooses the best checkpoint."""
     patience: PositiveInt | None = None
     """Stop after this many validations without a better one; null: never early."""

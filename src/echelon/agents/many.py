@@ -1,0 +1,62 @@
+"""Train a run's agents: one per seed, side by side, each from the beginning or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
+from echelon.agents.training import (
+    Outcome,
+    Progress,
+    Training,
+    Worlds,
+    finished_outcome,
+    resume_point,
+    seed_directory,
+)
+from echelon.config import Config
+from echelon.features.prepared import Prepared
+from echelon.files import exclusive_lock
+
+
+@dataclass(frozen=True)
+class SeedJob:
+    """One agent to train. checkpoint: where to go on from; resume: from the latest, if any."""
+
+    config: Config
+    run: Path
+    seed: int
+    resume: bool = False
+    checkpoint: Path | None = None
+
+
+def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
+    """Train one agent; what is finished already is not trained again."""
+    directory = seed_directory(job.run, job.seed)
+    with exclusive_lock(directory / ".train.lock", f"the training in {directory}"):
+        point = job.checkpoint
+        if point is None and job.resume:
+            done = finished_outcome(job.config, directory)
+            if done is not None:
+                return done
+            point = resume_point(directory)
+        worlds = Worlds.of(Prepared.open(job.run), job.config)
+        training = Training(job.config, worlds, directory, job.seed, resume=point)
+        return training.run(report, should_stop)
+
+
+def train_seeds(
+    jobs: Sequence[SeedJob],
+    *,
+    workers: int,
+    on_progress: Callable[[Progress], None],
+) -> JobResults[Outcome]:
+    """Train every job, so many at a time."""
+
+    def pass_on(_job: int, message: object) -> None:
+        assert isinstance(message, Progress)
+        on_progress(message)
+
+    return run_jobs(train_seed, jobs, workers=workers, on_report=pass_on)

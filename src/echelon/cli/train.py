@@ -1,0 +1,237 @@
+"""`echelon train`: from a configuration to trained agents, with a display to watch."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from echelon.cli.console import add_row, err, out, titled
+from echelon.cli.options import (
+    ConfigFile,
+    Level,
+    LogLevel,
+    OutputDir,
+    Overrides,
+    Quarantine,
+    configured,
+    run_directory,
+)
+from echelon.cli.prepare import prepare_run
+from echelon.config import Config
+from echelon.errors import Stopped, UsageError
+from echelon.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from echelon.agents.many import SeedJob
+    from echelon.agents.training import Outcome
+    from echelon.agents.training import Progress as Standing
+    from echelon.features import PrepareReport
+
+Seeds = Annotated[
+    int | None,
+    typer.Option("--seeds", min=1, help="How many agents to train; default: train.seeds."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="How many to train at a time; default: one per core."),
+]
+ResumeTraining = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        help="Go on in this run directory, each agent from its latest checkpoint; or from this "
+        "very checkpoint (RUN/seeds/SEED/checkpoints/step-…).",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Train anew where the directory holds a trained run.")
+]
+
+
+def train(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    output_dir: OutputDir = None,
+    seeds: Seeds = None,
+    workers: Workers = None,
+    resume: ResumeTraining = None,
+    overwrite: Overwrite = False,
+    quarantine: Quarantine = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Train agents, one per seed, and choose each one's best checkpoint on the validation window.
+
+    Features are prepared first where they are not there yet. Ctrl-C writes a checkpoint and stops;
+    `--resume` goes on as if nothing had happened.
+    """
+    run, checkpoint = _resumed(resume)
+    if run is not None and (config is not None or overwrite):
+        raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
+    tree = configured(config if run is None else run / "config.yaml", override, log_level)
+    if seeds is not None:
+        tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+    directory = run_directory(config, output_dir, run, tree.logging.output_dir)
+    outcomes = train_run(
+        tree,
+        directory,
+        "train",
+        workers=workers,
+        resume=run is not None,
+        checkpoint=checkpoint,
+        overwrite=overwrite,
+        quarantine=quarantine,
+    )
+    print_outcomes(outcomes, tree)
+    from echelon.cli.evaluate import evaluate_run
+
+    evaluate_run(directory, "valid")
+    typer.echo(f"run: {directory}")
+    typer.echo(f"next: echelon evaluate {directory} --split test")
+
+
+def train_run(
+    config: Config,
+    directory: Path,
+    command: str,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    checkpoint: Path | None = None,
+    overwrite: bool = False,
+    quarantine: bool = False,
+    on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
+) -> list[Outcome]:
+    """Prepare and train in a run directory, with a display; write down what it was made from."""
+    from echelon.agents.many import SeedJob, train_seeds
+
+    RunDirectory.claim(directory)
+    if not resume:
+        _make_room(directory, overwrite)
+    report = prepare_run(config, directory, command, quarantine=quarantine)
+    if on_prepared is not None:
+        on_prepared(report, directory, config)
+    wanted = [config.seed + k for k in range(config.train.seeds)]
+    if checkpoint is not None:
+        wanted = [int(checkpoint.parent.parent.name)]
+    jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
+    count = workers or max(1, (os.cpu_count() or 1) // config.train.threads)
+    with _display(jobs) as show:
+        done = train_seeds(jobs, workers=count, on_progress=show)
+    outcomes = done.all_or_raise()
+    if done.stopped:
+        raise Stopped(_how_to_go_on(outcomes, directory))
+    manifest = report.prepared.manifest
+    RunDirectory(directory).record(
+        config,
+        command,
+        data=manifest["dataset"],
+        prepared=manifest["content_hash"],
+        outcomes=[outcome.__dict__ for outcome in outcomes],
+    )
+    return outcomes
+
+
+def print_outcomes(outcomes: Sequence[Outcome], config: Config) -> None:
+    """How training ended, seed by seed."""
+    measure = config.train.select_by
+    table = titled("Training", "seed", "steps", "ended", "best at", f"validation {measure}", "time")
+    endings = {"done": "all steps done", "patience": "no progress", "stopped": "stopped"}
+    for o in outcomes:
+        add_row(
+            table,
+            str(o.seed),
+            f"{o.step:,}",
+            endings[o.ending],
+            f"{o.best_step:,}",
+            f"{o.best_score:.3f}",
+            _clock(o.seconds),
+        )
+    out.print(table)
+
+
+def _resumed(path: Path | None) -> tuple[Path | None, Path | None]:
+    """(run directory, checkpoint) that --resume names."""
+    if path is None:
+        return None, None
+    if (path / "state.json").is_file() and path.parent.name == "checkpoints":
+        run = path.parents[3]
+        if path.name == "best":
+            raise UsageError(
+                f"--resume {path}: the best checkpoint has the weights only. Name a step-… one."
+            )
+        if (run / "config.yaml").is_file():
+            return run, path
+    if not (path / "config.yaml").is_file():
+        raise UsageError(
+            f"--resume {path}: neither a run directory (no config.yaml there) nor a checkpoint."
+        )
+    return path, None
+
+
+def _make_room(directory: Path, overwrite: bool) -> None:
+    """Refuse to train over a trained run, or remove it where that is asked for."""
+    if not (directory / "seeds").exists():
+        return
+    if not overwrite:
+        raise UsageError(
+            f"{directory}: holds a trained run. Go on with it (--resume {directory}), name another "
+            "directory (--output-dir), or train anew in its place (--overwrite)."
+        )
+    for part in ("seeds", "evaluations", "report"):
+        shutil.rmtree(directory / part, ignore_errors=True)
+
+
+def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path) -> str:
+    where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes) or "before the start"
+    return f"{where}; checkpoints are written. Go on with: echelon train --resume {directory}"
+
+
+@contextmanager
+def _display(jobs: Sequence[SeedJob]) -> Iterator[Callable[[Standing], None]]:
+    """One line per agent: bar, steps/s, reward, validation score, time left."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[standing]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    with bars:
+        tasks: dict[int, TaskID] = {}
+        told: dict[int, int] = {}
+
+        def show(now: Standing) -> None:
+            bars.update(tasks[now.seed], completed=now.step, standing=_standing(now))
+            tenth = now.step * 10 // now.total
+            if bars.disable and tenth > told.get(now.seed, 0):
+                told[now.seed] = tenth
+                err.print(f"seed {now.seed}: {now.step:,} steps, {_standing(now)}", soft_wrap=True)
+
+        for job in jobs:
+            tasks[job.seed] = bars.add_task(
+                f"seed {job.seed}", total=job.config.train.total_env_steps, standing="starting"
+            )
+        yield show
+
+
+def _standing(now: Standing) -> str:
+    score = "–" if math.isnan(now.score) else f"{now.score:.2f}"
+    best = "–" if math.isnan(now.best) else f"{now.best:.2f}"
+    return (
+        f"{now.steps_per_second:,.0f} steps/s, reward {now.reward * 1e4:+.1f} bp, "
+        f"validation {score} (best {best}), {_clock(now.seconds_left)} left"
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
