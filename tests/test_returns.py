@@ -1,0 +1,108 @@
+"""Returns of rollouts: by hand, against the sum written out, and standardized advantages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from echelon.ops.returns import discounted_returns, standardized
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)[:, None]
+
+
+def direct_sum(r_t: Tensor, discount_t: Tensor, v_last: Tensor) -> Tensor:
+    """Every return by itself: rewards to come, each times the discounts on the way to it."""
+    n_steps, n_books = r_t.shape
+    out = torch.zeros_like(r_t)
+    for b in range(n_books):
+        for t in range(n_steps):
+            total, weight = 0.0, 1.0
+            for k in range(t, n_steps):
+                total += weight * float(r_t[k, b])
+                weight *= float(discount_t[k, b])
+            out[t, b] = total + weight * float(v_last[b])
+    return out
+
+
+def test_return_by_hand_ends_with_the_bootstrapped_value() -> None:
+    # G_2 = 3 + 0.5·8 = 7, G_1 = 2 + 0.5·7 = 5.5, G_0 = 1 + 0.5·5.5 = 3.75
+    got = discounted_returns(column(1, 2, 3), column(0.5, 0.5, 0.5), torch.tensor([8.0]).double())
+    assert got[:, 0].tolist() == [3.75, 5.5, 7.0]
+
+
+def test_return_by_hand_stops_at_a_termination() -> None:
+    # The second step ends the episode: nothing of what follows it, nor of the value, comes back.
+    got = discounted_returns(column(1, 2, 3), column(0.5, 0.0, 0.5), torch.tensor([8.0]).double())
+    assert got[:, 0].tolist() == [2.0, 2.0, 7.0]
+
+
+def test_termination_at_the_last_step_drops_the_bootstrap() -> None:
+    got = discounted_returns(column(1, 2), column(0.5, 0.0), torch.tensor([1000.0]).double())
+    assert got[:, 0].tolist() == [2.0, 2.0]
+
+
+def test_books_do_not_mix() -> None:
+    rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
+    discounts = torch.tensor([[0.5, 0.0], [0.5, 0.1]])
+    got = discounted_returns(rewards, discounts, torch.tensor([4.0, 100.0]))
+    assert got.tolist() == [[3.0, 10.0], [4.0, 30.0]]
+
+
+unit = st.floats(0.0, 1.0, width=32)
+money = st.floats(-5.0, 5.0, width=32)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_recursion_equals_the_sum_written_out(
+    n_steps: int, n_books: int, data: st.DataObject
+) -> None:
+    def table(values: st.SearchStrategy[float]) -> Tensor:
+        row = st.lists(values, min_size=n_books, max_size=n_books)
+        drawn = data.draw(st.lists(row, min_size=n_steps, max_size=n_steps))
+        return torch.tensor(drawn, dtype=torch.float64)
+
+    rewards, discounts = table(money), table(st.one_of(unit, st.just(0.0)))
+    last = table(money)[0]
+    torch.testing.assert_close(
+        discounted_returns(rewards, discounts, last),
+        direct_sum(rewards, discounts, last),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    rewards, discounts, last = torch.ones(3, 2), torch.full((3, 2), 0.9), torch.ones(2)
+    discounted_returns(rewards, discounts, last)
+    assert torch.equal(rewards, torch.ones(3, 2))
+    assert torch.equal(last, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "discounts", "last"),
+    [((3,), (3,), ()), ((3, 2), (2, 3), (2,)), ((3, 2), (3, 2), (3,)), ((3, 2), (3, 2), (1,))],
+)
+def test_wrong_shapes_are_refused(
+    rewards: tuple[int, ...], discounts: tuple[int, ...], last: tuple[int, ...]
+) -> None:
+    with pytest.raises(AssertionError, match=r"\[T,B\]|\[B\]"):
+        discounted_returns(torch.zeros(rewards), torch.zeros(discounts), torch.zeros(last))
+
+
+def test_standardized_has_mean_zero_and_deviation_one_over_all_axes() -> None:
+    # Mean 3, population variance (4 + 1 + 0 + 9)/4 = 3.5.
+    got = standardized(torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=torch.float64))
+    wanted = torch.tensor([[-2.0, -1.0], [0.0, 3.0]], dtype=torch.float64) / 3.5**0.5
+    torch.testing.assert_close(got, wanted, rtol=1e-7, atol=0.0)
+    assert float(got.mean()) == pytest.approx(0.0, abs=1e-12)
+    assert float(got.square().mean()) == pytest.approx(1.0, abs=1e-7)
+
+
+def test_standardized_equal_values_are_zero_and_finite() -> None:
+    assert standardized(torch.full((2, 3), 4.0)).tolist() == [[0.0] * 3] * 2
+    assert standardized(torch.tensor([7.0])).tolist() == [0.0]
