@@ -44,6 +44,8 @@ from echelon.runs.checkpoint import (
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
 
+RESULT = "result.json"
+
 Ending = Literal["done", "patience", "stopped"]
 
 
@@ -117,7 +119,8 @@ class _Course:
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def take_means(self) -> Metrics:
-        means = {name: total / self.count for name, total in self.sums.items()}
+        # Sorted, as a checkpoint's JSON is: the columns of a resumed run's log keep their order.
+        means = {name: total / self.count for name, total in sorted(self.sums.items())}
         self.count, self.sums = 0, {}
         return means
 
@@ -162,9 +165,12 @@ class Training:
         train, learner, course = self.config.train, self.learner, self.course
         started, first_step = time.perf_counter(), learner.steps
         ending: Ending = "done"
+        # From here on an earlier ending is no longer how this training ended.
+        (self.directory / RESULT).unlink(missing_ok=True)
         log = MetricLog(self.directory, resume_step=self.resumed_at)
-        sinks = self._sinks()
+        sinks: list[Sink] = []
         try:
+            sinks = self._sinks()
             if self.resumed_at is None:
                 self._checkpoint(log)
             while learner.steps < train.total_env_steps:
@@ -193,7 +199,7 @@ class Training:
         )
         self._finish(sinks, log, "interrupted" if ending == "stopped" else "finished")
         text = json.dumps(outcome.__dict__, indent=1) + "\n"
-        write_atomic(self.directory / "result.json", text)
+        write_atomic(self.directory / RESULT, text)
         return outcome
 
     def validate(self) -> Metrics:
@@ -287,9 +293,11 @@ class Training:
         return open_sinks(self.config.logging, self.directory, name, self.resumed_at)
 
     def _finish(self, sinks: list[Sink], log: MetricLog, status: Status) -> None:
-        log.close()
-        for sink in sinks:
-            sink.finish(status)
+        try:
+            log.close()
+        finally:
+            for sink in sinks:
+                sink.finish(status)
 
 
 def _passed(before: int, after: int, interval: int) -> bool:
@@ -377,7 +385,7 @@ def seed_directory(run: Path, seed: int) -> Path:
 def finished_outcome(config: Config, directory: Path) -> Outcome | None:
     """How a seed's training ended, if it did and nothing is left to do."""
     try:
-        outcome = Outcome(**json.loads((directory / "result.json").read_text(encoding="utf-8")))
+        outcome = Outcome(**json.loads((directory / RESULT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None  # never ended, or the note of it is gone: going on finds the same end
     if outcome.ending == "patience" or outcome.step >= config.train.total_env_steps:
