@@ -31,7 +31,8 @@ from echelon.rng import stream
 from echelon.types import Bools, Floats
 
 _LEAST_HISTORY = 60
-"""Bars an asset needs behind it before a covariance is estimated from them."""
+"""Bars an asset needs behind it before a covariance is estimated from them, unless
+`eval.estimation_bars` asks for fewer."""
 
 Estimate = Callable[[Floats], Floats]
 """Returns[L,M] of M assets over L bars → weights[M]."""
@@ -74,7 +75,8 @@ class _Rebalanced:
         if self._estimate is None:
             return weights
         past = world.growth[max(0, t - self._bars) : t + 1]
-        known = wanted & np.isfinite(past).all(axis=0) & (len(past) > _LEAST_HISTORY)
+        enough = len(past) > min(_LEAST_HISTORY, self._bars)
+        known = wanted & np.isfinite(past).all(axis=0) & enough
         if known.sum() >= 2:
             returns = past[1:, known] / past[:-1, known] - 1.0
             weights[wanted] = 0.0
