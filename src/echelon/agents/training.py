@@ -34,6 +34,7 @@ from echelon.files import write_atomic
 from echelon.models import build_actor_critic
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
+    Checkpoint,
     below_prefix,
     best_checkpoint,
     latest_checkpoint,
@@ -352,15 +353,21 @@ class TrainedRun:
 
     def best_step(self, seed: int) -> int:
         """Step of the seed's best checkpoint."""
-        return self._best(seed)[1]
+        return self._best(seed).step
 
     def policy(self, seed: int) -> ActorPolicy:
         """The seed's best agent."""
-        tensors, _ = self._best(seed)
+        checkpoint = self._best(seed)
+        data = self.prepared.manifest["content_hash"]
+        if checkpoint.state["data"] != data:
+            raise StoreError(
+                f"{self.path}: seed {seed} was trained on other data ({checkpoint.state['data']}) "
+                f"than is prepared there now ({data}). Train anew."
+            )
         torch.set_num_threads(self.config.train.threads)
         net = build_actor_critic(self.config, len(self.prepared.names))
         try:
-            net.load_state_dict(below_prefix("net.", tensors))
+            net.load_state_dict(below_prefix("net.", checkpoint.tensors))
         except RuntimeError as error:
             raise StoreError(
                 f"{self.path}: the best checkpoint of seed {seed} does not fit the network of "
@@ -368,13 +375,12 @@ class TrainedRun:
             ) from None
         return ActorPolicy(net, self.config, seed, f"seed {seed}")
 
-    def _best(self, seed: int) -> tuple[dict[str, torch.Tensor], int]:
+    def _best(self, seed: int) -> Checkpoint:
         directory = self.path / "seeds" / str(seed) / "checkpoints"
         path = best_checkpoint(directory)
         if path is None:
             raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
-        checkpoint = load_checkpoint(path, config_hash=training_hash(self.config))
-        return dict(checkpoint.tensors), checkpoint.step
+        return load_checkpoint(path, config_hash=training_hash(self.config))
 
 
 def seed_directory(run: Path, seed: int) -> Path:

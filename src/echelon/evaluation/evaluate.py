@@ -118,9 +118,9 @@ def _reads(directory: Path) -> int:
     """How often the split was evaluated before."""
     try:
         tree = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        return int(tree.get("reads", 0))
-    except (OSError, ValueError):
-        return 0
+        return int(tree["reads"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0  # never, or its summary is damaged
 
 
 def _plain(backtest: Backtest) -> dict[str, float | None]:
