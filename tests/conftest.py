@@ -105,6 +105,17 @@ def bars_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qtmrl_parquet(tmp_path_factory.mktemp("bars") / "bars.parquet")
 
 
+@pytest.fixture
+def shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """The command line, in a directory of its own: see `shells.Shell`."""
+    from shells import Shell  # after the thread limits above
+
+    monkeypatch.chdir(tmp_path)
+    return Shell(capsys, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of a Redis shared by the whole session; use keys of your own."""

@@ -16,41 +16,14 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from markets import CONFIGS, SPLITS, make_bars
+from shells import Shell
 from typer.testing import CliRunner
 
 from echelon.cli import app
-from echelon.cli.app import main
 from echelon.cli.data import _export
 from echelon.config import SyntheticConfig, fingerprint, load_config
 from echelon.data.bars import RawFrame
 from echelon.data.sources.synthetic import SyntheticSource
-
-
-class Shell:
-    """Runs the command in-process, as `main` would, in a directory of its own."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys = capsys
-        self.monkeypatch = monkeypatch
-
-    def __call__(self, *args: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["echelon", *args])
-        self.monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main()
-            code = 0
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        out, err = self.capsys.readouterr()
-        return code, out, err
-
-
-@pytest.fixture
-def shell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(capsys, monkeypatch)
 
 
 def _qtmrl(file: Path) -> list[str]:
@@ -66,8 +39,8 @@ def test_every_command_has_help() -> None:
         [],
         *(["data", c] for c in ("import", "synth", "check", "show", "universe")),
         *(["config", c] for c in ("show", "validate")),
-        ["prepare"],
-        ["demo"],
+        *(["runs", c] for c in ("list", "compare")),
+        *([c] for c in ("prepare", "train", "evaluate", "ablate", "report", "demo")),
     ):
         done = runner.invoke(app, [*words, "--help"])
         assert done.exit_code == 0, words
@@ -102,15 +75,6 @@ def test_resume_goes_on_with_the_configuration_of_the_run(shell: Shell, bars_fil
 def test_default_run_directory_is_named_after_the_config(shell: Shell, bars_file: Path) -> None:
     assert shell("prepare", *_qtmrl(bars_file))[0] == 0
     assert Path("runs/qtmrl/prepared/X.npy").exists()
-
-
-def test_demo_ends_with_a_picture(shell: Shell) -> None:
-    code, out, err = shell("demo", "--config", str(CONFIGS / "demo.yaml"))
-    assert code == 0, err
-    picture = Path(out.strip().splitlines()[-1].removeprefix("picture: "))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "left out" in out
-    assert "volume" in out
 
 
 def test_import_check_show_and_universe(shell: Shell, bars_file: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 import echelon
-from echelon.cli import config, demo, evaluate, prepare, runs, train
+from echelon.cli import ablate, config, demo, evaluate, prepare, prove, runs, train
 from echelon.cli.console import err
 from echelon.cli.data import app as data_app
 from echelon.errors import EchelonError, Stopped
@@ -28,8 +28,10 @@ app.add_typer(config.app, name="config")
 app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("ablate")(ablate.ablate)
 app.command("report")(evaluate.report)
 app.add_typer(runs.app, name="runs")
+app.command("prove")(prove.prove)
 app.command("demo")(demo.demo)
 
 

@@ -40,6 +40,15 @@ def titled(title: str, *columns: str) -> Table:
     return table
 
 
+def numbers(title: str, *columns: str) -> Table:
+    """An empty table of names, in the first column, and numbers, which are aligned."""
+    table = titled(title, *columns)
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
 def add_row(table: Table, *cells: str) -> None:
     """Add a row of plain text."""
     table.add_row(*(Text(cell) for cell in cells))

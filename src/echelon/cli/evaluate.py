@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from echelon.cli.console import add_row, out, set_up_logging, titled
+from echelon.cli.console import add_row, numbers, out, set_up_logging
 from echelon.cli.options import Level, LogLevel
 
 if TYPE_CHECKING:
@@ -74,6 +76,33 @@ def evaluate_run(run: Path, split: SplitName) -> Evaluation:
     return result
 
 
+class Column(NamedTuple):
+    """A measure in a narrow table: a heading of two short lines, and how its values are shown."""
+
+    heading: str
+    percent: bool
+    digits: int
+
+    def format(self, value: float) -> str:
+        """The value without its unit, which the heading has."""
+        from echelon.ops.measures import Label
+
+        plain = Label(self.heading, "ratio", None, "", self.digits)
+        return plain.format(value * 100.0 if self.percent else value)
+
+
+COLUMNS: Mapping[str, Column] = MappingProxyType(
+    {
+        "total_return": Column("return\n%", True, 1),
+        "sharpe_period": Column("Sharpe\na bar", False, 4),
+        "sharpe_annual": Column("Sharpe\na year", False, 2),
+        "volatility_annual": Column("volat.\n% a year", True, 1),
+        "max_drawdown": Column("max DD\n%", True, 1),
+        "turnover_annual": Column("turnover\n× a year", False, 1),
+    }
+)
+"""Measures as a table of 80 columns can show them side by side."""
+
 _SHOWN = {
     "total_return": ("total_return",),
     "sharpe": ("sharpe_period", "sharpe_annual"),
@@ -84,20 +113,22 @@ _SHOWN = {
 
 
 def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
-    """Measures of the agents, mean ± std over seeds, and of the baselines."""
-    from echelon.ops.measures import LABELS
-
+    """Measures of the agents, mean and std over seeds, and of the baselines."""
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
     title = (
         f"{facts['split']}: {facts['first']} to {facts['last']}, fills at {facts['ledger']['fill']}"
     )
-    table = titled(title, "", *(LABELS[name].text for name in shown))
-    seeds = f"agent, {len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
+    table = numbers(title, "", *(COLUMNS[name].heading for name in shown))
     means = {name: result.over_seeds(name) for name in shown}
-    add_row(table, seeds, *(LABELS[n].format(means[n].mean, means[n].std) for n in shown))
+    several = len(result.seeds) > 1
+    mean = [COLUMNS[name].format(means[name].mean) for name in shown]
+    add_row(table, "agent, mean" if several else "agent", *mean)
+    if several:
+        std = [COLUMNS[name].format(means[name].std) for name in shown]
+        add_row(table, f"± std of {len(result.seeds)}", *std)
     for name, values in result.baselines.items():
-        add_row(table, name, *(LABELS[n].format(values[n]) for n in shown))
+        add_row(table, name, *(COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
     if facts["split"] == "test":
         times = "time" if facts["reads"] == 1 else "times"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,11 @@ def list_(
     """List the runs below a directory."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory. Name the one your runs are in.")
-    table = titled(
-        "", "run", "command", "finished", "data", "seeds", "best validation", "evaluated"
-    )
+    table = titled("", "run, and its data", "command", "finished", "best validation", "evaluated")
     paths = sorted(path.parent for path in directory.rglob("run.json"))
     for path in paths:
         try:
-            add_row(table, *_line(path))
+            add_row(table, *_line(path, directory))
         except StoreError as error:
             warn(str(error))
     if not paths:
@@ -38,22 +37,30 @@ def list_(
     out.print(table)
 
 
-def _line(path: Path) -> tuple[str, ...]:
+def _line(path: Path, parent: Path) -> tuple[str, ...]:
     from echelon.evaluation.evaluate import evaluated_splits
     from echelon.runs import RunDirectory
 
     facts = RunDirectory(path).facts()
-    outcomes: list[dict[str, Any]] = facts.get("outcomes", [])
-    best = ", ".join(f"{o['best_score']:.2f}" for o in outcomes)
     return (
-        str(path),
+        f"{path.relative_to(parent)}\n{facts.get('data', {}).get('name', '')}",
         str(facts.get("command", "")),
-        str(facts.get("finished", ""))[:16].replace("T", " "),
-        str(facts.get("data", {}).get("name", "")),
-        str(len(outcomes) or ""),
-        best,
-        ", ".join(evaluated_splits(path)),
+        str(facts.get("finished", ""))[:16].replace("T", "\n"),
+        _best(facts.get("outcomes", [])),
+        "\n".join(evaluated_splits(path)),
     )
+
+
+def _best(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    """The best validation score, mean and std over seeds."""
+    from echelon.ops.measures import mean_std
+
+    if not outcomes:
+        return ""
+    found = mean_std([o["best_score"] for o in outcomes])
+    if len(outcomes) == 1:
+        return f"{found.mean:.2f}\n1 seed"
+    return f"{found.mean:.2f} ± {found.std:.2f}\n{len(outcomes)} seeds"
 
 
 @app.command()
@@ -67,15 +74,14 @@ def compare(
     from echelon.evaluation.evaluate import load_evaluation
     from echelon.ops.measures import LABELS
 
-    loaded = {path: load_evaluation(path, split.value) for path in runs}
+    loaded = [load_evaluation(path, split.value) for path in runs]
     table = titled(f"{split.value}, mean ± std over seeds", "measure", *(str(p) for p in runs))
-    seeds = [str(len(evaluation.seeds)) for evaluation in loaded.values()]
-    add_row(table, "seeds", *seeds)
+    add_row(table, "seeds", *(str(len(evaluation.seeds)) for evaluation in loaded))
     for name, label in LABELS.items():
-        found = [evaluation.over_seeds(name) for evaluation in loaded.values()]
+        found = [evaluation.over_seeds(name) for evaluation in loaded]
         add_row(table, label.text, *(label.format(m.mean, m.std) for m in found))
     out.print(table)
-    spans = {(e.facts["first"], e.facts["last"]) for e in loaded.values()}
-    data = {e.facts["run"]["data"]["content_hash"] for e in loaded.values()}
+    spans = {(e.facts["first"], e.facts["last"]) for e in loaded}
+    data = {e.facts["run"]["data"]["content_hash"] for e in loaded}
     if len(spans) > 1 or len(data) > 1:
         warn("these runs traded different windows or different data; the numbers do not compare.")

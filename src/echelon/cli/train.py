@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from echelon.cli.console import add_row, err, out, titled
+from echelon.cli.console import add_row, out, titled
 from echelon.cli.options import (
     ConfigFile,
     Level,
@@ -25,14 +22,13 @@ from echelon.cli.options import (
     run_directory,
 )
 from echelon.cli.prepare import prepare_run
+from echelon.cli.watch import clock, watching
 from echelon.config import Config
 from echelon.errors import Stopped, UsageError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from echelon.agents.many import SeedJob
     from echelon.agents.training import Outcome
-    from echelon.agents.training import Progress as Standing
     from echelon.features import PrepareReport
 
 Seeds = Annotated[
@@ -122,9 +118,13 @@ def train_run(
     if checkpoint is not None:
         wanted = [int(checkpoint.parent.parent.name)]
     jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
-    count = workers or max(1, (os.cpu_count() or 1) // config.train.threads)
-    with _display(jobs) as show:
-        done = train_seeds(jobs, workers=count, on_progress=show)
+    count = workers or default_workers(config)
+    number = {seed: k for k, seed in enumerate(wanted)}
+    totals = [config.train.total_env_steps] * len(jobs)
+    with watching([f"seed {seed}" for seed in wanted], totals) as watch:
+        done = train_seeds(
+            jobs, workers=count, on_progress=lambda now: watch.progress(number[now.seed], now)
+        )
     outcomes = done.all_or_raise()
     if done.stopped:
         raise Stopped(_how_to_go_on(outcomes, directory))
@@ -137,6 +137,11 @@ def train_run(
         outcomes=[outcome.__dict__ for outcome in outcomes],
     )
     return outcomes
+
+
+def default_workers(config: Config) -> int:
+    """One agent per core, or per `train.threads` of them."""
+    return max(1, (os.cpu_count() or 1) // config.train.threads)
 
 
 def print_outcomes(outcomes: Sequence[Outcome], config: Config) -> None:
@@ -152,7 +157,7 @@ def print_outcomes(outcomes: Sequence[Outcome], config: Config) -> None:
             endings[o.ending],
             f"{o.best_step:,}",
             f"{o.best_score:.3f}",
-            _clock(o.seconds),
+            clock(o.seconds),
         )
     out.print(table)
 
@@ -192,46 +197,3 @@ def _make_room(directory: Path, overwrite: bool) -> None:
 def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path) -> str:
     where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes) or "before the start"
     return f"{where}; checkpoints are written. Go on with: echelon train --resume {directory}"
-
-
-@contextmanager
-def _display(jobs: Sequence[SeedJob]) -> Iterator[Callable[[Standing], None]]:
-    """One line per agent: bar, steps/s, reward, validation score, time left."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[standing]}", markup=False),
-        TimeElapsedColumn(),
-    )
-    bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-    with bars:
-        tasks: dict[int, TaskID] = {}
-        told: dict[int, int] = {}
-
-        def show(now: Standing) -> None:
-            bars.update(tasks[now.seed], completed=now.step, standing=_standing(now))
-            tenth = now.step * 10 // now.total
-            if bars.disable and tenth > told.get(now.seed, 0):
-                told[now.seed] = tenth
-                err.print(f"seed {now.seed}: {now.step:,} steps, {_standing(now)}", soft_wrap=True)
-
-        for job in jobs:
-            tasks[job.seed] = bars.add_task(
-                f"seed {job.seed}", total=job.config.train.total_env_steps, standing="starting"
-            )
-        yield show
-
-
-def _standing(now: Standing) -> str:
-    score = "–" if math.isnan(now.score) else f"{now.score:.2f}"
-    best = "–" if math.isnan(now.best) else f"{now.best:.2f}"
-    return (
-        f"{now.steps_per_second:,.0f} steps/s, reward {now.reward * 1e4:+.1f} bp, "
-        f"validation {score} (best {best}), {_clock(now.seconds_left)} left"
-    )
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

@@ -7,7 +7,7 @@ from echelon.config.features import (
     NormalizationConfig,
     StationaryConfig,
 )
-from echelon.config.load import fingerprint, load_config, to_yaml
+from echelon.config.load import fingerprint, load_config, override_config, to_yaml
 from echelon.config.tree import Config, SplitConfig
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "SyntheticConfig",
     "fingerprint",
     "load_config",
+    "override_config",
     "to_yaml",
 ]

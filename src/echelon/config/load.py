@@ -56,9 +56,17 @@ class _StrictLoader(yaml.SafeLoader):
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in `path` (defaults without one) with `overrides` applied."""
     tree = read_yaml(path) if path is not None else {}
+    return _checked(tree, overrides, str(path) if path is not None else "configuration")
+
+
+def override_config(config: Config, overrides: Sequence[str]) -> Config:
+    """Return `config` with `overrides` applied, checked as if it had been read from a file."""
+    return _checked(config.model_dump(mode="json"), overrides, "configuration")
+
+
+def _checked(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
     for item in overrides:
         _override(tree, item)
-    where = str(path) if path is not None else "configuration"
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

@@ -37,7 +37,7 @@ _CHINESE = (
     *("Noto Sans CJK JP", "Arial Unicode MS"),
 )
 _HEAT_LIMIT = 0.10
-_STYLE = {
+STYLE = {
     "font.size": 11,
     "axes.unicode_minus": False,
     "axes.spines.top": False,
@@ -63,7 +63,7 @@ def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
         chinese = [name for name in _CHINESE if name in known]
         fonts = chinese[:1] + fonts
         words = words if chinese else Words("en")
-    with mpl.rc_context({"font.family": fonts} | _STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context({"font.family": fonts} | STYLE):  # type: ignore[arg-type]
         pictures = {
             "equity": _equity(run, words),
             "monthly": _monthly(run, words),
