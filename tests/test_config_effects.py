@@ -1,26 +1,42 @@
-"""Every key of the two source configurations does something; what does not yet is listed.
+"""Every key of the shipped configurations does something; what does not yet is listed.
 
-A key leaves PENDING when the part it steers lands; the first test fails if a key of either file
-is in neither list, so a new key cannot arrive without an effect.
+A key leaves PENDING when the part it steers lands; the first tests fail if a key of a shipped file
+or of an agent's section is in neither list, so a new key cannot arrive without an effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from markets import CONFIGS
+from worlds import make_world
 
+from echelon.agents.a2c import A2C
+from echelon.agents.policy import ActorPolicy
+from echelon.agents.training import Training, Worlds
+from echelon.backtest.baselines import make_baseline, run_baselines
+from echelon.backtest.run import run_backtest
+from echelon.cli.console import out
+from echelon.cli.evaluate import print_evaluation
 from echelon.cli.options import run_directory
 from echelon.config import Config, load_config
 from echelon.data.datasets import ensure_dataset
+from echelon.envs import World
 from echelon.errors import ConfigError
+from echelon.evaluation.evaluate import Evaluation
 from echelon.features import Prepared, prepare
 from echelon.features.registry import select
 from echelon.market import resolve_rules
+from echelon.ops.measures import measure
+from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
+from echelon.runs.metrics import read_metrics
+from echelon.runs.tracking import open_sinks
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
@@ -29,14 +45,15 @@ SPLITS = (
     "split.test=[2016-07-01, 2016-12-30]",
 )
 
+SMALL = (
+    *("window=6", "model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),
+    *("train.rollout_steps=5", "train.books=4", "train.offset_groups=2", "train.lr_actor=0.01"),
+    *("train.lr_critic=0.01", "train.episode_steps=20", "train.total_env_steps=120"),
+    *("train.log_interval_steps=40", "train.validate_every_steps=20", "logging.tensorboard=false"),
+)
+"""An agent that trains in no time: 20 steps an update, six updates."""
+
 PENDING = {
-    # the environment and the A2C agent
-    *("buy_pct", "sell_pct", "state.include_pos", "state.include_cash"),
-    *("model.encoder", "model.d_model", "model.n_layers", "model.dropout"),
-    *("train.algo", "train.gamma", "train.entropy_coef", "train.value_coef", "train.lr_actor"),
-    *("train.lr_critic", "train.grad_clip", "train.rollout_steps", "train.total_env_steps"),
-    *("train.log_interval_steps", "eval.deterministic", "eval.use_fee", "eval.metrics"),
-    "logging.use_wandb",
     # the hierarchy
     *("experts.n_experts", "experts.skill_dim", "experts.mi_reward_weight"),
     *("meta_router.kl_lambda", "meta_router.ent_coef", "trainer.diversity_threshold"),
@@ -45,6 +62,24 @@ PENDING = {
     "trainer.training_schedule.population.freq",
     "trainer.training_schedule.population.mutation_rate",
 }
+ELSEWHERE = {
+    # Steers the command, not an agent: the tests of `echelon train` see to it.
+    "train.seeds",
+}
+FILES = ("qtmrl", "qtmrl-fast", "hierarchical", "demo")
+OURS = ("state", "model", "train", "reward", "eval", "logging")
+"""Sections of which every key must have an effect, whether a shipped file names it or not."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+Observe = Callable[..., object]
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> set[str]:
@@ -68,6 +103,14 @@ class Bench:
         self.root = root
         self.bars = bars
         self.n = 0
+        self._usual: dict[Observe, object] = {}
+
+    def usual(self, observe: Observe) -> object:
+        """What is observed without a change; the same every time."""
+        if observe not in self._usual:
+            self._usual[observe] = observe(self)
+            assert observe(self) == self._usual[observe]
+        return self._usual[observe]
 
     def config(self, *overrides: str) -> Config:
         return load_config(
@@ -124,7 +167,115 @@ def _rules(bench: Bench, *overrides: str) -> object:
     return resolve_rules(bench.config(*overrides), discrete=True)
 
 
-EFFECTS: dict[str, tuple[str, Callable[..., object]]] = {
+def _world(config: Config) -> World:
+    splits = {"train": range(60), "valid": range(60, 90), "test": range(90, 140)}
+    return make_world(n_rows=140, n_assets=4, seed=6, window=config.window, splits=splits)
+
+
+def _refused(bench: Bench, *overrides: str) -> object:
+    try:
+        return bench.config(*overrides).train.algo
+    except ConfigError as error:
+        return str(error)
+
+
+def _rule_of_thumb(bench: Bench, *overrides: str) -> object:
+    config = bench.config(*overrides)
+    momentum = make_baseline("momentum", config)
+    return run_backtest(momentum, _world(config), range(20, 40), config).value.tobytes()
+
+
+def _learned(bench: Bench, *overrides: str) -> object:
+    """Weights after three updates."""
+    config = bench.config(*SMALL, *overrides)
+    agent = A2C(config, _world(config), config.seed)
+    for _ in range(3):
+        agent.train_once()
+    return [p.detach().numpy().tobytes() for p in agent.net.parameters()]
+
+
+def _trained(bench: Bench, *overrides: str) -> dict[str, object]:
+    """What a training leaves behind."""
+    bench.n += 1
+    directory = bench.root / f"seed{bench.n}"
+    config = bench.config(*SMALL, *overrides)
+    world = _world(config)
+    # A seed under which validations differ and the best is not the last.
+    training = Training(config, Worlds(world, world, "data"), directory, 1)
+    outcome = training.run()
+    log = read_metrics(directory)
+    return {
+        "step": outcome.step,
+        "ending": outcome.ending,
+        "logged": log.drop_nulls("losses/total")["step"].to_list(),
+        "validated": log.drop_nulls("valid/calmar")["step"].to_list(),
+        "checkpoints": [path.name for path in list_checkpoints(training.checkpoints)],
+        "score": load_checkpoint(training.checkpoints / "best").state["score"],
+    }
+
+
+def _threads(bench: Bench, *overrides: str) -> object:
+    config = bench.config(*SMALL, *overrides)
+    world = _world(config)
+    Training(config, Worlds(world, world, "data"), bench.root / "none", 1)
+    return torch.get_num_threads()
+
+
+def _decided(bench: Bench, *overrides: str) -> object:
+    """Actions of a new network."""
+    config = bench.config(*SMALL, *overrides)
+    world = _world(config)
+    policy = ActorPolicy(A2C(config, world, config.seed).net, config, config.seed)
+    return run_backtest(policy, world, world.span("test"), config).actions.tobytes()
+
+
+def _fees(bench: Bench, *overrides: str) -> object:
+    config = bench.config(*overrides)
+    return Worlds.of(bench.prepared(*overrides), config).valid.rules
+
+
+def _baselines(bench: Bench, *overrides: str) -> object:
+    config = bench.config(*overrides)
+    world = _world(config)
+    done = run_baselines(world, world.span("test"), config)
+    return {name: backtest.value.tobytes() for name, backtest in done.items()}
+
+
+def _summary(bench: Bench, *overrides: str) -> object:
+    """The table `echelon evaluate` prints."""
+    returns = np.linspace(-0.01, 0.012, 30)
+    one = measure(returns, periods_per_year=252, turnover=np.abs(returns)).as_dict()
+    facts = {"split": "valid", "first": "a", "last": "b", "ledger": {"fill": "c"}, "reads": 1}
+    with out.capture() as printed:
+        print_evaluation(
+            Evaluation(bench.root, {1: one}, {}, facts), bench.config(*overrides).eval.metrics
+        )
+    return printed.get()
+
+
+def _sinks(bench: Bench, *overrides: str) -> object:
+    """What is opened to log to, or why not: nobody has a key in these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
+            patch.delenv(name, raising=False)
+        try:
+            sinks = open_sinks(bench.config(*overrides).logging, bench.root, "run", None)
+        except ConfigError as error:
+            return str(error)
+    for sink in sinks:
+        sink.finish("finished")
+    return [type(sink).__name__ for sink in sinks]
+
+
+def under(observe: Observe, *base: str) -> Observe:
+    """The same observation where other keys have been set already."""
+    return lambda bench, *overrides: observe(bench, *base, *overrides)
+
+
+_few_baselines = under(_baselines, "eval.baselines=[equal_weight, min_variance, momentum]")
+# 500 returns are known after one update.
+_tailed = under(_learned, "train.books=120", "reward.cvar_penalty=1")
+EFFECTS: dict[str, tuple[str, Observe]] = {
     "seed": ("seed=43", _market),
     "assets": ("assets=[AAPL, JNJ]", _symbols),
     "window": ("window=30", _window),
@@ -148,24 +299,87 @@ EFFECTS: dict[str, tuple[str, Callable[..., object]]] = {
     "normalization.fit_on": ("normalization.fit_on=all", _refusal),
     "normalization.include": ("normalization.include=[OHLCV]", _x),
     "logging.output_dir": ("logging.output_dir=./elsewhere", _run_directory),
+    "logging.use_wandb": ("logging.use_wandb=true", _sinks),
+    "logging.use_mlflow": ("logging.use_mlflow=true", _sinks),
+    "logging.tensorboard": ("logging.tensorboard=false", _sinks),
+    "buy_pct": ("buy_pct=0.1", _rule_of_thumb),
+    "sell_pct": ("sell_pct=0.3", _rule_of_thumb),
+    "state.include_pos": ("state.include_pos=false", _learned),
+    "state.include_cash": ("state.include_cash=false", _learned),
+    "model.encoder": ("model.encoder=Transformer", _learned),
+    "model.d_model": ("model.d_model=12", _learned),
+    "model.n_layers": ("model.n_layers=2", _learned),
+    "model.dropout": ("model.dropout=0.4", _learned),
+    "model.hidden": ("model.hidden=12", _learned),
+    "model.cross_asset": ("model.cross_asset=attention", _learned),
+    "model.shared_encoder": ("model.shared_encoder=false", _learned),
+    "train.algo": ("train.algo=DQN", _refused),
+    "train.gamma": ("train.gamma=0.5", _learned),
+    "train.entropy_coef": ("train.entropy_coef=0.2", _learned),
+    "train.value_coef": ("train.value_coef=0.1", _learned),
+    "train.lr_actor": ("train.lr_actor=0.02", _learned),
+    "train.lr_critic": ("train.lr_critic=0.02", _learned),
+    "train.lr_schedule": ("train.lr_schedule=cosine", _learned),
+    "train.grad_clip": ("train.grad_clip=0.01", _learned),
+    "train.rollout_steps": ("train.rollout_steps=4", _learned),
+    "train.books": ("train.books=6", _learned),
+    "train.offset_groups": ("train.offset_groups=4", _learned),
+    "train.episode_steps": ("train.episode_steps=7", _learned),
+    "train.normalize_advantages": ("train.normalize_advantages=true", _learned),
+    "train.total_env_steps": ("train.total_env_steps=60", _trained),
+    "train.log_interval_steps": ("train.log_interval_steps=20", _trained),
+    "train.validate_every_steps": ("train.validate_every_steps=60", _trained),
+    "train.select_by": ("train.select_by=total_return", _trained),
+    "train.patience": ("train.patience=1", _trained),
+    "train.checkpoint_every_steps": ("train.checkpoint_every_steps=20", _trained),
+    "train.keep_checkpoints": ("train.keep_checkpoints=1", _trained),
+    "train.threads": ("train.threads=2", _threads),
+    "reward.kind": ("reward.kind=log_return", _learned),
+    "reward.scale": ("reward.scale=10", _learned),
+    "reward.drawdown_penalty": ("reward.drawdown_penalty=1", _learned),
+    "reward.cvar_penalty": ("reward.cvar_penalty=2", _tailed),
+    "reward.cvar_tail": ("reward.cvar_tail=0.2", _tailed),
+    "reward.sharpe_decay": (
+        "reward.sharpe_decay=0.1",
+        under(_learned, "reward.kind=differential_sharpe"),
+    ),
+    "eval.deterministic": ("eval.deterministic=false", _decided),
+    "eval.use_fee": ("eval.use_fee=false", _fees),
+    "eval.metrics": ("eval.metrics=[sharpe]", _summary),
+    "eval.baselines": ("eval.baselines=[cash]", _baselines),
+    "eval.rebalance_bars": ("eval.rebalance_bars=5", _few_baselines),
+    "eval.estimation_bars": ("eval.estimation_bars=30", _few_baselines),
+    "eval.momentum_bars": ("eval.momentum_bars=3", _few_baselines),
 }
 
 
-def test_every_key_is_either_effective_or_pending() -> None:
-    keys = _keys("qtmrl") | _keys("hierarchical")
-    assert keys == set(EFFECTS) | PENDING
+def test_every_key_of_a_shipped_file_is_either_effective_or_pending() -> None:
+    # Where the demo's data come from is for the tests of data to see.
+    keys = {k for name in FILES for k in _keys(name) if not k.startswith("data.")}
+    assert keys - set(EFFECTS) - ELSEWHERE == PENDING
     assert not set(EFFECTS) & PENDING
 
 
+def test_every_key_of_an_agents_section_has_an_effect() -> None:
+    known = {
+        f"{section}.{key}"
+        for section in OURS
+        for key in type(getattr(Config(), section)).model_fields
+    }
+    assert {k for k in EFFECTS if k.split(".")[0] in OURS} | ELSEWHERE == known
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> Bench:
+    return Bench(tmp_path_factory.mktemp("effects"), bars_file)
+
+
 @pytest.mark.parametrize("key", EFFECTS)
-def test_changing_the_key_changes_what_it_steers(key: str, tmp_path: Path, bars_file: Path) -> None:
+def test_changing_the_key_changes_what_it_steers(key: str, bench: Bench) -> None:
     override, observe = EFFECTS[key]
-    bench = Bench(tmp_path, bars_file)
-    assert observe(bench) == observe(bench)
-    assert observe(bench, override) != observe(bench)
+    assert observe(bench, override) != bench.usual(observe)
 
 
 def test_every_section_of_the_tree_is_in_a_shipped_file() -> None:
-    files = ("qtmrl", "hierarchical", "demo")
-    given = {key.split(".")[0] for name in files for key in _keys(name)}
+    given = {key.split(".")[0] for name in FILES for key in _keys(name)}
     assert set(Config.model_fields) == given
