@@ -58,12 +58,12 @@ def test_collecting_and_loss_use_the_same_encodings_also_with_dropout(
 ) -> None:
     agent = learner("model.dropout=0.5")
     seen: list[Tensor] = []
-    forward = agent.net.forward
+    masked = agent.net.masked
 
-    def watched(market: Market, *rest: Any) -> Any:
-        output = forward(market, *rest)
-        seen.append(output.logits.detach().clone())
-        return output
+    def watched(*args: Any) -> Tensor:
+        logits = masked(*args)
+        seen.append(logits.detach().clone())
+        return logits
 
     encoded = 0
     encode = agent.net.encode
@@ -73,7 +73,7 @@ def test_collecting_and_loss_use_the_same_encodings_also_with_dropout(
         encoded += 1
         return encode(x)
 
-    monkeypatch.setattr(agent.net, "forward", watched)
+    monkeypatch.setattr(agent.net, "masked", watched)
     monkeypatch.setattr(agent.net, "encode", counted)
     agent.train_once()
     assert encoded == 1

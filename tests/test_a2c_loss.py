@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.distributions import Categorical
 from worlds import make_config
 
-from echelon.agents.a2c import Losses, Rollout, a2c_losses
+from echelon.agents import a2c as module
+from echelon.agents.a2c import Losses, Rollout, a2c_losses, losses_by_piece
 from echelon.models import ActorCritic, Market, build_actor_critic
 
 
@@ -141,6 +142,26 @@ def test_gradients_equal_those_of_the_loss_worked_out_book_by_book() -> None:
         torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("overrides", [(), ("model.shared_encoder=false",)])
+@pytest.mark.parametrize("bars", [1, 2, 3])
+def test_pieces_add_up_to_the_loss_and_to_its_gradients(
+    bars: int, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, rollout = made_up(*overrides)
+    options = {"normalize": True, "trace": 0.7}
+    whole = a2c_losses(net, rollout, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "_PIECE_ROWS", bars * 2 * 3 * 5)
+    pieces = list(losses_by_piece(net, rollout, **options))  # type: ignore[arg-type]
+    assert len(pieces) == math.ceil(4 / bars)
+    added = Losses(*(torch.stack(parts).sum() for parts in zip(*pieces, strict=True)))
+    parameters = list(net.parameters())
+    for one, two in zip(whole, added, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    grads = [torch.autograd.grad(sum(x), parameters, retain_graph=True) for x in (whole, added)]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
 def test_policy_loss_teaches_the_value_nothing_and_the_target_is_no_variable() -> None:
     net, rollout = made_up("model.shared_encoder=false")
     losses = a2c_losses(net, rollout, normalize=False)
@@ -206,7 +227,8 @@ def test_value_after_the_rollout_counts_unless_the_book_was_ruined() -> None:
     assert float(a2c_losses(net, rollout, normalize=False).value) == pytest.approx((36 + 1) / 2)
 
 
-def test_losses_equal_those_of_stable_baselines3() -> None:
+@pytest.mark.parametrize("trace", [1.0, 0.8, 0.0])
+def test_losses_equal_those_of_stable_baselines3(trace: float) -> None:
     """SB3's own `train` on the same logits, values, actions and returns, two heads."""
     rng = np.random.default_rng(3)
     n_steps, heads = 6, 2
@@ -221,8 +243,9 @@ def test_losses_equal_those_of_stable_baselines3() -> None:
         reward=reward.view(1, n_steps, 1),
         discount=torch.full((1, n_steps, 1), 0.96),
     )
-    ours = a2c_losses(net, rollout, normalize=False)
-    theirs = _peer_losses(logits, value, actions, reward, 0.96)
+    ours = a2c_losses(net, rollout, normalize=False, trace=trace)
+    settings = {"gamma": 0.96, "gae_lambda": trace}
+    theirs = _peer_losses(logits, value, actions, reward, settings)
     assert float(ours.policy) == pytest.approx(theirs["train/policy_loss"], abs=1e-6)
     assert float(ours.value) == pytest.approx(theirs["train/value_loss"], abs=1e-6)
     assert -float(ours.entropy) == pytest.approx(theirs["train/entropy_loss"], abs=1e-6)
@@ -239,12 +262,12 @@ class _Rows(gym.Env):  # type: ignore[misc]
 
 
 def _peer_losses(
-    logits: Tensor, value: Tensor, actions: Tensor, reward: Tensor, gamma: float
+    logits: Tensor, value: Tensor, actions: Tensor, reward: Tensor, settings: dict[str, Any]
 ) -> dict[str, float]:
     """What SB3's A2C logs after one `train`, its network's answers replaced by the numbers."""
     n_steps = len(actions)
-    settings = {"gae_lambda": 1.0, "normalize_advantage": False, "use_rms_prop": False}
-    peer = PeerA2C("MlpPolicy", _Rows(), n_steps=n_steps, gamma=gamma, device="cpu", **settings)
+    plain = {"normalize_advantage": False, "use_rms_prop": False, "device": "cpu"}
+    peer = PeerA2C("MlpPolicy", _Rows(), n_steps=n_steps, **plain, **settings)
     peer.set_logger(Logger(None, []))
     for k in range(n_steps):
         row, first = np.full((1, 1), float(k)), np.array([k == 0])

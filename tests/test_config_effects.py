@@ -315,6 +315,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "model.shared_encoder": ("model.shared_encoder=false", _learned),
     "train.algo": ("train.algo=DQN", _refused),
     "train.gamma": ("train.gamma=0.5", _learned),
+    "train.gae_lambda": ("train.gae_lambda=0.5", _learned),
     "train.entropy_coef": ("train.entropy_coef=0.2", _learned),
     "train.value_coef": ("train.value_coef=0.1", _learned),
     "train.lr_actor": ("train.lr_actor=0.02", _learned),

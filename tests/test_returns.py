@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from echelon.ops.returns import discounted_returns, standardized
+from echelon.ops.returns import discounted_returns, lambda_returns, standardized
 
 
 def column(*values: float) -> Tensor:
@@ -73,6 +73,51 @@ def test_recursion_equals_the_sum_written_out(
         direct_sum(rewards, discounts, last),
         rtol=1e-12,
         atol=1e-12,
+    )
+
+
+def generalised_advantages(r_t: Tensor, discount_t: Tensor, v: Tensor, trace: float) -> Tensor:
+    """Schulman et al.'s sum: Σ_k (Π γ λ) δ_{t+k}, with δ_t = r_t + γ v_{t+1} − v_t."""
+    n_steps, n_books = r_t.shape
+    out = torch.zeros_like(r_t)
+    for b in range(n_books):
+        for t in range(n_steps):
+            weight = 1.0
+            for k in range(t, n_steps):
+                step = float(r_t[k, b]) + float(discount_t[k, b] * v[k + 1, b]) - float(v[k, b])
+                out[t, b] += weight * step
+                weight *= float(discount_t[k, b]) * trace
+    return out
+
+
+def test_lambda_return_by_hand() -> None:
+    # λ = ½, γ = ½. G_1 = 2 + ½·8 = 6; G_0 = 1 + ½·(½·4 + ½·6) = 3.5.
+    got = lambda_returns(column(1, 2), column(0.5, 0.5), column(7, 4, 8), 0.5)
+    assert got[:, 0].tolist() == [3.5, 6.0]
+
+
+def test_lambda_one_is_the_discounted_return_and_zero_one_step() -> None:
+    rewards, discounts, v = column(1, 2, 3), column(0.5, 0.0, 0.5), column(9, 8, 7, 6)
+    whole = lambda_returns(rewards, discounts, v, 1.0)
+    assert torch.equal(whole, discounted_returns(rewards, discounts, v[-1]))
+    assert torch.equal(lambda_returns(rewards, discounts, v, 0.0), rewards + discounts * v[1:])
+
+
+@given(st.integers(1, 7), st.integers(1, 3), st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
+def test_lambda_return_less_the_value_is_the_generalised_advantage(
+    n_steps: int, n_books: int, trace: float, seed: int
+) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    rewards, v = (
+        torch.randn(n, n_books, generator=chance, dtype=torch.float64)
+        for n in (n_steps, n_steps + 1)
+    )
+    discounts = 0.9 * (torch.rand(n_steps, n_books, generator=chance, dtype=torch.float64) > 0.2)
+    torch.testing.assert_close(
+        lambda_returns(rewards, discounts, v, trace) - v[:-1],
+        generalised_advantages(rewards, discounts, v, trace),
+        rtol=1e-10,
+        atol=1e-10,
     )
 
 

@@ -6,7 +6,7 @@ One update:
    with gradients, for all the group's books.
 2. The books trade R steps, sampling from the policy on those encodings; no gradient is kept.
 3. G_t = r_t + γ G_{t+1}, bootstrapped with V where the rollout or the train window ends and with 0
-   where a book was ruined.
+   where a book was ruined; with `train.gae_lambda` below 1, λ-returns in place of it.
 4. L = −mean log π(a_t) (G_t − V_t) + c_v · mean (V_t − G_t)² − c_e · mean H(π_t), with log π and H
    summed over the heads and means over time and books; gradients clipped; one step of Adam.
 
@@ -16,7 +16,7 @@ The encodings of step 1 serve both the acting and the loss: the weights do not c
 from __future__ import annotations
 
 import math
-from operator import itemgetter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +29,8 @@ from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError, TrainingError
-from echelon.models import ActorCritic, Market, build_actor_critic
-from echelon.ops.returns import discounted_returns, standardized
+from echelon.models import Acting, ActorCritic, Market, Output, build_actor_critic
+from echelon.ops.returns import lambda_returns, standardized
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -41,6 +41,10 @@ from echelon.runs.checkpoint import (
 )
 
 Metrics = dict[str, float]
+
+_PIECE_ROWS = 10_240
+"""Bars × books × assets that the heads work on at a time in an update: 3 MB a tensor."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class Rollout(NamedTuple):
@@ -115,50 +119,57 @@ class A2C:
     def collect(self) -> Rollout:
         """Encode the next bars and trade them; the books move on."""
         length = int(min(self.config.train.rollout_steps, (self.ends - self.rows).min()))
-        groups, per_group = len(self.rows), self.books_per_group
+        groups, per_group, n_assets = len(self.rows), self.books_per_group, self.world.n_assets
         market, present = self._encode(length + 1)
-        frozen = market.map(Tensor.detach)
-        n_assets = self.world.n_assets
-        width = self.net.n_portfolio
-        portfolio = torch.empty(groups, length + 1, per_group, n_assets, width)
-        allowed = torch.empty(groups, length, per_group, n_assets, 3, dtype=torch.bool)
-        actions = torch.empty(groups, length, per_group, n_assets, dtype=torch.long)
-        reward = torch.empty(groups, length, per_group)
-        discount = torch.full((groups, length, per_group), self.config.train.gamma)
-        with torch.no_grad():
-            for k in range(length):
-                held = self.books.holdings()
-                portfolio[:, k] = self._portfolio(held)
-                mask = torch.from_numpy(held.allowed).view(groups, per_group, n_assets, 3)
-                allowed[:, k] = mask
-                at = frozen.map(itemgetter((slice(None), k, None)))
-                logits = self.net(at, portfolio[:, k], present[:, k], mask).logits
-                actions[:, k] = sample(logits, self._actions_chance)
-                result = self.books.step(actions[:, k].reshape(-1, n_assets).numpy())
-                reward[:, k] = torch.from_numpy(result.reward).view(groups, per_group)
-                if result.terminated.any():
-                    ruined = torch.from_numpy(result.terminated).view(groups, per_group)
-                    discount[:, k][ruined] = 0.0
-                    self.books.reset(self.books.row, result.terminated)
-            portfolio[:, length] = self._portfolio(self.books.holdings())
+        # Bars first, and an axis for the books: [L+1,G,1,N,…].
+        acting = Acting(
+            self.net,
+            market.map(lambda part: part.transpose(0, 1)[:, :, None]),
+            present.transpose(0, 1),
+        )
+        portfolio: list[Tensor] = []
+        allowed: list[Tensor] = []
+        actions: list[Tensor] = []
+        reward: list[NDArray[np.float64]] = []
+        ruined: list[NDArray[np.bool_]] = []
+        for k in range(length):
+            held = self.books.holdings()
+            portfolio.append(self._portfolio(held))
+            allowed.append(torch.from_numpy(held.allowed).view(groups, per_group, n_assets, 3))
+            logits = acting.logits(k, portfolio[k], allowed[k])
+            actions.append(sample(logits, self._actions_chance))
+            result = self.books.step(actions[k].view(-1, n_assets).numpy())
+            reward.append(result.reward)
+            ruined.append(result.terminated)
+            if result.terminated.any():
+                self.books.reset(self.books.row, result.terminated)
+        portfolio.append(self._portfolio(self.books.holdings()))
         self.rows = self.rows + length
         self.steps += length * self.config.train.books
-        return Rollout(market, portfolio, present, allowed, actions, reward, discount)
+        paid = torch.from_numpy(np.stack(reward)).view(length, groups, per_group)
+        ended = torch.from_numpy(np.stack(ruined)).view(length, groups, per_group)
+        return Rollout(
+            market,
+            torch.stack(portfolio, dim=1),
+            present,
+            torch.stack(allowed, dim=1),
+            torch.stack(actions, dim=1),
+            paid.transpose(0, 1).float(),
+            torch.where(ended.transpose(0, 1), 0.0, self.config.train.gamma),
+        )
 
     def update(self, rollout: Rollout) -> Metrics:
         """One step of gradient descent on a rollout."""
         train = self.config.train
         learning_rates = self._set_learning_rates()
-        losses = a2c_losses(self.net, rollout, normalize=train.normalize_advantages)
-        loss = losses.policy + train.value_coef * losses.value - train.entropy_coef * losses.entropy
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        losses = self._backward(rollout)
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), train.grad_clip)
         metrics = {
-            "losses/total": float(loss.detach()),
-            "losses/policy": float(losses.policy.detach()),
-            "losses/value": float(losses.value.detach()),
-            "losses/entropy": float(losses.entropy.detach()) / self.world.n_assets,
+            "losses/total": float(self._total(losses)),
+            "losses/policy": float(losses.policy),
+            "losses/value": float(losses.value),
+            "losses/entropy": float(losses.entropy) / self.world.n_assets,
             "losses/gradient_norm": float(norm),
             "charts/reward": float(rollout.reward.mean()),
             "charts/learning_rate": learning_rates,
@@ -166,6 +177,29 @@ class A2C:
         self._refuse_divergence(metrics)
         self.optimizer.step()
         return metrics
+
+    def _backward(self, rollout: Rollout) -> Losses:
+        """Leave the gradients of the loss in the network; the parts of the loss, without a history.
+
+        The heads take the rollout in pieces, the encoder takes it whole.
+        """
+        gathered = rollout.market.cut()
+        normalize = self.config.train.normalize_advantages
+        done: list[Losses] = []
+        for part in losses_by_piece(
+            self.net,
+            rollout._replace(market=gathered),
+            normalize=normalize,
+            trace=self.config.train.gae_lambda,
+        ):
+            self._total(part).backward()  # type: ignore[no-untyped-call]
+            done.append(Losses(*(loss.detach() for loss in part)))
+        rollout.market.backward(gathered)
+        return Losses(*(torch.stack(losses).sum() for losses in zip(*done, strict=True)))
+
+    def _total(self, losses: Losses) -> Tensor:
+        train = self.config.train
+        return losses.policy + train.value_coef * losses.value - train.entropy_coef * losses.entropy
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
@@ -256,50 +290,108 @@ class Losses(NamedTuple):
     entropy: Tensor
 
 
-def a2c_losses(net: ActorCritic, rollout: Rollout, *, normalize: bool) -> Losses:
+class Targets(NamedTuple):
+    """What values and log-probabilities are moved towards: returns, advantage[G,L,B]."""
+
+    returns: Tensor
+    advantage: Tensor
+
+
+def a2c_losses(
+    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float = 1.0
+) -> Losses:
     """The parts of the loss on a rollout; gradients flow into the network."""
     length = rollout.reward.shape[1]
     market = rollout.market.map(lambda part: part[:, :, None])
     # The row after the last step has a value only; what is allowed there does not matter.
     allowed = torch.nn.functional.pad(rollout.allowed, (0, 0, 0, 0, 0, 0, 0, 1), value=True)
     output = net(market, rollout.portfolio, rollout.present, allowed)
-    values = output.value
+    aims = targets(rollout, output.value.detach(), normalize=normalize, trace=trace)
+    until = Output(output.logits[:, :length], output.value[:, :length])
+    return _losses(until, rollout.actions, aims)
+
+
+def losses_by_piece(
+    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float = 1.0
+) -> Iterator[Losses]:
+    """The same in parts that add up to it, some bars at a time.
+
+    Their gradients add up too. All at once, the tensors of a large rollout are tens of MB each,
+    which costs more to allocate than to fill; in pieces they stay in the cache. What the pieces
+    aim at needs the values of the whole rollout, so these are worked out first.
+    """
+    groups, length, per_group, n_assets = rollout.actions.shape
+    bars = max(1, _PIECE_ROWS // (groups * per_group * n_assets))
+    if length <= bars:
+        yield a2c_losses(net, rollout, normalize=normalize, trace=trace)
+        return
+    firsts = range(0, length, bars)
     with torch.no_grad():
-        returns = discounted_returns(
-            rollout.reward.transpose(0, 1).flatten(1),
-            rollout.discount.transpose(0, 1).flatten(1),
-            values[:, length].flatten(),
-        )
-        returns = returns.view(length, *values.shape[::2]).transpose(0, 1)
-        advantage = returns - values[:, :length]
-        if normalize:
-            advantage = standardized(advantage)
-    log_pi = torch.log_softmax(output.logits[:, :length], dim=-1)
-    chosen = log_pi.gather(-1, rollout.actions[..., None]).squeeze(-1).sum(-1)
+        values = [
+            net.values(*_bars(rollout, first, min(bars, length + 1 - first)))
+            for first in range(0, length + 1, bars)
+        ]
+    aims = targets(rollout, torch.cat(values, dim=1), normalize=normalize, trace=trace)
+    for first in firsts:
+        count = min(bars, length - first)
+        output = net(*_bars(rollout, first, count), rollout.allowed.narrow(1, first, count))
+        aim = Targets(*(part.narrow(1, first, count) for part in aims))
+        losses = _losses(output, rollout.actions.narrow(1, first, count), aim)
+        yield Losses(*(loss * (count / length) for loss in losses))
+
+
+def targets(rollout: Rollout, values: Tensor, *, normalize: bool, trace: float = 1.0) -> Targets:
+    """Returns and advantages of a rollout, given values[G,L+1,B]; no gradient flows."""
+    length = rollout.reward.shape[1]
+    returns = lambda_returns(
+        rollout.reward.transpose(0, 1).flatten(1),
+        rollout.discount.transpose(0, 1).flatten(1),
+        values.transpose(0, 1).flatten(1),
+        trace,
+    )
+    returns = returns.view(length, *values.shape[::2]).transpose(0, 1)
+    advantage = returns - values[:, :length]
+    return Targets(returns, standardized(advantage) if normalize else advantage)
+
+
+def _losses(output: Output, actions: Tensor, aims: Targets) -> Losses:
+    """Means over the books and bars that are there: logits[G,L,B,N,3], value[G,L,B]."""
+    log_pi = torch.log_softmax(output.logits, dim=-1)
+    chosen = log_pi.gather(-1, actions[..., None]).squeeze(-1).sum(-1)
     entropy = -(log_pi.exp() * log_pi).sum((-1, -2))
     return Losses(
-        policy=-(chosen * advantage).mean(),
-        value=(values[:, :length] - returns).square().mean(),
+        policy=-(chosen * aims.advantage).mean(),
+        value=(output.value - aims.returns).square().mean(),
         entropy=entropy.mean(),
+    )
+
+
+def _bars(rollout: Rollout, first: int, count: int) -> tuple[Market, Tensor, Tensor]:
+    """What the network is asked about: the market, portfolios and presence at some bars."""
+    return (
+        rollout.market.map(lambda part: part.narrow(1, first, count)[:, :, None]),
+        rollout.portfolio.narrow(1, first, count),
+        rollout.present.narrow(1, first, count),
     )
 
 
 def sample(logits: Tensor, chance: torch.Generator) -> Tensor:
     """Draw from softmax(logits) over the last axis, by the Gumbel-max trick."""
-    noise = torch.empty_like(logits).exponential_(generator=chance)
-    return (logits - noise.log_()).argmax(-1)
+    # Not `exponential_`, which takes three times as long. At 0 the noise would be infinite, and
+    # with it an action chosen that is not allowed.
+    chances = torch.rand(logits.shape, generator=chance).clamp_(min=_TINY)
+    return (logits - chances.log_().neg_().log_()).argmax(-1)
 
 
 def portfolio_inputs(held: Holdings, config: Config) -> Tensor:
     """[E,N,P]: weight of the holding and cash share, those of them the state includes."""
-    parts: list[NDArray[np.float32]] = []
-    if config.state.include_pos:
-        parts.append(held.weights)
-    if config.state.include_cash:
-        parts.append(np.broadcast_to(held.cash_share[:, None], held.weights.shape))
-    if not parts:
-        return torch.empty(*held.weights.shape, 0)
-    return torch.from_numpy(np.stack(parts, axis=-1))
+    state, shape = config.state, held.weights.shape
+    inputs = np.empty((*shape, state.include_pos + state.include_cash), dtype=np.float32)
+    if state.include_pos:
+        inputs[..., 0] = held.weights
+    if state.include_cash:
+        inputs[..., -1] = held.cash_share[:, None]
+    return torch.from_numpy(inputs)
 
 
 def learning_rate_share(schedule: str, progress: float) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from echelon.agents.a2c import portfolio_inputs, sample
 from echelon.config import Config
 from echelon.envs.act import Holdings, Kind, Rows
 from echelon.envs.world import World
-from echelon.models import ActorCritic, Market
+from echelon.models import Acting, ActorCritic, Market
 from echelon.rng import stream
 
 _CHUNK = 512
@@ -33,31 +34,26 @@ class ActorPolicy:
         """Encode every row of the span, once."""
         self._net.eval()
         self._first = span.start
-        self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
+        present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
         self._chance = torch.Generator().manual_seed(
             int(stream(self._seed, "evaluation").integers(2**62))
         )
-        parts: list[Market] = []
+        parts: list[Tensor] = []
         with torch.no_grad():
             for low in range(span.start, span.stop, _CHUNK):
                 high = min(low + _CHUNK, span.stop)
                 x = np.array(world.x[low - world.window + 1 : high])
-                parts.append(self._net.encode(torch.from_numpy(x)))
-        actor = torch.cat([part.actor for part in parts])
-        critics = [part.critic for part in parts if part.critic is not None]
-        self._market = Market(actor, torch.cat(critics) if critics else None)
+                parts.append(self._net.encode(torch.from_numpy(x)).actor)
+        actor = torch.cat(parts)
+        # An axis for the one book that looks at each row asked about.
+        self._acting = Acting(self._net, Market(actor[:, None], None), present[:, None])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Look the encodings of the rows up and ask the actor."""
         at = torch.from_numpy(row - self._first)
-        with torch.no_grad():
-            output = self._net(
-                self._market.map(lambda part: part[at][:, None]),
-                portfolio_inputs(held, self._config)[:, None],
-                self._present[at][:, None],
-                torch.from_numpy(held.allowed)[:, None],
-            )
-        logits = output.logits[:, 0]
+        portfolio = portfolio_inputs(held, self._config)
+        allowed = torch.from_numpy(held.allowed)
+        logits = self._acting.logits(at, portfolio[:, None], allowed[:, None])[:, 0]
         if self._config.eval.deterministic:
             chosen = logits.argmax(-1)
         else:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import ActionRule, Kind
+from echelon.envs.act import ActionRule, Kind, Rows
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import Fills, Reason
@@ -152,3 +152,19 @@ def run_backtest(policy: Policy, world: World, span: range, config: Config) -> B
         fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
         periods_per_year=world.periods_per_year,
     )
+
+
+def run_values(policy: Policy, world: World, starts: Rows, n_steps: int, config: Config) -> Floats:
+    """Values[S+1,E] of E books that `policy` trades side by side, from the rows `starts`[E] on.
+
+    For many runs of one policy when only their returns matter; same steps as `run_backtest`.
+    """
+    span = range(int(starts.min()), int(starts.max()) + n_steps + 1)
+    books = Books(world, ActionRule.of(config, policy.kind), RewardConfig(), len(starts), span)
+    books.reset(starts)
+    policy.start(world, span)
+    value = np.empty((n_steps + 1, len(starts)))
+    value[0] = books.value
+    for k in range(n_steps):
+        value[k + 1] = books.step(policy.decide(books.row, books.holdings())).value
+    return value

@@ -24,10 +24,11 @@ from echelon.cli.options import (
 from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
 from echelon.config import Config
-from echelon.errors import Stopped, UsageError
+from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
+    from echelon.agents.jobs import Failure
     from echelon.agents.training import Outcome
     from echelon.features import PrepareReport
 
@@ -125,6 +126,8 @@ def train_run(
         done = train_seeds(
             jobs, workers=count, on_progress=lambda now: watch.progress(number[now.seed], now)
         )
+    if len(jobs) > 1:
+        _name_seeds(wanted, done.results)
     outcomes = done.all_or_raise()
     if done.stopped:
         raise Stopped(_how_to_go_on(outcomes, directory))
@@ -134,9 +137,30 @@ def train_run(
         command,
         data=manifest["dataset"],
         prepared=manifest["content_hash"],
-        outcomes=[outcome.__dict__ for outcome in outcomes],
+        outcomes=[outcome.__dict__ for outcome in _with_others(outcomes, config, directory)],
     )
     return outcomes
+
+
+def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None]) -> None:
+    """Say in every failure which seed it concerns; the traceback of a bug stays as it is."""
+    from echelon.agents.jobs import Failure
+
+    for seed, result in zip(seeds, results, strict=True):
+        if isinstance(result, Failure) and isinstance(result.error, EchelonError):
+            result.error.args = (f"seed {seed}: {result.error}",)
+
+
+def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -> list[Outcome]:
+    """Outcomes of all the run's seeds, also where only one of them was resumed."""
+    from echelon.agents.training import finished_outcome, seed_directory
+
+    known = {outcome.seed: outcome for outcome in outcomes}
+    for seed in range(config.seed, config.seed + config.train.seeds):
+        ended = finished_outcome(config, seed_directory(directory, seed))
+        if ended is not None:
+            known.setdefault(seed, ended)
+    return [known[seed] for seed in sorted(known)]
 
 
 def default_workers(config: Config) -> int:

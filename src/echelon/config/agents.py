@@ -71,6 +71,9 @@ class TrainConfig(Section):
     episode_steps: PositiveInt | None = None
     """Bars of an episode, started anywhere in the train window; null: the window from its first
     bar to its last."""
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """λ of the returns: 1 credits an action with all discounted rewards that follow; less, with
+    the nearer ones and the critic's estimate of the rest. Noise grows with the horizon."""
     normalize_advantages: bool = False
     """Advantages of an update are scaled to mean 0 and standard deviation 1."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -2,6 +2,7 @@
 
 from echelon.models.actor_critic import (
     N_ACTIONS,
+    Acting,
     ActorCritic,
     Market,
     Output,
@@ -11,6 +12,7 @@ from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_
 
 __all__ = [
     "N_ACTIONS",
+    "Acting",
     "ActorCritic",
     "Encoder",
     "Market",

@@ -8,6 +8,10 @@
 4. The actor gives each asset its own three logits (the policy is their product), the critic
    gives the book a value from the mean over its assets.
 
+The layers after the encoder are small, and for a book or two torch takes longer to find their
+weights in modules than to apply them. So each gives itself as a plain function of its inputs
+(`plain`), its weights looked up: `forward` calls that, and `Acting` keeps it for a whole rollout.
+
 Weights are drawn from torch's global generator: the caller seeds it, see `init_linear`.
 
 Axes: `G` groups of books, `S` rows of features, `L` bars that can be decided on (S-W+1), `E`
@@ -94,6 +98,20 @@ class Mixed(NamedTuple):
     mean: Tensor
 
 
+class _Affine(NamedTuple):
+    """The weights of a linear layer."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def of(layer: nn.Linear) -> _Affine:
+        return _Affine(layer.weight, layer.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return fn.linear(x, self.weight, self.bias)
+
+
 class JoinedLinear(nn.Module):
     """A linear layer over [z, p] in two parts, the first of them shared by all books."""
 
@@ -114,9 +132,18 @@ class JoinedLinear(nn.Module):
 
     def forward(self, market: Tensor, portfolio: Tensor) -> Tensor:
         """Return market + W_p·p, [..., E, N, H]."""
-        if self.portfolio is None:
-            return market.expand(*portfolio.shape[:-1], -1)
-        return (portfolio @ self.portfolio).add_(market)
+        return _join(market, portfolio, self.portfolio)
+
+
+def _join(market: Tensor, portfolio: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return market.expand(*portfolio.shape[:-1], -1)
+    return (portfolio @ weight).add_(market)
+
+
+Cross = Callable[[Tensor, Tensor, Tensor], Mixed]
+"""(h, present, share) -> Mixed: h [..., E, N, H] is zero for assets not `present` [..., N], and
+share [..., 1] is 1 over their number."""
 
 
 class CrossAssetMLP(nn.Module):
@@ -127,11 +154,20 @@ class CrossAssetMLP(nn.Module):
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
         self.outer = init_linear(nn.Linear(hidden, hidden))
 
-    def forward(self, h: Tensor, present: Tensor) -> Mixed:
-        """Mix h [..., N, H], zero for absent assets, over those `present` [..., N]."""
-        mean = _mean_of_zeroed(h, present)
-        common = self.outer(fn.relu(self.inner(mean)))
-        return Mixed(h, common, mean + common)
+    def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
+        """Mix the assets, see `Cross`."""
+        return self.plain()(h, present, share)
+
+    def plain(self) -> Cross:
+        """Return this layer as a function."""
+        inner, outer = _Affine.of(self.inner), _Affine.of(self.outer)
+
+        def mix(h: Tensor, present: Tensor, share: Tensor) -> Mixed:
+            mean = h.sum(-2) * share
+            common = outer(inner(mean).relu_())
+            return Mixed(h, common, mean + common)
+
+        return mix
 
 
 class CrossAssetAttention(nn.Module):
@@ -148,8 +184,8 @@ class CrossAssetAttention(nn.Module):
         self.query_key_value = init_linear(nn.Linear(hidden, 3 * hidden))
         self.out = init_linear(nn.Linear(hidden, hidden))
 
-    def forward(self, h: Tensor, present: Tensor) -> Mixed:
-        """Mix h [..., N, H] over the assets that are `present` [..., N]."""
+    def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
+        """Mix the assets, see `Cross`."""
         *lead, n_assets, hidden = h.shape
         shape = (-1, n_assets, 3, _ATTENTION_HEADS, hidden // _ATTENTION_HEADS)
         qkv = self.query_key_value(self.norm(h)).view(shape)
@@ -159,24 +195,32 @@ class CrossAssetAttention(nn.Module):
         unseen = unseen.expand(*lead, n_assets).reshape(-1, 1, 1, n_assets)
         seen = fn.scaled_dot_product_attention(query, key, value, attn_mask=unseen)
         h = h + self.out(seen.transpose(1, 2).reshape(h.shape))
-        return Mixed(h, None, _mean_of_zeroed(h * present.unsqueeze(-1), present))
+        return Mixed(h, None, (h * present.unsqueeze(-1)).sum(-2) * share)
+
+    def plain(self) -> Cross:
+        """Return this layer as a function."""
+        return self
 
 
 class NoCrossAsset(nn.Module):
     """Each asset by itself; only the critic's pooling joins them."""
 
-    def forward(self, h: Tensor, present: Tensor) -> Mixed:
-        """Leave h [..., N, H], zero for absent assets, as it is."""
-        return Mixed(h, None, _mean_of_zeroed(h, present))
+    def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
+        """Leave the assets as they are, see `Cross`."""
+        return Mixed(h, None, h.sum(-2) * share)
+
+    def plain(self) -> Cross:
+        """Return this layer as a function."""
+        return self
 
 
-def _mean_of_zeroed(h: Tensor, present: Tensor) -> Tensor:
-    """Mean over the assets `present` [..., N] of h [..., N, H], which is zero for the others.
+def _share(present: Tensor) -> Tensor:
+    """1 over the number of assets `present` [..., N], as [..., 1]; 1 if none is.
 
-    Zero if none is present. A plain sum: a weighted one costs another pass over the largest
-    tensor of the network, forward and backward.
+    A mean over them is then a plain sum of what is zero for the others, times this: a weighted
+    sum costs another pass over the largest tensor of the network, forward and backward.
     """
-    return h.sum(-2) / present.sum(-1, keepdim=True).clamp(min=1)
+    return present.sum(-1, keepdim=True).clamp(min=1).to(torch.float32).reciprocal()
 
 
 class Body(nn.Module):
@@ -184,9 +228,14 @@ class Body(nn.Module):
 
     def __init__(self, d_model: int, n_portfolio: int, hidden: int, cross: CrossAsset) -> None:
         super().__init__()
-        kinds = {"mlp": CrossAssetMLP, "attention": CrossAssetAttention}
         self.join = JoinedLinear(d_model, n_portfolio, hidden)
-        self.cross = kinds[cross](hidden) if cross != "none" else NoCrossAsset()
+        self.cross: CrossAssetMLP | CrossAssetAttention | NoCrossAsset
+        if cross == "mlp":
+            self.cross = CrossAssetMLP(hidden)
+        elif cross == "attention":
+            self.cross = CrossAssetAttention(hidden)
+        else:
+            self.cross = NoCrossAsset()
 
     def project(self, z: Tensor) -> Tensor:
         """The part that does not depend on the book: z [..., N, D] -> [..., N, H]."""
@@ -194,10 +243,26 @@ class Body(nn.Module):
 
     def forward(self, market: Tensor, portfolio: Tensor, present: Tensor) -> Mixed:
         """The part that does. Absent assets have hidden units that are switched off."""
-        # Done before the market is spread over the books, while the tensor is small.
-        market = torch.where(present.unsqueeze(-1), market, MASKED)
-        mixed: Mixed = self.cross(fn.relu(self.join(market, portfolio)), present)
-        return mixed
+        return self.plain()(switched_off(market, present), portfolio, present, _share(present))
+
+    def plain(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Mixed]:
+        """(switched-off market, portfolio, present, share) -> Mixed, as a function."""
+        weight, cross = self.join.portfolio, self.cross.plain()
+
+        def mix(market: Tensor, portfolio: Tensor, present: Tensor, share: Tensor) -> Mixed:
+            h = _join(market, portfolio, weight)
+            # What nothing was added to is a view of the market.
+            return cross(fn.relu(h, inplace=weight is not None), present, share)
+
+        return mix
+
+
+def switched_off(market: Tensor, present: Tensor) -> Tensor:
+    """`market` [..., N, H] so that the ReLU after it gives 0 for assets not `present` [..., N].
+
+    Done before the market is spread over the books, while the tensor is small.
+    """
+    return torch.where(present.unsqueeze(-1), market, MASKED)
 
 
 class Actor(nn.Module):
@@ -210,13 +275,20 @@ class Actor(nn.Module):
 
     def forward(self, mixed: Mixed) -> Tensor:
         """Logits [..., E, N, 3]."""
-        if mixed.common is None:
-            h = self.inner(mixed.asset)
-        else:
-            h = fn.linear(mixed.asset, self.inner.weight)
-            h = h.add_(self.inner(mixed.common).unsqueeze(-2))
-        logits: Tensor = self.outer(fn.relu(h, inplace=True))
-        return logits
+        return self.plain()(mixed)
+
+    def plain(self) -> Callable[[Mixed], Tensor]:
+        """Return this layer as a function."""
+        inner, outer = _Affine.of(self.inner), _Affine.of(self.outer)
+
+        def decide(mixed: Mixed) -> Tensor:
+            if mixed.common is None:
+                h = inner(mixed.asset)
+            else:
+                h = fn.linear(mixed.asset, inner.weight).add_(inner(mixed.common).unsqueeze(-2))
+            return outer(h.relu_())
+
+        return decide
 
 
 class Critic(nn.Module):
@@ -300,12 +372,25 @@ class ActorCritic(nn.Module):
         """
         self._check(market, portfolio, present, mask)
         mixed = self.body(market.actor, portfolio, present)
-        logits = self.actor(mixed)
-        allowed = present.unsqueeze(-1) if mask is None else mask & present.unsqueeze(-1)
-        logits = logits.masked_fill(~allowed & self.trades, MASKED)
+        logits = self.masked(self.actor(mixed), present, mask)
         if self.critic_body is not None and market.critic is not None:
             mixed = self.critic_body(market.critic, portfolio, present)
         return Output(logits, self.critic(mixed))
+
+    def values(self, market: Market, portfolio: Tensor, present: Tensor) -> Tensor:
+        """The values of `forward` alone."""
+        self._check(market, portfolio, present, None)
+        if self.critic_body is not None and market.critic is not None:
+            mixed = self.critic_body(market.critic, portfolio, present)
+        else:
+            mixed = self.body(market.actor, portfolio, present)
+        values: Tensor = self.critic(mixed)
+        return values
+
+    def masked(self, logits: Tensor, present: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits of the actor, those of trades that cannot be made switched off."""
+        allowed = present.unsqueeze(-1) if mask is None else mask & present.unsqueeze(-1)
+        return logits.masked_fill(~allowed & self.trades, MASKED)
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """What the critic's optimizer moves: its MLP, and its own encoder and body if any."""
@@ -351,6 +436,39 @@ def _check_shape(name: str, tensor: Tensor, lead: list[int], tail: tuple[int, ..
         f"expected {name} {list(full)}, with 1 for any of {lead}, or {list(tail)}; "
         f"found {list(found)}"
     )
+
+
+class Acting:
+    """The actor alone, to be asked about the bars of a stretch without gradients.
+
+    It answers with the logits of `ActorCritic.forward`. What no book changes is worked out once,
+    with the weights as they are when this is made.
+    """
+
+    def __init__(self, net: ActorCritic, market: Market, present: Tensor) -> None:
+        """market: [L, ..., N, H], bars first; present: bool [L, ..., N]."""
+        shape = market.actor.shape
+        assert present.shape == shape[:-1], (
+            f"expected present {list(shape[:-1])}, found {list(present.shape)}"
+        )
+        self._net = net
+        self._body, self._actor = net.body.plain(), net.actor.plain()
+        with torch.no_grad():
+            self._market = switched_off(market.actor, present)
+            self._present, self._share = present, _share(present)
+
+    def logits(self, bars: int | Tensor, portfolio: Tensor, mask: Tensor) -> Tensor:
+        """Logits [..., E, N, 3] of books at the `bars`: one of them, or [B] of them.
+
+        portfolio [..., E, N, P] and mask [..., E, N, 3] as for `ActorCritic.forward`
+        """
+        assert mask.shape == (*portfolio.shape[:-1], N_ACTIONS), (
+            f"expected mask {[*portfolio.shape[:-1], N_ACTIONS]}, found {list(mask.shape)}"
+        )
+        with torch.no_grad():
+            present = self._present[bars]
+            mixed = self._body(self._market[bars], portfolio, present, self._share[bars])
+            return self._net.masked(self._actor(mixed), present, mask)
 
 
 def build_actor_critic(config: Config, n_features: int) -> ActorCritic:

@@ -23,6 +23,23 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, v_last: Tensor) -> Tenso
     return returns
 
 
+def lambda_returns(r_t: Tensor, discount_t: Tensor, v: Tensor, trace: float) -> Tensor:
+    """G[T,B] with G_t = r_t + discount_t · ((1 − λ) · v_{t+1} + λ · G_{t+1}) and G_T = v_T.
+
+    r_t, discount_t[T,B] as in `discounted_returns`, which λ = 1 gives; v[T+1,B]: values
+    trace: λ; the advantage G − v is then the generalised one (Schulman et al., 2016)
+    """
+    assert r_t.dim() == 2, f"r_t should be [T,B], is {tuple(r_t.shape)}"
+    assert discount_t.shape == r_t.shape, "discount_t is not [T,B]"
+    assert v.shape == (len(r_t) + 1, r_t.shape[1]), "v is not [T+1,B]"
+    returns = torch.empty_like(r_t)
+    following = v[-1]
+    for t in reversed(range(len(r_t))):
+        following = r_t[t] + discount_t[t] * torch.lerp(v[t + 1], following, trace)
+        returns[t] = following
+    return returns
+
+
 def standardized(values: Tensor, eps: float = 1e-8) -> Tensor:
     """`values` less their mean, over their standard deviation."""
     return (values - values.mean()) / (values.std(correction=0) + eps)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +100,10 @@ class BayesFilter:
         self._market = market
 
     def start(self, world: World, span: range) -> None:
-        """Run the filter over the closes; row t of it knows those up to t."""
-        self._probability = self._market.filtered(world.rows.close)
+        """Run the filter over the closes of each draw; row t of it knows those up to t."""
+        close = world.rows.close
+        draws = np.split(close, range(self._market.n_bars, len(close), self._market.n_bars))
+        self._probability = np.concatenate([self._market.filtered(draw) for draw in draws])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Follow the filter."""
@@ -150,6 +152,31 @@ def planted_worlds(draws: Sequence[Draw], config: Config) -> list[World]:
             )
         )
     return worlds
+
+
+def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
+    """(one world of all the draws' rows one after the other, first row to decide at of each).
+
+    Books can then trade all draws at once, one book in each. A book must not be stepped past the
+    end of its draw.
+    """
+    first = worlds[0]
+    per_row = {
+        name: np.concatenate([getattr(world.rows, name) for world in worlds])
+        for name in first.rows._fields
+        if len(getattr(first.rows, name)) == len(first.times)
+    }
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(world, name) for world in worlds])
+        for name in ("x", "present", "member", "growth", "times")
+    }
+    lengths = np.array([len(world.times) for world in worlds])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    starts = starts + np.array([world.span("test").start for world in worlds])
+    whole = range(0, int(lengths.sum()))
+    splits = {"train": whole, "valid": whole, "test": whole}
+    rows = first.rows._replace(**per_row)
+    return replace(first, rows=rows, splits=splits, **arrays), starts.astype(np.int64)
 
 
 def _panel(draw: Draw) -> Panel:

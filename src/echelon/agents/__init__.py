@@ -1,0 +1,1 @@
+"""Agents: learners, the policies they become, and the loops that train them."""
