@@ -403,9 +403,10 @@ def test_masked_actions_have_zero_probability_and_finite_entropy() -> None:
     assert all(torch.isfinite(p.grad).all() for p in network.parameters() if p.grad is not None)
 
 
-def test_the_first_policy_is_close_to_uniform() -> None:
+def test_the_first_policy_buys_and_sells_alike_and_holds_less() -> None:
     out = _run(_network(), _draws(W, N, F), *_books(E))
-    assert (out.logits.softmax(-1) - 1 / N_ACTIONS).abs().max() < 0.02
+    first = torch.tensor([-1.0, 0.0, 0.0]).softmax(-1)
+    assert (out.logits.softmax(-1) - first).abs().max() < 0.02
 
 
 def test_actions_are_in_the_order_of_the_environments() -> None:

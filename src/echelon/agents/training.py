@@ -69,7 +69,7 @@ class Progress:
     @property
     def seconds_left(self) -> float:
         """At the present pace."""
-        return (self.total - self.step) / max(self.steps_per_second, 1e-9)
+        return max(0, self.total - self.step) / max(self.steps_per_second, 1e-9)
 
 
 @dataclass(frozen=True)

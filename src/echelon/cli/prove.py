@@ -37,6 +37,7 @@ def prove(
     output_dir: OutputDir = None,
     seeds: Seeds = 5,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Unseen draws to test on.")] = 16,
+    bars: Annotated[int, typer.Option("--bars", min=1000, help="Bars of a draw.")] = 6000,
     workers: Workers = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
@@ -46,6 +47,7 @@ def prove(
     under the same rules, costs and clock; momentum rules are shown beside it.
     """
     from echelon.proving.momentum import RULES, Verdict, prove_momentum
+    from echelon.proving.planted import PlantedMarket
 
     tree = configured(config, override, log_level)
     directory = run_directory(
@@ -61,6 +63,7 @@ def prove(
             seeds=wanted,
             n_draws=draws,
             workers=count,
+            market=PlantedMarket(n_bars=bars),
             on_progress=lambda now: display.progress(wanted.index(now.seed), now),
         )
     scores = done.all_or_raise()

@@ -42,7 +42,11 @@ MASKED = -1.0e9
 _ATTENTION_HEADS = 4
 _RELU_GAIN = math.sqrt(2)
 _POLICY_GAIN = 0.01
-"""Gain of the actor's last layer: the first policy is close to uniform."""
+"""Gain of the actor's last layer: the first policy hardly depends on the state."""
+_FIRST_HOLD = -1.0
+"""HOLD's first logit, beside 0 for BUY and SELL. Drawn from, a policy of many heads invests its
+cash soon, however likely HOLD is, so it hardly learns that a book in cash must buy; taking the
+most probable actions, the same policy then never trades. HOLD has to be earned instead."""
 
 CrossAsset = Literal["mlp", "attention", "none"]
 
@@ -272,6 +276,8 @@ class Actor(nn.Module):
         super().__init__()
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
         self.outer = init_linear(nn.Linear(hidden, N_ACTIONS), _POLICY_GAIN)
+        with torch.no_grad():
+            self.outer.bias[0] = _FIRST_HOLD  # HOLD, by the environments' order
 
     def forward(self, mixed: Mixed) -> Tensor:
         """Logits [..., E, N, 3]."""
