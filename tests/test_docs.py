@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import os
 import re
 import shlex
 import shutil
@@ -10,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,17 +23,23 @@ from echelon import errors
 from echelon.cli import app
 from echelon.cli.app import main
 from echelon.config import Config, SyntheticConfig, load_config
+from echelon.config.agents import EvalConfig
 from echelon.data.calendars import sessions
 from echelon.data.sources._columns import BARS, recognise
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.errors import FeatureError
 from echelon.features import Bars
 from echelon.features.registry import load_modules, run
+from echelon.market import HAIRCUTS, PRESETS, Reason
+from echelon.ops.measures import LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDE = ROOT / "docs" / "guide"
+DOCS = ROOT / "docs"
+GUIDE = DOCS / "guide"
+KERNEL = DOCS / "concepts" / "kernel.md"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
-PAGES = (*READMES, *sorted(GUIDE.glob("*.md")))
+WRITTEN = sorted(p for p in DOCS.rglob("*.md") if p.parent.name != "reference")
+PAGES = (*READMES, *WRITTEN)
 BROKEN = """\
 Date,Ticker,Open,High,Low,Close,Volume
 2020-01-02,AAPL,296.24,300.60,295.19,300.35,33870100
@@ -76,6 +84,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "broken.csv").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # agents train here, not in new processes
     return tmp_path
 
 
@@ -101,6 +110,24 @@ def shell(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     return Shell(capsys, monkeypatch)
 
 
+def train_little(path: Path) -> None:
+    """Make a configuration file's work short, so that documented commands run as written.
+
+    One update and one validation for an agent, and two of the baselines, those that take no time.
+    """
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree["model"] |= {"d_model": 16, "n_layers": 2}
+    tree["train"] |= {"total_env_steps": tree["train"]["books"] * 50}
+    tree["eval"] = {"baselines": ["equal_weight", "cash"]}
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+@pytest.fixture
+def little(home: Path) -> None:
+    """The demo's training made short."""
+    train_little(home / "configs" / "demo.yaml")
+
+
 def run_python(text: str) -> int:
     """Run a block; an expression with a comment must be what the comment says. Returns how many."""
     names: dict[str, Any] = {}
@@ -122,15 +149,57 @@ def first_screen(page: Path, language: str, word: str) -> str:
     return next(text for _, text in blocks(page, language) if word in text)
 
 
-def test_first_screen_of_the_readme_runs_as_written(shell: Shell) -> None:
-    lines = [line for line, _ in commands(first_screen(READMES[0], "console", "data import"))]
-    # The leakage check of the sample takes long; tests/test_leakage.py has it.
-    assert lines.pop() == "echelon data check --leakage --config configs/demo.yaml"
+def test_first_screen_of_the_readme_runs_as_written(shell: Shell, little: None, home: Path) -> None:
+    lines = [line for line, _ in commands(first_screen(READMES[0], "console", "echelon train"))]
     assert lines.pop(0) == ". .venv/bin/activate"
+    assert len(lines) == 3
     for line in lines:
         code, output = shell(line)
         assert code == 0, output
-    assert run_python(first_screen(READMES[0], "python", "Prepared")) == 4
+    assert output.strip().endswith("report: runs/first/report/report.html")
+    assert (home / "runs" / "first" / "report" / "report.html").is_file()
+    assert run_python(first_screen(READMES[0], "python", "PPO")) == 2
+
+
+def test_guides_train_evaluate_and_compare_as_written(
+    shell: Shell, little: None, home: Path
+) -> None:
+    ran, output = 0, ""
+    for page in ("training.md", "evaluation.md"):
+        for kind, text in blocks(GUIDE / page, "console", "text"):
+            if kind == "text" and "state.include_cash" in text:
+                (home / "variants.yaml").write_text(text, encoding="utf-8")
+            for line, _ in commands(text) if kind == "console" else ():
+                # tensorboard would not end, and the other lines take data of the user's or long.
+                if not line.startswith("echelon ") or re.search(r"us\.parquet|qtmrl-fast", line):
+                    continue
+                made = sorted((home / "runs" / "first").glob("seeds/42/checkpoints/step-*"))
+                newest = made[-1].name if made else ""
+                code, output = shell(re.sub(r"step-\d+", newest, line))
+                assert code == 0, f"{line}\n{output}"
+                ran += 1
+    assert ran == 11
+    assert (home / "runs" / "ablation" / "ablation.png").is_file()
+    for page, checked in (("training.md", [3, 2]), ("evaluation.md", [5])):
+        assert [run_python(text) for _, text in blocks(GUIDE / page, "python")] == checked
+
+
+def test_python_of_the_environment_guide_says_what_it_gives(shell: Shell) -> None:
+    page = GUIDE / "environments.md"
+    code, output = shell(echelon_commands(page)[0])
+    assert code == 0, output
+    assert [run_python(text) for _, text in blocks(page, "python")] == [5, 1, 3]
+
+
+def test_documented_message_of_a_diverging_loss_is_the_real_one(shell: Shell, little: None) -> None:
+    code, output = shell("echelon train --config configs/demo.yaml --seeds 1 -o reward.scale=1e30")
+    assert code == errors.TrainingError.exit_code
+    (title,) = re.findall(r"“training diverged at step …: (\S+) = inf”", page_text("guide"))
+    assert f"{title} = inf" in output
+
+
+def page_text(folder: str, name: str = "troubleshooting.md") -> str:
+    return (DOCS / folder / name).read_text(encoding="utf-8")
 
 
 def test_readme_prepares_a_users_csv_file_and_shows_real_messages(shell: Shell, home: Path) -> None:
@@ -157,6 +226,7 @@ def test_quickstart_runs_from_its_first_command_to_its_last(shell: Shell, home: 
     for kind, text in blocks(GUIDE / "quickstart.md", "console", "yaml", "text", "python"):
         if kind == "yaml":
             (home / "mine.yaml").write_text(text, encoding="utf-8")
+            train_little(home / "mine.yaml")
         elif kind == "python":
             assert run_python(text) == 7
         elif kind == "text" and "│" in text:
@@ -172,7 +242,7 @@ def test_quickstart_runs_from_its_first_command_to_its_last(shell: Shell, home: 
             assert code == (4 if "broken.csv" in line else 0), output
             assert not [part for part in expected if part not in output], output
             ran += 1
-    assert ran == 7
+    assert ran == 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -198,6 +268,57 @@ def test_every_documented_configuration_is_valid(page: Path) -> None:
         given = yaml.safe_load(text)
         # A whole section that no field took would leave the defaults as they are.
         assert Config.model_validate(given).model_fields_set == set(given)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_every_documented_name_of_ours_exists(page: Path) -> None:
+    for name in re.findall(r"`(echelon(?:\.\w+)+)[`(]", page.read_text(encoding="utf-8")):
+        path, _, last = name.rpartition(".")
+        above = importlib.import_module(path)
+        if not hasattr(above, last):  # a module that nobody has imported yet
+            importlib.import_module(name)
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """Cells of the first table below a heading, its head left out."""
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]
+    rows = [line for line in text.split("\n## ", 1)[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def test_documented_presets_are_the_real_ones() -> None:
+    def row(name: str) -> list[str]:
+        p = PRESETS[name]  # type: ignore[index]
+        size = "" if p.slippage == "none" else f", {p.slippage_bps:g} bp"
+        cap = "none" if p.participation is None else f"{p.participation:.0%}".replace("%", " %")
+        words = ["yes" if rule else "no" for rule in (p.lots, p.t_plus_one, p.price_limits)]
+        duty = "yes" if p.stamp_duty else "no"
+        costs = [f"{p.commission_bps:g} bp", f"{p.min_commission:g}", duty, p.slippage + size]
+        return [f"`{name}`", *costs, cap, *words, f"{p.min_order_value:g}"]
+
+    assert table(KERNEL, "Presets") == [row(name) for name in PRESETS]
+
+
+def test_documented_reasons_and_haircuts_are_the_real_ones() -> None:
+    listed = re.findall(r"`([A-Z_]+)`", " ".join(row[0] for row in table(KERNEL, "Rejections")))
+    assert listed == [reason.name for reason in Reason if reason]
+    text = KERNEL.read_text(encoding="utf-8").split("## Splits", 1)[1].split("\n## ", 1)[0]
+    assert {name for name, share in HAIRCUTS.items() if f"`{name}`" in text} == set(HAIRCUTS)
+
+
+def test_documented_measures_and_baselines_are_the_real_ones() -> None:
+    rows = table(GUIDE / "evaluation.md", "Measures")
+    assert [(row[1].strip("`"), row[0]) for row in rows] == [
+        (name, label.text) for name, label in LABELS.items()
+    ]
+    known = get_args(get_args(EvalConfig.model_fields["baselines"].annotation)[0])
+    names = [row[0].strip("`") for row in table(GUIDE / "evaluation.md", "Baselines")]
+    assert names == list(known)
+
+
+def test_python_of_the_kernel_page_says_what_it_gives() -> None:
+    ((_, text),) = blocks(KERNEL, "python")
+    assert run_python(text) == 3
 
 
 def test_python_of_the_configuration_guide_says_what_it_gives(home: Path) -> None:

@@ -50,7 +50,28 @@ def test_exit_codes_are_distinct_between_branches_and_never_pythons_own() -> Non
     branches = errors.EchelonError.__subclasses__()
     codes = [branch.exit_code for branch in branches if branch.__module__ == errors.__name__]
     assert len(set(codes)) == len(codes)
-    assert not {0, 1, 70, 130} & set(codes)
+    assert not {0, 1, 70} & set(codes)
+    # A training that Ctrl-C stopped leaves as any other interrupted command does.
+    assert [branch for branch in branches if branch.exit_code == 130] == [errors.Stopped]
+
+
+def test_error_page_lists_every_exit_code_once() -> None:
+    table = gen_reference.errors_page().split("## Exceptions")[0]
+    codes = [line.split(" | ")[0] for line in table.splitlines() if line[2:3].isdigit()]
+    assert codes == [f"| {code}" for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 70, 130)]
+
+
+def test_shipped_page_shows_what_files_change_and_nothing_else() -> None:
+    changed = Config.model_validate({"window": 30, "train": {"books": 64}, "assets": list("ABCDE")})
+    page = gen_reference.shipped_page({"a.yaml": Config(), "b.yaml": changed})
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert rows == [
+        "| key | default | `a.yaml` | `b.yaml` |",
+        "|---|---|---|---|",
+        "| `assets` | `[]` |  | 5 of them |",
+        "| `window` | `20` |  | `30` |",
+        "| `train.books` | `1` |  | `64` |",
+    ]
 
 
 class Colour(StrEnum):

@@ -270,10 +270,11 @@ def test_nothing_is_ever_unpickled() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            names = {a.name.split(".")[0] for a in getattr(node, "names", [])}
             if isinstance(node, ast.ImportFrom):
                 names = {(node.module or "").split(".")[0]}
-            elif not isinstance(node, ast.Import):
+            elif isinstance(node, ast.Import):
+                names = {a.name.split(".")[0] for a in node.names}
+            else:
                 continue
             assert not names & unsafe, f"{path.relative_to(ROOT)}:{node.lineno}"
 
