@@ -5,7 +5,8 @@ results are pickled between our own processes only. With one worker everything h
 process.
 
 Ctrl-C asks every task to stop at its next good moment (a checkpoint, say) and waits for it; a
-second one does not wait. What fails in one process does not stop the others; see `Failure`.
+second one does not wait. Where this process is killed, its workers stop in the same way. What
+fails in one process does not stop the others; see `Failure`.
 """
 
 from __future__ import annotations
@@ -187,8 +188,15 @@ class _Pool(Generic[J, R]):
 def _work(task: Task[J, R], k: int, job: J, messages: Any, stop: Any) -> None:  # noqa: ANN401
     """Run one job in a process of its own, and say how it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker process has a parent"
+
+    def should_stop() -> bool:
+        # A killed parent asks nobody: on its own, a worker would train to the end unwatched.
+        return stop.is_set() or not parent.is_alive()
+
     try:
-        result = task(job, lambda message: messages.put((k, "report", message)), stop.is_set)
+        result = task(job, lambda message: messages.put((k, "report", message)), should_stop)
         messages.put((k, "result", result))
     except EchelonError as error:
         messages.put((k, "error", (type(error), str(error))))
@@ -197,7 +205,10 @@ def _work(task: Task[J, R], k: int, job: J, messages: Any, stop: Any) -> None:  
     except Exception:  # noqa: BLE001 (carried to the parent, which shows it as a bug)
         messages.put((k, "bug", traceback.format_exc()))
     messages.close()
-    messages.join_thread()
+    if parent.is_alive():
+        messages.join_thread()
+    else:
+        messages.cancel_join_thread()  # nobody reads them any more
     sys.exit(0)
 
 

@@ -1,0 +1,95 @@
+"""Jobs side by side: order, failures that stay apart, and workers whose parent is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
+from echelon.errors import DataError, TrainingError
+
+
+def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:
+    report(f"begun {job}")
+    match job:
+        case "data":
+            raise DataError("planted in the data")
+        case "disk":
+            raise OSError(28, "No space left on device", "some/file")
+        case "bug":
+            raise ZeroDivisionError("planted")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    return job.upper()
+
+
+def test_processes_keep_the_order_and_failures_stay_apart() -> None:
+    said: dict[int, object] = {}
+    jobs = ["one", "data", "disk", "bug", "killed", "two"]
+    done = run_jobs(_odd_job, jobs, workers=2, on_report=said.__setitem__)
+    assert not done.stopped
+    first, data, disk, bug, killed, last = done.results
+    assert (first, last) == ("ONE", "TWO")
+    errors = [result.error for result in (data, disk, bug, killed) if isinstance(result, Failure)]
+    kinds = (DataError, OSError, RuntimeError, TrainingError)
+    assert [type(error) for error in errors] == list(kinds)
+    assert str(errors[0]) == "planted in the data"
+    assert "ZeroDivisionError: planted" in str(errors[2])
+    assert "killed by SIGKILL" in str(errors[3])
+    assert said[0] == "begun one"
+    assert said[5] == "begun two"
+    with pytest.raises(DataError, match="planted in the data"):
+        done.all_or_raise()
+
+
+def test_failure_in_this_process_does_not_stop_the_next_job() -> None:
+    done = run_jobs(_odd_job, ["data", "one"], workers=1)
+    assert isinstance(done.results[0], Failure)
+    assert done.results[1] == "ONE"
+
+
+def _wait(job: str, report: Report, should_stop: ShouldStop) -> str:
+    Path(job).with_suffix(".begun").touch()
+    while not should_stop():
+        report("x" * 10_000)  # more than a pipe holds that nobody reads
+        time.sleep(0.01)
+    Path(job).with_suffix(".ended").touch()
+    return job
+
+
+def _seen(directory: Path, pattern: str, count: int) -> bool:
+    deadline = time.monotonic() + 60
+    while len(list(directory.glob(pattern))) < count:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_workers_stop_in_order_when_their_parent_is_stopped_or_killed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    script = (
+        "from test_jobs import _wait, run_jobs\n"
+        "if __name__ == '__main__':\n"
+        f"    done = run_jobs(_wait, ['{tmp_path}/a', '{tmp_path}/b', '{tmp_path}/c'], workers=2)\n"
+        "    assert done.stopped and done.results[2] is None\n"
+    )
+    file = tmp_path / "run.py"
+    file.write_text(script)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths}
+    with (tmp_path / "err.txt").open("w") as err:  # a killed parent's helper complains there
+        process = subprocess.Popen([sys.executable, str(file)], env=environment, stderr=err)
+    assert _seen(tmp_path, "*.begun", 2)
+    process.send_signal(number)
+    assert process.wait(60) == (0 if number == signal.SIGINT else -number)
+    assert _seen(tmp_path, "*.ended", 2)
+    assert not (tmp_path / "c.begun").exists()
