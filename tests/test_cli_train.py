@@ -124,6 +124,18 @@ def test_resuming_what_is_done_changes_nothing(shell: Shell, trained: Trained) -
     assert (seed_directory(run, 42) / "metrics.jsonl").read_bytes() == log
 
 
+def test_resuming_in_another_way_is_refused_and_the_run_stays_as_it_was(
+    shell: Shell, trained: Trained
+) -> None:
+    run = trained.copy("run")
+    before = (run / "config.yaml").read_bytes()
+    code, _, err = shell("train", "--resume", "run", "-o", "train.gamma=0.5")
+    assert code == 2
+    assert "start a new run" in err
+    assert (run / "config.yaml").read_bytes() == before
+    shell.works("evaluate", "run")
+
+
 def _stop_in_the_middle(words: list[str], cwd: Path, number: int) -> subprocess.Popen[str]:
     """Start a training and send it a signal, as a terminal would to the whole group."""
     process = subprocess.Popen(

@@ -32,7 +32,10 @@ Overrides = Annotated[
 ]
 OutputDir = Annotated[
     Path | None,
-    typer.Option("--output-dir", help="Run directory; default: logging.output_dir/<config name>."),
+    typer.Option(
+        "--output-dir",
+        help="Run directory; default: in logging.output_dir, named after the configuration.",
+    ),
 ]
 Level = Annotated[
     LogLevel, typer.Option("--log-level", case_sensitive=False, help="How much to say.")

@@ -23,7 +23,7 @@ from echelon.cli.options import (
 )
 from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
-from echelon.config import Config
+from echelon.config import Config, load_config
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.runs import RunDirectory
 
@@ -110,7 +110,9 @@ def train_run(
     from echelon.agents.many import SeedJob, train_seeds
 
     RunDirectory.claim(directory)
-    if not resume:
+    if resume:
+        _refuse_change(config, directory)
+    else:
         _make_room(directory, overwrite)
     report = prepare_run(config, directory, command, quarantine=quarantine)
     if on_prepared is not None:
@@ -203,6 +205,20 @@ def _resumed(path: Path | None) -> tuple[Path | None, Path | None]:
             f"--resume {path}: neither a run directory (no config.yaml there) nor a checkpoint."
         )
     return path, None
+
+
+def _refuse_change(config: Config, directory: Path) -> None:
+    """Refuse to go on with a run in another way than it began, before anything is written."""
+    from echelon.agents.training import training_hash
+
+    before = load_config(directory / "config.yaml")
+    if training_hash(config) != training_hash(before):
+        raise UsageError(
+            f"--resume {directory}: an override changes what the agents learn from or how, so they "
+            "cannot go on. Leave it out, or start a new run with it. What may change: "
+            "train.seeds, train.patience, train.keep_checkpoints, train.checkpoint_every_steps, "
+            "logging, and train.total_env_steps under a constant learning rate."
+        )
 
 
 def _make_room(directory: Path, overwrite: bool) -> None:

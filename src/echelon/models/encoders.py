@@ -26,6 +26,10 @@ GLU_GAIN = 1.85
 """Keeps the variance through a GLU: 1/√E[σ(b)²] for b ~ N(0, 1). Default weights lose 70 % of the
 scale in every layer, and after three of them an embedding is little more than its bias."""
 
+_CHUNK_ROWS = 5_120
+"""Rows × assets that TimeCNN works on at a time. The tensors of more, 20 MB and up, are given back
+to the system when freed, and it costs more to get their pages again than to fill them."""
+
 _CHUNK_TOKENS = 4_096
 """Tokens that the Transformer works on at a time: enough for BLAS, few enough for the cache."""
 
@@ -129,6 +133,17 @@ class TimeCNN(Encoder):
         self.dropout = nn.Dropout(dropout)
 
     def _encode(self, x: Tensor) -> Tensor:
+        *_, rows, n_assets, _ = x.shape
+        if rows * n_assets > _CHUNK_ROWS:
+            parts = torch.split(x, max(1, _CHUNK_ROWS // rows), dim=-2)
+            return torch.cat([self._convolve(part) for part in parts], dim=-2)
+        if x.dim() == 4:
+            parts = torch.split(x, _CHUNK_ROWS // (rows * n_assets))
+            return torch.cat([self._convolve(part) for part in parts])
+        return self._convolve(x)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        """Embed each window of a few assets or groups: [.., S, N, F] -> [.., S-W+1, N, D]."""
         h = x
         for layer in self.layers:
             rows = h.shape[-3] - self.kernel + 1
