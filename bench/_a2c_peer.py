@@ -150,6 +150,7 @@ def make_learner(config: Config, world: World, n_envs: int) -> A2C:
         learning_rate=train.lr_actor,
         n_steps=train.rollout_steps,
         gamma=train.gamma,
+        gae_lambda=train.gae_lambda,
         ent_coef=train.entropy_coef,
         vf_coef=train.value_coef,
         max_grad_norm=train.grad_clip,

@@ -40,7 +40,7 @@ def frame_of(close: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     return frame
 
 
-def load(path: str) -> Any:  # noqa: ANN401 (a module nobody typed)
+def load(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("env_stocktrading", path)
     assert spec is not None
     assert spec.loader is not None
@@ -49,7 +49,7 @@ def load(path: str) -> Any:  # noqa: ANN401 (a module nobody typed)
     return module
 
 
-def episode(env: Any, actions: np.ndarray) -> float:  # noqa: ANN401
+def episode(env: Any, actions: np.ndarray) -> float:
     """Steps per second of processor time, in one episode."""
     env.reset()
     began = time.process_time()
