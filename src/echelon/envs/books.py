@@ -54,6 +54,8 @@ class Books:
         self.reward_config = reward
         self.span = span
         self._rules = act.rules_for(world.rules, rule.kind)
+        self._buyable = world.present & world.member
+        self._all_buyable = bool(self._buyable[span.start : span.stop].all())
         self._benchmark = _benchmark_returns(world, span) if reward.kind == "excess" else None
         cash = np.full(n_books, world.initial_cash)
         self.book = new_book(cash, n_books, world.n_assets)
@@ -121,7 +123,9 @@ class Books:
             )
         else:
             orders = act.weight_orders(act.capped(actions), self.book, self.value, close)
-        return act.members_only(orders, world.present[row] & world.member[row])
+        if self._all_buyable:
+            return orders, None
+        return act.members_only(orders, self._buyable[row])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything a continuation depends on, as arrays."""

@@ -137,9 +137,9 @@ class TimeCNN(Encoder):
         if rows * n_assets > _CHUNK_ROWS:
             parts = torch.split(x, max(1, _CHUNK_ROWS // rows), dim=-2)
             return torch.cat([self._convolve(part) for part in parts], dim=-2)
-        if x.dim() == 4:
-            parts = torch.split(x, _CHUNK_ROWS // (rows * n_assets))
-            return torch.cat([self._convolve(part) for part in parts])
+        groups = _CHUNK_ROWS // (rows * n_assets)
+        if x.dim() == 4 and len(x) > groups:
+            return torch.cat([self._convolve(part) for part in torch.split(x, groups)])
         return self._convolve(x)
 
     def _convolve(self, x: Tensor) -> Tensor:
