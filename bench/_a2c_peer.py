@@ -85,7 +85,7 @@ class WindowEnv(gymnasium.Env[Observation, NDArray[np.int64]]):
         book = np.empty((len(self.shares), 2), dtype=np.float32)
         book[:, 0] = self.shares * self.close[self.row] / self.value
         book[:, 1] = self.cash / self.value
-        return {"x": self.x[self.row - self.window + 1 : self.row + 1], "book": book}
+        return {"x": self.x[self.row - self.window + 1 : self.row + 1].copy(), "book": book}
 
 
 class WindowPolicy(ActorCriticPolicy):
