@@ -122,9 +122,9 @@ def slow_trade(
             quantity = math.floor(quantity / lot + 1e-9) * lot
             quantity = quantity if quantity >= market.min_lot[n] else 0.0
         if scale < 1:
-            out.reason[n] = Reason.CASH
+            out.reason[n] = out.reason[n] or Reason.CASH
         elif quantity < want[n]:
-            out.reason[n] = Reason.LOT
+            out.reason[n] = out.reason[n] or Reason.LOT
         cost = cost_of(quantity, prices[n], volumes[n], rules) if quantity > 0 else 0.0
         if rules.in_order:
             claim = max(cost, spend[n])

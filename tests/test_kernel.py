@@ -166,6 +166,15 @@ def test_volume_cap_uses_the_trailing_median_at_the_open_and_the_bar_at_the_clos
         assert fills.reason[0, 0] == Reason.VOLUME
 
 
+def test_buy_cut_by_the_volume_says_so_though_lots_and_cash_cut_it_further() -> None:
+    market = rows([[10.0]], [[10.0]], volume_open=[[2550.0]], lot=[100.0], min_lot=[100.0])
+    rules = FREE._replace(participation=0.1)
+    for cash, bought in ((1e6, 200.0), (1500.0, 100.0)):
+        _, fills = trade(one(cash, [0.0]), order([500.0]), market, at(0), rules, at_open=True)
+        assert fills.shares[0, 0] == bought
+        assert fills.reason[0, 0] == Reason.VOLUME
+
+
 def test_lots_round_buys_down_and_odd_lots_are_sold_whole() -> None:
     market = rows([[10.0, 10.0]], [[10.0, 10.0]], lot=[100.0, 100.0], min_lot=[100.0, 200.0])
     _, fills = trade(one(1e5, [0, 0]), order([250, 150]), market, at(0), FREE, at_open=True)

@@ -53,6 +53,25 @@ def test_factor_steps_are_shares_for_raw_and_cash_for_split_adjusted_prices() ->
     assert (dividend == 0).all()
 
 
+@pytest.mark.parametrize("basis", ["raw", "split_adjusted"])
+def test_rounding_of_the_factor_is_no_corporate_action(basis: str) -> None:
+    factor = np.ones((15, 2))
+    factor[7:, 0] = 10 / 9.99  # one thousandth of the price is a dividend
+    noisy = factor * (1 + np.random.default_rng(0).uniform(-2e-6, 2e-6, factor.shape))
+    step, dividend = corporate_actions(_history(factor=noisy, price_basis=basis))
+    acts = (step != 1) | (dividend != 0)
+    assert np.argwhere(acts).tolist() == [[7, 0]]
+
+
+def test_volume_before_a_split_counts_in_the_shares_after_it() -> None:
+    factor = np.ones((15, 2))
+    factor[7:, 0] = 2.0
+    volume = np.where(factor == 2.0, 200.0, 100.0)
+    market = market_rows(_history(factor=factor, volume=volume), lots=False, stamp_duty=False)
+    assert market.volume_open[1:, 0].tolist() == [100.0] * 6 + [200.0] * 8
+    assert market.volume_open[1:, 1].tolist() == [100.0] * 14
+
+
 def test_trailing_median_never_sees_its_own_bar() -> None:
     volume = np.arange(1.0, 31.0)[:, None]
     median = trailing_median(volume, 20)

@@ -282,10 +282,11 @@ def _trade(
         for k in range(n_wanted):
             n, price, volume, asked = buys[k], at[k], of[k], want[k] * scale
             quantity = whole_lots(asked, lot[n], min_lot[n])
-            if asked < want[k]:
-                reason[e, n] = _CASH
-            elif quantity < want[k]:
-                reason[e, n] = _LOT
+            if reason[e, n] == _NONE:  # else the volume cut it before
+                if asked < want[k]:
+                    reason[e, n] = _CASH
+                elif quantity < want[k]:
+                    reason[e, n] = _LOT
             move = slippage(quantity, volume, rules)
             amount = quantity * price * (1.0 + move)
             charge = commission(amount, rules)

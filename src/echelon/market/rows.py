@@ -23,6 +23,11 @@ HAIRCUTS: Mapping[str, float] = MappingProxyType(
 )
 """Share of the last price lost at a delisting, by reason."""
 
+_NOISE = 1e-5
+"""Steps of the factor below this are rounding: prices of seven digits leave up to 5e-6 on every
+bar, while the smallest dividends are a few ten-thousandths of the price. Taken for dividends they
+would make cash negative, taken for splits they would make every lot an odd one."""
+
 _STAMP_CN = ((np.datetime64("1990-01-01"), 0.001), (np.datetime64("2023-08-28"), 0.0005))
 
 
@@ -61,11 +66,13 @@ def market_rows(
     shape = history.close.shape
     close = np.nan_to_num(np.asarray(history.close, dtype=np.float64))
     opens = close if history.open is None else np.nan_to_num(np.asarray(history.open))
+    share_step, dividend = corporate_actions(history)
     volume_open = volume_close = np.full(shape, np.inf)
     if history.volume is not None:
         volume_close = np.nan_to_num(np.asarray(history.volume))
-        volume_open = trailing_median(volume_close, median_bars)
-    share_step, dividend = corporate_actions(history)
+        # In the shares of each row: before a split there were fewer of them.
+        split = np.cumprod(share_step, axis=0)
+        volume_open = trailing_median(volume_close / split, median_bars) * split
     days = history.times.astype("datetime64[D]")
     return MarketRows(
         open=np.ascontiguousarray(opens),
@@ -110,7 +117,7 @@ def corporate_actions(history: PriceHistory) -> tuple[Floats, Floats]:
     step = np.ones(shape)
     known = np.isfinite(factor[:-1]) & np.isfinite(factor[1:])
     np.divide(factor[1:], factor[:-1], out=step[1:], where=known)
-    step = np.where(np.abs(step - 1) < 1e-9, 1.0, step)
+    step = np.where(np.abs(step - 1) < _NOISE, 1.0, step)
     if history.price_basis == "raw":
         return step, dividend
     # close[t−1] / (close[t−1] − dividend) is what a dividend does to the factor.
