@@ -344,6 +344,18 @@ def test_least_lot_must_be_affordable() -> None:
     assert allowed(world, book_of(10_000.0, [0.0, 0.0]))["BUY"] == [True, True]
 
 
+def test_as_many_lots_as_the_least_value_takes_must_be_affordable() -> None:
+    # A lot is worth 600 and an order must be worth 1,000: two lots, 1,200 of 6,000.
+    world = flat_world(1, price=6.0, commission=0.0, lot=[100.0], min_lot=[100.0], min_value=1000.0)
+    assert allowed(world, book_of(5999.0, [0.0]))["BUY"] == [False]
+    assert allowed(world, book_of(6000.0, [0.0]))["BUY"] == [True]
+
+
+def test_holding_worth_less_than_its_fee_cannot_be_sold() -> None:
+    world = flat_world(2, min_commission=5.0)
+    assert allowed(world, book_of(0.0, [0.4, 0.6]))["SELL"] == [False, True]
+
+
 def test_target_weights_may_buy_without_cash() -> None:
     may = allowed(flat_world(2), book_of(0.0, [0.0, 5.0]), kind="weights")
     assert may["BUY"] == [True, True]
@@ -367,7 +379,7 @@ def test_what_is_allowed_at_the_close_is_filled(seed: int) -> None:
         min_lot=[0.0, 100.0, 200.0, 0.0],
         price_limits=True,
         t_plus_one=True,
-        min_value=float(rng.choice([0.0, 500.0])),
+        min_value=float(rng.choice([0.0, 500.0, 1700.0])),
         min_commission=float(rng.choice([0.0, 5.0])),
         initial_cash=float(rng.choice([3_000.0, 30_000.0, 300_000.0])),
         fill_open=False,

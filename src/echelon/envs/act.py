@@ -14,6 +14,7 @@ bought, whatever is asked: see `members_only`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
@@ -82,8 +83,9 @@ def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRul
 
     BUY needs an asset that is present, a member, traded at this bar and, where fills are at this
     close, below its upper limit; and money for the least order, fee included: a BUY's share of the
-    cash, or by target weights the whole book, as sells pay for buys. SELL needs something to sell,
-    a trade at this bar and, for fills at this close, a price above the lower limit and no T+1.
+    cash, or by target weights the whole book, as sells pay for buys. SELL needs something to sell
+    that is worth more than its fee, a trade at this bar and, for fills at this close, a price above
+    the lower limit and no T+1.
     """
     shape = book.shares.shape
     out = Holdings(
@@ -108,9 +110,11 @@ def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRul
         world.member,
         not world.fill_open and rules.price_limits,
         not world.fill_open and rules.t_plus_one,
+        rows.lot,
         rows.min_lot,
         max(rules.min_value, 1e-9),
         np.minimum(money / (1.0 + rules.commission), money - rules.min_commission),
+        rules.min_commission,
         out.weights,
         out.cash_share,
         out.allowed,
@@ -134,9 +138,11 @@ def _holdings(
     member: Bools,
     limits_now: bool,
     t_plus_one_now: bool,
+    lot: Floats,
     min_lot: Floats,
     least: float,
     money: Floats,
+    least_fee: float,
     weights: Floats32,
     cash_share: Floats32,
     allowed: Bools,
@@ -149,10 +155,14 @@ def _holdings(
             price, held = close[r, n], shares[e, n]
             weights[e, n] = held * price / worth
             trades = tradable[r, n] and not gone[r, n]
-            affordable = money[e] >= max(least, min_lot[n] * price)
-            buy = trades and affordable and present[r, n] and member[r, n]
+            order = least
+            if lot[n] > 0.0 and price > 0.0:
+                # As many lots as the least value takes: of one alone there may not be enough.
+                lots = math.ceil(least / (lot[n] * price) - 1e-9)
+                order = max(lots * lot[n], min_lot[n]) * price
+            buy = trades and money[e] >= order and present[r, n] and member[r, n]
             free = held - locked[e, n] if t_plus_one_now else held
-            sell = trades and free > 0.0
+            sell = trades and free * price > least_fee
             if limits_now:
                 buy = buy and price < limit_up[r, n] - 1e-6
                 sell = sell and price > limit_down[r, n] + 1e-6
