@@ -87,6 +87,39 @@ def test_buy_and_hold_leaves_out_what_cannot_be_bought_on_the_first_bar() -> Non
     assert np.isnan(found.actions[1:]).all()
 
 
+def test_buy_and_hold_goes_on_buying_what_the_volume_cap_cut_and_then_stops() -> None:
+    # 10 of the 50 shares a bar: five bars, and then no more.
+    world = make_world(
+        close=np.full((12, 1), 10.0),
+        open=np.full((12, 1), 10.0),
+        volume_open=np.full((12, 1), 100.0),
+        participation=0.1,
+        commission=0.0,
+        initial_cash=500.0,
+        window=1,
+        splits={"test": range(12)},
+    )
+    found = run("buy_and_hold", world, range(12))
+    assert found.fills.shares[:, 0].tolist() == [10.0] * 5 + [0.0] * 6
+    assert found.cash_share[-1] == 0.0
+    assert np.isnan(found.actions[5:]).all()
+
+
+def test_buy_and_hold_gives_up_what_is_not_for_sale_after_its_first_bar() -> None:
+    tradable = np.ones((12, 1), dtype=bool)
+    tradable[1] = False
+    world = make_world(
+        close=np.full((12, 1), 10.0),
+        tradable=tradable,
+        volume_open=np.full((12, 1), 100.0),
+        participation=0.1,
+        window=1,
+        splits={"test": range(12)},
+    )
+    found = run("buy_and_hold", world, range(12))
+    assert found.blotter()["not_filled"].to_list() == ["suspended"]
+
+
 def test_equal_weight_rebalances_every_so_many_bars() -> None:
     world = make_world(n_rows=40, n_assets=4, fill_open=False, commission=0.0)
     found = run("equal_weight", world, range(5, 38), "eval.rebalance_bars=7")

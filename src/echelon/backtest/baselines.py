@@ -1,7 +1,8 @@
 """Baselines: what an agent must beat, run by the same function on the same market.
 
     benchmark      the index, bought on the first bar without costs
-    buy_and_hold   equal amounts of what can be bought on the first bar, never touched again
+    buy_and_hold   equal amounts of what can be bought on the first bar, never touched again; what
+                   is more than the volume cap lets through is bought on the bars that follow
     equal_weight   the same share of every member, again every `eval.rebalance_bars`
     min_variance   least variance over the last `eval.estimation_bars` (skfolio), long only
     hrp            hierarchical risk parity on the same returns (skfolio)
@@ -17,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,27 @@ from echelon.envs.world import World, index_world
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
+_BOUGHT = 0.99
+"""An asset that has this share of its target weight is bought, and so is a book without cash."""
 _LEAST_HISTORY = 60
 """Bars an asset needs behind it before a covariance is estimated from them, unless
 `eval.estimation_bars` asks for fewer."""
 
 Estimate = Callable[[Floats], Floats]
 """Returns[L,M] of M assets over L bars → weights[M]."""
+
+
+class _Unfilled(NamedTuple):
+    """What a first order left to be bought: goal, now[N] weights; pending[N]: not whole yet."""
+
+    goal: Floats
+    pending: Bools
+    now: Floats
+
+    def after(self, now: Floats, cash_share: float) -> _Unfilled:
+        """The same a bar later; what the last order did not add to is given up."""
+        more = (now > self.now) & (now < _BOUGHT * self.goal) & (cash_share > 1.0 - _BOUGHT)
+        return _Unfilled(self.goal, self.pending & more, now)
 
 
 class _Rebalanced:
@@ -53,14 +69,33 @@ class _Rebalanced:
     def start(self, world: World, span: range) -> None:
         self._world = world
         self._first = span.start
+        self._unfilled: dict[int, _Unfilled] = {}
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         target = np.full(held.weights.shape, np.nan)
         for e, t in enumerate(row.tolist()):
-            since = t - self._first
+            since, now = t - self._first, held.weights[e].astype(np.float64)
             if since == 0 or (self._every is not None and since % self._every == 0):
-                target[e] = self._weights(t, held.allowed[e], held.weights[e])
+                target[e] = self._weights(t, held.allowed[e], now)
+                if self._every is None:
+                    self._unfilled[e] = _Unfilled(target[e], self._beyond_cap(t, target[e]), now)
+            elif e in self._unfilled:
+                left = self._unfilled.pop(e).after(now, float(held.cash_share[e]))
+                if left.pending.any():
+                    self._unfilled[e] = left
+                    target[e] = np.where(left.pending, left.goal, np.nan)
         return target
+
+    def _beyond_cap(self, t: int, weights: Floats) -> Bools:
+        """[N] of which the first order, at row t, is more than the volume cap lets through."""
+        world = self._world
+        share, rows = world.rules.participation, world.rows
+        if not np.isfinite(share):
+            return np.zeros(len(weights), dtype=bool)
+        # The median of the bars up to t stands at t + 1, where the order is filled.
+        volume = rows.volume_open[t + 1] if world.fill_open else rows.volume_close[t]
+        amount = np.nan_to_num(weights) * world.initial_cash
+        return np.asarray(amount > share * volume * rows.close[t])
 
     def _weights(self, t: int, allowed: Bools, current: Floats) -> Floats:
         """Weights[N]; assets that cannot be traded are left, and their share is kept free."""
