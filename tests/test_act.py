@@ -154,6 +154,19 @@ def test_remainder_below_the_least_order_is_sold_whole() -> None:
     assert fills.shares[0, 0] == -10.5
 
 
+def test_half_that_is_worth_enough_only_before_it_is_rounded_to_lots_is_sold_whole() -> None:
+    # Half of 300 at 7 is worth 1,050, but the lot of it that can be sold only 700.
+    orders = discrete_orders(
+        np.array([[SELL]]),
+        book_of(0.0, [300.0]),
+        ActionRule("discrete"),
+        np.array([[7.0]]),
+        np.array([100.0]),
+        1000.0,
+    )
+    assert orders.shares.tolist() == [[-300.0]]
+
+
 def test_selling_nothing_by_configuration_sells_nothing() -> None:
     rule = ActionRule("discrete", sell_pct=0.0)
     orders = discrete_orders(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.market import Book, Orders, Rules
+from echelon.market.rules import sellable_lots
 from echelon.types import Bools, Floats, Floats32
 
 Kind = Literal["discrete", "weights"]
@@ -220,10 +221,12 @@ def _discrete_orders(
                 spend[e, n] = money[e]
             elif actions[e, n] == _SELL:
                 sold = sell_pct * held[e, n]
-                if sold * close[e, n] < min_value:
-                    sold = held[e, n]
-                elif sold < lot[n]:
+                if sold < lot[n]:
                     sold = min(lot[n], held[e, n])
+                # The market rounds to lots before it looks at the value.
+                whole = sellable_lots(sold, held[e, n], lot[n])
+                if whole * close[e, n] < min_value:
+                    sold = held[e, n]
                 shares[e, n] = -sold if sell_pct > 0.0 else 0.0
 
 
