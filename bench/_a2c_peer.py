@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3 import A2C
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -144,7 +145,7 @@ def make_learner(config: Config, world: World, n_envs: int) -> A2C:
     """SB3's A2C with the configuration's settings on `n_envs` environments in this process."""
     train = config.train
     env = DummyVecEnv([lambda: WindowEnv(world, config)] * n_envs)
-    return A2C(
+    learner = A2C(
         WindowPolicy,
         env,
         learning_rate=train.lr_actor,
@@ -160,3 +161,6 @@ def make_learner(config: Config, world: World, n_envs: int) -> A2C:
         seed=config.seed,
         device="cpu",
     )
+    # Otherwise every call of `learn` makes a directory for its log.
+    learner.set_logger(Logger(None, []))
+    return learner
