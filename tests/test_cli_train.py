@@ -106,6 +106,18 @@ def test_second_training_is_refused_unless_told_to_overwrite(
     assert again == _weights(trained.run, 43)
 
 
+def test_overwrite_leaves_alone_what_another_process_is_training(
+    shell: Shell, trained: Trained
+) -> None:
+    trained.copy("run")
+    before = _weights(Path("run"))
+    with exclusive_lock(seed_directory(Path("run"), 42) / ".train.lock", "it"):
+        code, _, err = shell("train", *trained.words, "--output-dir", "run", "--overwrite")
+    assert code != 0
+    assert "another process" in err
+    assert _weights(Path("run")) == before
+
+
 def test_processes_side_by_side_end_with_the_same_weights(shell: Shell, trained: Trained) -> None:
     options = ("--output-dir", "run", "--seeds", "2", "--workers", "2")
     shell.works("train", *trained.words, *options)

@@ -312,6 +312,14 @@ def test_training_stops_after_so_many_validations_without_a_better_one(tmp_path:
     assert done.ending == "patience"
 
 
+def test_more_patience_goes_on_where_less_had_ended(tmp_path: Path) -> None:
+    agent = with_scores(training(tmp_path, EVERY, "train.patience=2"), 1.0, 0.5, 0.5)
+    assert agent.run().ending == "patience"
+    for patience, ended in (("1", True), ("2", True), ("3", False), ("null", False)):
+        config = small_config(EVERY, f"train.patience={patience}")
+        assert (finished_outcome(config, tmp_path) is not None) == ended
+
+
 def test_a_better_score_renews_the_patience(tmp_path: Path) -> None:
     agent = with_scores(training(tmp_path, EVERY, "train.patience=2"), 1, 0, 2, 0, 3, 0)
     assert agent.run().ending == "done"

@@ -74,7 +74,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: all steps done, no progress for `train.patience`, or stopped."""
+    """How training ended: all steps done, no progress for `train.patience`, or stopped.
+
+    since_best: validations since the best one
+    """
 
     seed: int
     ending: Ending
@@ -82,6 +85,7 @@ class Outcome:
     best_step: int
     best_score: float
     seconds: float
+    since_best: int = 0
 
 
 class Worlds(NamedTuple):
@@ -196,7 +200,13 @@ class Training:
             self._finish(sinks, log, "failed")
             raise
         outcome = Outcome(
-            self.seed, ending, learner.steps, course.best_step, course.best_score, log.seconds
+            self.seed,
+            ending,
+            learner.steps,
+            course.best_step,
+            course.best_score,
+            log.seconds,
+            course.since_best,
         )
         self._finish(sinks, log, "interrupted" if ending == "stopped" else "finished")
         text = json.dumps(outcome.__dict__, indent=1) + "\n"
@@ -375,12 +385,19 @@ class TrainedRun:
             ) from None
         return ActorPolicy(net, self.config, seed, f"seed {seed}")
 
+    @cached_property
+    def _loaded(self) -> dict[int, Checkpoint]:
+        return {}
+
     def _best(self, seed: int) -> Checkpoint:
-        directory = self.path / "seeds" / str(seed) / "checkpoints"
-        path = best_checkpoint(directory)
-        if path is None:
-            raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
-        return load_checkpoint(path, config_hash=training_hash(self.config))
+        """Read once: beside a training, a second look may find a better one."""
+        if seed not in self._loaded:
+            directory = self.path / "seeds" / str(seed) / "checkpoints"
+            path = best_checkpoint(directory)
+            if path is None:
+                raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
+            self._loaded[seed] = load_checkpoint(path, config_hash=training_hash(self.config))
+        return self._loaded[seed]
 
 
 def seed_directory(run: Path, seed: int) -> Path:
@@ -394,7 +411,9 @@ def finished_outcome(config: Config, directory: Path) -> Outcome | None:
         outcome = Outcome(**json.loads((directory / RESULT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None  # never ended, or the note of it is gone: going on finds the same end
-    if outcome.ending == "patience" or outcome.step >= config.train.total_env_steps:
+    patience = config.train.patience  # perhaps more of it than when the training ended
+    impatient = patience is not None and outcome.since_best >= patience
+    if outcome.step >= config.train.total_env_steps or (outcome.ending == "patience" and impatient):
         return outcome
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
 from echelon.config import Config, load_config
 from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -230,8 +232,13 @@ def _make_room(directory: Path, overwrite: bool) -> None:
             f"{directory}: holds a trained run. Go on with it (--resume {directory}), name another "
             "directory (--output-dir), or train anew in its place (--overwrite)."
         )
-    for part in ("seeds", "evaluations", "report"):
-        shutil.rmtree(directory / part, ignore_errors=True)
+    with ExitStack() as locks:
+        for seed in sorted((directory / "seeds").iterdir()):
+            if seed.is_dir():
+                lock = exclusive_lock(seed / ".train.lock", f"the training in {seed}")
+                locks.enter_context(lock)
+        for part in ("seeds", "evaluations", "report"):
+            shutil.rmtree(directory / part, ignore_errors=True)
 
 
 def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path) -> str:
