@@ -73,6 +73,8 @@ def test_both_checkers_accept_every_face(
             make_env(split=split, actions=actions, observation=observation),
             skip_render_check=True,  # nothing is drawn
         )
+    observed, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observed)
 
 
 def test_spaces_follow_world_and_state() -> None:

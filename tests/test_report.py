@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -398,6 +400,15 @@ def test_lead_names_best_baseline_and_benchmark_with_their_values(run: Path) -> 
     assert label.format(sharpe["benchmark"]) in said
     word = {"above": "above", "below": "below", "level": "no further from"}
     assert word[verdict(agent, sharpe[best])] in said
+
+
+def test_lead_compares_nothing_with_what_is_not_known(run: Path) -> None:
+    split = gather(run, ["test"]).main
+    unknown = {seed: {**m, "calmar": math.nan} for seed, m in split.evaluation.seeds.items()}
+    silent = replace(split, evaluation=replace(split.evaluation, seeds=unknown))
+    said = lead(silent, Words("en"), "calmar")
+    assert "below" not in said
+    assert "above" not in said
 
 
 def test_best_value_leaves_out_cash_where_less_is_better() -> None:

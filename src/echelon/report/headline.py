@@ -75,7 +75,13 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
     for rival in against:
         value = label.format(values[rival.key][measure])
         said.append(words("lead_other", name=rival.label(words, in_text=True), value=value))
-    found = [(verdict(agent, values[r.key][measure]), words.in_text(r.key)) for r in against]
+    found = [
+        (verdict(agent, values[r.key][measure]), words.in_text(r.key))
+        for r in against
+        if not math.isnan(agent.mean + values[r.key][measure])  # what is not known is not compared
+    ]
+    if not found:
+        return words("join").join(said) + words("stop")
     return words("join").join(said) + words("colon") + _compared(found, words) + words("stop")
 
 
