@@ -116,7 +116,7 @@ def prove_seed(job: MomentumJob, report: Report, should_stop: ShouldStop) -> See
     """Train one agent and let it and the references trade the test draws."""
     market, config = job.market, job.config
     own = [market.draw(job.seed, "train"), market.draw(job.seed, "valid")]
-    unseen = [market.draw(k, "test") for k in range(job.n_draws)]
+    unseen = [market.draw(k, "unseen") for k in range(job.n_draws)]
     train, valid, *tests = planted_worlds([*own, *unseen], config)
     training = Training(
         config,
