@@ -470,9 +470,16 @@ def test_hash_of_a_training_leaves_out_how_long_and_where_it_is_logged() -> None
     free = (
         *("train.total_env_steps=7", "train.patience=3", "train.keep_checkpoints=1", "seed=9"),
         *("train.checkpoint_every_steps=3", "train.seeds=4", "logging.output_dir=elsewhere"),
+        *("eval.baselines=[cash]", "eval.rebalance_bars=5", "eval.momentum_bars=9"),
     )
     assert training_hash(small_config(*free)) == mine
-    for bound in ("train.gamma=0.9", "buy_pct=0.1", "window=5", "market.fill=close"):
+    for bound in (
+        "train.gamma=0.9",
+        "buy_pct=0.1",
+        "window=5",
+        "market.fill=close",
+        "eval.use_fee=false",
+    ):
         assert training_hash(small_config(bound)) != mine, bound
     # With a schedule the rates depend on how long it goes on.
     linear = "train.lr_schedule=linear"

@@ -27,6 +27,7 @@ from echelon.agents.a2c import A2C, Metrics
 from echelon.agents.policy import ActorPolicy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, fingerprint, load_config
+from echelon.config.agents import BASELINE_SETTINGS
 from echelon.envs.world import World, world_of
 from echelon.errors import StoreError
 from echelon.features.prepared import Prepared
@@ -317,13 +318,19 @@ def _passed(before: int, after: int, interval: int) -> bool:
 
 
 def training_hash(config: Config) -> str:
-    """Hash of what training depends on: how long it goes on and where it is logged is left out."""
+    """Hash of what training depends on.
+
+    Left out: how long it goes on, where it is logged, and what it is compared with afterwards.
+    """
     free = ["seeds", "patience", "keep_checkpoints", "checkpoint_every_steps"]
     if config.train.lr_schedule == "constant":
         free.append("total_env_steps")
     plain = type(config.train)()
     train = config.train.model_copy(update={name: getattr(plain, name) for name in free})
-    changes = {"train": train, "seed": 0, "logging": type(config.logging)()}
+    judged = config.eval.model_copy(
+        update={name: getattr(type(config.eval)(), name) for name in BASELINE_SETTINGS}
+    )
+    changes = {"train": train, "seed": 0, "eval": judged, "logging": type(config.logging)()}
     return fingerprint(config.model_copy(update=changes))
 
 

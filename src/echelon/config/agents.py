@@ -169,6 +169,10 @@ class EvalConfig(Section):
     """The momentum baseline buys what rose over this many bars and sells the rest."""
 
 
+BASELINE_SETTINGS = ("metrics", "baselines", "rebalance_bars", "estimation_bars", "momentum_bars")
+"""Keys of `eval` that no agent's own backtest depends on."""
+
+
 class LoggingConfig(Section):
     """Where results go."""
 

@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-BASELINES = (
-    "benchmark",
-    "buy_and_hold",
-    "equal_weight",
-    "min_variance",
-    "hrp",
-    "momentum",
-    "random",
-    "cash",
-)
+from echelon.config.agents import EvalConfig
+
+BASELINES: tuple[str, ...] = EvalConfig().baselines
 """Baselines with colours of their own; any other one is grey."""
 ASSET_COLOURS = 16
 
