@@ -12,6 +12,7 @@ the same steps as one that is not, and ends with the same weights, bit for bit.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -26,7 +27,7 @@ import torch
 from echelon.agents.a2c import A2C, Metrics
 from echelon.agents.policy import ActorPolicy
 from echelon.backtest.run import run_backtest
-from echelon.config import Config, fingerprint, load_config
+from echelon.config import Config, load_config
 from echelon.config.agents import BASELINE_SETTINGS
 from echelon.envs.world import World, world_of
 from echelon.errors import StoreError
@@ -47,6 +48,12 @@ from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
 
 RESULT = "result.json"
+
+_TRAINED_BY = (
+    *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
+    *("market", "reward", "state", "model", "train", "eval"),
+)
+"""Parts of the configuration that training depends on; the seed is checked on its own."""
 
 Ending = Literal["done", "patience", "stopped"]
 
@@ -320,18 +327,18 @@ def _passed(before: int, after: int, interval: int) -> bool:
 def training_hash(config: Config) -> str:
     """Hash of what training depends on.
 
-    Left out: how long it goes on, where it is logged, and what it is compared with afterwards.
+    Left out: how long it goes on, where it is logged, what it is compared with afterwards, where
+    the data came from (they have a hash of their own), and every key that has its default, so
+    that keys which come with a later version leave the hashes of older runs alone.
     """
     free = ["seeds", "patience", "keep_checkpoints", "checkpoint_every_steps"]
     if config.train.lr_schedule == "constant":
         free.append("total_env_steps")
-    plain = type(config.train)()
-    train = config.train.model_copy(update={name: getattr(plain, name) for name in free})
-    judged = config.eval.model_copy(
-        update={name: getattr(type(config.eval)(), name) for name in BASELINE_SETTINGS}
-    )
-    changes = {"train": train, "seed": 0, "eval": judged, "logging": type(config.logging)()}
-    return fingerprint(config.model_copy(update=changes))
+    tree = config.model_dump(mode="json", exclude_defaults=True, include=set(_TRAINED_BY))
+    for section, keys in (("train", free), ("eval", BASELINE_SETTINGS)):
+        tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
+    text = json.dumps(tree, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
