@@ -7,6 +7,7 @@ or of an agent's section is in neither list, so a new key cannot arrive without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from echelon.cli.console import out
 from echelon.cli.evaluate import print_evaluation
 from echelon.cli.options import run_directory
 from echelon.config import Config, load_config
+from echelon.data.calendars import sessions
 from echelon.data.datasets import ensure_dataset
 from echelon.envs import World
 from echelon.errors import ConfigError
 from echelon.evaluation.evaluate import Evaluation
+from echelon.evaluation.folds import plan_folds
 from echelon.features import Prepared, prepare
 from echelon.features.registry import select
 from echelon.market import resolve_rules
@@ -67,7 +70,7 @@ ELSEWHERE = {
     "train.seeds",
 }
 FILES = ("qtmrl", "qtmrl-fast", "hierarchical", "demo")
-OURS = ("state", "model", "train", "reward", "eval", "logging")
+OURS = ("state", "model", "train", "reward", "eval", "logging", "walk_forward")
 """Sections of which every key must have an effect, whether a shipped file names it or not."""
 
 
@@ -253,6 +256,12 @@ def _summary(bench: Bench, *overrides: str) -> object:
     return printed.get()
 
 
+def _folds(bench: Bench, *overrides: str) -> object:
+    """Folds of a walk-forward through data that end in the middle of a year."""
+    times = sessions("XNYS", date(2000, 1, 3), date(2018, 6, 29))
+    return plan_folds(bench.config(*overrides).walk_forward, times)
+
+
 def _sinks(bench: Bench, *overrides: str) -> object:
     """What is opened to log to, or why not: nobody has a key in these tests."""
     with pytest.MonkeyPatch.context() as patch:
@@ -351,6 +360,16 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "eval.rebalance_bars": ("eval.rebalance_bars=5", _few_baselines),
     "eval.estimation_bars": ("eval.estimation_bars=30", _few_baselines),
     "eval.momentum_bars": ("eval.momentum_bars=3", _few_baselines),
+    "walk_forward.scheme": ("walk_forward.scheme=expanding", _folds),
+    "walk_forward.unit": ("walk_forward.unit=month", _folds),
+    "walk_forward.train": ("walk_forward.train=5", _folds),
+    "walk_forward.valid": ("walk_forward.valid=1", _folds),
+    "walk_forward.test": ("walk_forward.test=2", _folds),
+    "walk_forward.first_test": ("walk_forward.first_test=2010-01-01", _folds),
+    "walk_forward.last_test": ("walk_forward.last_test=2015-12-31", _folds),
+    "walk_forward.purge_bars": ("walk_forward.purge_bars=2", _folds),
+    "walk_forward.embargo_bars": ("walk_forward.embargo_bars=0", _folds),
+    "walk_forward.partial": ("walk_forward.partial=true", _folds),
 }
 
 

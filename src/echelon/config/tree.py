@@ -23,6 +23,7 @@ from echelon.config.agents import (
 from echelon.config.data import DataConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
 from echelon.config.market import MarketConfig
+from echelon.config.walkforward import WalkForwardConfig
 
 Span = tuple[date, date]
 
@@ -96,6 +97,8 @@ class Config(Section):
     """The router."""
     trainer: TrainerConfig = TrainerConfig()
     """Training of the hierarchy."""
+    walk_forward: WalkForwardConfig = WalkForwardConfig()
+    """Folds of `echelon walk-forward`."""
 
     @field_validator("assets")
     @classmethod

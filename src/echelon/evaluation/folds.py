@@ -1,0 +1,211 @@
+"""Folds of a walk-forward: windows of time that move through the data, by the calendar.
+
+    fold 2008   |------- train -------|p|-- valid --|e|- test -|
+    fold 2009           |------- train -------|p|-- valid --|e|- test -|
+
+1. Test windows tile the calendar, one beginning where the one before ends.
+2. Before each lies its validation window, before that its train window.
+3. `purge_bars` (p) at the end of train and `embargo_bars` (e) at the end of validation belong to
+   no window.
+
+Why p and e are short. Purging and embargo come from cross-validation (López de Prado 2018), where
+training data lie on both sides of the test window: labels reach forward into it, features reach
+back into it. Here nothing is ever trained on what follows a window that it is tested on, so there
+are only two things to keep apart. A reward reaches one bar ahead (decide at a close, mark at the
+next one), so one bar is dropped between train and validation, and the window that chooses shares
+no return with the one that teaches. And volatility clusters: the last days of validation and the
+first of the test are alike, so that what was chosen by the former looks better on the latter than
+it should; a trading week is dropped between them. That features look *back* into earlier windows
+is no leak: that past is known on the day, in live trading too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.config.tree import Span, SplitConfig
+from echelon.config.walkforward import WalkForwardConfig
+from echelon.errors import ConfigError, DataError
+from echelon.types import Times
+
+_MONTHS = {"year": 12, "month": 1}
+_REST = timedelta(days=10)
+"""A window whose first or last days have no bars is whole all the same, up to this: markets rest
+at new year and in golden weeks."""
+_LEAST = 2
+"""Bars of a window: one to decide on and one to be marked at."""
+
+
+class Bars(NamedTuple):
+    """How many bars each window of a fold has."""
+
+    train: int
+    valid: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One train, validation and test window.
+
+    name: the calendar units of the test window, `2008`, `2008-03` or `2008..2009`
+    train, valid, test: days of the first and the last bar
+    partial: the test window is shorter than asked for, because data or `last_test` end in it
+    """
+
+    name: str
+    train: Span
+    valid: Span
+    test: Span
+    bars: Bars
+    partial: bool = False
+
+    @property
+    def split(self) -> SplitConfig:
+        """The windows as a configuration has them."""
+        return SplitConfig(train=self.train, valid=self.valid, test=self.test)
+
+
+class _Edges(NamedTuple):
+    """Months in which a fold's windows begin, and the one after its last; counted from year 0."""
+
+    train: int
+    valid: int
+    test: int
+    end: int
+
+
+def plan_folds(config: WalkForwardConfig, times: Times) -> tuple[Fold, ...]:
+    """The folds that fit bars at `times`[T]; raises where there is none."""
+    days = times.astype("datetime64[D]")
+    folds = tuple(_fold(config, days, edges) for edges in _edges(config, days))
+    if not folds:
+        raise DataError(_no_fold(config, days))
+    return folds
+
+
+def _edges(config: WalkForwardConfig, days: Times) -> Iterator[_Edges]:
+    """Calendar windows of the folds; the last may be partial if that is asked for."""
+    unit = _MONTHS[config.unit]
+    test = _first_test(config, days)
+    while True:
+        valid = test - config.valid * unit
+        edges = _Edges(valid - config.train * unit, valid, test, test + config.test * unit)
+        missing = _is_cut(config, days, edges.end)
+        if missing and not (config.partial and len(_rows(config, days, edges).test) >= _LEAST):
+            return
+        yield edges
+        if missing:
+            return
+        test = edges.end
+
+
+def _first_test(config: WalkForwardConfig, days: Times) -> int:
+    """Month of the first test window: after a whole train and validation window, and as asked."""
+    unit = _MONTHS[config.unit]
+    begin = days[0].astype(date)
+    start = _month(begin) // unit * unit
+    if begin - _day(start) > _REST:
+        start += unit
+    test = start + (config.train + config.valid) * unit
+    if config.first_test is not None:
+        asked = _month(config.first_test)
+        asked += config.first_test.day > 1
+        test = max(test, -(-asked // unit) * unit)
+    return test
+
+
+def _is_cut(config: WalkForwardConfig, days: Times, end: int) -> bool:
+    """Whether the data, or the last day asked for, end within a window that goes up to `end`."""
+    last = _day(end) - timedelta(days=1)
+    known = days[-1].astype(date)
+    return last - known > _REST or (config.last_test is not None and last > config.last_test)
+
+
+class _Rows(NamedTuple):
+    """Rows of the bars in each window."""
+
+    train: range
+    valid: range
+    test: range
+
+
+def _rows(config: WalkForwardConfig, days: Times, edges: _Edges) -> _Rows:
+    train, valid, test, end = (int(np.searchsorted(days, np.datetime64(_day(m)))) for m in edges)
+    if config.scheme == "expanding":
+        train = 0
+    if config.last_test is not None:
+        last = np.datetime64(config.last_test)
+        end = min(end, int(np.searchsorted(days, last, side="right")))
+    return _Rows(
+        range(train, _before(days, train, valid, config.purge_bars)),
+        range(valid, _before(days, valid, test, config.embargo_bars)),
+        range(test, end),
+    )
+
+
+def _before(days: Times, start: int, stop: int, bars: int) -> int:
+    """End of the window [start, stop) with that many bars dropped from it, by whole days."""
+    if stop - start <= bars:
+        return start
+    return int(np.searchsorted(days, days[stop - bars])) if bars else stop
+
+
+def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
+    rows = _rows(config, days, edges)
+    name = _name(config, edges)
+    for window, found in rows._asdict().items():
+        if len(found) < _LEAST:
+            raise ConfigError(
+                f"walk-forward fold {name}: its {window} window has {len(found)} bars, and needs "
+                f"{_LEAST} at least. Lengthen walk_forward.{window} ({getattr(config, window)} "
+                f"{config.unit}), or drop fewer bars (purge_bars {config.purge_bars}, embargo_bars "
+                f"{config.embargo_bars})."
+            )
+    train, valid, test = ((days[r.start].astype(date), days[r.stop - 1].astype(date)) for r in rows)
+    bars = Bars(*map(len, rows))
+    return Fold(name, train, valid, test, bars, _is_cut(config, days, edges.end))
+
+
+def _name(config: WalkForwardConfig, edges: _Edges) -> str:
+    """`2008`, `2008-03`, or the first and the last of several."""
+    form = "%Y" if config.unit == "year" else "%Y-%m"
+    first, last = (_day(m).strftime(form) for m in (edges.test, edges.end - 1))
+    return first if first == last else f"{first}..{last}"
+
+
+def _no_fold(config: WalkForwardConfig, days: Times) -> str:
+    first, last = (days[k].astype(date) for k in (0, -1))
+    test = _first_test(config, days)
+    end = _day(test + config.test * _MONTHS[config.unit]) - timedelta(days=1)
+    asked = (
+        f"walk_forward asks for {config.train} + {config.valid} + {config.test} {config.unit}s to "
+        f"train, validate and test"
+    )
+    bounds = [
+        f"{name}={getattr(config, name)}"
+        for name in ("first_test", "last_test")
+        if getattr(config, name) is not None
+    ]
+    if bounds:
+        asked += f", tests within {' and '.join(bounds)}"
+    remedy = "Shorten the windows, count them in months (unit: month), or use more data"
+    if not config.partial:
+        remedy += ", or allow a test window that the data end in (partial: true)"
+    return (
+        f"no fold fits: the data run from {first} to {last}, and {asked}. The first test window "
+        f"would be {_day(test)} to {end}. {remedy}."
+    )
+
+
+def _month(day: date) -> int:
+    return day.year * 12 + day.month - 1
+
+
+def _day(month: int) -> date:
+    return date(month // 12, month % 12 + 1, 1)
