@@ -18,6 +18,14 @@ from echelon.evaluation.statistics.bootstrap import (
     sharpe_difference,
 )
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE, Claim, judge
+from echelon.evaluation.statistics.overfitting import (
+    MIN_CONFIGURATIONS,
+    Overfitting,
+    Superiority,
+    backtest_overfitting,
+    overfitting_probability,
+    superior_ability,
+)
 from echelon.evaluation.statistics.seeds import Interval, interquartile_mean, seed_interval
 from echelon.evaluation.statistics.sharpe import (
     Deflation,
@@ -32,12 +40,16 @@ from echelon.evaluation.statistics.sharpe import (
 
 __all__ = [
     "DEFLATED_ABOVE",
+    "MIN_CONFIGURATIONS",
     "MIN_PERIODS",
     "Claim",
     "Deflation",
     "Interval",
     "Moments",
+    "Overfitting",
     "SharpeDifference",
+    "Superiority",
+    "backtest_overfitting",
     "block_length",
     "deflate",
     "deflate_by_sharpes",
@@ -46,7 +58,9 @@ __all__ = [
     "interquartile_mean",
     "judge",
     "moments",
+    "overfitting_probability",
     "probabilistic_sharpe",
     "seed_interval",
     "sharpe_difference",
+    "superior_ability",
 ]
