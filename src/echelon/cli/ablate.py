@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.console import add_row, err, numbers, out, progress_bar, set_up_logging, warn
+from echelon.cli.batch import batch_directory, raise_failures, run_batch
+from echelon.cli.console import add_row, numbers, out, set_up_logging, warn
 from echelon.cli.evaluate import COLUMNS
 from echelon.cli.options import (
     ConfigFile,
@@ -17,15 +18,13 @@ from echelon.cli.options import (
     Overrides,
     Quarantine,
     configured,
-    run_directory,
 )
 from echelon.cli.train import Seeds, Workers, default_workers
-from echelon.cli.watch import watching
 from echelon.config import Config
-from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.errors import UsageError
 
 if TYPE_CHECKING:
-    from echelon.evaluation.ablation import Ablation, AblationResult, Course
+    from echelon.evaluation.ablation import Ablation, AblationResult
     from echelon.evaluation.variants import Variant
 
 Grid = Annotated[
@@ -65,7 +64,8 @@ def ablate(
     indicators; TimeCNN or Transformer; return or log return; rule 20/50 or 10/30; entropy 0 or
     0.05. The test window is not touched. Ctrl-C stops in order, and `--resume` goes on.
     """
-    from echelon.evaluation.ablation import Ablation, with_seeds
+    from echelon.evaluation.ablation import Ablation
+    from echelon.evaluation.batch import with_seeds
 
     if resume is not None:
         if config or override or output_dir or grid or variants or overwrite:
@@ -80,71 +80,32 @@ def ablate(
         if seeds is not None:
             base = with_seeds(base, seeds)
         chosen = _variants(base, grid, variants)
-        directory = _directory(config, output_dir, base)
+        directory = batch_directory(config, output_dir, base, "ablation")
         ablation = Ablation.of(directory, base, chosen)
-    with ablation.locked():
+    batch = ablation.batch
+    with batch.locked():
         if resume is None:
-            ablation.begin(overwrite=overwrite)
-        else:
-            ablation.save()  # with the number of seeds of now
-        run_ablation(ablation, workers or default_workers(ablation.base), quarantine)
+            batch.begin(overwrite=overwrite)
+        ablation.save()  # with the number of seeds of now
+        run_ablation(ablation, workers or default_workers(batch.base), quarantine)
 
 
 def run_ablation(ablation: Ablation, workers: int, quarantine: bool) -> None:
     """Prepare, train, evaluate, print, write and draw; raises at the end where a variant failed."""
-    from echelon.evaluation.ablation import Course, summarise
+    from echelon.evaluation.ablation import summarise
     from echelon.report.ablation import draw_ablation
 
-    directory, course = ablation.directory, Course()
-    try:
-        _run_steps(ablation, course, workers, quarantine)
-    except KeyboardInterrupt:
-        course.stopped = True
-    if course.stopped:
-        raise Stopped(_how_to_go_on(ablation, course))
+    batch, directory = ablation.batch, ablation.batch.directory
+    course = run_batch(batch, workers, quarantine)
     result = summarise(ablation, course)
     (directory / "ablation.png").unlink(missing_ok=True)  # of an earlier session, perhaps
     result.write(directory)
     if any(row.seeds for row in result.rows):
-        draw_ablation(result, ablation.base, directory / "ablation.png")
+        draw_ablation(result, batch.base, directory / "ablation.png")
         print_result(result)
         typer.echo(f"picture: {directory / 'ablation.png'}")
     typer.echo(f"table: {directory / 'ablation.csv'}")
-    _raise_failures(ablation, course)
-
-
-def _run_steps(ablation: Ablation, course: Course, workers: int, quarantine: bool) -> None:
-    from echelon.agents.training import Outcome, Progress
-    from echelon.evaluation.ablation import (
-        evaluate_variants,
-        plan_training,
-        prepare_variants,
-        train_variants,
-    )
-
-    with progress_bar("preparing variants") as bar:
-        prepare_variants(ablation, course, quarantine=quarantine, on_variant=bar.of)
-    plan = plan_training(ablation, course)
-    before = len(course.data) * len(ablation.seeds) - len(plan)
-    err.print(
-        f"{len(course.data)} variants × {len(ablation.seeds)} seeds: {len(plan)} to train, "
-        f"{before} done before; {workers} at a time"
-    )
-    labels = [f"{ablation.variants[job.k].name} {job.seed.seed}" for job in plan]
-    totals = [job.seed.config.train.total_env_steps for job in plan]
-    with watching(labels, totals) as watch:
-
-        def show(job: int, message: object) -> None:
-            if isinstance(message, Progress):
-                watch.progress(job, message)
-            elif isinstance(message, Outcome) and message.ending != "stopped":
-                watch.ended(job, message)
-
-        train_variants(ablation, course, plan, workers=workers, on_report=show)
-    if course.stopped:
-        return
-    with progress_bar("validating variants") as bar:
-        evaluate_variants(ablation, course, on_variant=bar.of)
+    raise_failures(batch, course)
 
 
 def print_result(result: AblationResult) -> None:
@@ -193,34 +154,3 @@ def _variants(base: Config, grid: bool, file: Path | None) -> list[Variant]:
                 warn(f"variant {variant.name!r} is what the base is already, and is left out")
         return kept
     return full_grid(base) if grid else one_at_a_time(base)
-
-
-def _directory(config: Path | None, output_dir: Path | None, base: Config) -> Path:
-    """--output-dir, or one named after the configuration, apart from its ordinary run."""
-    if output_dir is not None:
-        return output_dir
-    usual = run_directory(config, None, None, base.logging.output_dir)
-    return usual.with_name(f"{usual.name}-ablation")
-
-
-def _how_to_go_on(ablation: Ablation, course: Course) -> str:
-    ended = sum(len(outcomes) for outcomes in course.outcomes.values())
-    return (
-        f"{ended} of {len(ablation.variants) * len(ablation.seeds)} trainings ended, the others "
-        f"have checkpoints. Go on with: echelon ablate --resume {ablation.directory}"
-    )
-
-
-def _raise_failures(ablation: Ablation, course: Course) -> None:
-    """Name the variants that failed; a bug of ours is shown as one."""
-    if not course.errors:
-        return
-    for errors in course.errors.values():
-        for error in errors:
-            if not isinstance(error, EchelonError | OSError):
-                raise error
-    lines = [f"  {ablation.variants[k].name}: {course.problem(k)}" for k in sorted(course.errors)]
-    raise EchelonError(
-        f"{len(lines)} of {len(ablation.variants)} variants failed; the others are done. Mend what "
-        f"can be and go on with: echelon ablate --resume {ablation.directory}\n" + "\n".join(lines)
-    )

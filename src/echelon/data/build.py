@@ -44,20 +44,17 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
     store = store.pinned(name)  # an import meanwhile must not mix two versions
     manifest = store.manifest(name)
     facts = _choose(store.symbols(name), request.symbols, name)
-    symbols = tuple(facts["symbol"])
-    start = datetime.combine(request.start, time.min) if request.start else None
-    end = datetime.combine(request.end, time.max) if request.end else None
-    keys = store.partitions(name, start, end)
-    if not keys:
-        first, last = manifest.span
-        raise DataError(
-            f"dataset {name!r} has no bars between {request.start} and {request.end}; "
-            f"it runs from {first.date()} to {last.date()}."
-        )
-    wanted = symbols if request.symbols else None
-    times = _time_axis(store, manifest, keys, wanted, start, end)
-    grids, st = _scatter(store, manifest, keys, times, symbols, request.symbols)
+    keys = _partitions(store, name, request)
+    times = _time_axis(store, manifest, keys, request)
+    grids, st = _scatter(store, manifest, keys, times, tuple(facts["symbol"]), request.symbols)
     return _derive(manifest, store, request, times, facts, grids, st)
+
+
+def panel_times(store: Store, name: str, request: PanelRequest) -> Times:
+    """The time axis that `build_panel` would lay, without the bars."""
+    store = store.pinned(name)
+    _choose(store.symbols(name), request.symbols, name)
+    return _time_axis(store, store.manifest(name), _partitions(store, name, request), request)
 
 
 def has_limits(mode: str, info: SourceInfo) -> bool:
@@ -86,19 +83,35 @@ def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFr
     return order.join(table, on="symbol", how="left", maintain_order="left")
 
 
+def _partitions(store: Store, name: str, request: PanelRequest) -> list[str]:
+    """Keys of the partitions inside the asked span."""
+    keys = store.partitions(name, *_bounds(request))
+    if not keys:
+        first, last = store.manifest(name).span
+        raise DataError(
+            f"dataset {name!r} has no bars between {request.start} and {request.end}; "
+            f"it runs from {first.date()} to {last.date()}."
+        )
+    return keys
+
+
+def _bounds(request: PanelRequest) -> tuple[datetime | None, datetime | None]:
+    """First and last moment of the asked span."""
+    start = datetime.combine(request.start, time.min) if request.start else None
+    end = datetime.combine(request.end, time.max) if request.end else None
+    return start, end
+
+
 def _time_axis(
-    store: Store,
-    manifest: Manifest,
-    keys: Sequence[str],
-    wanted: Sequence[str] | None,
-    start: datetime | None,
-    end: datetime | None,
+    store: Store, manifest: Manifest, keys: Sequence[str], request: PanelRequest
 ) -> Times:
+    wanted = request.symbols or None
     found = [
         store.read_bars(manifest.name, key, symbols=wanted, columns=["time"])["time"].unique()
         for key in keys
     ]
     times = pl.concat(found).unique().sort()
+    start, end = _bounds(request)
     if start is not None:
         times = times.filter(times >= start)
     if end is not None:

@@ -1,0 +1,92 @@
+"""What `ablate` and `walk-forward` share: many runs worked through, with a display to watch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.cli.console import err, progress_bar
+from echelon.cli.options import run_directory
+from echelon.cli.watch import watching
+from echelon.config import Config
+from echelon.errors import EchelonError, Stopped
+
+if TYPE_CHECKING:
+    from echelon.evaluation.batch import Batch, Course
+
+
+def batch_directory(
+    config: Path | None, output_dir: Path | None, base: Config, ending: str
+) -> Path:
+    """--output-dir, or one named after the configuration, apart from its ordinary run."""
+    if output_dir is not None:
+        return output_dir
+    usual = run_directory(config, None, None, base.logging.output_dir)
+    return usual.with_name(f"{usual.name}-{ending}")
+
+
+def run_batch(batch: Batch, workers: int, quarantine: bool) -> Course:
+    """Prepare, train and evaluate; after Ctrl-C raises `Stopped`, which says how to go on."""
+    from echelon.evaluation.batch import Course
+
+    course = Course()
+    try:
+        _run_steps(batch, course, workers, quarantine)
+    except KeyboardInterrupt:
+        course.stopped = True
+    if course.stopped:
+        ended = sum(len(outcomes) for outcomes in course.outcomes.values())
+        raise Stopped(
+            f"{ended} of {len(batch.members) * len(batch.seeds)} trainings ended, the others have "
+            f"checkpoints. Go on with: {_resume(batch)}"
+        )
+    return course
+
+
+def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> None:
+    from echelon.agents.training import Outcome, Progress
+    from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
+
+    members = f"{batch.kind.member}s"
+    with progress_bar(f"preparing {members}") as bar:
+        prepare_runs(batch, course, quarantine=quarantine, on_run=bar.of)
+    plan = plan_training(batch, course)
+    before = len(course.data) * len(batch.seeds) - len(plan)
+    err.print(
+        f"{len(course.data)} {members} × {len(batch.seeds)} seeds: {len(plan)} to train, "
+        f"{before} done before; {workers} at a time"
+    )
+    labels = [f"{batch.members[job.k].name} {job.seed.seed}" for job in plan]
+    totals = [job.seed.config.train.total_env_steps for job in plan]
+    with watching(labels, totals) as watch:
+
+        def show(job: int, message: object) -> None:
+            if isinstance(message, Progress):
+                watch.progress(job, message)
+            elif isinstance(message, Outcome) and message.ending != "stopped":
+                watch.ended(job, message)
+
+        train_runs(batch, course, plan, workers=workers, on_report=show)
+    if course.stopped:
+        return
+    with progress_bar(f"evaluating {members}") as bar:
+        evaluate_runs(batch, course, on_run=bar.of)
+
+
+def raise_failures(batch: Batch, course: Course) -> None:
+    """Name the runs that failed; a bug of ours is shown as one."""
+    if not course.errors:
+        return
+    for errors in course.errors.values():
+        for error in errors:
+            if not isinstance(error, EchelonError | OSError):
+                raise error
+    lines = [f"  {batch.members[k].name}: {course.problem(k)}" for k in sorted(course.errors)]
+    raise EchelonError(
+        f"{len(lines)} of {len(batch.members)} {batch.kind.member}s failed; the others are done. "
+        f"Mend what can be and go on with: {_resume(batch)}\n" + "\n".join(lines)
+    )
+
+
+def _resume(batch: Batch) -> str:
+    return f"echelon {batch.kind.command} --resume {batch.directory}"
