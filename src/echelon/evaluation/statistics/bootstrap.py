@@ -43,6 +43,7 @@ MIN_PERIODS = 20
 """Fewer dates hold no block bootstrap worth the name."""
 _CHUNK = 250
 _NOTHING = 1e-9  # of the influence, whose scale is 1: what rounding leaves of no difference
+_BLIND = 1e-3  # of the sample's error: a replication that holds no date of difference
 _STILL = 1e-10  # of the sample's variance: a replication that holds none of the moving dates
 
 
@@ -114,21 +115,24 @@ def sharpe_difference(
         shown = 0.0 if nothing else estimate
         return SharpeDifference(shown, bound, bound, 0.0, p_value, mean_block, replications, level)
 
-    studentised = np.empty(replications)
+    drawn, drawn_errors = np.empty(replications), np.empty(replications)
     rng = stream(seed, "sharpe difference")
     for start in range(0, replications, _CHUNK):
         dates = resampled_dates(n_dates, mean_block, min(_CHUNK, replications - start), rng)
-        drawn, drawn_error = _replicate(powers, dates, weights)
-        # A replication without a date on which the series differ has no error; the floor keeps
-        # it finite, far in the tail: the interval is then as wide as our ignorance.
-        studentised[start : start + len(dates)] = (drawn - estimate) / np.maximum(
-            drawn_error, 1e-3 * error
-        )
-    tails = [(1.0 - level) / 2.0, (1.0 + level) / 2.0]
+        part = slice(start, start + len(dates))
+        drawn[part], drawn_errors[part] = _replicate(powers, dates, weights)
+    # A replication without a date on which the series differ (an agent that traded twice) has no
+    # error to be measured by. It counts far out in both tails: what rests on a handful of dates
+    # must not be claimed.
+    blind = drawn_errors < _BLIND * error
+    studentised = (drawn - estimate) / np.where(blind, 1.0, drawn_errors)
+    below = np.where(blind, -1.0 / _BLIND, studentised)
+    above = np.where(blind, 1.0 / _BLIND, studentised)
     # Weibull positions, q·(B+1): the quantiles for which a bound fails with probability q.
-    lower, upper = np.quantile(studentised, tails, method="weibull").tolist()
+    lower = float(np.quantile(below, (1.0 - level) / 2.0, method="weibull"))
+    upper = float(np.quantile(above, (1.0 + level) / 2.0, method="weibull"))
     t = estimate / error
-    beyond = min(int((studentised >= t).sum()), int((studentised <= t).sum()))
+    beyond = min(int((above >= t).sum()), int((below <= t).sum()))
     return SharpeDifference(
         estimate=estimate,
         low=estimate - upper * error,
