@@ -47,17 +47,17 @@ def long() -> tuple[PlantedMarket, Floats, Floats, Floats]:
     draw = market.draw(1, "long")
     growth = np.diff(np.log(draw.close), axis=0)
     gap = np.log(draw.open[1:] / draw.close[:-1])
-    return market, draw.sign, growth, gap
+    return market, draw.hidden, growth, gap
 
 
 def test_shape_and_numbers_are_those_of_the_issue() -> None:
     assert (MARKET.n_assets, MARKET.n_bars) == (8, 6000)
     assert (MARKET.drift, MARKET.noise, MARKET.flip) == (0.003, 0.012, 0.015)
     draw = MARKET.draw(0, "x")
-    assert draw.sign.shape == draw.open.shape == draw.close.shape == (6000, 8)
+    assert draw.hidden.shape == draw.open.shape == draw.close.shape == (6000, 8)
     assert (draw.close[0] == 100.0).all()
     assert (draw.open[0] == 100.0).all()
-    assert set(np.unique(draw.sign)) == {-1.0, 1.0}
+    assert set(np.unique(draw.hidden)) == {-1.0, 1.0}
 
 
 def test_signs_are_up_half_of_the_time_and_flip_as_often_as_told(
@@ -70,7 +70,7 @@ def test_signs_are_up_half_of_the_time_and_flip_as_often_as_told(
     assert flips.mean() == pytest.approx(market.flip, abs=4 * error)
     # Neighbouring signs hang together: 480,000 of them count as n·flip independent ones.
     assert sign.mean() == pytest.approx(0.0, abs=4 / np.sqrt(n * market.flip))
-    first = np.array([PlantedMarket(n_bars=1, n_assets=400).draw(s, "a").sign for s in range(10)])
+    first = np.array([PlantedMarket(n_bars=1, n_assets=400).draw(s, "a").hidden for s in range(10)])
     assert first.mean() == pytest.approx(0.0, abs=4 / np.sqrt(4000))
 
 
@@ -155,7 +155,7 @@ def test_filter_is_calibrated() -> None:
     """Of the bars at which it says 70 %, the sign is up in 70 %."""
     market = PlantedMarket(n_bars=40_000)
     draw = market.draw(5, "calibration")
-    said, up = market.filtered(draw.close).ravel(), draw.sign.ravel() > 0
+    said, up = market.filtered(draw.close).ravel(), draw.hidden.ravel() > 0
     for low in np.arange(0.1, 0.9, 0.1):
         inside = (said >= low) & (said < low + 0.1)
         # Neighbouring bars are alike: count one in thirty.

@@ -1,50 +1,98 @@
-"""A market with planted momentum, and the best any filter of past returns can do in it.
+"""Markets with a planted signal, and the best any filter of past returns can do in them.
 
-Each of N assets has a hidden sign that flips with a small probability at every bar. The sign at
-bar t gives the log return from t to t + 1 its drift; the rest is noise. A share of both falls
-between the close and the next open, so that fills at the open pay for what happened overnight.
+Each market has a hidden state s per asset. The state at bar t gives the log return from t to t + 1
+its drift; the rest is noise. A share of both falls between the close and the next open, so that
+fills at the open pay for what happened overnight. The closes tell a filter as much as opens and
+closes together: drift and variance are split in the same proportion.
 
-The reference is the Bayes filter: the exact probability of the hidden sign given all returns so
-far, bought above one half and sold below, under the same 20/50 rule, costs and clock.
+    trend          s = ±1 flips with a small probability; the drift is in its direction
+    reversion      s = deviation of the log price from a random walk; it decays, and the drift is
+                   the way back
+    cross_section  s = strength of an asset, a slow AR(1); only s less its mean over the assets
+                   gives drift, and noise common to all assets hides it
 
-    sign s_t,   r_{t+1} = drift · s_t + noise · ε,   P(s_{t+1} ≠ s_t) = flip
-    p_t = P(s_t = 1 | r_1..t):   odds ← odds · exp(2 · drift · r_t / noise²), then the flip
+The reference (`reference(market)`) is the Bayes filter: the exact expectation of the next drift
+given all returns so far, bought where it is above a hurdle and sold elsewhere, under the same 20/50
+rule, costs and clock. For the trend the hurdle is zero: the sign is more likely up than down. Where
+drifts come in all sizes, cash is better kept for the larger ones, and a filter that buys above zero
+loses to rules of thumb: there the hurdle is `hurdle` standard deviations of the expectation, chosen
+on draws that serve nothing else (the Sharpe ratio is flat around it, from 0.5 to 1).
+
+    trend    p_t = P(s_t = 1 | r_1..t): odds ← odds · exp(2 · drift · r_t / noise²), then the flip
+    others   Kalman filters; the states are Gaussian, so nothing is approximated
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 from echelon.backtest.baselines import only_allowed
-from echelon.config import Config
-from echelon.data.panel import Panel
+from echelon.backtest.policy import Policy
 from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World
-from echelon.features.engine import Plan, compute
-from echelon.features.prepare import Layout, fit_scaler
-from echelon.features.registry import select
-from echelon.features.scaler import Scaler
-from echelon.market import PriceHistory, market_rows, resolve_rules
+from echelon.errors import UsageError
+from echelon.proving.worlds import Draw, joined, planted_worlds
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
-_FIRST_DAY = np.datetime64("2000-01-03", "us")
-_DAY = np.timedelta64(1, "D")
+__all__ = [
+    "PLANTED",
+    "BayesFilter",
+    "CrossSectionMarket",
+    "Draw",
+    "Market",
+    "PlantedMarket",
+    "ReversionMarket",
+    "Rule",
+    "joined",
+    "planted_worlds",
+    "reference",
+    "rules_of_thumb",
+]
+
+
+class Market(Protocol):
+    """A market with a planted signal."""
+
+    signal: ClassVar[str]
+    """What is planted: its name in `PLANTED`."""
+
+    @property
+    def n_assets(self) -> int:
+        """N."""
+
+    @property
+    def n_bars(self) -> int:
+        """T."""
+
+    def draw(self, seed: int, name: str) -> Draw:
+        """One history of the market; `name` tells train, validation and test draws apart."""
+
+    def stronger(self, factor: float) -> Self:
+        """The same market with the signal `factor` times as strong; 0 leaves noise alone."""
+
+    def predicted(self, close: Floats) -> Floats:
+        """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
+
+    def wanted(self, close: Floats) -> Bools:
+        """[T,N] what the reference wants to hold, given the closes[T,N] up to each row."""
 
 
 @dataclass(frozen=True)
 class PlantedMarket:
-    """Numbers of the market.
+    """Trend: numbers of the market.
 
     overnight: share of a bar's drift and variance that falls between close and open
     """
+
+    signal: ClassVar[str] = "trend"
 
     n_assets: int = 8
     n_bars: int = 6000
@@ -65,9 +113,11 @@ class PlantedMarket:
         night, day = self.overnight, 1.0 - self.overnight
         gap = night * drift + np.sqrt(night) * self.noise * chance.standard_normal(shape)
         session = day * drift + np.sqrt(day) * self.noise * chance.standard_normal(shape)
-        gap[0] = session[0] = 0.0
-        close = 100.0 * np.exp(np.cumsum(gap + session, axis=0))
-        return Draw(sign, close * np.exp(-session), close)
+        return _drawn(sign, gap, session)
+
+    def stronger(self, factor: float) -> Self:
+        """The same market with `factor` times the drift."""
+        return replace(self, drift=factor * self.drift)
 
     def filtered(self, close: Floats) -> Floats:
         """[T,N] probability that the sign is +1, given the closes up to and including each row."""
@@ -81,136 +131,295 @@ class PlantedMarket:
             probability[t] = belief
         return probability
 
+    def predicted(self, close: Floats) -> Floats:
+        """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
+        return self.drift * (2.0 * self.filtered(close) - 1.0)
 
-class Draw(NamedTuple):
-    """One history: sign, open, close, each [T,N]."""
+    def wanted(self, close: Floats) -> Bools:
+        """[T,N]: the sign is more likely up."""
+        return np.asarray(self.filtered(close) > 0.5)
 
-    sign: Floats
-    open: Floats
-    close: Floats
+
+@dataclass(frozen=True)
+class ReversionMarket:
+    """Mean reversion: log price = random walk + AR(1) deviation, seen only as their sum.
+
+    noise: sd of a bar's shock, to walk and deviation together
+    deviation: sd of the deviation, the strength of the signal; a share of the shocks, 1/noise² ·
+        deviation² · (1 − persistence²), is undone later, and that cannot be more than all
+    persistence: of the deviation, per bar
+    overnight: share of a bar's drift and variance that falls between close and open
+    hurdle: of the reference, in standard deviations of what it expects
+
+    Half the variance is taken off the log returns, so that prices are fair to whoever knows
+    nothing: the expected simple return of a bar is zero.
+    """
+
+    signal: ClassVar[str] = "reversion"
+
+    n_assets: int = 8
+    n_bars: int = 6000
+    deviation: float = 0.025
+    noise: float = 0.012
+    persistence: float = 0.9
+    overnight: float = 0.2
+    hurdle: float = 0.75
+
+    def __post_init__(self) -> None:
+        most = self.noise / np.sqrt(1.0 - self.persistence**2)
+        if not 0.0 <= self.deviation <= most:
+            raise UsageError(
+                f"deviation={self.deviation}: expected 0 to {most:.4f}, which is all of noise="
+                f"{self.noise} at persistence={self.persistence}. Lower it, or raise the noise."
+            )
+
+    @property
+    def _fleeting(self) -> float:
+        """Variance of the shocks to the deviation."""
+        return self.deviation**2 * (1.0 - self.persistence**2)
+
+    @property
+    def _pull(self) -> float:
+        """Part of the deviation that is undone per bar."""
+        return 1.0 - self.persistence
+
+    @property
+    def _fair(self) -> float:
+        """What is taken off every log return."""
+        return 0.5 * (self.noise**2 + (self._pull * self.deviation) ** 2)
+
+    def draw(self, seed: int, name: str) -> Draw:
+        """One history of the market; `name` tells train, validation and test draws apart."""
+        chance = stream(seed, "planted", self.signal, name)
+        shape = (self.n_bars, self.n_assets)
+        night, day = self.overnight, 1.0 - self.overnight
+        lasting = np.sqrt(self.noise**2 - self._fleeting)
+        to_walk, to_deviation = [
+            (
+                np.sqrt(night) * size * chance.standard_normal(shape),
+                np.sqrt(day) * size * chance.standard_normal(shape),
+            )
+            for size in (lasting, np.sqrt(self._fleeting))
+        ]
+        first = self.deviation * chance.standard_normal(self.n_assets)
+        hidden = _autoregressive(first, to_deviation[0] + to_deviation[1], self.persistence)
+        drift = np.zeros(shape)
+        drift[1:] = -self._pull * hidden[:-1] - self._fair
+        gap = night * drift + to_walk[0] + to_deviation[0]
+        session = day * drift + to_walk[1] + to_deviation[1]
+        return _drawn(hidden, gap, session)
+
+    def stronger(self, factor: float) -> Self:
+        """The same market with `factor` times the deviation."""
+        return replace(self, deviation=factor * self.deviation)
+
+    def predicted(self, close: Floats) -> Floats:
+        """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
+        return -self._pull * self._filtered(close).state
+
+    def wanted(self, close: Floats) -> Bools:
+        """[T,N]: the price is expected to rise, by enough."""
+        state, known = self._filtered(close)
+        return np.asarray(-state > self.hurdle * known[:, None])
+
+    def _filtered(self, close: Floats) -> _Filtered:
+        return _kalman(
+            np.diff(np.log(close), axis=0) + self._fair,
+            load=-self._pull,
+            persistence=self.persistence,
+            variance=self.deviation**2,
+            noise=self.noise**2,
+            shared=self._fleeting,
+        )
+
+
+@dataclass(frozen=True)
+class CrossSectionMarket:
+    """Cross-section: assets differ in strength, and only the differences pay.
+
+    drift: size of an asset's drift per unit of relative strength, the strength of the signal
+    noise: sd of a bar's noise; common: share of its variance that all assets have in common
+    persistence: of the strengths, per bar; they have variance 1
+    overnight: share of a bar's drift and variance that falls between close and open
+    hurdle: of the reference, in standard deviations of what it expects
+
+    As strengths count relative to their mean, the mean return of the assets says nothing about
+    them, and the rest is alike for all assets: the exact joint filter is one scalar Kalman filter,
+    applied to each asset's return less the mean over assets. Half the variance is taken off the
+    log returns, as in `ReversionMarket`.
+    """
+
+    signal: ClassVar[str] = "cross_section"
+
+    n_assets: int = 8
+    n_bars: int = 6000
+    drift: float = 0.0027
+    noise: float = 0.012
+    common: float = 0.3
+    persistence: float = 0.97
+    overnight: float = 0.2
+    hurdle: float = 0.75
+
+    @property
+    def _fair(self) -> float:
+        """What is taken off every log return."""
+        return 0.5 * (self.noise**2 + self.drift**2 * (1.0 - 1.0 / self.n_assets))
+
+    def draw(self, seed: int, name: str) -> Draw:
+        """One history of the market; `name` tells train, validation and test draws apart."""
+        chance = stream(seed, "planted", self.signal, name)
+        shape = (self.n_bars, self.n_assets)
+        first = chance.standard_normal(self.n_assets)
+        size = np.sqrt(1.0 - self.persistence**2)
+        strength = _autoregressive(first, size * chance.standard_normal(shape), self.persistence)
+        hidden = strength - strength.mean(axis=1, keepdims=True)
+        drift = np.zeros(shape)
+        drift[1:] = self.drift * hidden[:-1] - self._fair
+        both, own = self.noise * np.sqrt(self.common), self.noise * np.sqrt(1.0 - self.common)
+
+        def part(share: float) -> Floats:
+            alike = both * chance.standard_normal((self.n_bars, 1))
+            noise = alike + own * chance.standard_normal(shape)
+            return np.asarray(share * drift + np.sqrt(share) * noise)
+
+        return _drawn(hidden, part(self.overnight), part(1.0 - self.overnight))
+
+    def stronger(self, factor: float) -> Self:
+        """The same market with `factor` times the drift."""
+        return replace(self, drift=factor * self.drift)
+
+    def predicted(self, close: Floats) -> Floats:
+        """[T,N] expected relative drift of the next bar, given the closes[T,N] up to each row."""
+        return self.drift * self._filtered(close).state
+
+    def wanted(self, close: Floats) -> Bools:
+        """[T,N]: expected to do better than the mean of the assets, by enough."""
+        state, known = self._filtered(close)
+        return np.asarray(state > self.hurdle * known[:, None])
+
+    def _filtered(self, close: Floats) -> _Filtered:
+        returns = np.diff(np.log(close), axis=0)
+        relative = 1.0 - 1.0 / self.n_assets
+        return _kalman(
+            returns - returns.mean(axis=1, keepdims=True),
+            load=self.drift,
+            persistence=self.persistence,
+            variance=relative,
+            noise=relative * self.noise**2 * (1.0 - self.common),
+            shared=0.0,
+        )
+
+
+PLANTED: Mapping[str, type[PlantedMarket | ReversionMarket | CrossSectionMarket]] = (
+    MappingProxyType(
+        {kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)}
+    )
+)
+"""Name of the signal → market; `PLANTED["trend"]()` has the default strength."""
 
 
 class BayesFilter:
-    """BUY where the sign is more likely up, SELL elsewhere."""
+    """BUY what the market's exact filter wants to hold, SELL the rest."""
 
     kind: Kind = "discrete"
     name = "bayes"
 
-    def __init__(self, market: PlantedMarket) -> None:
+    def __init__(self, market: Market) -> None:
         self._market = market
 
     def start(self, world: World, span: range) -> None:
         """Run the filter over the closes of each draw; row t of it knows those up to t."""
         close = world.rows.close
         draws = np.split(close, range(self._market.n_bars, len(close), self._market.n_bars))
-        self._probability = np.concatenate([self._market.filtered(draw) for draw in draws])
+        self._wanted = np.concatenate([self._market.wanted(draw) for draw in draws])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Follow the filter."""
-        wish = np.where(self._probability[row] > 0.5, Action.BUY, Action.SELL)
-        return only_allowed(wish, held)
+        return only_allowed(np.where(self._wanted[row], Action.BUY, Action.SELL), held)
 
 
-def planted_worlds(draws: Sequence[Draw], config: Config) -> list[World]:
-    """Worlds of draws, features by the configuration, all scaled as the first one's train window.
+def reference(market: Market) -> Policy:
+    """The policy that no filter of past returns is expected to beat in `market`."""
+    return BayesFilter(market)
 
-    Every split of a world is its whole draw: draws, not windows, keep train and test apart.
+
+class Rule:
+    """BUY what rose (reversal: fell) over the last bars, SELL the rest.
+
+    relative: rose or fell in comparison with the median asset
     """
-    scaler: Scaler | None = None
-    worlds = []
-    for draw in draws:
-        panel = _panel(draw)
-        x, present, scaler = _features(panel, config, scaler)
-        resolved = resolve_rules(config, discrete=False)
-        history = PriceHistory(
-            times=panel.times,
-            symbols=panel.symbols,
-            price_basis="adjusted",
-            close=panel.close,
-            tradable=panel.tradable,
-            delisted=panel.delisted,
-            open=panel.open,
+
+    kind: Kind = "discrete"
+
+    def __init__(self, bars: int, *, reversal: bool = False, relative: bool = False) -> None:
+        self.name = " ".join(
+            ["relative"] * relative + ["reversal" if reversal else "momentum", str(bars)]
         )
-        whole = range(int(np.flatnonzero(present.all(axis=1))[0]), len(x))
-        worlds.append(
-            World(
-                rows=market_rows(history, lots=False, stamp_duty=False),
-                rules=resolved.rules,
-                x=x,
-                present=present,
-                member=panel.member,
-                growth=panel.close,
-                times=panel.times,
-                symbols=panel.symbols,
-                splits={"train": whole, "valid": whole, "test": whole},
-                window=config.window,
-                fill_open=config.market.fill == "open",
-                initial_cash=config.market.initial_cash,
-                periods_per_year=252.0,
-                benchmark=None,
-                ledger={"fill": config.market.fill, "prices": "adjusted", "preset": "paper"},
-            )
-        )
-    return worlds
+        self._bars, self._relative = bars, relative
+        self._side = -1.0 if reversal else 1.0
+
+    def start(self, world: World, span: range) -> None:
+        """Take the total-return index."""
+        self._growth = world.growth
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+        """Compare with the index so many bars ago."""
+        rise = self._growth[row] / self._growth[np.maximum(row - self._bars, 0)] - 1.0
+        if self._relative:
+            rise = rise - np.median(rise, axis=1, keepdims=True)
+        return only_allowed(np.where(self._side * rise > 0.0, Action.BUY, Action.SELL), held)
 
 
-def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
-    """(one world of all the draws' rows one after the other, first row to decide at of each).
+def rules_of_thumb(bars: Sequence[int] = (5, 10, 20, 40, 60)) -> list[Policy]:
+    """Momentum and reversal, of each asset by itself and relative to the median, over `bars`."""
+    return [
+        Rule(count, reversal=reversal, relative=relative)
+        for relative in (False, True)
+        for reversal in (False, True)
+        for count in bars
+    ]
 
-    Books can then trade all draws at once, one book in each. A book must not be stepped past the
-    end of its draw.
+
+def _drawn(hidden: Floats, gap: Floats, session: Floats) -> Draw:
+    """The history of log returns overnight and in the session[T,N]; those of bar 0 are dropped."""
+    gap[0] = session[0] = 0.0
+    close = 100.0 * np.exp(np.cumsum(gap + session, axis=0))
+    return Draw(hidden, close * np.exp(-session), close)
+
+
+def _autoregressive(first: Floats, shocks: Floats, persistence: float) -> Floats:
+    """[T,N]: `first`[N], then persistence · the row before + shocks[T,N] of the row."""
+    driven = np.vstack([first, shocks[1:]])
+    return np.asarray(lfilter([1.0], [1.0, -persistence], driven, axis=0))
+
+
+class _Filtered(NamedTuple):
+    """state[T,N]: expectation of the hidden state; known[T]: standard deviation of it."""
+
+    state: Floats
+    known: Floats
+
+
+def _kalman(
+    returns: Floats,
+    *,
+    load: float,
+    persistence: float,
+    variance: float,
+    noise: float,
+    shared: float,
+) -> _Filtered:
+    """Expectation of the state s at each row, given the returns[T−1,N] up to it.
+
+    r_t = load · s_{t−1} + e_t,  s_t = persistence · s_{t−1} + w_t,  s_0 ~ N(0, variance)
+    Var e = noise, Cov(e, w) = shared, and Var w such that s keeps its variance
     """
-    first = worlds[0]
-    per_row = {
-        name: np.concatenate([getattr(world.rows, name) for world in worlds])
-        for name in first.rows._fields
-        if len(getattr(first.rows, name)) == len(first.times)
-    }
-    arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(world, name) for world in worlds])
-        for name in ("x", "present", "member", "growth", "times")
-    }
-    lengths = np.array([len(world.times) for world in worlds])
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    starts = starts + np.array([world.span("test").start for world in worlds])
-    whole = range(0, int(lengths.sum()))
-    splits = {"train": whole, "valid": whole, "test": whole}
-    rows = first.rows._replace(**per_row)
-    return replace(first, rows=rows, splits=splits, **arrays), starts.astype(np.int64)
-
-
-def _panel(draw: Draw) -> Panel:
-    n_bars, n_assets = draw.close.shape
-    yes = np.ones(draw.close.shape, dtype=bool)
-    return Panel(
-        times=_FIRST_DAY + np.arange(n_bars) * _DAY,
-        symbols=tuple(f"P{n}" for n in range(n_assets)),
-        close=draw.close,
-        present=yes,
-        member=yes,
-        suspended=~yes,
-        tradable=yes,
-        delisted=~yes,
-        anchor=draw.close[0],
-        freq="1d",
-        calendar="data",
-        timezone="UTC",
-        price_basis="adjusted",
-        open=draw.open,
-    )
-
-
-def _features(
-    panel: Panel, config: Config, scaler: Scaler | None
-) -> tuple[NDArray[np.float32], Bools, Scaler]:
-    plan = Plan.of(select(config.features, panel.fields).specs)
-    everything = range(panel.shape[0])
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "X.npy"
-        present, moments = compute(panel, plan, path, train=everything)
-        raw = np.load(path, allow_pickle=False)
-    if scaler is None:
-        scaler = fit_scaler(config, plan, moments, panel, Layout(0, {"train": everything}))
-    x = scaler.transform(raw)
-    x[~present] = 0.0
-    return x, present, scaler
+    state = np.zeros((len(returns) + 1, returns.shape[1]))
+    left = np.full(len(state), variance)
+    for t, r_t in enumerate(returns, start=1):
+        unknown = left[t - 1]
+        spread = load**2 * unknown + noise
+        gain = (persistence * load * unknown + shared) / spread
+        state[t] = persistence * state[t - 1] + gain * (r_t - load * state[t - 1])
+        left[t] = variance - persistence**2 * (variance - unknown) - gain**2 * spread
+    return _Filtered(state, np.sqrt(np.maximum(variance - left, 0.0)))
