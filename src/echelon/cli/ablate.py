@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.batch import batch_directory, raise_failures, run_batch
+from echelon.cli.batch import (
+    batch_directory,
+    claimed,
+    raise_failures,
+    refuse_beside_resume,
+    run_batch,
+)
 from echelon.cli.console import add_row, numbers, out, set_up_logging, warn
 from echelon.cli.evaluate import COLUMNS
 from echelon.cli.options import (
@@ -68,11 +74,7 @@ def ablate(
     from echelon.evaluation.batch import with_seeds
 
     if resume is not None:
-        if config or override or output_dir or grid or variants or overwrite:
-            raise UsageError(
-                "--resume goes on with its own ablation; of the other options, only --seeds and "
-                "--workers go with it."
-            )
+        refuse_beside_resume("ablation", config, override, output_dir, grid, variants, overwrite)
         set_up_logging(log_level.value)
         ablation = Ablation.open(resume, seeds=seeds)
     else:
@@ -82,12 +84,8 @@ def ablate(
         chosen = _variants(base, grid, variants)
         directory = batch_directory(config, output_dir, base, "ablation")
         ablation = Ablation.of(directory, base, chosen)
-    batch = ablation.batch
-    with batch.locked():
-        if resume is None:
-            batch.begin(overwrite=overwrite)
-        ablation.save()  # with the number of seeds of now
-        run_ablation(ablation, workers or default_workers(batch.base), quarantine)
+    with claimed(ablation, resumed=resume is not None, overwrite=overwrite):
+        run_ablation(ablation, workers or default_workers(ablation.batch.base), quarantine)
 
 
 def run_ablation(ablation: Ablation, workers: int, quarantine: bool) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from echelon.cli.console import err, progress_bar
 from echelon.cli.options import run_directory
 from echelon.cli.watch import watching
 from echelon.config import Config
-from echelon.errors import EchelonError, Stopped
+from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from echelon.evaluation.batch import Batch, Course
@@ -23,6 +25,36 @@ def batch_directory(
         return output_dir
     usual = run_directory(config, None, None, base.logging.output_dir)
     return usual.with_name(f"{usual.name}-{ending}")
+
+
+class Study(Protocol):
+    """What is made of a batch: an ablation, a walk-forward."""
+
+    @property
+    def batch(self) -> Batch:
+        """Its runs."""
+
+    def save(self) -> None:
+        """Write down what is to be done."""
+
+
+def refuse_beside_resume(noun: str, *given: object) -> None:
+    """Refuse options that would change what --resume goes on with."""
+    if any(given):
+        raise UsageError(
+            f"--resume goes on with its own {noun}; of the other options, only --seeds and "
+            "--workers go with it."
+        )
+
+
+@contextmanager
+def claimed(study: Study, *, resumed: bool, overwrite: bool) -> Iterator[None]:
+    """Hold the study's directory, emptied where it begins anew, and what is to be done in it."""
+    with study.batch.locked():
+        if not resumed:
+            study.batch.begin(overwrite=overwrite)
+        study.save()  # with the number of seeds of now
+        yield
 
 
 def run_batch(batch: Batch, workers: int, quarantine: bool) -> Course:
