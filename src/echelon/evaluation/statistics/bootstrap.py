@@ -106,28 +106,15 @@ def sharpe_difference(
 
     powers = _Powers.of(np.column_stack([x, y]))
     weights = _spectral_weights(n_dates, mean_block)
-    every_date = np.arange(n_dates, dtype=np.int64)[np.newaxis]
-    estimates, errors = _replicate(powers, every_date, weights)
-    estimate, error = float(estimates[0]), float(errors[0])
+    estimate, error = _on_every_date(powers, weights)
     if error * math.sqrt(n_dates) <= _NOTHING:
         nothing = abs(estimate) <= _NOTHING
         bound, p_value = (0.0, 1.0) if nothing else (math.nan, math.nan)
         shown = 0.0 if nothing else estimate
         return SharpeDifference(shown, bound, bound, 0.0, p_value, mean_block, replications, level)
 
-    drawn, drawn_errors = np.empty(replications), np.empty(replications)
     rng = stream(seed, "sharpe difference")
-    for start in range(0, replications, _CHUNK):
-        dates = resampled_dates(n_dates, mean_block, min(_CHUNK, replications - start), rng)
-        part = slice(start, start + len(dates))
-        drawn[part], drawn_errors[part] = _replicate(powers, dates, weights)
-    # A replication without a date on which the series differ (an agent that traded twice) has no
-    # error to be measured by. It counts far out in both tails: what rests on a handful of dates
-    # must not be claimed.
-    blind = drawn_errors < _BLIND * error
-    studentised = (drawn - estimate) / np.where(blind, 1.0, drawn_errors)
-    below = np.where(blind, -1.0 / _BLIND, studentised)
-    above = np.where(blind, 1.0 / _BLIND, studentised)
+    below, above = _studentised(powers, weights, mean_block, replications, rng)
     # Weibull positions, q·(B+1): the quantiles for which a bound fails with probability q.
     lower = float(np.quantile(below, (1.0 - level) / 2.0, method="weibull"))
     upper = float(np.quantile(above, (1.0 + level) / 2.0, method="weibull"))
@@ -158,6 +145,40 @@ def resampled_dates(
     for row, (resampled, _) in zip(dates, bootstrap.bootstrap(draws), strict=True):
         row[:] = resampled[0]
     return dates
+
+
+def _on_every_date(powers: _Powers, weights: Floats) -> tuple[float, float]:
+    """Estimate and standard error of the sample itself."""
+    every_date = np.arange(len(powers.values), dtype=np.int64)[np.newaxis]
+    estimates, errors = _replicate(powers, every_date, weights)
+    return float(estimates[0]), float(errors[0])
+
+
+def _studentised(
+    powers: _Powers,
+    weights: Floats,
+    mean_block: float,
+    replications: int,
+    rng: np.random.Generator,
+) -> tuple[Floats, Floats]:
+    """(replicated - estimate) / replicated error, [B], for the lower and for the upper tail.
+
+    They differ in replications without a date on which the series differ (an agent that traded
+    twice), which have no error to be measured by. These count far out in both tails: what rests
+    on a handful of dates must not be claimed.
+    """
+    estimate, error = _on_every_date(powers, weights)
+    drawn, drawn_errors = np.empty(replications), np.empty(replications)
+    for start in range(0, replications, _CHUNK):
+        draws = min(_CHUNK, replications - start)
+        dates = resampled_dates(len(powers.values), mean_block, draws, rng)
+        part = slice(start, start + draws)
+        drawn[part], drawn_errors[part] = _replicate(powers, dates, weights)
+    blind = drawn_errors < _BLIND * error
+    studentised = (drawn - estimate) / np.where(blind, 1.0, drawn_errors)
+    below: Floats = np.where(blind, -1.0 / _BLIND, studentised)
+    above: Floats = np.where(blind, 1.0 / _BLIND, studentised)
+    return below, above
 
 
 class _Powers(NamedTuple):
