@@ -31,14 +31,13 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
 from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World
 from echelon.errors import UsageError
-from echelon.proving.worlds import Draw, joined, planted_worlds
+from echelon.proving.worlds import Draw, autoregressive, joined, planted_worlds
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
@@ -202,7 +201,7 @@ class ReversionMarket:
             for size in (lasting, np.sqrt(self._fleeting))
         ]
         first = self.deviation * chance.standard_normal(self.n_assets)
-        hidden = _autoregressive(first, to_deviation[0] + to_deviation[1], self.persistence)
+        hidden = autoregressive(first, to_deviation[0] + to_deviation[1], self.persistence)
         drift = np.zeros(shape)
         drift[1:] = -self._pull * hidden[:-1] - self._fair
         gap = night * drift + to_walk[0] + to_deviation[0]
@@ -271,7 +270,7 @@ class CrossSectionMarket:
         shape = (self.n_bars, self.n_assets)
         first = chance.standard_normal(self.n_assets)
         size = np.sqrt(1.0 - self.persistence**2)
-        strength = _autoregressive(first, size * chance.standard_normal(shape), self.persistence)
+        strength = autoregressive(first, size * chance.standard_normal(shape), self.persistence)
         hidden = strength - strength.mean(axis=1, keepdims=True)
         drift = np.zeros(shape)
         drift[1:] = self.drift * hidden[:-1] - self._fair
@@ -385,12 +384,6 @@ def _drawn(hidden: Floats, gap: Floats, session: Floats) -> Draw:
     gap[0] = session[0] = 0.0
     close = 100.0 * np.exp(np.cumsum(gap + session, axis=0))
     return Draw(hidden, close * np.exp(-session), close)
-
-
-def _autoregressive(first: Floats, shocks: Floats, persistence: float) -> Floats:
-    """[T,N]: `first`[N], then persistence · the row before + shocks[T,N] of the row."""
-    driven = np.vstack([first, shocks[1:]])
-    return np.asarray(lfilter([1.0], [1.0, -persistence], driven, axis=0))
 
 
 class _Filtered(NamedTuple):

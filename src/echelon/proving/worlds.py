@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.signal import lfilter
 
 from echelon.config import Config
 from echelon.data.panel import Panel
@@ -44,6 +45,12 @@ def _days(n_bars: int) -> Times:
 def _names(n_assets: int) -> tuple[str, ...]:
     """[N] symbols of a draw's assets."""
     return tuple(f"P{n}" for n in range(n_assets))
+
+
+def autoregressive(first: Floats, shocks: Floats, persistence: float) -> Floats:
+    """[T,N]: `first`[N], then persistence · the row before + shocks[T,N] of the row."""
+    driven = np.vstack([first, shocks[1:]])
+    return np.asarray(lfilter([1.0], [1.0, -persistence], driven, axis=0))
 
 
 def planted_worlds(draws: Sequence[Draw], config: Config) -> list[World]:
