@@ -1,10 +1,14 @@
-"""The planted market: its numbers as specified, and its filter as exact as the sum over paths."""
+"""Planted markets: their numbers as specified, and their filters exact.
+
+The trend's filter is compared with the sum over all paths of signs, the Kalman filters with the
+conditional expectation of the joint Gaussian of everything drawn and everything seen.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,15 +16,35 @@ import torch
 from scipy import stats
 from worlds import make_config
 
-from echelon.backtest.baselines import Momentum
-from echelon.backtest.run import run_backtest
+from echelon.backtest.baselines import Momentum, Random
+from echelon.backtest.policy import Policy
+from echelon.backtest.run import run_backtest, run_values
 from echelon.config import Config
 from echelon.envs import Action
 from echelon.envs.act import Holdings
-from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds
+from echelon.errors import UsageError
+from echelon.ops.measures import sharpe_annual
+from echelon.proving.planted import (
+    PLANTED,
+    BayesFilter,
+    CrossSectionMarket,
+    Draw,
+    Market,
+    PlantedMarket,
+    ReversionMarket,
+    Rule,
+    joined,
+    planted_worlds,
+    reference,
+    rules_of_thumb,
+)
+from echelon.proving.worlds import drawn_world
 from echelon.types import Floats
 
 MARKET = PlantedMarket()
+GOLDEN_CLOSE = [391.85401896562297, 5.881119185018747, 64.81397935222795]
+GOLDEN_OPEN = [7911.167762329563, 23.585867023168035, 1346.015026589231]
+GOLDEN_SIGN = [-1.0, -1.0, -1.0, 1.0, -1.0, 1.0, 1.0, 1.0]
 FEW = (
     "features.ohlcv=false",
     "features.indicators={rsi: [14]}",
@@ -38,6 +62,17 @@ def _one_thread() -> Iterator[None]:
 
 def few_features(*overrides: str) -> Config:
     return make_config(*FEW, "fee_rate=0.0005", *overrides)
+
+
+def sharpes(policy: Policy, draws: Sequence[Draw], config: Config) -> Floats:
+    """[D] of a policy that needs no features, on draws traded side by side."""
+    shape = draws[0].close.shape
+    x, present = np.zeros((*shape, 1), dtype=np.float32), np.ones(shape, dtype=bool)
+    worlds = [drawn_world(draw.open, draw.close, x, present, config) for draw in draws]
+    together, starts = joined(worlds)
+    value = run_values(policy, together, starts, len(worlds[0].span("test")) - 1, config)
+    returns = value[1:] / value[:-1] - 1.0
+    return np.array([sharpe_annual(returns[:, d], 252.0) for d in range(len(draws))])
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +151,20 @@ def test_opens_lie_on_the_way_between_closes(
     assert abs(np.corrcoef(night.ravel(), day.ravel())[0, 1]) < 4 / np.sqrt(n)
 
 
-def test_a_draw_depends_on_its_seed_and_its_name() -> None:
-    first = MARKET.draw(1, "train")
-    assert np.array_equal(first.close, MARKET.draw(1, "train").close)
-    assert not np.array_equal(first.close, MARKET.draw(2, "train").close)
-    assert not np.array_equal(first.close, MARKET.draw(1, "valid").close)
+@pytest.mark.parametrize("signal", PLANTED)
+def test_a_draw_depends_on_its_seed_and_its_name(signal: str) -> None:
+    market = PLANTED[signal](n_bars=200)
+    first = market.draw(1, "train")
+    assert np.array_equal(first.close, market.draw(1, "train").close)
+    assert not np.array_equal(first.close, market.draw(2, "train").close)
+    assert not np.array_equal(first.close, market.draw(1, "valid").close)
+
+
+def test_draws_of_the_trend_are_those_that_results_were_measured_on() -> None:
+    draw = MARKET.draw(0, "unseen")
+    assert draw.close[-1, :3] == pytest.approx(GOLDEN_CLOSE, rel=1e-9)
+    assert draw.open[3000, :3] == pytest.approx(GOLDEN_OPEN, rel=1e-9)
+    assert draw.hidden[3000].tolist() == GOLDEN_SIGN
 
 
 def probability_by_paths(market: PlantedMarket, close: Floats, t: int) -> float:
@@ -163,19 +207,24 @@ def test_filter_is_calibrated() -> None:
         assert up[inside].mean() == pytest.approx(said[inside].mean(), abs=error)
 
 
-def test_filter_does_not_look_ahead() -> None:
-    close = MARKET.draw(2, "x").close[:200]
+@pytest.mark.parametrize("signal", PLANTED)
+def test_filter_does_not_look_ahead(signal: str) -> None:
+    market = PLANTED[signal]()
+    close = market.draw(2, "x").close[:200]
     changed = close.copy()
     changed[101:] *= np.random.default_rng(0).uniform(0.8, 1.2, changed[101:].shape)
-    before, after = MARKET.filtered(close), MARKET.filtered(changed)
-    assert np.array_equal(before[:101], after[:101])
-    assert not np.array_equal(before[101], after[101])
-    assert np.array_equal(before[:101], MARKET.filtered(close[:101]))
+    for what in (market.predicted, market.wanted):
+        before, after = what(close), what(changed)
+        assert np.array_equal(before[:101], after[:101])
+        assert not np.array_equal(before[101:], after[101:])
+        assert np.array_equal(before[:101], what(close[:101]))
 
 
-def test_filter_forgets_the_scale_of_prices() -> None:
-    close = MARKET.draw(2, "x").close[:50]
-    assert MARKET.filtered(close * 7.0) == pytest.approx(MARKET.filtered(close))
+@pytest.mark.parametrize("signal", PLANTED)
+def test_filter_forgets_the_scale_of_prices(signal: str) -> None:
+    market = PLANTED[signal]()
+    close = market.draw(2, "x").close[:50]
+    assert market.predicted(close * 7.0) == pytest.approx(market.predicted(close))
 
 
 def test_bayes_buys_above_one_half_and_sells_below() -> None:
@@ -195,12 +244,9 @@ def test_bayes_buys_above_one_half_and_sells_below() -> None:
 
 def test_sharpe_of_the_filter_is_that_of_the_reference() -> None:
     """3.50 ± 0.24 over 40 draws, filled at the close of the decision, 5 bp a side."""
-    config = few_features("market.fill=close")
-    found = []
-    for seed in range(4):
-        (world,) = planted_worlds([MARKET.draw(seed, "reference")], config)
-        run = run_backtest(BayesFilter(MARKET), world, world.span("test"), config)
-        found.append(run.measures.sharpe_annual)
+    config = make_config("fee_rate=0.0005", "market.fill=close")
+    draws = [MARKET.draw(seed, "reference") for seed in range(4)]
+    found = sharpes(BayesFilter(MARKET), draws, config)
     # Three standard errors of a mean of four, and one of the reference's own forty.
     assert np.mean(found) == pytest.approx(3.50, abs=0.24 * (3 / np.sqrt(4) + 1 / np.sqrt(40)))
     assert np.std(found, ddof=1) < 0.5
@@ -247,3 +293,210 @@ def test_features_of_a_world_do_not_know_the_future() -> None:
     _, whole, changed = planted_worlds([reference, draw, mixed], config)
     assert np.array_equal(whole.x[:120], changed.x[:120])
     assert not np.array_equal(whole.x[120:], changed.x[120:])
+
+
+def joint_expectation(hidden: Floats, seen: Floats, observed: Floats) -> Floats:
+    """E[hidden | seen = observed] of jointly Gaussian ones, by the textbook formula.
+
+    hidden[H,J], seen[S,J]: as sums over J independent standard normals; observed[S]
+    """
+    weights = np.linalg.solve(seen @ seen.T, observed)
+    return np.asarray(hidden @ seen.T @ weights)
+
+
+def parts_of(draw: Draw) -> tuple[Floats, Floats]:
+    """Log returns overnight and in the session, [T−1,N] each."""
+    return np.log(draw.open[1:] / draw.close[:-1]), np.log(draw.close[1:] / draw.open[1:])
+
+
+@pytest.mark.parametrize("deviation", [0.01, 0.0199])
+def test_reversion_filter_equals_the_joint_gaussian_expectation(deviation: float) -> None:
+    """Given every gap and every session: opens tell the filter nothing the closes do not."""
+    market = ReversionMarket(n_assets=2, n_bars=8, deviation=deviation, persistence=0.8)
+    draw = market.draw(3, "short")
+    gap, session = parts_of(draw)
+    fleeting = deviation * np.sqrt(1.0 - 0.8**2)
+    lasting = np.sqrt(market.noise**2 - fleeting**2)
+    n, night = 7, market.overnight
+    # Normals: the first deviation; for each bar walk and deviation, night and day.
+    every = np.eye(1 + 4 * n)
+    deviations = [deviation * every[0]]
+    seen: list[Floats] = []
+    for k in range(n):
+        walk_n, walk_d, dev_n, dev_d = every[1 + 4 * k : 5 + 4 * k]
+        shares = ((night, walk_n, dev_n), (1.0 - night, walk_d, dev_d))
+        seen += [
+            -0.2 * share * deviations[-1] + np.sqrt(share) * (lasting * walk + fleeting * dev)
+            for share, walk, dev in shares
+        ]
+        moved = np.sqrt(night) * dev_n + np.sqrt(1.0 - night) * dev_d
+        deviations.append(0.8 * deviations[-1] + fleeting * moved)
+    fair = 0.5 * (market.noise**2 + (0.2 * deviation) ** 2)
+    predicted = market.predicted(draw.close)
+    assert predicted[0].tolist() == [0.0, 0.0]
+    for t in range(1, 8):
+        for asset in range(2):
+            parts = np.stack([gap[:t, asset] + night * fair, session[:t, asset] + 0.8 * fair], 1)
+            state = joint_expectation(
+                deviations[t][None], np.array(seen[: 2 * t]), parts.reshape(-1)
+            )
+            assert predicted[t, asset] == pytest.approx(-0.2 * state[0], abs=1e-12), (t, asset)
+    assert np.abs(predicted).max() > 1e-4
+
+
+@pytest.mark.parametrize("common", [0.0, 0.3, 0.9])
+def test_cross_section_filter_equals_the_joint_gaussian_expectation(common: float) -> None:
+    """Given the gaps and sessions of all assets at once."""
+    market = CrossSectionMarket(n_assets=3, n_bars=7, common=common, drift=0.01, persistence=0.8)
+    draw = market.draw(3, "short")
+    gap, session = parts_of(draw)
+    n_bars, n, night = 6, 3, market.overnight
+    relative = np.eye(n) - 1.0 / n
+    both, own = market.noise * np.sqrt(common), market.noise * np.sqrt(1.0 - common)
+    fair = 0.5 * (market.noise**2 + 0.01**2 * 2.0 / 3.0)
+    # Normals: the first strengths; for each bar their shocks and, night and day, common and own.
+    every = np.eye(n + n_bars * (n + 2 * (1 + n)))
+    left = iter(every)
+    take = lambda count: np.array([next(left) for _ in range(count)])  # noqa: E731
+    strength = take(n)
+    strengths, seen = [strength], []
+    for _ in range(n_bars):
+        for share in (night, 1.0 - night):
+            noise = both * take(1) + own * take(n)
+            seen.append(share * 0.01 * relative @ strength + np.sqrt(share) * noise)
+        strength = 0.8 * strength + 0.6 * take(n)
+        strengths.append(strength)
+    observed = np.stack([gap + night * fair, session + (1.0 - night) * fair], axis=1)
+    predicted = market.predicted(draw.close)
+    assert (predicted[0] == 0.0).all()
+    for t in range(1, n_bars + 1):
+        wanted = 0.01 * joint_expectation(
+            relative @ strengths[t], np.concatenate(seen[: 2 * t]), observed[:t].reshape(-1)
+        )
+        assert predicted[t] == pytest.approx(wanted, abs=1e-12), t
+    assert np.abs(predicted).max() > 1e-4
+
+
+LONG = {
+    "reversion": ReversionMarket(n_bars=60_000),
+    "cross_section": CrossSectionMarket(n_bars=60_000),
+}
+
+
+@pytest.mark.parametrize("signal", LONG)
+def test_closes_are_fair_to_who_knows_nothing_and_as_noisy_as_told(signal: str) -> None:
+    market = LONG[signal]
+    close = market.draw(1, "long").close
+    simple = close[1:] / close[:-1] - 1.0
+    error = simple.mean(axis=1).std() / np.sqrt(len(simple))
+    assert simple.mean() == pytest.approx(0.0, abs=4 * error)
+    drift = market.predicted(close)[:-1]
+    shock = np.diff(np.log(close), axis=0) - drift
+    assert shock.std() == pytest.approx(market.noise, rel=0.05)
+
+
+def test_deviations_are_as_large_and_as_lasting_as_told() -> None:
+    market = ReversionMarket(n_bars=60_000)
+    draw = market.draw(1, "long")
+    hidden, growth = draw.hidden, np.diff(np.log(draw.close), axis=0)
+    assert hidden.std() == pytest.approx(market.deviation, rel=0.02)
+    assert np.corrcoef(hidden[1:].ravel(), hidden[:-1].ravel())[0, 1] == pytest.approx(
+        0.9, abs=0.01
+    )
+    # What is left of the log price is a random walk: its steps do not know the deviation.
+    walk = growth - np.diff(hidden, axis=0)
+    n = walk.size
+    assert abs(np.corrcoef(walk.ravel(), hidden[:-1].ravel())[0, 1]) < 4 / np.sqrt(n)
+    assert abs(np.corrcoef(walk[1:].ravel(), walk[:-1].ravel())[0, 1]) < 4 / np.sqrt(n)
+    gap = np.log(draw.open[1:] / draw.close[:-1])
+    assert gap.var() == pytest.approx(0.2 * market.noise**2, rel=0.03)
+
+
+def test_only_relative_strength_gives_drift_in_the_cross_section() -> None:
+    market = CrossSectionMarket(n_bars=60_000)
+    draw = market.draw(1, "long")
+    assert np.abs(draw.hidden.mean(axis=1)).max() < 1e-12
+    assert draw.hidden.var() == pytest.approx(1.0 - 1.0 / 8.0, rel=0.05)
+    noise = np.diff(np.log(draw.close), axis=0) - market.drift * draw.hidden[:-1]
+    together = np.corrcoef(noise.T)[np.triu_indices(8, 1)]
+    assert together == pytest.approx(np.full(28, market.common), abs=0.02)
+    assert noise.std() == pytest.approx(market.noise, rel=0.01)
+
+
+@pytest.mark.parametrize("signal", LONG)
+def test_kalman_filter_knows_how_much_it_knows(signal: str) -> None:
+    """Expectations are as spread as it says, and right on average whatever they are."""
+    market = LONG[signal]
+    draw = market.draw(2, "long")
+    state, known = market._filtered(draw.close)  # type: ignore[attr-defined]
+    assert known[0] == 0.0
+    assert (np.diff(known) > -1e-12).all()
+    assert state.std() == pytest.approx(known[-1], rel=0.03)
+    slope = (state * draw.hidden).mean() / (state**2).mean()
+    assert slope == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("signal", PLANTED)
+def test_without_strength_there_is_nothing_to_predict(signal: str) -> None:
+    market = PLANTED[signal](n_bars=300).stronger(0.0)
+    close = market.draw(0, "none").close
+    assert np.abs(market.predicted(close)).max() < 1e-12
+    assert not market.wanted(close).any()
+    assert np.diff(np.log(close), axis=0).std() == pytest.approx(0.012, rel=0.06)
+
+
+def test_more_deviation_than_there_is_noise_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"deviation=0.05: expected 0 to 0.0275"):
+        ReversionMarket().stronger(2.0)
+
+
+def test_rules_of_thumb_buy_what_rose_or_fell_by_itself_or_in_comparison() -> None:
+    close = np.array([[100.0, 100.0, 100.0], [101.0, 102.0, 103.0]])
+    x, present = np.zeros((2, 3, 1), dtype=np.float32), np.ones((2, 3), dtype=bool)
+    world = drawn_world(close, close, x, present, make_config("window=1"))
+    free = Holdings(np.zeros((1, 3)), np.zeros(1), np.ones((1, 3, 3), dtype=bool))  # type: ignore[arg-type]
+
+    def bought(rule: Rule) -> list[bool]:
+        rule.start(world, range(2))
+        return (rule.decide(np.array([1]), free)[0] == Action.BUY).tolist()
+
+    assert bought(Rule(1)) == [True, True, True]
+    assert bought(Rule(1, reversal=True)) == [False, False, False]
+    assert bought(Rule(1, relative=True)) == [False, False, True]
+    assert bought(Rule(1, reversal=True, relative=True)) == [True, False, False]
+    assert [rule.name for rule in rules_of_thumb((5,))] == [
+        "momentum 5",
+        "reversal 5",
+        "relative momentum 5",
+        "relative reversal 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("market", "likely_best"),
+    [
+        (ReversionMarket(n_bars=2000), Rule(10, reversal=True)),
+        (CrossSectionMarket(n_bars=2000), Rule(10, relative=True)),
+    ],
+)
+def test_reference_earns_as_told_and_beats_rules_of_thumb(
+    market: Market, likely_best: Rule
+) -> None:
+    """3.0 over 16 draws of 6000 bars, next open, 5 bp a side; here over 8 of 2000."""
+    config = make_config("fee_rate=0.0005")
+    assert config.market.fill == "open"
+    draws = [market.draw(seed, "reference") for seed in range(8)]
+    found = sharpes(reference(market), draws, config).mean()
+    assert 2.4 < found < 3.6
+    assert found > sharpes(likely_best, draws, config).mean() + 0.1
+    wrong_way = Rule(10, reversal=market.signal == "cross_section")
+    assert sharpes(wrong_way, draws, config).mean() < -1.0
+
+
+@pytest.mark.parametrize("signal", PLANTED)
+def test_lots_earn_about_nothing_without_costs(signal: str) -> None:
+    market = PLANTED[signal](n_bars=2000)
+    draws = [market.draw(seed, "lots") for seed in range(8)]
+    found = sharpes(Random(0), draws, make_config("fee_rate=0")).mean()
+    # A draw's Sharpe ratio has a standard error of √(252 / 2000).
+    assert abs(found) < 4 * np.sqrt(252 / 2000 / 8)

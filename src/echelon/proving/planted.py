@@ -1,4 +1,4 @@
-"""Markets with a planted signal, and the best any filter of past returns can do in them.
+"""Markets with a planted signal, and what the exact filter of past returns makes of them.
 
 Each market has a hidden state s per asset. The state at bar t gives the log return from t to t + 1
 its drift; the rest is noise. A share of both falls between the close and the next open, so that
@@ -17,6 +17,9 @@ rule, costs and clock. For the trend the hurdle is zero: the sign is more likely
 drifts come in all sizes, cash is better kept for the larger ones, and a filter that buys above zero
 loses to rules of thumb: there the hurdle is `hurdle` standard deviations of the expectation, chosen
 on draws that serve nothing else (the Sharpe ratio is flat around it, from 0.5 to 1).
+
+Nobody can predict better than the filter. The way it buys is simple, so it is a reference and not a
+bound: under the 20/50 rule momentum over 10 bars does 5 % better than it on the trend.
 
     trend    p_t = P(s_t = 1 | r_1..t): odds ← odds · exp(2 · drift · r_t / noise²), then the flip
     others   Kalman filters; the states are Gaussian, so nothing is approximated
@@ -338,7 +341,7 @@ class BayesFilter:
 
 
 def reference(market: Market) -> Policy:
-    """The policy that no filter of past returns is expected to beat in `market`."""
+    """What agents in `market` are compared with: its exact filter, under the 20/50 rule."""
     return BayesFilter(market)
 
 
