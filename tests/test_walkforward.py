@@ -54,6 +54,8 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     out, err = shell.works(*_words(bars_file), "--seeds", "2")
     assert "2 folds × 2 seeds: 4 to train" in err
     assert "stitched: 2016-01-05 to 2016-04-29" in out
+    assert "over other seeds, 95 %" in out
+    assert "Sharpe less that of equal_weight" in out
     table = _table()
     whos = ("agent", "seed-42", "seed-43", "cash", "equal_weight")
     assert list(table) == [(fold, who) for fold in (*FOLDS, "stitched") for who in whos]
@@ -213,9 +215,11 @@ def test_symbols_that_leave_are_traded_while_they_are_members(shell: Shell, tmp_
     pl.concat([bars, gone]).rename({"time": "date"}).drop("factor").write_parquet(file)
     universe.write_text(
         "symbol,start,end\nA,2014-01-01,\nB,2014-01-01,2016-01-20\nC,2016-03-15,\nE,2014-01-01,\n"
+        "Z,2014-01-01,\n"
     )
     more = ("assets=[]", f"data.universe={universe}", "data.start=2015-01-02")
-    shell.works(*_words(file, *more))
+    _, err = shell.works(*_words(file, *more))
+    assert err.count("1 of 5 member(s) have no bars") == 1  # said once, not for every fold
     first, second = (Prepared.open(Path("wf/folds") / name) for name in FOLDS)
     assert first.symbols == ("A", "B", "C", "E")
     assert second.symbols == ("A", "B", "C", "E")

@@ -54,9 +54,24 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
+class _Once(logging.Filter):
+    """Lets a message through the first time only: many runs of one dataset would repeat it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in self._seen
+        self._seen.add(text)
+        return new
+
+
 def set_up_logging(level: str) -> None:
-    """Send log records at `level` and above to stderr."""
+    """Send log records at `level` and above to stderr, each message once."""
     handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
+    handler.addFilter(_Once())
     handler.setFormatter(logging.Formatter("%(message)s"))
     root = logging.getLogger("echelon")
     root.handlers = [handler]

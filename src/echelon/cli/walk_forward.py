@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -131,7 +132,8 @@ def print_result(result: WalkForwardResult) -> None:
     ]
     shown = [_COLUMNS[m].heading for m in _MEASURES]
     headings = [*shown, "± std", *(f"{name.split('_')[0]}\nSharpe" for name in beside)]
-    table = numbers(f"test windows by fold, mean over {seeds} seeds", "fold", *headings)
+    title = f"test windows by fold, mean over {seeds} seed{'s' if seeds > 1 else ''}"
+    table = numbers(title, "fold", *headings)
     for fold in result.folds:
         add_row(table, fold.name, *_fold_cells(result, fold, beside, len(headings)))
     out.print(table)
@@ -171,6 +173,29 @@ def _print_stitched(result: WalkForwardResult) -> None:
     for name in stitched.baselines:
         add_row(table, name, *_cells(stitched.measures[name], shown))
     out.print(table)
+    for line in _how_sure(result.statistics, math.sqrt(stitched.periods_per_year)):
+        typer.echo(line)
+
+
+def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
+    """The stitched Sharpe ratio over seeds, and its distance to the baselines, in words."""
+    number = _COLUMNS["sharpe_annual"].format
+    found = statistics["sharpe_annual"]
+    if found is not None and found["low"] is not None:
+        span = f"{number(found['low'])} to {number(found['high'])}"
+        yield f"Sharpe {number(found['estimate'])} a year; over other seeds, 95 %: {span}"
+    for name, both in statistics["differences"].items():
+        lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
+        if None in (*lows, *highs):
+            continue
+        # The wider of both block lengths: what is said must hold at either.
+        low, high = min(lows), max(highs)
+        words = "indistinguishable at these costs"
+        if low > 0 or high < 0:
+            words = f"{'above' if low > 0 else 'below'} it, what was tried before not counted"
+        middle = number(both["single"]["estimate"] * annual)
+        span = f"{number(low * annual)} to {number(high * annual)}"
+        yield f"Sharpe less that of {name}: {middle}; over other days, 95 %: {span}: {words}"
 
 
 def _cells(values: Mapping[str, float], shown: Sequence[str]) -> list[str]:

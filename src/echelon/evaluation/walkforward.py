@@ -4,7 +4,7 @@
     DIR/walk_forward.json       the folds, for going on later; at the end also what they came to
     DIR/folds/NAME/             a run directory like any other
     DIR/walk_forward.csv, .parquet    every measure, by fold and stitched, of agents and baselines
-    DIR/stitched.parquet        time, fold, and returns of each seed and baseline, one after another
+    DIR/stitched.csv, .parquet  time, fold, and returns of each seed and baseline, one after another
     DIR/splits.png              the windows
 
 Each fold is a whole experiment of its own (see evaluation.batch): features, scaler, training and
@@ -51,7 +51,10 @@ KIND = Kind(
     member="fold",
     split="test",
     trust=True,
-    results=("walk_forward.csv", "walk_forward.parquet", "stitched.parquet", "splits.png"),
+    results=(
+        *("walk_forward.csv", "walk_forward.parquet", "stitched.csv", "stitched.parquet"),
+        "splits.png",
+    ),
 )
 STITCHED = "stitched"
 AGENT = "agent"
@@ -128,10 +131,7 @@ class WalkForward:
         """Write down what is to be done and, at the end, what came out of it."""
         tree: dict[str, Any] = {"folds": [_step_tree(step) for step in self.steps]}
         if result is not None and result.stitched is not None:
-            tree |= {
-                STITCHED: result.stitched.tree(),
-                "statistics": statistics(result.stitched, self.batch.base.seed),
-            }
+            tree |= {STITCHED: result.stitched.tree(), "statistics": result.statistics}
         self.batch.save(tree)
 
 
@@ -154,13 +154,16 @@ def _read_step(entry: Mapping[str, Any]) -> Step:
 
 @dataclass(frozen=True)
 class WalkForwardResult:
-    """Every fold's evaluation, None where it failed, and all of them stitched if none did."""
+    """Every fold's evaluation, by name, but of those that failed; stitched only if none did.
 
-    name: str
+    statistics: of the stitched series, see `stitched.statistics`; empty without one
+    """
+
     folds: tuple[Fold, ...]
     evaluations: Mapping[str, Evaluation]
     problems: Mapping[str, str]
     stitched: Stitched | None
+    statistics: Mapping[str, Any]
 
     def frame(self) -> pl.DataFrame:
         """A line per fold and per seed, mean of the seeds (with std) and baseline; then stitched.
@@ -232,4 +235,5 @@ def summarise(walk: WalkForward, course: Course) -> WalkForwardResult:
         problems[fold.name] = course.problem(k)
     whole = len(found) == len(walk.folds) and not any(problems.values())
     stitched = stitch(found) if whole else None
-    return WalkForwardResult(walk.batch.directory.name, walk.folds, found, problems, stitched)
+    sure = {} if stitched is None else statistics(stitched, walk.batch.base.seed)
+    return WalkForwardResult(walk.folds, found, problems, stitched, sure)
