@@ -39,6 +39,7 @@ from echelon.market import resolve_rules
 from echelon.ops.measures import measure
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import read_metrics
+from echelon.runs.registry import Registry
 from echelon.runs.tracking import open_sinks
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
@@ -152,6 +153,10 @@ def _window(bench: Bench, *overrides: str) -> object:
 def _market(bench: Bench, *overrides: str) -> object:
     small = ("data.synthetic.n_symbols=2", "data.synthetic.n_days=40", "data.source=synthetic")
     return ensure_dataset(bench.config(*small, "assets=[]", *overrides)).content_hash
+
+
+def _registry(bench: Bench, *overrides: str) -> object:
+    return Registry.of(Path("runs/a"), bench.config(*overrides).logging.registry).path.name
 
 
 def _run_directory(bench: Bench, *overrides: str) -> object:
@@ -308,6 +313,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "normalization.fit_on": ("normalization.fit_on=all", _refusal),
     "normalization.include": ("normalization.include=[OHLCV]", _x),
     "logging.output_dir": ("logging.output_dir=./elsewhere", _run_directory),
+    "logging.registry": ("logging.registry=./elsewhere", _registry),
     "logging.use_wandb": ("logging.use_wandb=true", _sinks),
     "logging.use_mlflow": ("logging.use_mlflow=true", _sinks),
     "logging.tensorboard": ("logging.tensorboard=false", _sinks),

@@ -20,9 +20,9 @@ from echelon.agents.training import TrainedRun, Training, Worlds, seed_directory
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, to_yaml
-from echelon.envs import world_of
 from echelon.errors import DataError, StoreError
 from echelon.evaluation.evaluate import evaluate, evaluated_splits, load_evaluation
+from echelon.evaluation.looks import Look
 from echelon.features import Prepared
 from echelon.files import exclusive_lock
 from echelon.runs.metrics import read_metrics
@@ -104,7 +104,7 @@ def test_evaluation_holds_every_seed_and_every_baseline_the_data_support(evaluat
 
 def test_measures_are_those_of_the_backtests(evaluated: Path) -> None:
     opened = TrainedRun.open(evaluated)
-    world = world_of(opened.prepared, opened.config)
+    world = Look.at(opened, "test").world(1.0)
     span = world.span("test")
     found = load_evaluation(evaluated, "test")
     agent = run_backtest(opened.policy(2), world, span, opened.config)

@@ -13,6 +13,7 @@ from echelon.config import Config, load_config
 from echelon.envs import Action, ActionRule, Books, World, index_world, world_of
 from echelon.errors import DataError
 from echelon.features.prepared import Prepared
+from echelon.runs.registry import Registry, TestRead, Window, new_entry
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> Path:
 
 def opened(run: Path, *overrides: str) -> tuple[Prepared, Config]:
     return Prepared.open(run), load_config(run / "config.yaml", overrides)
+
+
+def a_read(directory: Path) -> TestRead:
+    """Leave to look at a test window."""
+    entry = new_entry(Window("made-up", "0", "2016-07-01", "2016-12-30"), directory, "0", 1)
+    return Registry(directory / "registry").begin_read(entry)
 
 
 def random_values(world: World, steps: int = 60) -> tuple[np.ndarray, float]:
@@ -42,18 +49,19 @@ def test_world_holds_what_was_prepared(run: Path) -> None:
     world = world_of(prepared, config)
     assert world.n_assets == 16
     assert world.symbols == config.assets
-    assert np.array_equal(world.x, prepared.x)
-    assert np.array_equal(world.present, prepared.present)
-    assert np.array_equal(world.rows.close, np.nan_to_num(prepared.close))
+    stop = prepared.splits["valid"].rows.stop
+    assert np.array_equal(world.x, prepared.x[:stop])
+    assert np.array_equal(world.present, prepared.present[:stop])
+    assert np.array_equal(world.rows.close, np.nan_to_num(prepared.close[:stop]))
     assert world.window == 5
     assert world.periods_per_year == 252.0
     assert world.initial_cash == config.market.initial_cash
-    assert world.splits == {name: split.rows for name, split in prepared.splits.items()}
+    assert world.splits == {name: prepared.splits[name].rows for name in ("train", "valid")}
 
 
-def test_splits_begin_at_their_own_first_bar(run: Path) -> None:
+def test_splits_begin_at_their_own_first_bar(run: Path, tmp_path: Path) -> None:
     prepared, config = opened(run)
-    world = world_of(prepared, config)
+    world = world_of(prepared, config, read=a_read(tmp_path))
     for name, first in (("valid", "2016-02-01"), ("test", "2016-07-01")):
         assert str(world.times[world.span(name).start].astype("datetime64[D]")) == first
     assert world.span("test").stop == len(world.times)
@@ -72,7 +80,7 @@ def test_fill_convention_is_that_of_the_configuration_and_told(run: Path) -> Non
 @pytest.mark.parametrize("preset", ["paper", "us", "cn", "crypto", "hierarchical"])
 def test_use_fee_false_removes_every_cost(run: Path, preset: str) -> None:
     prepared, config = opened(run, f"market.preset={preset}", "fee_rate=null")
-    free = world_of(prepared, config, fees=False)
+    free = world_of(prepared, config, costs=0.0)
     values, paid = random_values(free)
     assert paid == 0.0
     charged, costs = random_values(world_of(prepared, config))
@@ -81,9 +89,18 @@ def test_use_fee_false_removes_every_cost(run: Path, preset: str) -> None:
     assert not free.rows.stamp.any()
 
 
+def test_costs_are_multiplied_as_told(run: Path) -> None:
+    prepared, config = opened(run, "market.preset=cn", "fee_rate=null")
+    once, twice = (world_of(prepared, config, costs=c) for c in (1.0, 2.0))
+    for name in ("commission", "min_commission", "slippage"):
+        assert getattr(twice.rules, name) == 2.0 * getattr(once.rules, name), name
+    assert once.rows.stamp.any()
+    assert np.array_equal(twice.rows.stamp, 2.0 * once.rows.stamp)
+
+
 def test_fees_leave_the_other_rules_alone(run: Path) -> None:
     prepared, config = opened(run, "market.preset=us", "fee_rate=null")
-    rules, free = (world_of(prepared, config, fees=f).rules for f in (True, False))
+    rules, free = (world_of(prepared, config, costs=c).rules for c in (1.0, 0.0))
     assert free.participation == rules.participation == 0.1
     assert free.min_value == rules.min_value == 100.0
     assert rules.slippage > 0.0

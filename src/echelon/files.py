@@ -76,15 +76,15 @@ def standing_directory(target: Path) -> Path | None:
 
 
 @contextmanager
-def exclusive_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file; a second holder is refused at once instead of waiting.
+def exclusive_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file; a second holder is refused at once, unless it is told to wait.
 
     The lock is the kernel's (flock), so a killed process leaves none behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise StoreError(
                 f"{what} is being written by another process. Wait for it to end, then try again."

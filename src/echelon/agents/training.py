@@ -108,9 +108,9 @@ class Worlds(NamedTuple):
 
     @staticmethod
     def of(prepared: Prepared, config: Config) -> Worlds:
-        """Both windows of a prepared set."""
+        """Both windows of a prepared set; its test window is not in them."""
         world = world_of(prepared, config)
-        valid = world if config.eval.use_fee else world_of(prepared, config, fees=False)
+        valid = world if config.eval.use_fee else world_of(prepared, config, costs=0.0)
         return Worlds(world, valid, str(prepared.manifest["content_hash"]))
 
 

@@ -184,6 +184,8 @@ class LoggingConfig(Section):
     """Also write TensorBoard event files."""
     output_dir: Path = Path("./runs")
     """Parent of the run directories."""
+    registry: Path | None = None
+    """Where trials and looks at test windows are counted; null: in `registry` beside the run."""
 
 
 class ExpertsConfig(Section):

@@ -20,12 +20,13 @@ from typing import Any
 
 import gymnasium
 
-from echelon.config import Config, load_config
+from echelon.config import Config, fingerprint, load_config
 from echelon.envs.act import Kind
 from echelon.envs.gym import TradingEnv
 from echelon.envs.world import World, world_of
 from echelon.errors import UsageError
 from echelon.features.prepared import Prepared
+from echelon.runs.registry import Registry, new_entry, window_of
 
 RUN_VARIABLE = "ECHELON_RUN"
 IDS: dict[str, Kind] = {"Echelon/Trading-v0": "discrete", "Echelon/TradingWeights-v0": "weights"}
@@ -51,7 +52,8 @@ def make_trading_env(
     """The environment of a prepared run directory.
 
     run: None: what ECHELON_RUN says; kwargs: those of `TradingEnv`
-    Outside training, costs are left out where `eval.use_fee` is false.
+    Outside training, costs are left out where `eval.use_fee` is false. With split="test" the look
+    at the test window is written down in the registry of the runs, once a process.
     """
     world, config = open_run(run, split)
     return TradingEnv(world, config, split=split, **kwargs)
@@ -74,12 +76,18 @@ def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World
             f"`echelon prepare --output-dir {named}`."
         )
     changed = tuple(part.stat().st_mtime_ns for part in parts)
-    return _opened(path, split == "train", changed)
+    return _opened(path, split, changed)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, training: bool, changed: tuple[int, ...]) -> tuple[World, Config]:
+def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
     """changed: times of the files, so that a set prepared anew is read anew."""
-    config = load_config(path / "config.yaml")
-    fees = training or config.eval.use_fee
-    return world_of(Prepared.open(path), config, fees=fees), config
+    config, prepared = load_config(path / "config.yaml"), Prepared.open(path)
+    costs = 1.0 if split == "train" or config.eval.use_fee else 0.0
+    read = None
+    if split == "test":
+        test = prepared.splits["test"]
+        window = window_of(prepared.manifest["dataset"], test.first, test.last)
+        entry = new_entry(window, path, fingerprint(config), seeds=0)
+        read = Registry.of(path, config.logging.registry).begin_read(entry)
+    return world_of(prepared, config, costs=costs, read=read), config

@@ -18,6 +18,7 @@ from echelon.data.panel import forward_fill
 from echelon.errors import DataError
 from echelon.features.prepared import Prepared
 from echelon.market import MarketRows, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.runs.registry import TestRead
 from echelon.types import Bools, Floats, Floats32, Times
 
 _BLOCK = 256
@@ -71,6 +72,12 @@ class World:
 
         Raises where fewer than two are left: one to decide on and one to be marked at.
         """
+        if split not in self.splits:
+            raise DataError(
+                f"split.{split} is not in this world, which has {', '.join(self.splits)}. The "
+                "test window is sealed: `echelon evaluate RUN --split test` opens it and counts "
+                "the look."
+            )
         rows = self.splits[split]
         first = max(rows.start, self.window - 1)
         if rows.stop - first < 2:
@@ -82,42 +89,53 @@ class World:
         return range(first, rows.stop)
 
 
-def world_of(prepared: Prepared, config: Config, *, fees: bool = True) -> World:
-    """The world of a prepared set under the configuration's rules.
+def world_of(
+    prepared: Prepared, config: Config, *, costs: float = 1.0, read: TestRead | None = None
+) -> World:
+    """The world of a prepared set under the configuration's rules, up to the end of validation.
 
-    fees: False leaves out every cost, as `eval.use_fee: false` asks
+    The test window is not in it, so nothing that learns or chooses can look at it by mistake. To
+    have it, hand in `read`: the registry gives one to whoever writes the look down.
+
+    costs: what trading costs, times this; 0 leaves out every cost, as `eval.use_fee: false` asks
     """
     resolved = resolve_rules(config, discrete=False)
-    history = _history(prepared)
-    rules = resolved.rules
-    if not fees:
-        rules = rules._replace(commission=0.0, min_commission=0.0, slippage=0.0)
+    sealed = prepared.splits["valid"].rows.stop
+    stop = len(prepared.times) if read is not None else sealed
+    history = _history(prepared, stop)
+    given = resolved.rules
+    rules = given._replace(
+        commission=given.commission * costs,
+        min_commission=given.min_commission * costs,
+        slippage=given.slippage * costs,
+    )
     rows = market_rows(
         history,
         lots=resolved.lots and history.price_basis != "adjusted",
-        stamp_duty=resolved.stamp_duty and fees,
+        stamp_duty=resolved.stamp_duty,
         unknown_haircut=config.market.delist_haircut,
         median_bars=config.market.median_days,
     )
-    x = np.asarray(prepared.x)
+    x = np.asarray(prepared.x[:stop])
     _refuse_nan(x, prepared)
-    member = prepared.array("member")
+    member, benchmark = prepared.array("member"), prepared.array("benchmark")
     manifest = prepared.manifest
+    splits = {name: split.rows for name, split in prepared.splits.items()}
     return World(
-        rows=rows,
+        rows=rows._replace(stamp=rows.stamp * costs),
         rules=rules,
         x=x,
-        present=np.asarray(prepared.present),
-        member=np.asarray(prepared.present if member is None else member),
+        present=np.asarray(prepared.present[:stop]),
+        member=np.asarray((prepared.present if member is None else member)[:stop]),
         growth=_growth(history),
-        times=np.asarray(prepared.times),
+        times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,
-        splits={name: split.rows for name, split in prepared.splits.items()},
+        splits={name: rows for name, rows in splits.items() if rows.stop <= stop},
         window=prepared.window,
         fill_open=config.market.fill == "open",
         initial_cash=config.market.initial_cash,
         periods_per_year=periods_per_year(manifest["calendar"], manifest["freq"]),
-        benchmark=prepared.array("benchmark"),
+        benchmark=None if benchmark is None else np.asarray(benchmark[:stop]),
         ledger=_ledger(config, history),
     )
 
@@ -161,22 +179,24 @@ def index_world(world: World) -> World | None:
     )
 
 
-def _history(prepared: Prepared) -> PriceHistory:
+def _history(prepared: Prepared, stop: int) -> PriceHistory:
+    """Prices of the rows before `stop`."""
+
     def optional(name: str) -> Floats | None:
         values = prepared.array(name)
-        return None if values is None else np.asarray(values)
+        return None if values is None else np.asarray(values[:stop])
 
     def mask(name: str) -> Bools:
         values = prepared.array(name)
         assert values is not None, f"a prepared set always has {name}"
-        return np.asarray(values)
+        return np.asarray(values[:stop])
 
     manifest: dict[str, Any] = prepared.manifest
     return PriceHistory(
-        times=np.asarray(prepared.times),
+        times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,
         price_basis=manifest["price_basis"],
-        close=np.asarray(prepared.close),
+        close=np.asarray(prepared.close[:stop]),
         tradable=mask("tradable"),
         delisted=mask("delisted"),
         open=optional("open"),

@@ -1,6 +1,7 @@
 """Evaluate a trained run on a split: every seed's best agent and every baseline, one function.
 
 RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds, provenance
+RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
 RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files)
 RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
 """
@@ -13,19 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from echelon.agents.training import TrainedRun
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.files import Tables, load_tables, save_backtest
+from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
-from echelon.envs import world_of
 from echelon.errors import StoreError
+from echelon.evaluation.looks import Look, SplitName
+from echelon.evaluation.trust import TRUST, assess
 from echelon.files import exclusive_lock, write_atomic
 from echelon.ops.measures import MeanStd, mean_std
 
 FORMAT = 1
-SplitName = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,23 @@ class Evaluation:
         return load_tables(self.directory, f"seed-{name}" if isinstance(name, int) else name)
 
 
-def evaluate(run: TrainedRun, split: SplitName) -> Evaluation:
-    """Backtest the run's agents and the baselines on a split, and save what came out."""
+def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evaluation:
+    """Backtest the run's agents and the baselines on a split, and save what came out.
+
+    What is tried on validation and each look at the test window go into the registry, the look
+    before the window is opened.
+    trust: also what the numbers are worth, in trust.json (see evaluation.trust)
+    """
     config = run.config
-    world = world_of(run.prepared, config, fees=config.eval.use_fee)
-    span = world.span(split)
-    agents = {seed: run_backtest(run.policy(seed), world, span, config) for seed in run.seeds}
-    baselines = run_baselines(world, span, config)
-    directory = run.path / "evaluations" / split
+    policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}
     with exclusive_lock(run.path / ".evaluate.lock", f"the evaluations of {run.path}"):
+        look = Look.at(run, split)
+        world = look.world(1.0 if config.eval.use_fee else 0.0)
+        span = world.span(split)
+        agents = {seed: run_backtest(p, world, span, config) for seed, p in policies.items()}
+        baselines = run_baselines(world, span, config)
+        look.note(agents)
+        directory = run.path / "evaluations" / split
         reads = _reads(directory) + 1
         for seed, backtest in agents.items():
             save_backtest(backtest, directory, f"seed-{seed}")
@@ -82,8 +92,11 @@ def evaluate(run: TrainedRun, split: SplitName) -> Evaluation:
             "seeds": {str(seed): _plain(b) for seed, b in agents.items()},
             "baselines": {name: _plain(b) for name, b in baselines.items()},
         }
-        text = json.dumps(summary, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-        write_atomic(directory / "summary.json", text)
+        if trust:
+            _write(directory / TRUST, assess(look, policies, agents, baselines))
+        else:
+            (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
+        _write(directory / "summary.json", summary)
     return load_evaluation(run.path, split)
 
 
@@ -121,6 +134,11 @@ def _reads(directory: Path) -> int:
         return int(tree["reads"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0  # never, or its summary is damaged
+
+
+def _write(path: Path, tree: Mapping[str, Any]) -> None:
+    text = json.dumps(tree, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
+    write_atomic(path, text)
 
 
 def _plain(backtest: Backtest) -> dict[str, float | None]:

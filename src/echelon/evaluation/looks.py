@@ -1,0 +1,86 @@
+"""A look at a window of a run: the world it opens, and its entry in the registry of the runs.
+
+Train and validation are open; a look at the test window is written down before it is opened (see
+runs.registry). What came of it is added afterwards: the mean return of the seeds, which is one
+trial, however many seeds there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from echelon.agents.training import TrainedRun, training_hash
+from echelon.backtest.run import Backtest
+from echelon.envs.world import World, world_of
+from echelon.ops.measures import sharpe_annual
+from echelon.runs.registry import Entry, Registry, TestRead, Window, new_entry, window_of
+from echelon.types import Floats, Times
+
+SplitName = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """At one window of a run. read: of the test window only"""
+
+    run: TrainedRun
+    split: SplitName
+    registry: Registry
+    window: Window
+    read: TestRead | None
+
+    @staticmethod
+    def at(run: TrainedRun, split: SplitName) -> Look:
+        """Begin a look; at the test window it is written down here."""
+        registry = Registry.of(run.path, run.config.logging.registry)
+        days = run.prepared.splits[split]
+        window = window_of(run.prepared.manifest["dataset"], days.first, days.last)
+        look = Look(run, split, registry, window, None)
+        if split != "test":
+            return look
+        return Look(run, split, registry, window, registry.begin_read(look.entry()))
+
+    def entry(self) -> Entry:
+        """What the registry keeps of it."""
+        identity = training_hash(self.run.config)
+        return new_entry(self.window, self.run.path, identity, len(self.run.seeds))
+
+    def world(self, costs: float) -> World:
+        """The run's world, the test window inside where this is a look at it."""
+        return world_of(self.run.prepared, self.run.config, costs=costs, read=self.read)
+
+    def note(self, agents: Mapping[int, Backtest]) -> None:
+        """Write down what the agents came to: a trial on validation, or the end of a read."""
+        times, returns = mean_returns(agents)
+        ratio = sharpe_annual(returns, 1.0)  # per period
+        sharpe = ratio if np.isfinite(ratio) else 0.0  # a book that never moves found nothing
+        if self.read is not None:
+            self.registry.end_read(self.read, times, returns, sharpe)
+        elif self.split == "valid":
+            self.registry.add_trial(self.entry(), times, returns, sharpe)
+
+    def rivals(self) -> list[Entry]:
+        """Whose best this one may be: trials on this window, or looks at it; itself included."""
+        if self.split == "test":
+            return self.registry.reads(self.window)
+        return self.registry.trials(self.window)
+
+
+def mean_returns(agents: Mapping[int, Backtest]) -> tuple[Times, Floats]:
+    """(times[T], returns[T]): the mean over the seeds, each with an equal share of the money.
+
+    A book that was ruined stays where it is: it earns nothing from then on.
+    """
+    longest = max(agents.values(), key=lambda b: len(b.returns))
+    return longest.times[1:], returns_of(agents).mean(axis=1)
+
+
+def returns_of(agents: Mapping[int, Backtest]) -> Floats:
+    """[T,S] returns of the seeds; zero after a ruin."""
+    n_steps = max(len(b.returns) for b in agents.values())
+    columns = [np.pad(b.returns, (0, n_steps - len(b.returns))) for b in agents.values()]
+    return np.column_stack(columns)

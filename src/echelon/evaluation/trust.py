@@ -1,0 +1,262 @@
+"""What the numbers of an evaluation are worth: intervals, selection, costs, and a verdict.
+
+trust.json, beside summary.json (Sharpe ratios per period unless the name says annual):
+
+    seeds         mean, interval and interquartile mean of the main measures over the seeds
+    differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
+    deflation     probability that the Sharpe ratio is above what the best of as many trials shows
+                  by chance; the trials come from the registry of the runs
+    overfitting   probability of backtest overfitting, from 20 configurations on
+    superiority   is the best of the trials better than equal weight, given that it is the best?
+    costs         the same agents at no costs, at those configured and at twice them
+    claim         may an edge over equal weight be claimed? Only ever on the test window
+    verdict       better, worse, indistinguishable, or unproven, for the words of a report
+
+The deflated Sharpe ratio in a claim is that of the validation window, which chose; on the test
+window the trials are the looks at it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from echelon.backtest.baselines import run_baselines
+from echelon.backtest.policy import Policy
+from echelon.backtest.run import Backtest, run_backtest
+from echelon.errors import StoreError
+from echelon.evaluation.looks import Look, returns_of
+from echelon.evaluation.statistics import (
+    Claim,
+    Deflation,
+    SharpeDifference,
+    backtest_overfitting,
+    deflate_by_sharpes,
+    effective_trials,
+    interquartile_mean,
+    judge,
+    seed_interval,
+    superior_ability,
+)
+from echelon.runs.registry import Entry
+from echelon.types import Floats
+
+FORMAT = 1
+TRUST = "trust.json"
+YARDSTICK: Final = "equal_weight"
+"""The baseline an edge is claimed over: it needs no forecast."""
+COST_FACTORS = (0.0, 1.0, 2.0)
+LEAST_BARS = 60
+"""Bars below which nothing is said about differences: there are too few blocks to resample."""
+SHOWN = (
+    *("sharpe_annual", "total_return", "annual_return", "calmar", "max_drawdown"),
+    "turnover_annual",
+)
+"""Measures with an interval over the seeds."""
+
+Verdict = Literal["better", "undeflated", "worse", "same", "unknown"]
+
+
+def assess(
+    look: Look,
+    policies: Mapping[int, Policy],
+    agents: Mapping[int, Backtest],
+    baselines: Mapping[str, Backtest],
+) -> dict[str, Any]:
+    """Everything in trust.json, of backtests just made; `look` has their entry already."""
+    seed = look.run.config.seed
+    returns = returns_of(agents)
+    rates = {b.periods_per_year for b in agents.values()}
+    others = {name: _padded(b.returns, len(returns)) for name, b in baselines.items()}
+    differences = {
+        name: claim for name in others if (claim := _compare(returns, others[name], seed))
+    }
+    rivals = look.rivals()
+    deflation = _deflated(look, rivals, returns.mean(axis=1))
+    chosen = _chosen_by(look, deflation)
+    against = differences.get(YARDSTICK)
+    return {
+        "format": FORMAT,
+        "split": look.split,
+        "bars": len(returns),
+        "periods_per_year": rates.pop(),
+        "registry": {
+            "trials": len(look.registry.trials(look.window)),
+            "reads": len(look.registry.reads(look.window)),
+        },
+        "seeds": _over_seeds(agents),
+        "differences": {name: _both(claim) for name, claim in differences.items()},
+        "deflation": None if deflation is None else _plain(deflation._asdict()),
+        **_over_trials(look, rivals, others.get(YARDSTICK)),
+        "costs": _cost_sweep(look, policies, agents, baselines),
+        "claim": _claim(look, against, chosen),
+        "verdict": {"key": verdict(look.split, against, chosen), "baseline": YARDSTICK},
+    }
+
+
+def verdict(split: str, difference: Claim | None, deflated: float | None) -> Verdict:
+    """What may be said of the agents beside the yardstick; both block lengths must agree."""
+    if difference is None:
+        return "unknown"
+    if min(difference.single.low, difference.double.low) > 0.0:
+        sure = split == "test" and deflated is not None and deflated > 0.95
+        return "better" if sure else "undeflated"
+    if max(difference.single.high, difference.double.high) < 0.0:
+        return "worse"
+    return "same"
+
+
+def load_trust(run: Path, split: str) -> dict[str, Any] | None:
+    """What was saved of a split; None where nothing was."""
+    path = run / "evaluations" / split / TRUST
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != FORMAT:
+            raise StoreError(
+                f"{path}: written by another version of Echelon. Run `echelon evaluate` again."
+            )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: damaged ({error}). Run `echelon evaluate` again.") from None
+    return dict(tree)
+
+
+def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
+    """At both block lengths; None where there are too few bars. Its `made` is not used here."""
+    if len(returns) < LEAST_BARS:
+        return None
+    return judge(returns, baseline, math.nan, seed=seed)
+
+
+def _over_seeds(agents: Mapping[int, Backtest]) -> dict[str, Any]:
+    found = {
+        name: _interval([b.measures.as_dict()[name] for b in agents.values()]) for name in SHOWN
+    }
+    return {"n": len(agents), "measures": found}
+
+
+def _interval(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, interval and interquartile mean over seeds; None where one of them has no number."""
+    if not np.isfinite(values).all():
+        return None
+    return _plain(seed_interval(values)._asdict() | {"iqm": interquartile_mean(values)})
+
+
+def _deflated(look: Look, rivals: Sequence[Entry], chosen: Floats) -> Deflation | None:
+    """Deflated by all on this window; None where there are too few bars.
+
+    Rivals whose days differ from ours count as independent of them; one whose result was lost
+    counts as one that found nothing.
+    """
+    if len(chosen) < LEAST_BARS:
+        return None
+    matrix = _matrix(look, rivals, len(chosen))
+    alike = effective_trials(matrix) if matrix.shape[1] > 1 else float(matrix.shape[1])
+    apart = len(rivals) - matrix.shape[1]
+    sharpes = [0.0 if entry.sharpe is None else entry.sharpe for entry in rivals]
+    return deflate_by_sharpes(chosen, sharpes, max(1.0, alike + apart))
+
+
+def _matrix(look: Look, entries: Sequence[Entry], n_periods: int) -> Floats:
+    """[T,K] returns of the entries whose days are just those of this window."""
+    mine = look.window
+    columns = [
+        look.registry.returns(entry)["return"].to_numpy()
+        for entry in entries
+        if entry.periods == n_periods
+        and (entry.window.first, entry.window.last) == (mine.first, mine.last)
+    ]
+    return np.column_stack(columns) if columns else np.empty((n_periods, 0))
+
+
+def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) -> dict[str, Any]:
+    """What needs the returns of all trials: overfitting and superiority."""
+    nothing: dict[str, Any] = {"overfitting": None, "superiority": None}
+    matrix = _matrix(look, rivals, max((entry.periods for entry in rivals), default=0))
+    distinct = matrix[:, matrix.std(axis=0) > 0.0]
+    if distinct.shape[1] < 2 or len(distinct) < LEAST_BARS:
+        return nothing
+    seed = look.run.config.seed
+    found = backtest_overfitting(distinct, seed=seed)
+    better = None
+    if yardstick is not None and len(yardstick) == len(distinct):
+        better = superior_ability(distinct, yardstick, seed=seed)
+    return {
+        "overfitting": None if found is None else _plain(found._asdict()),
+        "superiority": None if better is None else _plain(better._asdict()),
+    }
+
+
+def _chosen_by(look: Look, deflation: Deflation | None) -> float | None:
+    """Deflated Sharpe ratio of the validation window, which chose; None where it is not known."""
+    if look.split == "valid":
+        return None if deflation is None else _number(deflation.probability)
+    saved = load_trust(look.run.path, "valid")
+    if saved is None or saved["deflation"] is None:
+        return None
+    value = saved["deflation"]["probability"]
+    return None if value is None else float(value)
+
+
+def _claim(look: Look, difference: Claim | None, deflated: float | None) -> dict[str, Any]:
+    made = verdict(look.split, difference, deflated) == "better"
+    return {"made": made, "deflated": deflated, "baseline": YARDSTICK}
+
+
+def _cost_sweep(
+    look: Look,
+    policies: Mapping[int, Policy],
+    agents: Mapping[int, Backtest],
+    baselines: Mapping[str, Backtest],
+) -> list[dict[str, Any]]:
+    """At each cost: the agents' and the yardstick's measures; decisions are made anew."""
+    config = look.run.config
+    usual = 1.0 if config.eval.use_fee else 0.0
+    only = config.model_copy(
+        update={"eval": config.eval.model_copy(update={"baselines": (YARDSTICK,)})}
+    )
+    lines = []
+    for factor in COST_FACTORS:
+        if factor == usual and YARDSTICK in baselines:
+            mine, theirs = agents, baselines[YARDSTICK]
+        else:
+            world = look.world(factor)
+            span = world.span(look.split)
+            mine = {s: run_backtest(p, world, span, config) for s, p in policies.items()}
+            theirs = run_baselines(world, span, only)[YARDSTICK]
+        line: dict[str, Any] = {"factor": factor}
+        for name in ("sharpe_annual", "total_return"):
+            line[name] = _interval([b.measures.as_dict()[name] for b in mine.values()])
+            line[f"{YARDSTICK}_{name}"] = _number(theirs.measures.as_dict()[name])
+        lines.append(line)
+    return lines
+
+
+def _both(claim: Claim) -> dict[str, Any]:
+    def one(found: SharpeDifference) -> dict[str, Any]:
+        return _plain(found._asdict())
+
+    return {"single": one(claim.single), "double": one(claim.double)}
+
+
+def _padded(returns: Floats, length: int) -> Floats:
+    """A baseline's returns on the agents' bars; a ruined book earns nothing more."""
+    return np.pad(returns, (0, max(0, length - len(returns))))[:length]
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has them: what is not a number is null."""
+    return {
+        name: _number(value) if isinstance(value, float) else value
+        for name, value in values.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

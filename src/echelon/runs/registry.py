@@ -1,0 +1,194 @@
+"""What was tried, and how often the test windows were looked at: kept beside the runs.
+
+Whoever tries a hundred configurations finds a good one by chance. How many were tried decides
+what the best of them is worth, so it is counted here, not remembered: every configuration that
+was compared on a validation window is a trial, and every look at a test window is a read, written
+down *before* the window is opened. Deleting a run does not undo what was seen.
+
+    RUNS/registry/trials.json              one entry per configuration, data and window
+    RUNS/registry/reads.json               one entry per look
+    RUNS/registry/returns/KEY.parquet      time, return: the mean over the seeds
+
+The average over the seeds of a configuration is one trial, however many seeds there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
+
+from echelon.errors import StoreError
+from echelon.files import exclusive_lock, write_atomic
+from echelon.types import Floats, Times
+
+FORMAT = 1
+NESTED = ("variants", "folds")
+"""Directories between a run and the study it is part of; the registry is beside the study."""
+
+Kind = Literal["trials", "reads"]
+
+
+class Window(NamedTuple):
+    """Whose bars, and which: name and hash of the dataset, first and last day."""
+
+    dataset: str
+    data_hash: str
+    first: str
+    last: str
+
+    def overlaps(self, other: Window) -> bool:
+        """Whether both hold bars of the same data on the same days."""
+        same = self.dataset == other.dataset or self.data_hash == other.data_hash
+        return same and self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A trial, or a read of a test window.
+
+    key: configuration, data and window; for a read also its number
+    sharpe: per period, of the mean return of the seeds; None: looked at, but no result came of it
+    """
+
+    key: str
+    window: Window
+    run: str
+    config_hash: str
+    seeds: int
+    when: str
+    sharpe: float | None = None
+    periods: int = 0
+
+
+@dataclass(frozen=True)
+class TestRead:
+    """Proof that a look at a test window was written down; what opens it asks for one."""
+
+    __test__ = False  # not a test case, though its name begins like one
+
+    registry: Registry
+    entry: Entry
+
+
+class Registry:
+    """Trials and reads of all the runs in one place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def of(run: Path, named: Path | None = None) -> Registry:
+        """The registry beside a run, or beside the study it is part of; or the one named."""
+        if named is not None:
+            return Registry(named)
+        study = run.resolve()
+        while study.parent.name in NESTED:
+            study = study.parent.parent
+        return Registry(study.parent / "registry")
+
+    def add_trial(self, entry: Entry, times: Times, returns: Floats, sharpe: float) -> None:
+        """Write down a trial; the same configuration on the same window is the same trial."""
+        done = replace(entry, sharpe=sharpe, periods=len(returns))
+        self._add("trials", done, times, returns)
+
+    def begin_read(self, entry: Entry) -> TestRead:
+        """Write down that a test window is about to be looked at."""
+        with self._locked():
+            known = self._read("reads")
+            numbered = replace(entry, key=_digest(entry.key, len(known)))
+            self._write("reads", [*known, numbered])
+        return TestRead(self, numbered)
+
+    def end_read(self, read: TestRead, times: Times, returns: Floats, sharpe: float) -> None:
+        """Write down what was seen."""
+        done = replace(read.entry, sharpe=sharpe, periods=len(returns))
+        self._add("reads", done, times, returns)
+
+    def trials(self, window: Window) -> list[Entry]:
+        """Trials on windows that overlap this one, in the order of time."""
+        return [entry for entry in self._read("trials") if entry.window.overlaps(window)]
+
+    def reads(self, window: Window) -> list[Entry]:
+        """Looks at test windows that overlap this one, in the order of time."""
+        return [entry for entry in self._read("reads") if entry.window.overlaps(window)]
+
+    def returns(self, entry: Entry) -> pl.DataFrame:
+        """time, return: of an entry that has a result."""
+        path = self._returns(entry.key)
+        try:
+            return pl.read_parquet(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise StoreError(
+                f"{path}: missing or damaged ({error}). Evaluate {entry.run} again, or take the "
+                f"registry {self.path} from a backup."
+            ) from None
+
+    def _add(self, kind: Kind, entry: Entry, times: Times, returns: Floats) -> None:
+        frame = pl.DataFrame({"time": times, "return": returns})
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer, compression="zstd")
+        with self._locked():
+            others = [other for other in self._read(kind) if other.key != entry.key]
+            write_atomic(self._returns(entry.key), buffer.getvalue())
+            self._write(kind, sorted([*others, entry], key=lambda e: e.when))
+
+    def _locked(self) -> AbstractContextManager[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        return exclusive_lock(self.path / ".lock", f"the registry {self.path}", wait=True)
+
+    def _returns(self, key: str) -> Path:
+        return self.path / "returns" / f"{key}.parquet"
+
+    def _read(self, kind: Kind) -> list[Entry]:
+        path = self.path / f"{kind}.json"
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if tree["format"] != FORMAT:
+                raise StoreError(
+                    f"{path}: written by another version of Echelon. Move {self.path} away to "
+                    "begin a new registry; its trials are then no longer counted."
+                )
+            return [Entry(**line | {"window": Window(**line["window"])}) for line in tree["lines"]]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path}: damaged ({error}). Take it from a backup, or move {self.path} away to "
+                "begin a new registry; its trials are then no longer counted."
+            ) from None
+
+    def _write(self, kind: Kind, entries: Sequence[Entry]) -> None:
+        lines = [asdict(e) | {"window": e.window._asdict()} for e in entries]
+        tree = {"format": FORMAT, "lines": lines}
+        text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomic(self.path / f"{kind}.json", text)
+
+
+def new_entry(window: Window, run: Path, config_hash: str, seeds: int) -> Entry:
+    """An entry of now; the same configuration on the same window has the same key."""
+    return Entry(
+        key=_digest(config_hash, *window),
+        window=window,
+        run=run.name,
+        config_hash=config_hash,
+        seeds=seeds,
+        when=datetime.now(UTC).isoformat(timespec="microseconds"),
+    )
+
+
+def window_of(data: Mapping[str, Any], first: object, last: object) -> Window:
+    """The window of a run. data: what its run.json says of the dataset"""
+    return Window(str(data["name"]), str(data["content_hash"]), str(first), str(last))
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
