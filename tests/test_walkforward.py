@@ -84,6 +84,17 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     single, double = (found["differences"]["equal_weight"][k] for k in ("single", "double"))
     assert double["block_length"] == pytest.approx(2 * single["block_length"])
     assert single["low"] < single["estimate"] < single["high"]
+    assert (found["looks"], found["deflation"]["n_trials"]) == (1, 1)
+    assert found["deflation"]["probability"] == found["deflation"]["psr"]
+    assert found["verdict"]["key"] in ("better", "undeflated", "worse", "same")
+    assert [line["factor"] for line in found["costs"]] == [0.0, 1.0, 2.0]
+    by_fold = [
+        json.loads(Path(f"wf/folds/{name}/evaluations/test/trust.json").read_text())["costs"][2]
+        for name in FOLDS
+    ]
+    assert found["costs"][2]["sharpe_annual"] == pytest.approx(
+        np.mean([line["sharpe_annual"]["estimate"] for line in by_fold])
+    )
 
 
 def test_stitched_is_the_product_of_the_folds_test_returns(shell: Shell, bars_file: Path) -> None:
@@ -174,8 +185,9 @@ def test_ruined_book_earns_nothing_for_the_rest_of_its_fold_and_begins_anew(
     assert (measures["cost_commission"], measures["cost_slippage"]) == (12.0, 6.0)
     assert measures["cost_share"] == pytest.approx(0.18)
     # Six returns are too few to resample, and one seed has no spread.
-    found = statistics(stitched, seed=1)
-    assert found["differences"] == {}
+    found = statistics(stitched, seed=1, looks=2, sweeps=[])
+    assert (found["differences"], found["deflation"], found["costs"]) == ({}, None, [])
+    assert found["verdict"]["key"] == "unknown"
     assert (found["sharpe_annual"]["method"], found["sharpe_annual"]["low"]) == ("none", None)
 
 

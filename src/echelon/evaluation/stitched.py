@@ -19,13 +19,10 @@ import numpy as np
 import polars as pl
 
 from echelon.evaluation.evaluate import Evaluation
-from echelon.evaluation.statistics import judge, seed_interval
-from echelon.evaluation.trust import LEAST_BARS
-from echelon.ops.measures import Costs, MeanStd, mean_std, measure
+from echelon.evaluation.statistics import Claim, deflate_by_sharpes, judge, seed_interval
+from echelon.evaluation.trust import LEAST_BARS, YARDSTICK, both_blocks, verdict
+from echelon.ops.measures import Costs, MeanStd, mean_std, measure, sharpe_annual
 from echelon.types import Floats, Times
-
-RIVALS = ("equal_weight", "benchmark")
-"""Baselines the stitched agents are compared with, beside the measures."""
 
 
 @dataclass(frozen=True)
@@ -142,26 +139,56 @@ def _times(evaluation: Evaluation, names: Sequence[str]) -> Times:
     return np.asarray(max(found, key=len))
 
 
-def statistics(stitched: Stitched, seed: int) -> dict[str, Any]:
-    """How sure the stitched result is: over the seeds, and beside equal weight and benchmark.
+def statistics(
+    stitched: Stitched, seed: int, *, looks: int, sweeps: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """How sure the stitched result is: over the seeds, beside the baselines, after the looks.
+
+    looks: how often these test windows were looked at, this time included; the trials of the
+           deflated Sharpe ratio, taken as independent ones
+    sweeps: the cost sweep of each fold, as trust.json has it
 
     Ratios in `differences` are per period, each at the block length of the difference and at
-    twice that; empty where there are too few returns to resample.
+    twice that; empty where there are too few returns to resample. `costs`: means over the folds.
     """
     ratios = [stitched.measures[seed_name(s)]["sharpe_annual"] for s in stitched.seeds]
     interval = seed_interval(ratios)._asdict() if np.isfinite(ratios).all() else None
-    differences: dict[str, Any] = {}
-    for name in RIVALS:
-        if name in stitched.baselines and len(stitched.times) >= LEAST_BARS:
-            found = judge(stitched.agents, stitched.returns[name], math.nan, seed=seed)
-            differences[name] = {
-                "single": plain(found.single._asdict()),
-                "double": plain(found.double._asdict()),
-            }
+    enough = len(stitched.times) >= LEAST_BARS
+    mean = stitched.agents.mean(axis=1)
+    deflation = None
+    if enough:
+        # The Sharpe ratios of earlier looks are not known here, so that of all is this one's, and
+        # their variance is the least that `deflate_by_sharpes` takes.
+        deflation = deflate_by_sharpes(mean, [sharpe_annual(mean, 1.0)] * looks)
+    found: dict[str, Claim] = {
+        name: judge(stitched.agents, stitched.returns[name], math.nan, seed=seed)
+        for name in stitched.baselines
+        if enough
+    }
+    deflated = None if deflation is None else deflation.probability
     return {
         "sharpe_annual": None if interval is None else plain(interval),
-        "differences": differences,
+        "differences": {name: both_blocks(claim) for name, claim in found.items()},
+        "deflation": None if deflation is None else plain(deflation._asdict()),
+        "looks": looks,
+        "costs": _mean_sweep(sweeps),
+        "verdict": {"key": verdict("test", found.get(YARDSTICK), deflated), "baseline": YARDSTICK},
     }
+
+
+def _mean_sweep(sweeps: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """At each cost, the mean over the folds of the agents' and the yardstick's Sharpe ratio."""
+    lines = []
+    for folds in zip(*sweeps, strict=True):
+        mine = [fold["sharpe_annual"] for fold in folds]
+        theirs = [fold[f"{YARDSTICK}_sharpe_annual"] for fold in folds]
+        line: dict[str, Any] = {"factor": folds[0]["factor"]}
+        line["sharpe_annual"] = (
+            None if None in mine else float(np.mean([one["estimate"] for one in mine]))
+        )
+        line[f"{YARDSTICK}_sharpe_annual"] = None if None in theirs else float(np.mean(theirs))
+        lines.append(line)
+    return lines
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

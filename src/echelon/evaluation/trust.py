@@ -34,7 +34,6 @@ from echelon.evaluation.looks import Look, returns_of
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
-    SharpeDifference,
     backtest_overfitting,
     deflate_by_sharpes,
     effective_trials,
@@ -77,6 +76,7 @@ def assess(
         name: claim for name in others if (claim := _compare(returns, others[name], seed))
     }
     rivals = look.rivals()
+    reads = look.registry.reads(look.window)
     deflation = _deflated(look, rivals, returns.mean(axis=1))
     chosen = _chosen_by(look, deflation)
     against = differences.get(YARDSTICK)
@@ -87,10 +87,11 @@ def assess(
         "periods_per_year": rates.pop(),
         "registry": {
             "trials": len(look.registry.trials(look.window)),
-            "reads": len(look.registry.reads(look.window)),
+            "reads": len(reads),
+            "runs": len({entry.run for entry in reads}),
         },
         "seeds": _over_seeds(agents),
-        "differences": {name: _both(claim) for name, claim in differences.items()},
+        "differences": {name: both_blocks(claim) for name, claim in differences.items()},
         "deflation": None if deflation is None else _plain(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         "costs": _cost_sweep(look, policies, agents, baselines),
@@ -127,6 +128,11 @@ def load_trust(run: Path, split: str) -> dict[str, Any] | None:
     return dict(tree)
 
 
+def both_blocks(claim: Claim) -> dict[str, Any]:
+    """A difference at both block lengths, as JSON has it."""
+    return {"single": _plain(claim.single._asdict()), "double": _plain(claim.double._asdict())}
+
+
 def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     """At both block lengths; None where there are too few bars. Its `made` is not used here."""
     if len(returns) < LEAST_BARS:
@@ -149,12 +155,12 @@ def _interval(values: Sequence[float]) -> dict[str, Any] | None:
 
 
 def _deflated(look: Look, rivals: Sequence[Entry], chosen: Floats) -> Deflation | None:
-    """Deflated by all on this window; None where there are too few bars.
+    """Deflated by all on this window; None where there are too few bars, or it chose nothing.
 
     Rivals whose days differ from ours count as independent of them; one whose result was lost
     counts as one that found nothing.
     """
-    if len(chosen) < LEAST_BARS:
+    if len(chosen) < LEAST_BARS or not rivals:
         return None
     matrix = _matrix(look, rivals, len(chosen))
     alike = effective_trials(matrix) if matrix.shape[1] > 1 else float(matrix.shape[1])
@@ -178,7 +184,9 @@ def _matrix(look: Look, entries: Sequence[Entry], n_periods: int) -> Floats:
 def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) -> dict[str, Any]:
     """What needs the returns of all trials: overfitting and superiority."""
     nothing: dict[str, Any] = {"overfitting": None, "superiority": None}
-    matrix = _matrix(look, rivals, max((entry.periods for entry in rivals), default=0))
+    if not rivals:
+        return nothing
+    matrix = _matrix(look, rivals, max(entry.periods for entry in rivals))
     distinct = matrix[:, matrix.std(axis=0) > 0.0]
     if distinct.shape[1] < 2 or len(distinct) < LEAST_BARS:
         return nothing
@@ -236,13 +244,6 @@ def _cost_sweep(
             line[f"{YARDSTICK}_{name}"] = _number(theirs.measures.as_dict()[name])
         lines.append(line)
     return lines
-
-
-def _both(claim: Claim) -> dict[str, Any]:
-    def one(found: SharpeDifference) -> dict[str, Any]:
-        return _plain(found._asdict())
-
-    return {"single": one(claim.single), "double": one(claim.double)}
 
 
 def _padded(returns: Floats, length: int) -> Floats:

@@ -43,6 +43,7 @@ from echelon.evaluation.batch import (
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import Bars, Fold, plan_folds
 from echelon.evaluation.stitched import Stitched, plain, seed_name, statistics, stitch
+from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS, mean_std
 
 KIND = Kind(
@@ -235,5 +236,10 @@ def summarise(walk: WalkForward, course: Course) -> WalkForwardResult:
         problems[fold.name] = course.problem(k)
     whole = len(found) == len(walk.folds) and not any(problems.values())
     stitched = stitch(found) if whole else None
-    sure = {} if stitched is None else statistics(stitched, walk.batch.base.seed)
+    sure: Mapping[str, Any] = {}
+    if stitched is not None:
+        trusts = [load_trust(walk.batch.run(k), KIND.split) for k in range(len(walk.folds))]
+        sweeps = [trust["costs"] for trust in trusts if trust is not None]
+        looks = max((t["registry"]["reads"] for t in trusts if t is not None), default=1)
+        sure = statistics(stitched, walk.batch.base.seed, looks=looks, sweeps=sweeps)
     return WalkForwardResult(walk.folds, found, problems, stitched, sure)
