@@ -148,7 +148,7 @@ def test_every_look_at_the_test_window_is_counted_beside_the_runs(
     assert [look.sharpe is None for look in looks] == [False, True, False]
     trust = load_trust(run, "test")
     assert trust is not None
-    assert trust["registry"] == {"trials": 0, "reads": 3}
+    assert trust["registry"] == {"trials": 0, "reads": 3, "runs": 1}
     assert trust["deflation"]["n_trials"] == 3
 
 

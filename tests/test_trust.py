@@ -1,0 +1,187 @@
+"""What a result is worth: trust.json says what the backtests and the registry say, no more."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from worlds import prepared_run
+
+from echelon.agents.training import TrainedRun, Training, Worlds, seed_directory
+from echelon.config import load_config
+from echelon.errors import StoreError
+from echelon.evaluation.evaluate import evaluate, load_evaluation
+from echelon.evaluation.looks import Look
+from echelon.evaluation.statistics import (
+    Claim,
+    SharpeDifference,
+    seed_interval,
+    sharpe_difference,
+)
+from echelon.evaluation.trust import load_trust, verdict
+from echelon.features import Prepared
+from echelon.runs.registry import new_entry
+
+SMALL = (
+    *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),
+    *("train.rollout_steps=10", "train.books=4", "train.offset_groups=2", "train.lr_actor=0.01"),
+    *("train.lr_critic=0.01", "train.total_env_steps=160", "train.validate_every_steps=40"),
+    *("logging.tensorboard=false", "eval.baselines=[equal_weight, momentum, cash]", "seed=1"),
+)
+SEEDS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> TrainedRun:
+    """Three trained seeds, evaluated on valid once, then on test once."""
+    path = prepared_run(tmp_path_factory.mktemp("trust") / "runs" / "a", bars_file, *SMALL)
+    config = load_config(path / "config.yaml")
+    worlds = Worlds.of(Prepared.open(path), config)
+    for seed in SEEDS:
+        Training(config, worlds, seed_directory(path, seed), seed).run()
+    opened = TrainedRun.open(path)
+    evaluate(opened, "valid")
+    evaluate(opened, "test")
+    return opened
+
+
+def trust(run: TrainedRun, split: str) -> dict[str, Any]:
+    found = load_trust(run.path, split)
+    assert found is not None
+    return found
+
+
+def test_intervals_over_seeds_are_those_of_the_saved_measures(run: TrainedRun) -> None:
+    found = trust(run, "test")["seeds"]
+    assert found["n"] == 3
+    saved = load_evaluation(run.path, "test")
+    for name in ("total_return", "max_drawdown"):
+        interval = seed_interval([saved.seeds[seed][name] for seed in SEEDS])
+        assert found["measures"][name]["estimate"] == pytest.approx(interval.estimate)
+        assert found["measures"][name]["low"] == pytest.approx(interval.low)
+        assert found["measures"][name]["method"] == "t"
+
+
+def test_difference_is_that_of_the_saved_returns(run: TrainedRun) -> None:
+    saved = load_evaluation(run.path, "test")
+    agents = np.column_stack([saved.tables(seed).equity["return"][1:] for seed in SEEDS])
+    baseline = saved.tables("equal_weight").equity["return"][1:].to_numpy()
+    found = trust(run, "test")["differences"]
+    assert set(found) == {"equal_weight", "momentum", "cash"}
+    single, double = found["equal_weight"]["single"], found["equal_weight"]["double"]
+    wanted = sharpe_difference(agents, baseline, seed=1, block=single["block_length"])
+    assert single["estimate"] == pytest.approx(wanted.estimate)
+    assert (single["low"], single["high"]) == pytest.approx((wanted.low, wanted.high))
+    assert double["block_length"] == pytest.approx(2.0 * single["block_length"])
+
+
+def test_twice_the_costs_are_never_better_and_the_usual_ones_are_the_evaluation(
+    run: TrainedRun,
+) -> None:
+    none, once, twice = trust(run, "test")["costs"]
+    assert [none["factor"], once["factor"], twice["factor"]] == [0.0, 1.0, 2.0]
+    saved = load_evaluation(run.path, "test")
+    mean = saved.over_seeds("total_return").mean
+    assert once["total_return"]["estimate"] == pytest.approx(mean)
+    assert once["equal_weight_total_return"] == saved.baselines["equal_weight"]["total_return"]
+    returns = [line["equal_weight_total_return"] for line in (none, once, twice)]
+    assert returns[0] > returns[1] > returns[2]
+
+
+def test_first_trial_is_not_deflated_and_later_ones_raise_the_hurdle(run: TrainedRun) -> None:
+    first = trust(run, "valid")["deflation"]
+    assert first["n_trials"] == 1
+    assert first["hurdle"] == 0.0
+    look = Look.at(run, "valid")
+    (mine,) = look.registry.trials(look.window)
+    series = look.registry.returns(mine)
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        noise = rng.normal(0.0, 0.01, series.height)
+        entry = new_entry(look.window, Path(f"runs/try-{k}"), f"try-{k}", 1)
+        ratio = float(noise.mean() / noise.std(ddof=1))
+        look.registry.add_trial(entry, series["time"].to_numpy(), noise, ratio)
+    evaluate(run, "valid")
+    later = trust(run, "valid")
+    assert later["deflation"]["n_trials"] == 21
+    assert 1.0 < later["deflation"]["n_effective"] <= 21.0
+    assert later["deflation"]["hurdle"] > 0.0
+    assert later["deflation"]["probability"] < later["deflation"]["psr"] == first["psr"]
+    assert later["overfitting"]["n_configurations"] == 21
+    assert 0.0 <= later["overfitting"]["null_low"] < later["overfitting"]["null_high"] <= 1.0
+    assert later["superiority"]["n_models"] == 21
+    assert later["registry"]["trials"] == 21
+
+
+def test_with_few_trials_nothing_is_said_of_overfitting(run: TrainedRun) -> None:
+    assert trust(run, "test")["overfitting"] is None
+
+
+def test_claim_on_test_uses_the_deflation_of_validation(run: TrainedRun) -> None:
+    evaluate(run, "test")
+    claim = trust(run, "test")["claim"]
+    assert claim["deflated"] == trust(run, "valid")["deflation"]["probability"]
+    assert claim["made"] is False
+    assert trust(run, "test")["verdict"]["key"] != "better"
+
+
+def difference(low: float, high: float, *, low2: float | None = None) -> Claim:
+    def one(bottom: float) -> SharpeDifference:
+        return SharpeDifference((bottom + high) / 2, bottom, high, 0.01, 0.5, 3.0, 2000, 0.95)
+
+    return Claim(one(low), one(low if low2 is None else low2), math.nan, False)
+
+
+@pytest.mark.parametrize(
+    ("split", "found", "deflated", "key"),
+    [
+        ("test", difference(0.01, 0.1), 0.96, "better"),
+        ("test", difference(0.01, 0.1), 0.95, "undeflated"),
+        ("test", difference(0.01, 0.1), None, "undeflated"),
+        ("test", difference(0.01, 0.1, low2=-0.01), 0.99, "same"),
+        ("valid", difference(0.01, 0.1), 0.99, "undeflated"),
+        ("test", difference(-0.2, -0.1), 0.99, "worse"),
+        ("test", difference(-0.2, 0.1), 0.99, "same"),
+        ("test", difference(math.nan, math.nan), 0.99, "same"),
+        ("test", None, 0.99, "unknown"),
+    ],
+)
+def test_verdict_says_no_more_than_the_bounds(
+    split: str, found: Claim | None, deflated: float | None, key: str
+) -> None:
+    assert verdict(split, found, deflated) == key
+
+
+def test_trust_is_strict_json_and_a_damaged_one_is_an_error(run: TrainedRun) -> None:
+    path = run.path / "evaluations" / "test" / "trust.json"
+    text = path.read_text()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    json.loads(text, parse_constant=refuse)
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(StoreError, match=r"trust\.json: damaged.*echelon evaluate"):
+        load_trust(run.path, "test")
+    path.write_text(text)
+
+
+def test_evaluation_without_trust_leaves_none_of_other_agents(run: TrainedRun) -> None:
+    evaluate(run, "train", trust=True)
+    assert load_trust(run.path, "train") is not None
+    evaluate(run, "train", trust=False)
+    assert load_trust(run.path, "train") is None
