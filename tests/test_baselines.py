@@ -371,13 +371,17 @@ def test_benchmark_carries_its_last_level_over_days_without_one() -> None:
     assert found.value[11] == pytest.approx(1e6 * 121 / 110)
 
 
-def test_benchmark_is_left_out_where_the_data_have_none_at_the_start() -> None:
+def test_benchmark_is_left_out_where_the_data_have_none_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config = make_config("eval.baselines=[benchmark, cash]")
     assert set(run_baselines(make_world(benchmark=None), range(5, 9), config)) == {"cash"}
     late = np.full(60, 100.0)
     late[:20] = np.nan
     world = make_world(benchmark=late)
+    assert caplog.text == ""
     assert set(run_baselines(world, range(5, 30), config)) == {"cash"}
+    assert "the benchmark has no level on 2020-01-06 or before" in caplog.text
     assert set(run_baselines(world, range(20, 30), config)) == {"benchmark", "cash"}
 
 

@@ -70,6 +70,12 @@ def trained(directory: Path, *overrides: str, **options: Any) -> Training:
     return agent
 
 
+def test_validation_window_too_short_to_choose_by_is_refused(tmp_path: Path) -> None:
+    short = make_worlds(splits=SPLITS | {"valid": range(40, 42)})
+    with pytest.raises(DataError, match=r"split\.valid has 2 bars .* needs 3"):
+        Training(small_config(), short, tmp_path, SEED)
+
+
 def stop_after(updates: int) -> Callable[[], bool]:
     """Says stop when it is asked for the so-manieth time: after that many updates."""
     asked = 0

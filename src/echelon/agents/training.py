@@ -30,7 +30,7 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config
 from echelon.config.agents import BASELINE_SETTINGS
 from echelon.envs.world import World, world_of
-from echelon.errors import StoreError
+from echelon.errors import DataError, StoreError
 from echelon.features.prepared import Prepared
 from echelon.files import write_atomic
 from echelon.models import build_actor_critic
@@ -48,6 +48,8 @@ from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
 
 RESULT = "result.json"
+_LEAST_VALID = 3
+"""Bars of a validation window: two returns have a standard deviation."""
 
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
@@ -157,6 +159,11 @@ class Training:
         self.seed = seed
         self.worlds = worlds
         self.valid_span = worlds.valid.span("valid")
+        if len(self.valid_span) < _LEAST_VALID:
+            raise DataError(
+                f"split.valid has {len(self.valid_span)} bars to decide and be marked on; a Sharpe "
+                f"ratio to choose a checkpoint by needs {_LEAST_VALID}. Lengthen the split."
+            )
         self.learner = A2C(config, worlds.train, seed)
         self.course = _Course()
         self.identity = training_hash(config)

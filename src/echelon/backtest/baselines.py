@@ -15,6 +15,7 @@ Those that estimate see returns up to the row they decide at, and no later.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -30,6 +31,8 @@ from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World, index_world
 from echelon.rng import stream
 from echelon.types import Bools, Floats
+
+log = logging.getLogger(__name__)
 
 _BOUGHT = 0.99
 """An asset that has this share of its target weight is bought, and so is a book without cash."""
@@ -231,9 +234,16 @@ def run_baselines(world: World, span: range, config: Config) -> dict[str, Backte
     for name in config.eval.baselines:
         if name == "benchmark":
             index = index_world(world)
-            if index is not None and index.present[span.start, 0]:
-                policy = _Rebalanced("benchmark", None, 0, None)
-                done[name] = run_backtest(policy, index, span, config)
+            if index is None:
+                continue
+            if not index.present[span.start, 0]:
+                log.warning(
+                    "the benchmark has no level on %s or before, so it is left out",
+                    world.times[span.start].astype("datetime64[D]"),
+                )
+                continue
+            policy = _Rebalanced("benchmark", None, 0, None)
+            done[name] = run_backtest(policy, index, span, config)
         else:
             done[name] = run_backtest(make_baseline(name, config), world, span, config)
     return done
