@@ -1,87 +1,209 @@
-"""`echelon prove`: does the agent learn where the answer is known?"""
+"""`echelon prove`: markets with known answers, and the certificate."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import add_row, out, titled
+from echelon.cli.console import Bar, add_row, err, out, progress_bar, titled
 from echelon.cli.options import (
-    ConfigFile,
     Level,
     LogLevel,
     OutputDir,
     Overrides,
     configured,
-    run_directory,
 )
-from echelon.cli.train import Seeds, Workers
-from echelon.cli.watch import watching
-from echelon.errors import Stopped
+from echelon.cli.train import Workers
+from echelon.cli.watch import clock
+from echelon.config import Config
+from echelon.errors import EchelonError
+from echelon.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from echelon.proving.certificate import Certificate
+    from echelon.proving.parts import Part
+    from echelon.proving.prove import Sizes
+    from echelon.report.certificate_words import CertificateWords
 
 
 class MarketChoice(StrEnum):
     """Markets with a known answer."""
 
+    planted = "planted"
+    regime = "regime"
+    null = "null"
+    leaky = "leaky"
+    costly = "costly"
     momentum = "momentum"
 
 
 def prove(
-    market: Annotated[MarketChoice, typer.Argument(help="Market with a known answer.")],
-    config: ConfigFile = None,
+    markets: Annotated[
+        list[MarketChoice] | None,
+        typer.Argument(
+            metavar="[MARKET]...",
+            help="planted, regime, null, leaky, costly; default: all five. momentum: the trend "
+            "of planted alone.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="YAML configuration; default: the agent of qtmrl-fast.yaml."
+        ),
+    ] = None,
     override: Overrides = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small proof: under 5 minutes on two cores.")
+    ] = False,
     output_dir: OutputDir = None,
-    seeds: Seeds = 5,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="Unseen draws to test on.")] = 16,
-    bars: Annotated[int, typer.Option("--bars", min=1000, help="Bars of a draw.")] = 6000,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Agents on the planted trend.")
+    ] = None,
+    draws: Annotated[
+        int | None, typer.Option("--draws", min=1, help="Unseen draws to test them on.")
+    ] = None,
+    bars: Annotated[
+        int | None, typer.Option("--bars", min=1000, help="Bars of a planted draw.")
+    ] = None,
+    null_draws: Annotated[
+        int | None, typer.Option("--null-draws", min=1, help="Draws of the null market.")
+    ] = None,
     workers: Workers = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Prove anew where the directory holds a proof.")
+    ] = False,
+    lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Train on a market with planted momentum; compare with the best filter of past returns.
+    """Prove the pipeline where the answer is known, and write a certificate (HTML and JSON).
 
-    The score is the agent's share of the Bayes filter's Sharpe ratio on draws it has not seen,
-    under the same rules, costs and clock; momentum rules are shown beside it.
+    The agents of the configuration are trained on markets with a planted answer, with none, with
+    a feature that knows tomorrow, and with costs not worth paying. Ctrl-C keeps what is done; the
+    same command in the same directory goes on. Leaves with 1 where a market is not passed.
     """
-    from echelon.proving.momentum import RULES, Verdict, prove_momentum
-    from echelon.proving.planted import PlantedMarket
+    from echelon.proving.prove import FULL, MARKETS, QUICK, plan
+    from echelon.proving.prove import prove as prove_markets
+    from echelon.report.certificate import write_certificate
+    from echelon.report.certificate_words import CertificateWords
 
-    tree = configured(config, override, log_level)
-    directory = run_directory(
-        Path(f"prove-{market.value}"), output_dir, None, tree.logging.output_dir
-    )
-    wanted = [tree.seed + k for k in range(seeds or 1)]
-    count = workers or max(1, (os.cpu_count() or 1) // tree.train.threads)
-    labels = [f"seed {seed}" for seed in wanted]
-    with watching(labels, [tree.train.total_env_steps] * len(wanted)) as display:
-        done = prove_momentum(
+    words = CertificateWords(lang)
+    tree = _configured(config, override, log_level)
+    chosen = {choice.value for choice in markets or ()}
+    sizes = _sized(QUICK if quick else FULL, chosen, seeds, draws, bars, null_draws)
+    if "momentum" in chosen:
+        chosen = chosen - {"momentum"} | {"planted"}
+    wanted = [name for name in MARKETS if not chosen or name in chosen]
+    directory = output_dir or tree.logging.output_dir / _name(config, quick)
+    RunDirectory.claim(directory)
+    with progress_bar("proving") as bar:
+        display = _Display(bar, plan(tree, wanted, sizes).first)
+        certificate = prove_markets(
             tree,
             directory,
-            seeds=wanted,
-            n_draws=draws,
-            workers=count,
-            market=PlantedMarket(n_bars=bars),
-            on_progress=lambda now: display.progress(wanted.index(now.seed), now),
+            markets=wanted,
+            sizes=sizes,
+            workers=workers or max(1, (os.cpu_count() or 1) // tree.train.threads),
+            command=shlex.join(["echelon", *sys.argv[1:]]),
+            overwrite=overwrite,
+            on_report=display,
         )
-    scores = done.all_or_raise()
-    if done.stopped:
-        raise Stopped("the proof was not finished; run it again.")
-    names = ["agent", *(f"momentum {bars}" for bars in RULES)]
-    table = titled(
-        f"Share of the Bayes filter's Sharpe ratio on {draws} unseen draws",
-        *("seed", "best at", "Sharpe, Bayes", "agent"),
-        *(f"share, {name}" for name in names),
-    )
-    for score in scores:
-        sharpes = [f"{score.sharpes[name].mean():.2f}" for name in ("bayes", "agent")]
-        shares = [f"{score.share(name):.1%}" for name in names]
-        add_row(table, str(score.seed), f"{score.best_step:,}", *sharpes, *shares)
+    page = write_certificate(certificate, directory, lang)
+    _print(certificate, words)
+    typer.echo(f"certificate: {directory / 'certificate.json'}")
+    typer.echo(f"page: {page}")
+    failed = [words(f"market_{m.name}") for m in certificate.markets if not m.passed]
+    if failed:
+        raise EchelonError(
+            f"not passed: {', '.join(failed)}. The certificate says by how much; do not trust "
+            "results of this configuration on your data before it passes."
+        )
+
+
+class _Display:
+    """One bar for all parts, by environment steps; a line a part where nobody watches a bar."""
+
+    def __init__(self, bar: Bar, parts: Sequence[Part]) -> None:
+        self._bar = bar
+        self._steps = {part.key: 0 for part in parts}
+        self._total = sum(part.steps for part in parts)
+        self._done: set[str] = set()
+
+    def __call__(self, part: Part, message: object) -> None:
+        """Take a training's `Progress`, or the `Done` of a part."""
+        from echelon.agents.training import Progress
+        from echelon.proving.parts import Done
+
+        if isinstance(message, Progress):
+            self._steps[part.key] = message.step
+        elif isinstance(message, Done):
+            self._steps[part.key] = part.steps
+            self._done.add(part.key)
+            if not err.is_terminal:
+                err.print(f"{part.key}: done in {clock(message.seconds)}", soft_wrap=True)
+        self._bar.label(f"proving, {len(self._done)} of {len(self._steps)} parts done")
+        self._bar.of(sum(self._steps.values()), self._total)
+
+
+def _configured(config: Path | None, override: list[str] | None, level: LogLevel) -> Config:
+    """The configuration named, or the shipped agent; overrides go over either."""
+    from echelon.proving.prove import SHIPPED
+
+    if config is not None:
+        return configured(config, override, level)
+    return configured(None, [*SHIPPED, *(override or ())], level)
+
+
+def _sized(
+    sizes: Sizes,
+    chosen: set[str],
+    seeds: int | None,
+    draws: int | None,
+    bars: int | None,
+    null_draws: int | None,
+) -> Sizes:
+    """The mode's sizes with what the command line says; momentum is the trend alone."""
+    if "momentum" in chosen and "planted" not in chosen:
+        sizes = replace(sizes, signals=("trend",))
+    told: dict[str, Any] = {
+        "planted_seeds": seeds,
+        "n_draws": draws,
+        "n_bars": bars,
+        "null_draws": null_draws,
+        "null_agents": None if null_draws is None else min(sizes.null_agents, null_draws),
+    }
+    return replace(sizes, **{name: value for name, value in told.items() if value is not None})
+
+
+def _name(config: Path | None, quick: bool) -> str:
+    """Of the directory: after the configuration and the mode."""
+    parts = ["prove", *([config.stem] if config is not None else []), *(["quick"] if quick else [])]
+    return "-".join(parts)
+
+
+def _print(certificate: Certificate, words: CertificateWords) -> None:
+    """Every check, and what the whole came to."""
+    from echelon.report.certificate import rows_of
+
+    heads = ("market", "check", "result", "interval_95", "bar", "verdict")
+    table = titled(words("title"), *(words(head) for head in heads))
+    for row in rows_of(certificate, words):
+        add_row(table, *row)
     out.print(table)
-    verdict = Verdict.of([score.share() for score in scores])
-    interval = (
-        "" if len(scores) < 2 else f", 95 % t-interval {verdict.low:.1%} to {verdict.high:.1%}"
+    about = certificate.about
+    spent = words(
+        "time",
+        seconds=f"{about['seconds']:,.0f}",
+        cpu=f"{about['cpu_seconds']:,.0f}",
+        cores=about["cores"],
     )
-    typer.echo(f"agent: {verdict.mean:.1%} of the Bayes filter's Sharpe ratio{interval}")
+    typer.echo(f"{words('mode_' + certificate.mode)} {spent}")

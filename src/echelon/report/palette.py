@@ -83,3 +83,15 @@ DARK: Mapping[str, str] = MappingProxyType(
 def colour_of(key: str) -> str:
     """Role of the colour of a baseline."""
     return key if key in BASELINES else "random"
+
+
+def css_variables() -> str:
+    """Both palettes as CSS variables, by the reader's screen; paper is always light."""
+
+    def block(palette: Mapping[str, str]) -> str:
+        names = ("page", "card", "ink", "soft", "faint", "line", "accent", "gain", "loss")
+        return "".join(f"--{name}:{palette[name]};" for name in names)
+
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {block(DARK)} }} }}"
+    paper = f"@media print {{ :root {{ {block(LIGHT)} }} }}"
+    return f":root {{ {block(LIGHT)} }}\n{dark}\n{paper}"

@@ -1,0 +1,189 @@
+"""The certificate: what each market showed, with intervals, beside what it had to show.
+
+    DIR/certificate.json    everything below, for machines
+    DIR/certificate.html    the same for readers (see report.certificate)
+
+A market passes when all its checks that have a bar pass it. A check without a bar informs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from scipy import stats
+
+from echelon.errors import StoreError
+from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.files import write_atomic
+
+FORMAT = 1
+FILE = "certificate.json"
+
+Side = Literal["at least", "at most", "above"]
+Unit = Literal["share", "sharpe", "names"]
+
+
+class Bar(NamedTuple):
+    """What a check's estimate, or an end of its interval, is held to."""
+
+    of: Literal["estimate", "low", "high"]
+    side: Side
+    value: float
+
+    def passes(self, value: float | None) -> bool:
+        """Whether `value` is on the right side; an unknown one is not."""
+        if value is None or not math.isfinite(value):
+            return False
+        if self.side == "above":
+            return value > self.value
+        return value >= self.value if self.side == "at least" else value <= self.value
+
+
+@dataclass(frozen=True)
+class Check:
+    """One number of a market, its 95 % interval and its bars.
+
+    n: seeds, draws or pairs it was made from; method: of the interval
+    count: (how many, of how many), where the estimate is their ratio
+    names: what was found, where it is not a number
+    """
+
+    name: str
+    unit: Unit
+    estimate: float
+    n: int
+    low: float | None = None
+    high: float | None = None
+    method: Literal["t", "bootstrap", "exact", "none"] = "none"
+    bars: tuple[Bar, ...] = ()
+    count: tuple[int, int] | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether every bar is passed; None without one."""
+        if not self.bars:
+            return None
+        return all(bar.passes(getattr(self, bar.of)) for bar in self.bars)
+
+
+@dataclass(frozen=True)
+class MarketResult:
+    """What one market showed.
+
+    facts: seeds, steps, draws and what else the numbers depend on
+    rows: name → values, for tables and pictures
+    notes: names of remarks (see report.certificate_words)
+    """
+
+    name: str
+    checks: tuple[Check, ...]
+    seconds: float
+    cpu_seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check fails."""
+        return all(check.passed is not False for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """All markets that were asked for, and what they were run with.
+
+    about: command, configuration hash, code versions, times, machine
+    """
+
+    mode: Literal["quick", "full"]
+    markets: tuple[MarketResult, ...]
+    about: Mapping[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every market passes."""
+        return all(market.passed for market in self.markets)
+
+    def tree(self) -> dict[str, Any]:
+        """As JSON has it; what is not a number is null."""
+        markets = []
+        for market in self.markets:
+            checks = [asdict(c) | {"passed": c.passed} for c in market.checks]
+            for check, made in zip(market.checks, checks, strict=True):
+                made["bars"] = [bar._asdict() for bar in check.bars]
+            markets.append(asdict(market) | {"passed": market.passed, "checks": checks})
+        whole = {
+            "format": FORMAT,
+            "mode": self.mode,
+            "passed": self.passed,
+            "about": dict(self.about),
+            "markets": markets,
+        }
+        return dict(_plain(whole))
+
+    def write(self, directory: Path) -> Path:
+        """Write certificate.json."""
+        path = directory / FILE
+        text = json.dumps(self.tree(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomic(path, text)
+        return path
+
+    @staticmethod
+    def read(path: Path) -> Certificate:
+        """Read a certificate.json again."""
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if tree["format"] != FORMAT:
+                raise StoreError(
+                    f"{path}: has format {tree['format']}, this version reads {FORMAT}. Run "
+                    "`echelon prove` again."
+                )
+            markets = tuple(_market(dict(market)) for market in tree["markets"])
+            return Certificate(tree["mode"], markets, tree["about"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path}: missing or damaged ({error}). Run `echelon prove` again."
+            ) from None
+
+
+def over_seeds(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
+    """The mean of `values`, one per seed, draw or pair, and its interval."""
+    found = seed_interval(values)
+    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
+    return Check(name, unit, found.estimate, found.n, low, high, found.method, bars)
+
+
+def of_count(name: str, k: int, n: int, *bars: Bar) -> Check:
+    """The share k of n, and its exact interval (Clopper and Pearson, 1934)."""
+    low, high = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
+    return Check(name, "share", k / n, n, float(low), float(high), "exact", bars, (k, n))
+
+
+def _market(tree: dict[str, Any]) -> MarketResult:
+    tree.pop("passed")
+    checks = []
+    for check in tree.pop("checks"):
+        check.pop("passed")
+        bars = tuple(Bar(**bar) for bar in check.pop("bars"))
+        count = None if check["count"] is None else tuple(check["count"])
+        checks.append(
+            Check(**check | {"bars": bars, "count": count, "names": tuple(check["names"])})
+        )
+    return MarketResult(**tree | {"checks": tuple(checks), "notes": tuple(tree["notes"])})
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

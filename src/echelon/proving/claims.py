@@ -1,0 +1,325 @@
+"""How often does the pipeline claim an edge: where there is none, and where there is one?
+
+A claim is that of `statistics.claims.judge`: on the test window the lower 97.5 % bound of the
+Sharpe ratio's advantage over *equal weight* (studentised block bootstrap, at one and at two block
+lengths) is above zero, and the deflated Sharpe ratio on the validation window, which chose, is
+above 0.95.
+
+On the null market every claim is false. Who trades a draw is fixed beforehand by its number:
+
+    agent          trained on the draw's train window, checkpoint chosen on its validation window,
+                   the mean of the seeds judged: one configuration, so one trial
+    rules          of twelve momentum and reversal rules the best one on validation: twelve trials
+    random         BUY, SELL or HOLD by lot
+    min_variance   least variance over the last year, long only
+
+On the trend market the agents of `capture` are judged, each draw once, as the mean of the seeds;
+the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.agents.training import Progress, Worlds
+from echelon.backtest.baselines import Random, make_baseline
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.features import FeaturesConfig, StationaryConfig
+from echelon.envs.world import World
+from echelon.errors import StoreError
+from echelon.evaluation.statistics.claims import judge
+from echelon.evaluation.statistics.sharpe import deflate
+from echelon.proving.capture import RETURNS, claim_draws
+from echelon.proving.certificate import Bar, MarketResult, of_count
+from echelon.proving.null import NullMarket, null_world
+from echelon.proving.parts import Done, Finding
+from echelon.proving.planted import planted_worlds, rules_of_thumb
+from echelon.proving.trial import YEAR, EqualWeight, last_bars, trade, train_agent, window_of
+from echelon.types import Floats
+
+CHEAP = ("rules", "random", "min_variance")
+"""Policies that stand in for agents, in turn: they cost nothing to train."""
+FALSE_BAR = Bar("estimate", "at most", 0.05)
+POWER_BAR = Bar("estimate", "at least", 0.90)
+"""Shares of draws: claimed where there is nothing, and where there is something."""
+RULE_BARS = (5, 20, 60)
+"""Bars of the rules: times momentum or reversal, times absolute or relative, makes twelve."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one draw.
+
+    advantage, low: of the Sharpe ratio over equal weight, annual; low: the lower of both bounds
+    deflated: the deflated Sharpe ratio; trials: what it was deflated by
+    """
+
+    draw: int
+    policy: str
+    made: bool
+    advantage: float
+    low: float
+    deflated: float
+    trials: int
+
+    @staticmethod
+    def of(
+        draw: int, policy: str, agents: Floats, baseline: Floats, deflated: float, trials: int
+    ) -> Verdict:
+        """Judge agents[T,S] against baseline[T]; the draw's number seeds the bootstrap."""
+        claim = judge(agents, baseline, deflated, seed=draw)
+        year = math.sqrt(YEAR)
+        return Verdict(
+            draw=draw,
+            policy=policy,
+            made=bool(claim.made),
+            advantage=year * claim.single.estimate,
+            low=year * min(claim.single.low, claim.double.low),
+            # A book that never moved has no Sharpe ratio, and nothing is claimed of it.
+            deflated=deflated if math.isfinite(deflated) else 0.0,
+            trials=trials,
+        )
+
+
+def assess_null(null: Sequence[Done], power: Done, market: NullMarket) -> MarketResult:
+    """False claims on the null market, and claims on the trend market beside them."""
+    verdicts = [Verdict(**v) for part in null for v in part.finding["verdicts"]]
+    claimed = [Verdict(**v) for v in power.finding["verdicts"]]
+    kinds = [kind for kind in ("agent", *CHEAP) if any(v.policy == kind for v in verdicts)]
+    groups = {kind: [v for v in verdicts if v.policy == kind] for kind in kinds}
+    parts = [*null, power]
+    return MarketResult(
+        name="null",
+        checks=(
+            of_count("null_claims", sum(v.made for v in verdicts), len(verdicts), FALSE_BAR),
+            of_count("null_power", sum(v.made for v in claimed), len(claimed), POWER_BAR),
+        ),
+        seconds=sum(part.seconds for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        facts={
+            "claims": {kind: [sum(v.made for v in g), len(g)] for kind, g in groups.items()},
+            "draws": len(verdicts),
+            "power_draws": len(claimed),
+            "windows": list(market.windows),
+            "premium": market.premium,
+            "steps": max((part.finding.get("steps", 0) for part in null), default=0),
+        },
+        rows={f"null/{kind}": [v.low for v in group] for kind, group in groups.items()}
+        | {"trend/agent": [v.low for v in claimed]},
+        notes=("null_trials", "null_stand_ins" if "agent" in kinds else "null_cheap_only"),
+    )
+
+
+@dataclass(frozen=True)
+class NullAgentPart:
+    """The whole pipeline on one draw of the null market, agents included."""
+
+    config: Config
+    market: NullMarket
+    draw: int
+    seeds: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"null-agent-{self.draw:03d}"
+
+    @property
+    def steps(self) -> int:
+        """Of all the seeds' trainings."""
+        return self.config.train.total_env_steps * len(self.seeds)
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Train the seeds on the draw, judge their mean on its test window."""
+        world = null_world(self.market, self.draw, "null", self.config)
+        sealed = replace(world, splits={k: v for k, v in world.splits.items() if k != "test"})
+        valid: list[Floats] = []
+        test: list[Floats] = []
+        steps: list[int] = []
+        for k, seed in enumerate(self.seeds):
+            trained = train_agent(
+                self.config,
+                Worlds(sealed, sealed, f"null-{self.draw}"),
+                directory / "seeds" / str(seed),
+                seed,
+                _after(report, k, self),
+                should_stop,
+            )
+            if trained is None:
+                return None
+            steps.append(trained.outcome.step)
+            for split, series in (("valid", valid), ("test", test)):
+                series.append(_returns(trained.policy, world, split, self.config))
+        mean = np.mean(valid, axis=0)
+        verdict = Verdict.of(
+            self.draw,
+            "agent",
+            np.column_stack(test),
+            _returns(EqualWeight(self.config), world, "test", self.config),
+            deflate(mean, mean[:, None]).probability,
+            trials=1,
+        )
+        return {"verdicts": [verdict.__dict__], "steps": sum(steps)}
+
+
+@dataclass(frozen=True)
+class NullCheapPart:
+    """The pipeline on some draws of the null market, with policies that need no training."""
+
+    config: Config
+    market: NullMarket
+    draws: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"null-cheap-{self.draws[0]:03d}"
+
+    @property
+    def steps(self) -> int:
+        """None: nothing is trained."""
+        return 0
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Judge each draw's policy on its test window."""
+        config = _few_features(self.config)
+        verdicts: list[Verdict] = []
+        for kind in CHEAP:
+            draws = [k for k in self.draws if CHEAP[k % len(CHEAP)] == kind]
+            worlds = [null_world(self.market, k, "null", config) for k in draws]
+            if should_stop():
+                return None
+            if draws:
+                verdicts += _JUDGES[kind](draws, worlds, config)
+        return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
+
+
+@dataclass(frozen=True)
+class PowerPart:
+    """Claims on the trend market, by the agents that `capture` trained.
+
+    sources: keys of their parts; identities: of these, so that other agents make another part
+    """
+
+    config: Config
+    market: Any  # the market of those agents
+    sources: tuple[str, ...]
+    identities: tuple[str, ...]
+    n_draws: int
+    n_bars: int
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return "null-power"
+
+    @property
+    def steps(self) -> int:
+        """None: the agents are trained."""
+        return 0
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Judge the mean of the seeds on every draw."""
+        kept = [_load_returns(directory.parent / source / RETURNS) for source in self.sources]
+        deflated = min(deflate(k["valid"], k["valid"][:, None]).probability for k in kept)
+        config = _few_features(self.config)
+        draws = claim_draws(self.market, self.config, self.n_draws, self.n_bars)
+        worlds = [last_bars(world, self.n_bars) for world in planted_worlds(draws, config)]
+        baseline = trade(EqualWeight(config), worlds, config).returns
+        verdicts = []
+        for d in range(self.n_draws):
+            if should_stop():
+                return None
+            agents = np.column_stack([k["claims"][:, d] for k in kept])
+            verdicts.append(Verdict.of(d, "agent", agents, baseline[:, d], deflated, trials=1))
+        return {"verdicts": [v.__dict__ for v in verdicts]}
+
+
+def _judge_rules(draws: Sequence[int], worlds: Sequence[World], config: Config) -> list[Verdict]:
+    """The best of twelve rules on validation, on each draw."""
+    rules = rules_of_thumb(RULE_BARS)
+    tried = {
+        split: np.stack([trade(rule, _at(worlds, split), config).returns for rule in rules])
+        for split in ("valid", "test")
+    }  # [K,T,D] each
+    baseline = trade(EqualWeight(config), _at(worlds, "test"), config).returns
+    verdicts = []
+    for d, draw in enumerate(draws):
+        trials = tried["valid"][:, :, d].T
+        best = int(np.argmax(trials.mean(axis=0) / trials.std(axis=0, ddof=1)))
+        deflated = deflate(trials[:, best], trials).probability
+        agent = tried["test"][best, :, d][:, None]
+        verdicts.append(Verdict.of(draw, "rules", agent, baseline[:, d], deflated, len(rules)))
+    return verdicts
+
+
+def _judge_one(
+    name: str, policy: Callable[[Config], Policy]
+) -> Callable[[Sequence[int], Sequence[World], Config], list[Verdict]]:
+    """Judge a policy that was not chosen from others: one trial."""
+
+    def judged(draws: Sequence[int], worlds: Sequence[World], config: Config) -> list[Verdict]:
+        verdicts = []
+        for draw, world in zip(draws, worlds, strict=True):
+            own = config.model_copy(update={"seed": draw})
+            valid, test = (_returns(policy(own), world, s, own) for s in ("valid", "test"))
+            baseline = _returns(EqualWeight(own), world, "test", own)
+            deflated = deflate(valid, valid[:, None]).probability
+            verdicts.append(Verdict.of(draw, name, test[:, None], baseline, deflated, trials=1))
+        return verdicts
+
+    return judged
+
+
+_JUDGES: Mapping[str, Callable[[Sequence[int], Sequence[World], Config], list[Verdict]]] = {
+    "rules": _judge_rules,
+    "random": _judge_one("random", lambda config: Random(config.seed)),
+    "min_variance": _judge_one(
+        "min_variance", lambda config: make_baseline("min_variance", config)
+    ),
+}
+
+
+def _at(worlds: Sequence[World], split: str) -> list[World]:
+    return [window_of(world, world.splits[split]) for world in worlds]
+
+
+def _returns(policy: Policy, world: World, split: str, config: Config) -> Floats:
+    """[T] returns of a policy on one window of one draw."""
+    return trade(policy, _at([world], split), config).returns[:, 0]
+
+
+def _few_features(config: Config) -> Config:
+    """The configuration with a single feature: policies that look at prices need none."""
+    one = StationaryConfig(enabled=True, returns=(60,), volatility=(), volume_ratio=(), ranks=False)
+    return config.model_copy(update={"features": FeaturesConfig(stationary=one)})
+
+
+def _after(report: Report, k: int, part: NullAgentPart) -> Report:
+    """Report the k-th training of a part as a stretch of one long one."""
+
+    def shifted(message: object) -> None:
+        assert isinstance(message, Progress)
+        done = k * part.config.train.total_env_steps
+        report(replace(message, step=done + message.step, total=part.steps))
+
+    return shifted
+
+
+def _load_returns(path: Path) -> Mapping[str, Floats]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in ("valid", "claims")}
+    except (OSError, KeyError, ValueError) as error:
+        raise StoreError(
+            f"{path}: missing or damaged ({error}). Delete its directory and run the command "
+            "again: the agent is tested anew."
+        ) from None

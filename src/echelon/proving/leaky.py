@@ -1,0 +1,214 @@
+"""Leaky: a feature that peeks one bar ahead, in a factor file like a user's.
+
+1. The leakage check must refuse it, by name, and nothing else. The check is a command of its own
+   (`echelon data check --leakage`) and not part of training: who does not run it, trains on what
+   the file says.
+2. So the same agent is trained with the file and without, through the whole line: bars in a store,
+   prepared set, run directory, test window. With the file its Sharpe ratio must be absurd. That is
+   the positive control: a pipeline that could not show an edge this large could show none.
+
+The market is the trend's without the trend: noise. Whatever the agent earns there, beyond luck,
+it earns by peeking; the agent without the file shows what luck is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.agents.many import SeedJob, train_seed
+from echelon.agents.training import TrainedRun
+from echelon.config import Config
+from echelon.config.agents import EvalConfig, LoggingConfig
+from echelon.config.data import CacheConfig, DataConfig
+from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
+from echelon.config.market import MarketConfig
+from echelon.config.tree import SplitConfig
+from echelon.data.datasets import ensure_dataset
+from echelon.data.store import Store
+from echelon.evaluation.evaluate import evaluate
+from echelon.features import check_leakage, prepare
+from echelon.files import write_atomic
+from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
+from echelon.proving.parts import Done, Finding
+from echelon.proving.planted import PlantedMarket
+from echelon.proving.trial import WARMUP
+from echelon.runs import RunDirectory
+
+PEEKING = Path(__file__).with_name("peeking.py")
+FACTOR = "tomorrows_return"
+ABSURD_BAR = Bar("estimate", "above", 5.0)
+GAP_BAR = Bar("estimate", "above", 3.0)
+"""Annual Sharpe ratio of the peeking agent, and how far above the honest one's it must be."""
+MARKET = PlantedMarket(drift=0.0, n_bars=4000)
+_FIRST = date(2000, 1, 3)
+_WINDOWS = {"train": (WARMUP + 20, 2500), "valid": (2500, 3250), "test": (3250, 4000)}
+"""Rows of the windows, the last one not included."""
+_BESIDE = StationaryConfig(
+    enabled=True, returns=(1, 5), volatility=(), volume_ratio=(), ranks=False
+)
+"""Features beside the file's: few, as among many that say nothing a brief training misses it."""
+
+
+@dataclass(frozen=True)
+class LeakyCheckPart:
+    """Does the leakage check refuse the file?"""
+
+    config: Config
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return "leaky-check"
+
+    @property
+    def steps(self) -> int:
+        """None: nothing is trained."""
+        return 0
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Check the features with the file among them, as the command does."""
+        config = leaky_config(self.config, directory, peeks=True)
+        dataset = ensure_dataset(config)
+        found = check_leakage(config, Store(config.data.store), dataset)
+        first = next((leak for leak in found.leaks if leak.name == FACTOR), None)
+        return {
+            "refused": list(found.names),
+            "checked": len(found.features),
+            "where": "" if first is None else first.where,
+            "detail": "" if first is None else first.detail,
+        }
+
+
+@dataclass(frozen=True)
+class LeakyAgentPart:
+    """One seed's training and test with the file, or without."""
+
+    config: Config
+    seed: int
+    peeks: bool
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"leaky-{'peeking' if self.peeks else 'honest'}-{self.seed}"
+
+    @property
+    def steps(self) -> int:
+        """Of one training."""
+        return self.config.train.total_env_steps
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Prepare, train and evaluate a run directory like any other."""
+        config = leaky_config(self.config, directory, peeks=self.peeks, seed=self.seed)
+        run = directory / "run"
+        made = prepare(config, run)
+        RunDirectory(run).record(config, "prove", data=made.prepared.manifest["dataset"])
+        outcome = train_seed(SeedJob(config, run, self.seed, resume=True), report, should_stop)
+        if outcome.ending == "stopped":
+            return None
+        tested = evaluate(TrainedRun.open(run), "test", trust=False)
+        return {
+            "seed": self.seed,
+            "peeks": self.peeks,
+            "steps": outcome.step,
+            "best_step": outcome.best_step,
+            "sharpe": tested.seeds[self.seed]["sharpe_annual"],
+            "equal_weight": tested.baselines["equal_weight"]["sharpe_annual"],
+        }
+
+
+def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0) -> Config:
+    """The configuration's agent on a file of bars, with the file's factor or without.
+
+    Costs are the fee alone; orders fill at the next open.
+    """
+    features = FeaturesConfig(stationary=_BESIDE, modules=(str(PEEKING),) if peeks else ())
+    data = DataConfig(
+        source="parquet",
+        path=write_bars(directory / "bars.parquet"),
+        calendar="data",
+        store=directory / "store",
+        cache=CacheConfig(enabled=False),
+    )
+    fresh = {
+        "seed": seed,
+        "assets": (),
+        "data": data,
+        "split": SplitConfig(**{name: _days(rows) for name, rows in _WINDOWS.items()}),
+        "features": features,
+        "normalization": NormalizationConfig(),
+        "market": MarketConfig(),
+        "eval": EvalConfig(baselines=("equal_weight",)),
+        "logging": LoggingConfig(output_dir=directory),
+    }
+    return config.model_copy(update=fresh)
+
+
+def write_bars(path: Path) -> Path:
+    """Write one draw of the market as a file of daily bars, as a user has one."""
+    draw = MARKET.draw(0, "leaky")
+    days = np.datetime64(_FIRST) + np.arange(MARKET.n_bars)
+    frames = [
+        pl.DataFrame(
+            {"date": days, "open": draw.open[:, n], "close": draw.close[:, n]}
+        ).with_columns(
+            symbol=pl.lit(f"P{n}"),
+            high=pl.max_horizontal("open", "close"),
+            low=pl.min_horizontal("open", "close"),
+        )
+        for n in range(MARKET.n_assets)
+    ]
+    buffer = io.BytesIO()
+    pl.concat(frames).write_parquet(buffer)
+    write_atomic(path, buffer.getvalue())
+    return path
+
+
+def _days(rows: tuple[int, int]) -> tuple[date, date]:
+    """First and last day of a window of rows."""
+    return _FIRST + timedelta(rows[0]), _FIRST + timedelta(rows[1] - 1)
+
+
+def assess_leaky(check: Done, agents: Sequence[Done]) -> MarketResult:
+    """The refusal, the absurd Sharpe ratio, and how far it is from an honest one."""
+    refused = tuple(check.finding["refused"])
+    sharpes = {
+        name: [p.finding["sharpe"] for p in agents if p.finding["peeks"] == peeks]
+        for name, peeks in (("peeking", True), ("honest", False))
+    }
+    gap = np.subtract(sharpes["peeking"], sharpes["honest"]).tolist()
+    parts = [check, *agents]
+    return MarketResult(
+        name="leaky",
+        checks=(
+            Check(
+                name="leaky_refused",
+                unit="names",
+                estimate=float(refused == (FACTOR,)),
+                n=check.finding["checked"],
+                bars=(Bar("estimate", "at least", 1.0),),
+                names=refused,
+            ),
+            over_seeds("leaky_sharpe", "sharpe", sharpes["peeking"], ABSURD_BAR),
+            over_seeds("leaky_gap", "sharpe", gap, GAP_BAR),
+        ),
+        seconds=sum(part.seconds for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        facts={
+            "seeds": sorted({part.finding["seed"] for part in agents}),
+            "steps": max(part.finding["steps"] for part in agents),
+            "where": check.finding["where"],
+            "detail": check.finding["detail"],
+            "bars": {name: last - first for name, (first, last) in _WINDOWS.items()},
+        },
+        rows=sharpes | {"equal_weight": [agents[0].finding["equal_weight"]]},
+        notes=("leaky_separate",),
+    )

@@ -1,0 +1,166 @@
+"""A proof in parts: one list of jobs for all markets, each part's finding in a file of its own.
+
+    DIR/parts/KEY/identity       what the part is of: configuration, market, sizes
+    DIR/parts/KEY/part.json      its finding, once it has one
+    DIR/parts/KEY/seeds/…        trainings, with checkpoints
+
+Going on after a stop is the same as starting: what has a finding is not done again, a training
+goes on from its checkpoint. A directory with parts of another configuration is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from echelon.agents.jobs import Report, ShouldStop, run_jobs
+from echelon.config import Config, fingerprint
+from echelon.config.agents import LoggingConfig
+from echelon.errors import StoreError, UsageError
+from echelon.files import exclusive_lock, write_atomic
+from echelon.runs.directory import code_version
+
+FORMAT = 1
+
+Finding = Mapping[str, Any]
+"""What a part found, as JSON has it."""
+
+
+class Part(Protocol):
+    """A piece of work; a frozen dataclass, as it travels to another process."""
+
+    @property
+    def key(self) -> str:
+        """Its place below DIR/parts, and its name in the display."""
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of its trainings; 0 without any."""
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Do it, in a directory of its own; None: stopped before the end."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part's finding; code: version of the code that found it."""
+
+    key: str
+    finding: Finding
+    seconds: float
+    cpu_seconds: float
+    code: str
+
+
+class Ran(NamedTuple):
+    """Parts in their order, None: not finished; stopped: Ctrl-C came."""
+
+    parts: list[Done | None]
+    stopped: bool
+
+
+@dataclass(frozen=True)
+class _Job:
+    part: Any  # a Part; protocols cannot be pickled by name
+    directory: Path
+    identity: str
+    code: str
+
+
+def identity_of(part: Part) -> str:
+    """Hash of everything a part depends on, except where its log goes."""
+    told: dict[str, str] = {"part": type(part).__name__, "format": str(FORMAT)}
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        if isinstance(value, Config):
+            value = fingerprint(value.model_copy(update={"logging": LoggingConfig()}))
+        told[field.name] = repr(value)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def run_parts(
+    parts: Sequence[Part],
+    directory: Path,
+    *,
+    workers: int,
+    on_report: Callable[[Part, object], None] = lambda _part, _message: None,
+) -> Ran:
+    """Do every part that has no finding yet, so many at a time.
+
+    `on_report(part, message)` gets a training's `Progress`, and `Done` at the end of a part.
+    """
+    with exclusive_lock(directory / ".prove.lock", f"the proof in {directory}"):
+        known = [load_part(part, directory) for part in parts]
+        for part, done in zip(parts, known, strict=True):
+            if done is not None:
+                on_report(part, done)
+        open_ = [k for k, done in enumerate(known) if done is None]
+        code = code_version()
+        jobs = [
+            _Job(parts[k], _place(parts[k], directory), identity_of(parts[k]), code) for k in open_
+        ]
+        stopped = False
+        if jobs:
+            made = run_jobs(
+                _work,
+                jobs,
+                workers=workers,
+                on_report=lambda n, message: on_report(jobs[n].part, message),
+            )
+            made.all_or_raise()
+            stopped = made.stopped
+            for k, result in zip(open_, made.results, strict=True):
+                assert result is None or isinstance(result, Done), "failures were raised"
+                known[k] = result
+        return Ran(known, stopped)
+
+
+def load_part(part: Part, directory: Path) -> Done | None:
+    """The part's finding, if it was made before; refuses one of another configuration."""
+    place = _place(part, directory)
+    identity = place / "identity"
+    if not identity.is_file():
+        return None
+    if identity.read_text(encoding="utf-8").strip() != identity_of(part):
+        raise UsageError(
+            f"{directory}: holds a proof of another configuration, mode or version ({part.key} "
+            "differs). Name another directory (--output-dir), or prove anew in its place "
+            "(--overwrite)."
+        )
+    path = place / "part.json"
+    if not path.is_file():
+        return None
+    try:
+        return Done(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path}: damaged ({error}). Delete it and run the command again."
+        ) from None
+
+
+def _place(part: Part, directory: Path) -> Path:
+    return directory / "parts" / part.key
+
+
+def _work(job: _Job, report: Report, should_stop: ShouldStop) -> Done | None:
+    began, worked = time.perf_counter(), time.process_time()
+    write_atomic(job.directory / "identity", job.identity + "\n")
+    finding = job.part.run(job.directory, report, should_stop)
+    if finding is None:
+        return None
+    done = Done(
+        key=job.part.key,
+        finding=finding,
+        seconds=round(time.perf_counter() - began, 2),
+        cpu_seconds=round(time.process_time() - worked, 2),
+        code=job.code,
+    )
+    text = json.dumps(done.__dict__, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomic(job.directory / "part.json", text)
+    report(done)
+    return done

@@ -1,0 +1,318 @@
+"""The proving ground: markets with known answers, one list of parts, one certificate.
+
+    planted   how much of the optimal filter's Sharpe ratio does the agent capture? (`capture`)
+    regime    can what is hidden from an agent be found from returns? (`regimes`)
+    null      how often does the pipeline claim an edge where there is none? (`claims`, `null`)
+    leaky     is a feature refused that knows tomorrow, and does it show? (`leaky`)
+    costly    does the agent trade what is worth its costs, and nothing else? (`costly`)
+
+1. `plan` lists the parts of the markets asked for: trainings and all the rest.
+2. `prove` runs them, so many at a time, skipping those that have a finding already, then counts
+   the claims on the trend market, which need its agents, and writes the certificate.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from echelon import __version__
+from echelon.config import Config, fingerprint, to_yaml
+from echelon.errors import Stopped
+from echelon.files import write_atomic
+from echelon.proving.capture import PlantedPart, assess_planted
+from echelon.proving.certificate import Certificate, MarketResult
+from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, assess_null
+from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
+from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
+from echelon.proving.null import NullMarket
+from echelon.proving.parts import Done, Part, identity_of, run_parts
+from echelon.proving.planted import PLANTED
+from echelon.proving.regime import RegimeMarket
+from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
+from echelon.proving.trial import proof_config, with_steps
+
+MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
+MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
+
+SHIPPED = (
+    *("window=20", "fee_rate=0.0005", "buy_pct=0.20", "sell_pct=0.50"),
+    "model={encoder: TimeCNN, d_model: 32, n_layers: 2, dropout: 0.0}",
+    "train.gamma=0.96",
+    "train.entropy_coef=0.003",
+    "train.value_coef=0.02",
+    *("train.lr_actor=1.0e-3", "train.lr_critic=1.0e-3", "train.lr_schedule=linear"),
+    *("train.grad_clip=1.0", "train.rollout_steps=50", "train.total_env_steps=1000000"),
+    *("train.log_interval_steps=16000", "train.books=64", "train.offset_groups=8"),
+    *("train.episode_steps=500", "train.gae_lambda=0.8", "train.normalize_advantages=true"),
+    *("train.validate_every_steps=50000", "train.checkpoint_every_steps=200000"),
+    *("reward.kind=return", "reward.scale=100.0"),
+)
+"""The agent of configs/qtmrl-fast.yaml, which is what is proved where no configuration is named."""
+
+
+NULL = NullMarket()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of each market; what is not named is the same in both modes.
+
+    signals: what is planted; planted_steps, …: most steps of one training
+    validations: of one training; None: as the configuration says
+    claim_draws: draws of the trend market on which claims are counted
+    costly_steps: at the low fee, and at the high one
+    """
+
+    mode: Literal["quick", "full"]
+    signals: tuple[str, ...]
+    planted_seeds: int
+    planted_steps: int
+    validations: int | None
+    null_draws: int
+    null_agents: int
+    claim_draws: int
+    leaky_seeds: int
+    costly_seeds: int
+    costly_steps: tuple[int, int]
+    n_draws: int = 16
+    n_bars: int = 6000
+    other_seeds: int = 3
+    null_seeds: int = 2
+    null_steps: int = 200_000
+    null_market: NullMarket = NULL
+    chunk: int = 40
+    leaky_steps: int = 240_000
+    costly_valid_bars: int = 3000
+    regime_pairs: int = 10
+    regime_bars: int = 10_000
+    regime_seeds: int = 0
+    regime_steps: int = 400_000
+
+
+QUICK = Sizes(
+    mode="quick",
+    signals=("trend",),
+    planted_seeds=5,
+    planted_steps=720_000,
+    validations=4,
+    null_draws=48,
+    null_agents=0,
+    claim_draws=20,
+    leaky_seeds=1,
+    costly_seeds=2,
+    costly_steps=(560_000, 160_000),
+    chunk=24,
+)
+"""Under five minutes on two cores."""
+FULL = Sizes(
+    mode="full",
+    signals=("trend", "reversion", "cross_section"),
+    planted_seeds=5,
+    planted_steps=1_000_000,
+    validations=None,
+    null_draws=400,
+    null_agents=20,
+    claim_draws=40,
+    leaky_seeds=3,
+    costly_seeds=5,
+    costly_steps=(800_000, 400_000),
+    regime_seeds=3,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of each market, by its name; `null` also needs the trend's agents."""
+
+    parts: dict[MarketName, list[Part]]
+    trend: list[PlantedPart]
+
+    @property
+    def first(self) -> list[Part]:
+        """What needs nothing else: the longest first, so that no core waits at the end."""
+        every = {part.key: part for part in chain(self.trend, *self.parts.values())}
+        return sorted(every.values(), key=lambda part: -part.steps)
+
+
+def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
+    """The parts of the markets asked for."""
+    agent = proof_config(config)
+    planted = _planted(agent, sizes) if "planted" in markets else []
+    trend = [part for part in planted if part.market.signal == "trend"]
+    if "null" in markets and not trend:
+        trend = _planted(agent, replace(sizes, signals=("trend",)))
+    makers: dict[MarketName, Callable[[], Sequence[Part]]] = {
+        "planted": lambda: planted,
+        "regime": lambda: _regime(agent, sizes),
+        "null": lambda: _null(agent, sizes),
+        "leaky": lambda: _leaky(config, sizes),
+        "costly": lambda: _costly(agent, sizes),
+    }
+    return Plan({name: list(makers[name]()) for name in MARKETS if name in markets}, trend)
+
+
+def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
+    config = with_steps(agent, sizes.planted_steps, sizes.validations)
+    fewer = min(sizes.planted_seeds, sizes.other_seeds)
+    seeds = {name: sizes.planted_seeds if name == "trend" else fewer for name in sizes.signals}
+    return [
+        PlantedPart(
+            config,
+            PLANTED[signal](n_bars=sizes.n_bars),
+            agent.seed + k,
+            sizes.n_draws,
+            references=k == 0,
+            claim_draws=sizes.claim_draws if signal == "trend" else 0,
+            claim_bars=sizes.null_market.windows.test if signal == "trend" else 0,
+        )
+        for signal, count in seeds.items()
+        for k in range(count)
+    ]
+
+
+def _regime(agent: Config, sizes: Sizes) -> list[Part]:
+    config = with_steps(agent, sizes.regime_steps, 4)
+    market = RegimeMarket(n_bars=sizes.regime_bars)
+    agents = [
+        RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
+        for k in range(sizes.regime_seeds)
+        for shown in (False, True)
+    ]
+    return [RegimePart(agent, market, sizes.regime_pairs), *agents]
+
+
+def _null(agent: Config, sizes: Sizes) -> list[Part]:
+    config = with_steps(agent, sizes.null_steps, sizes.validations or 4)
+    seeds = tuple(agent.seed + k for k in range(sizes.null_seeds))
+    market, agents = sizes.null_market, sizes.null_agents
+    cheap = range(agents, sizes.null_draws)
+    return [
+        *(NullAgentPart(config, market, draw, seeds) for draw in range(agents)),
+        *(
+            NullCheapPart(agent, market, tuple(cheap[k : k + sizes.chunk]))
+            for k in range(0, len(cheap), sizes.chunk)
+        ),
+    ]
+
+
+def _leaky(config: Config, sizes: Sizes) -> list[Part]:
+    briefly = with_steps(config, sizes.leaky_steps, 3)
+    agents = [
+        LeakyAgentPart(briefly, config.seed + k, peeks)
+        for k in range(sizes.leaky_seeds)
+        for peeks in (True, False)
+    ]
+    return [LeakyCheckPart(briefly), *agents]
+
+
+def _costly(agent: Config, sizes: Sizes) -> list[Part]:
+    return [
+        CostlyPart(
+            with_steps(agent, steps, sizes.validations or 8),
+            replace(MARKET, n_bars=sizes.n_bars),
+            fee,
+            agent.seed + k,
+            sizes.n_draws,
+            min(sizes.costly_valid_bars, sizes.n_bars),
+            references=k == 0,
+        )
+        for k in range(sizes.costly_seeds)
+        for fee, steps in zip(FEES, sizes.costly_steps, strict=True)
+    ]
+
+
+def prove(
+    config: Config,
+    directory: Path,
+    *,
+    markets: Sequence[MarketName] = MARKETS,
+    sizes: Sizes = FULL,
+    workers: int = 1,
+    command: str = "",
+    overwrite: bool = False,
+    on_report: Callable[[Part, object], None] = lambda _part, _message: None,
+) -> Certificate:
+    """Run the markets asked for and write certificate.json into `directory`.
+
+    Raises `Stopped` after Ctrl-C; the same call goes on where it stopped.
+    overwrite: first remove what an earlier proof left there
+    """
+    began = time.perf_counter()
+    if overwrite:
+        shutil.rmtree(directory / "parts", ignore_errors=True)
+    planned = plan(config, markets, sizes)
+    done = _run(planned.first, directory, workers, on_report)
+    if "null" in markets:
+        power = _power(planned.trend, sizes)
+        done |= _run([power], directory, workers, on_report)
+    results = [_assess(name, planned, done, sizes) for name in planned.parts]
+    about = _about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
+    certificate = Certificate(sizes.mode, tuple(results), about)
+    write_atomic(directory / "config.yaml", to_yaml(config))
+    certificate.write(directory)
+    return certificate
+
+
+def _run(
+    parts: Sequence[Part],
+    directory: Path,
+    workers: int,
+    on_report: Callable[[Part, object], None],
+) -> dict[str, Done]:
+    ran = run_parts(parts, directory, workers=workers, on_report=on_report)
+    ready = {done.key: done for done in ran.parts if done is not None}
+    if ran.stopped or len(ready) < len(parts):
+        raise Stopped(
+            f"{len(ready)} of {len(parts)} parts are done and kept in {directory / 'parts'}. Run "
+            "the same command again to go on."
+        )
+    return ready
+
+
+def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
+    return PowerPart(
+        trend[0].config,
+        trend[0].market,
+        tuple(part.key for part in trend),
+        tuple(identity_of(part) for part in trend),
+        sizes.claim_draws,
+        sizes.null_market.windows.test,
+    )
+
+
+def _assess(name: MarketName, planned: Plan, done: dict[str, Done], sizes: Sizes) -> MarketResult:
+    parts = [done[part.key] for part in planned.parts[name]]
+    if name == "planted":
+        return assess_planted(parts)
+    if name == "regime":
+        return assess_regime(parts[0], parts[1:])
+    if name == "null":
+        return assess_null(parts, done["null-power"], sizes.null_market)
+    if name == "leaky":
+        return assess_leaky(parts[0], parts[1:])
+    return assess_costly(parts)
+
+
+def _about(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:
+    return {
+        "command": command,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_hash": fingerprint(config),
+        "seed": config.seed,
+        "echelon": __version__,
+        "code": sorted({part.code for part in parts}),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "cores": os.cpu_count() or 1,
+        "cpu_seconds": sum(part.cpu_seconds for part in parts),
+    }

@@ -1,0 +1,161 @@
+"""What every proof does: train an agent on drawn worlds, and let policies trade many draws at once.
+
+An agent trains on one draw, its checkpoint is chosen on another, and it is tested on draws that
+nobody has seen. All test draws are stepped together, one book in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.agents.policy import ActorPolicy
+from echelon.agents.training import Outcome, Training, Worlds, finished_outcome, resume_point
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.agents import RewardConfig
+from echelon.config.features import FeaturesConfig, StationaryConfig
+from echelon.envs.act import ActionRule, Holdings, Kind, Rows
+from echelon.envs.books import Books
+from echelon.envs.world import World
+from echelon.errors import StoreError
+from echelon.models import build_actor_critic
+from echelon.ops.measures import sharpe_annual
+from echelon.proving.worlds import joined
+from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
+from echelon.types import Floats
+
+YEAR = 252.0
+"""Bars of a year in every drawn market."""
+WARMUP = 60
+"""Bars before the first with all features of the stationary set."""
+
+
+class Trained(NamedTuple):
+    """An agent at its best checkpoint, and how its training ended."""
+
+    policy: ActorPolicy
+    outcome: Outcome
+
+
+class Traded(NamedTuple):
+    """What a policy did in D draws: returns[S,D] of its books, traded[S,D] as shares of them."""
+
+    returns: Floats
+    traded: Floats
+
+    @property
+    def sharpes(self) -> Floats:
+        """[D] annual Sharpe ratios."""
+        return np.array([sharpe_annual(series, YEAR) for series in self.returns.T])
+
+    @property
+    def turnover(self) -> Floats:
+        """[D] traded in a year, as a multiple of the book's value; buys and sells both count."""
+        return np.asarray(self.traded.mean(axis=0) * YEAR)
+
+
+def proof_config(config: Config) -> Config:
+    """The configuration on a drawn market: its assets, and features that hold on any draw.
+
+    Levels of prices mean nothing from one draw to the next, so the stationary set is used.
+    """
+    features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
+    return config.model_copy(update={"assets": (), "features": features})
+
+
+def with_steps(config: Config, steps: int, validations: int | None = None) -> Config:
+    """The configuration with at most so many environment steps, and so many validations."""
+    total = min(steps, config.train.total_env_steps)
+    changes = {"total_env_steps": total}
+    if validations is not None:
+        # Rounded up: the last validation, at the end of training, is one of them.
+        changes["validate_every_steps"] = -(-total // validations)
+    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
+
+
+def train_agent(
+    config: Config,
+    worlds: Worlds,
+    directory: Path,
+    seed: int,
+    report: Report,
+    should_stop: ShouldStop,
+) -> Trained | None:
+    """Train, or go on, or take what is trained already; None: stopped before the end."""
+    outcome = finished_outcome(config, directory)
+    if outcome is None:
+        training = Training(config, worlds, directory, seed, resume=resume_point(directory))
+        outcome = training.run(report, should_stop)
+        if outcome.ending == "stopped":
+            return None
+    torch.set_num_threads(config.train.threads)
+    best = best_checkpoint(directory / "checkpoints")
+    if best is None:
+        raise StoreError(
+            f"{directory}: no validation of this training gave a number, so there is no agent to "
+            "test. Train longer, or look at its log (metrics.jsonl)."
+        )
+    net = build_actor_critic(config, worlds.train.x.shape[2])
+    net.load_state_dict(below_prefix("net.", load_checkpoint(best).tensors))
+    return Trained(ActorPolicy(net, config, seed), outcome)
+
+
+def trade(policy: Policy, draws: Sequence[World], config: Config) -> Traded:
+    """Let a policy trade the test window of every draw, all draws together."""
+    together, starts = joined(draws)
+    n_steps = len(draws[0].span("test")) - 1
+    assert all(len(draw.span("test")) == n_steps + 1 for draw in draws), "draws differ in length"
+    span = range(int(starts.min()), int(starts.max()) + n_steps + 1)
+    rule = ActionRule.of(config, policy.kind)
+    books = Books(together, rule, RewardConfig(), len(starts), span)
+    books.reset(starts)
+    policy.start(together, span)
+    returns, traded = np.empty((2, n_steps, len(starts)))
+    for k in range(n_steps):
+        before = books.value.copy()
+        result = books.step(policy.decide(books.row, books.holdings()))
+        amount = np.abs(result.fills.shares * result.fills.price).sum(axis=1)
+        returns[k] = result.value / before - 1.0
+        traded[k] = amount / before
+    return Traded(returns, traded)
+
+
+def window_of(world: World, rows: range) -> World:
+    """The world with `rows` as its test window; features still look back before them."""
+    return replace(world, splits={**world.splits, "test": rows})
+
+
+def last_bars(world: World, bars: int) -> World:
+    """The world with its last `bars` as the test window."""
+    return window_of(world, range(len(world.times) - bars, len(world.times)))
+
+
+class EqualWeight:
+    """The same share of every asset, again every so many bars, in many draws at once.
+
+    What `equal_weight` of the baselines does in one: that one counts bars from its own first row,
+    and each draw has another. Every asset of a drawn market can be bought at every bar.
+    """
+
+    kind: Kind = "weights"
+    name = "equal_weight"
+
+    def __init__(self, config: Config) -> None:
+        self._every = config.eval.rebalance_bars
+
+    def start(self, world: World, span: range) -> None:
+        """Count from here."""
+        self._steps = 0
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Equal weights at a rebalancing, otherwise what there is."""
+        due = self._steps % self._every == 0
+        self._steps += 1
+        return np.full(held.weights.shape, 1.0 / held.weights.shape[1] if due else np.nan)

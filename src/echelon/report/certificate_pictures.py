@@ -1,0 +1,147 @@
+"""Pictures of the certificate as inline SVG: a line a policy, values along one axis.
+
+Colours come from the page's style sheet by class, so a picture is right in light, dark and print.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Literal, NamedTuple
+
+from echelon.evaluation.statistics.seeds import seed_interval
+
+_WIDTH, _LEFT, _RIGHT = 1100, 300, 150
+_ROW, _TOP, _BOTTOM = 26, 18, 30
+
+
+class Mark(NamedTuple):
+    """A vertical line at a value, and what stands above it."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: the rings or ticks, the interval of their mean, what stands at its right end."""
+
+    label: str
+    values: tuple[float, ...]
+    interval: tuple[float, float] | None = None
+    right: str = ""
+    strong: bool = False
+
+
+class _Axis:
+    """Values to places."""
+
+    def __init__(self, values: Sequence[float], unit: Literal["share", "sharpe"]) -> None:
+        low, high = min(values), max(values)
+        room = 0.04 * (high - low) or 0.5
+        self.low, self.high = low - room, high + room
+        self.unit = unit
+
+    def at(self, value: float) -> float:
+        """The place of a value; what lies outside is drawn at the edge."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+
+    def ticks(self) -> list[float]:
+        """About six round values."""
+        rough = (self.high - self.low) / 6
+        size = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
+        first = math.ceil(self.low / step)
+        return [round(k * step, 10) for k in range(first, math.floor(self.high / step) + 1)]
+
+    def text(self, value: float) -> str:
+        """A tick's label."""
+        return f"{value:.0%}" if self.unit == "share" else f"{value:g}"
+
+
+def dots(lines: Sequence[Line], *, unit: Literal["share", "sharpe"], bars: Sequence[Mark]) -> str:
+    """A ring a value, a dot at the mean, its interval, and the mean in figures at the right."""
+    shown = [value for line in lines for value in line.values]
+    shown += [bar.value for bar in bars] + [0.0]
+    axis = _Axis(shown, unit)
+    parts = []
+    for k, line in enumerate(lines):
+        y = _middle(k)
+        strong = " strong" if line.strong else ""
+        parts.append(_label(line, y))
+        found = seed_interval(line.values)
+        ends = line.interval or ((found.low, found.high) if found.n > 1 else None)
+        if ends is not None:
+            low, high = (axis.at(end) for end in ends)
+            parts.append(f'<line class="reach{strong}" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>')
+        if len(line.values) > 1:
+            parts += [
+                f'<circle class="ring{strong}" cx="{axis.at(v)}" cy="{y}" r="4"/>'
+                for v in line.values
+            ]
+        mean = found.estimate
+        parts.append(f'<circle class="mean{strong}" cx="{axis.at(mean)}" cy="{y}" r="5"/>')
+        text = f"{mean:.1%}" if unit == "share" else f"{mean:.2f}"
+        parts.append(_right(text, y, strong))
+    return _svg(lines, axis, bars, parts)
+
+
+def strip(lines: Sequence[Line], *, head: str) -> str:
+    """A tick a value, and a line at zero."""
+    axis = _Axis([value for line in lines for value in line.values] + [0.0], "sharpe")
+    parts = [f'<text class="faint" x="{_WIDTH - _RIGHT + 24}" y="12">{escape(head)}</text>']
+    for k, line in enumerate(lines):
+        y = _middle(k)
+        strong = " strong" if line.strong else ""
+        parts.append(_label(line, y))
+        parts += [
+            f'<line class="tick{strong}" x1="{axis.at(v)}" x2="{axis.at(v)}" '
+            f'y1="{y - 8}" y2="{y + 8}"/>'
+            for v in line.values
+        ]
+        parts.append(_right(line.right, y, strong))
+    return _svg(lines, axis, [Mark(0.0, "")], parts)
+
+
+def _middle(k: int) -> int:
+    return _TOP + _ROW * k + _ROW // 2
+
+
+def _label(line: Line, y: int) -> str:
+    strong = " class='strong'" if line.strong else ""
+    return f'<text{strong} x="0" y="{y + 4}">{escape(line.label)}</text>'
+
+
+def _right(text: str, y: int, strong: str) -> str:
+    return (
+        f'<text class="figure{strong}" x="{_WIDTH - _RIGHT + 24}" y="{y + 4}">{escape(text)}</text>'
+    )
+
+
+def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequence[str]) -> str:
+    bottom = _TOP + _ROW * len(lines)
+    height = bottom + _BOTTOM
+    grid = []
+    for tick in axis.ticks():
+        x = axis.at(tick)
+        grid.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}"/>')
+        grid.append(
+            f'<text class="faint" x="{x}" y="{bottom + 17}" text-anchor="middle">'
+            f"{axis.text(tick)}</text>"
+        )
+    for bar in bars:
+        x = axis.at(bar.value)
+        grid.append(f'<line class="bar" x1="{x}" x2="{x}" y1="{_TOP - 3}" y2="{bottom}"/>')
+        if bar.label:
+            grid.append(
+                f'<text class="bar-label" x="{x}" y="11" text-anchor="middle">'
+                f"{escape(bar.label)}</text>"
+            )
+    label = escape("; ".join(line.label for line in lines))
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">'
+        f"{''.join(grid)}{''.join(parts)}</svg>"
+    )

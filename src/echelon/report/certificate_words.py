@@ -1,0 +1,334 @@
+"""Every word of a certificate, in English and Chinese, and how its numbers are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from echelon.errors import UsageError
+from echelon.proving.certificate import Bar, Check
+
+Lang = Literal["en", "zh"]
+Pair = tuple[str, str]
+
+
+class CertificateWords:
+    """The texts of one language."""
+
+    def __init__(self, lang: str) -> None:
+        if lang not in get_args(Lang):
+            raise UsageError(f"no certificate in language {lang!r}: choose en or zh.")
+        self.lang = lang
+        self._column = get_args(Lang).index(lang)
+
+    def __call__(self, key: str, **fields: object) -> str:
+        """The text of `key`, its fields filled in."""
+        return TEXTS[key][self._column].format(**fields)
+
+    def policy(self, name: str) -> str:
+        """What a policy is called."""
+        if name.startswith(("momentum ", "reversal ", "relative ")):
+            kind, bars = name.rsplit(" ", 1)
+            return self("rule", kind=POLICIES[kind][self._column], bars=bars)
+        return POLICIES[name][self._column]
+
+    def number(self, value: float | None, unit: str) -> str:
+        """As read: shares in per cent, Sharpe ratios to two places."""
+        if value is None or not math.isfinite(value):
+            return "–"
+        return f"{value:.1%}" if unit == "share" else f"{value:.2f}"
+
+    def result(self, check: Check) -> str:
+        """The estimate of a check."""
+        if check.unit == "names":
+            return ", ".join(check.names) or self("nothing")
+        if check.count is not None:
+            k, n = check.count
+            return self("k_of_n", k=k, n=n, share=self.number(check.estimate, "share"))
+        return self.number(check.estimate, check.unit)
+
+    def interval(self, check: Check) -> str:
+        """Its interval; a dash without one."""
+        if check.low is None or check.high is None:
+            return "–"
+        low, high = (self.number(end, check.unit) for end in (check.low, check.high))
+        return self("interval", low=low, high=high)
+
+    def bar(self, check: Check) -> str:
+        """What it is held to."""
+        if check.unit == "names":
+            return self("bar_names")
+        if not check.bars:
+            return self("information")
+        return self("and").join(self._bar(bar, check) for bar in check.bars)
+
+    def verdict(self, passed: bool | None) -> str:
+        """Passed, failed, or neither."""
+        if passed is None:
+            return "–"
+        return self("passed" if passed else "failed")
+
+    def _bar(self, bar: Bar, check: Check) -> str:
+        value = f"{bar.value:.0%}" if check.unit == "share" else f"{bar.value:g}"
+        return self(f"bar_{bar.of}", side=self(bar.side), value=value)
+
+
+TEXTS: Mapping[str, Pair] = MappingProxyType(
+    {
+        "title": ("Certificate of the proving ground", "验证场证书"),
+        "passed": ("passed", "通过"),
+        "failed": ("FAILED", "未通过"),
+        "all_passed": (
+            "The pipeline finds what is there, and claims nothing where nothing is.",
+            "该流程能找到确实存在的规律，也不会在没有规律处宣称发现。",
+        ),
+        "some_failed": ("Not passed: {markets}.", "未通过：{markets}。"),
+        "some_passed": ("Passed: {markets}.", "通过：{markets}。"),
+        "mode_quick": (
+            "Quick mode: fewer seeds, steps and draws than the full proof.",
+            "快速模式：种子、步数与抽样均少于完整验证。",
+        ),
+        "mode_full": ("Full proof.", "完整验证。"),
+        "market": ("market", "市场"),
+        "check": ("what is measured", "测量内容"),
+        "result": ("result", "结果"),
+        "interval_95": ("95 % interval", "95 % 区间"),
+        "bar": ("bar", "标准"),
+        "verdict": ("verdict", "结论"),
+        "interval": ("{low} to {high}", "{low} 至 {high}"),
+        "k_of_n": ("{k} of {n} ({share})", "{n} 中 {k}（{share}）"),
+        "and": (", ", "，"),
+        "at least": ("at least", "不低于"),
+        "at most": ("at most", "不高于"),
+        "above": ("above", "高于"),
+        "bar_estimate": ("{side} {value}", "{side} {value}"),
+        "bar_low": ("lower end {side} {value}", "区间下限{side} {value}"),
+        "bar_high": ("upper end {side} {value}", "区间上限{side} {value}"),
+        "bar_names": ("that factor and no other", "恰为该因子"),
+        "information": ("informs, no bar", "仅供参考"),
+        "nothing": ("nothing", "无"),
+        "policy": ("policy", "策略"),
+        "sharpe": ("Sharpe ratio", "夏普比率"),
+        "share": ("share", "占比"),
+        "turnover": ("turnover a year", "年换手"),
+        "claims": ("claims", "宣称次数"),
+        "rule": ("{kind}, {bars} bars", "{kind}（{bars} 根）"),
+        "at_fee": ("{policy}, {fee} bp", "{policy}，{fee} 基点"),
+        # Markets
+        "market_planted": ("Planted", "植入信号"),
+        "market_regime": ("Regime", "隐藏状态"),
+        "market_null": ("Null", "无信号"),
+        "market_leaky": ("Leaky", "泄漏"),
+        "market_costly": ("Costly", "高成本"),
+        "about_planted": (
+            "A signal of known strength is hidden in noise. The Bayes filter knows the market's "
+            "law and trades under the same rules, costs and clock: no filter of past returns can "
+            "expect to do better. The result is the share of its Sharpe ratio that the agent "
+            "captures on draws nobody has seen.",
+            "在噪声中植入强度已知的信号。贝叶斯滤波器知道市场规律，并在相同规则、成本与时序下交易"
+            "，任何只看历史收益的策略都不应期望更好。结果为智能体在未见过的抽样上取得其夏普比率的"
+            "比例。",
+        ),
+        "about_regime": (
+            "A signal everybody sees changes its meaning now and then, and when is hidden. Each "
+            "draw is paired with its mirror, on which every rule that looks at the signal alone "
+            "loses what it earned. Who looks at what the experts' books earned can tell the "
+            "regime.",
+            "所有人都能看到的信号，其含义不时反转，而反转时刻是隐藏的。每个抽样都配有镜像，"
+            "只看信号的规则在镜像中会输掉所得。观察专家账户收益者可以判断当前状态。",
+        ),
+        "about_null": (
+            "Volatility clusters, heavy tails, a common factor, a risk premium and costs, and "
+            "nothing to find: equal weight is the best there is. A claim needs the lower 97.5 % "
+            "bound of the advantage over equal weight above 0 (block bootstrap, two block "
+            "lengths) and a deflated Sharpe ratio above 0.95. Beside it: how often the same rule "
+            "claims on the trend market, over windows of the same length.",
+            "有波动聚集、厚尾、共同因子、风险溢价与成本，但没有可发现的规律：等权即最优。"
+            "宣称须满足：相对等权优势的 97.5 % 下限高于 0（分块自助法，两种块长），"
+            "且去膨胀夏普比率高于 0.95。另列同一规则在趋势市场、同样长度窗口上的宣称频率。",
+        ),
+        "about_leaky": (
+            "A factor file as a user might write one knows tomorrow's return, in a market of pure "
+            "noise. The leakage check must name it. Trained on it all the same, the agent must "
+            "show an absurd Sharpe ratio: a pipeline that could not show this edge could show "
+            "none.",
+            "一个如用户所写的因子文件包含次日收益，市场为纯噪声。泄漏检查必须点名该因子。若仍用它"
+            "训练，智能体应显示荒谬的夏普比率：连这种优势都显示不出的流程，什么也显示不了。",
+        ),
+        "about_costly": (
+            "The trend market with trends of 25 bars, at 5 basis points a side, which they are "
+            "worth, and at 500, which they are not. The agent is trained and tested at each fee.",
+            "趋势平均持续 25 根 K 线的市场：单边 5 基点值得交易，500 基点则不值得。"
+            "智能体分别在两种费率下训练与测试。",
+        ),
+        # Checks
+        "check_trend_share": (
+            "trend: share of the Bayes filter's Sharpe ratio",
+            "趋势：占贝叶斯滤波器夏普比率的比例",
+        ),
+        "check_reversion_share": ("mean reversion: the same share", "均值回复：同一比例"),
+        "check_cross_section_share": ("cross-section: the same share", "横截面：同一比例"),
+        "check_regime_trailing 40": (
+            "trailing-40 switch over the best that cannot know",
+            "近 40 根切换，相对最佳盲策略的优势",
+        ),
+        "check_regime_fixed-share hedge": (
+            "fixed-share hedge over the best that cannot know",
+            "固定份额对冲，相对最佳盲策略的优势",
+        ),
+        "check_regime_regime filter": (
+            "regime filter (HMM) over the best that cannot know",
+            "状态滤波器（HMM），相对最佳盲策略的优势",
+        ),
+        "check_regime_flat_agent": (
+            "flat agent that sees the signal alone",
+            "只看信号的单层智能体",
+        ),
+        "check_regime_shown_agent": (
+            "flat agent shown what a router sees",
+            "获得路由器观测的单层智能体",
+        ),
+        "check_null_claims": ("claims where nothing is", "无信号处的宣称"),
+        "check_null_power": ("claims on the trend market", "趋势市场上的宣称"),
+        "check_leaky_refused": ("refused by the leakage check", "泄漏检查拒绝的因子"),
+        "check_leaky_sharpe": ("Sharpe ratio with the peeking factor", "含偷看因子时的夏普比率"),
+        "check_leaky_gap": ("the same, less the honest agent's", "减去诚实智能体的夏普比率"),
+        "check_costly_share": (
+            "5 bp: share of the Bayes filter's Sharpe ratio",
+            "5 基点：占贝叶斯滤波器夏普比率的比例",
+        ),
+        "check_costly_turnover": (
+            "500 bp: turnover, as a share of that at 5 bp",
+            "500 基点：换手相对 5 基点时的比例",
+        ),
+        # Notes
+        "note_planted_others": (
+            "The bars of 85 % and 80 % are the trend's. Mean reversion and the cross-section are "
+            "held to finding anything at all.",
+            "85 % 与 80 % 的标准只用于趋势；均值回复与横截面只要求确有所得。",
+        ),
+        "note_regime_information": (
+            "The advantage of those that choose is information: they see what the experts earned, "
+            "the others do not. It does not show that a hierarchy is better than a flat agent "
+            "that is shown the same.",
+            "选择者的优势来自信息：它们能看到专家的收益，其他策略不能。"
+            "这并不说明层级结构优于获得同样信息的单层智能体。",
+        ),
+        "note_regime_agents": (
+            "Flat agents see neither returns nor holdings; over a pair, one that sees the signal "
+            "alone can earn nothing. The router itself comes with the hierarchy.",
+            "单层智能体既看不到收益也看不到持仓；只看信号者在成对抽样上不可能获利。路由器随层级结"
+            "构加入。",
+        ),
+        "note_regime_references_only": (
+            "References only; flat agents are part of the full proof, the router comes with the "
+            "hierarchy.",
+            "仅含参考策略；单层智能体属于完整验证，路由器随层级结构加入。",
+        ),
+        "note_null_trials": (
+            "An agent is one configuration, so one trial (its seeds are averaged); the rule is the "
+            "best of twelve on validation, so twelve trials.",
+            "智能体为单一配置，计一次试验（种子取均值）；规则为验证集上十二选一，计十二次试验。",
+        ),
+        "note_null_stand_ins": (
+            "Agents were trained through the whole pipeline on {agents} draws. On the others cheap "
+            "policies stand in, in turn: {cheap}.",
+            "在 {agents} 个抽样上用完整流程训练了智能体；其余由廉价策略轮流代替：{cheap}。",
+        ),
+        "note_null_cheap_only": (
+            "No agent was trained on null draws in the quick mode; cheap policies stand in, in "
+            "turn: {cheap}.",
+            "快速模式未在无信号抽样上训练智能体；由廉价策略轮流代替：{cheap}。",
+        ),
+        "note_leaky_separate": (
+            "The check is a command of its own, `echelon data check --leakage`; training does not "
+            "run it. The agents here were trained without it.",
+            "泄漏检查是单独的命令 `echelon data check "
+            "--leakage`，训练不会自动执行；此处的智能体未经检查即训练。",
+        ),
+        # Pictures
+        "pic_share": (
+            "Share of the Bayes filter's Sharpe ratio; rings: single seeds",
+            "占贝叶斯滤波器夏普比率的比例；圆环为各种子",
+        ),
+        "pic_sharpe_pairs": (
+            "Annual Sharpe ratio over mirrored pairs; rings: single pairs",
+            "镜像对的年化夏普比率；圆环为各对",
+        ),
+        "pic_low": (
+            "Lower 97.5 % bound of the annual Sharpe ratio's advantage over equal weight, one "
+            "mark per draw; right of the line the first half of a claim is met",
+            "相对等权的年化夏普优势的 97.5 % 下限，每个抽样一个标记；线右侧即满足宣称的前半条件",
+        ),
+        "pic_sharpe": (
+            "Annual Sharpe ratio on the test window; rings: single seeds",
+            "测试窗口年化夏普比率；圆环为各种子",
+        ),
+        "pic_turnover": (
+            "Turnover a year, as a multiple of the book; rings: single seeds",
+            "年换手（账户价值的倍数）；圆环为各种子",
+        ),
+        # Facts
+        "facts": ("What it was made with", "运行信息"),
+        "fact_command": ("Command", "命令"),
+        "fact_mode": ("Mode", "模式"),
+        "quick": ("quick", "快速"),
+        "full": ("full", "完整"),
+        "fact_config_hash": ("Configuration", "配置"),
+        "fact_code": ("Code", "代码"),
+        "fact_finished": ("Finished", "完成时间"),
+        "fact_time": ("Time", "用时"),
+        "time": (
+            "{seconds} s in all, {cpu} CPU seconds on {cores} cores",
+            "共 {seconds} 秒，{cores} 核 CPU 用时 {cpu} 秒",
+        ),
+        "fact_platform": ("Platform", "平台"),
+        "sizes": ("Sizes", "规模"),
+        "seeds": ("seeds {seeds}", "种子 {seeds}"),
+        "steps": ("{steps} steps a training", "每次训练 {steps} 步"),
+        "draws": ("{draws} unseen draws", "{draws} 个未见抽样"),
+        "pairs": ("{pairs} mirrored pairs", "{pairs} 个镜像对"),
+        "windows": (
+            "windows of {train}, {valid} and {test} bars",
+            "窗口 {train}、{valid}、{test} 根",
+        ),
+        "null_draws": ("{draws} draws", "{draws} 个抽样"),
+        "spent": ("{cpu} CPU seconds", "CPU 用时 {cpu} 秒"),
+        "footer": (
+            "Made by Echelon. certificate.json beside this page has every number.",
+            "由 Echelon 生成。同目录的 certificate.json 含全部数字。",
+        ),
+    }
+)
+
+POLICIES: Mapping[str, Pair] = MappingProxyType(
+    {
+        "agent": ("agent", "智能体"),
+        "bayes": ("Bayes filter", "贝叶斯滤波器"),
+        "thresholds": ("Bayes filter, best thresholds", "贝叶斯滤波器（最优阈值）"),
+        "momentum": ("momentum", "动量"),
+        "reversal": ("reversal", "反转"),
+        "relative momentum": ("relative momentum", "相对动量"),
+        "relative reversal": ("relative reversal", "相对反转"),
+        "equal weight": ("equal weight", "等权"),
+        "equal_weight": ("equal weight", "等权"),
+        "follow": ("follow the signal", "顺从信号"),
+        "oppose": ("oppose the signal", "反向信号"),
+        "trailing 40": ("trailing-40 switch", "近 40 根切换"),
+        "fixed-share hedge": ("fixed-share hedge", "固定份额对冲"),
+        "regime filter": ("regime filter (HMM)", "状态滤波器（HMM）"),
+        "regime-aware": ("regime-aware", "已知状态"),
+        "flat agent": ("flat agent, signal alone", "单层智能体（仅信号）"),
+        "shown agent": ("flat agent, router's view", "单层智能体（路由器观测）"),
+        "rules": ("best of twelve rules", "十二规则择优"),
+        "random": ("random trading", "随机交易"),
+        "min_variance": ("minimum variance", "最小方差"),
+        "peeking": ("agent, peeking", "智能体（偷看）"),
+        "honest": ("agent, honest", "智能体（诚实）"),
+        "trend": ("trend", "趋势"),
+        "reversion": ("mean reversion", "均值回复"),
+        "cross_section": ("cross-section", "横截面"),
+    }
+)

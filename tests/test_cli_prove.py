@@ -1,0 +1,218 @@
+"""`echelon prove` from the command line, on sizes of seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from markets import CONFIGS
+from provings import SIZES, TINY, shrink_leaky
+from typer.testing import CliRunner
+
+from echelon.cli import app
+from echelon.config import load_config
+from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.proving import prove as proving
+from echelon.proving.claims import NullCheapPart
+from echelon.proving.prove import FULL, MARKETS, QUICK, SHIPPED, plan
+
+OVERRIDES = [word for item in TINY for word in ("-o", item)]
+NUMBERS = {"estimate", "low", "high", "n"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_leaky(monkeypatch)
+    monkeypatch.setattr(proving, "QUICK", SIZES)
+
+
+def prove(*words: str, config: bool = True) -> Result:
+    command = ["prove", *words, "--quick", "--workers", "1", *OVERRIDES]
+    if config:
+        command += ["--config", str(CONFIGS / "qtmrl-fast.yaml")]
+    return CliRunner().invoke(app, command)
+
+
+def certificate(directory: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((directory / "certificate.json").read_text(encoding="utf-8"))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """(directory, result) of a proof of all five markets, which a tiny agent cannot pass."""
+    directory = tmp_path_factory.mktemp("proof") / "all"
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_leaky(patch)
+        patch.setattr(proving, "QUICK", SIZES)
+        return directory, prove("--output-dir", str(directory))
+
+
+def test_all_markets_are_proved_and_failing_is_an_error(whole: tuple[Path, Result]) -> None:
+    directory, result = whole
+    assert isinstance(result.exception, EchelonError), result.output
+    assert result.exception.exit_code == 1
+    assert "not passed: Planted" in str(result.exception)
+    tree = certificate(directory)
+    assert [market["name"] for market in tree["markets"]] == list(MARKETS)
+    assert tree["passed"] is False
+    assert tree["mode"] == "quick"
+    assert tree["about"]["config_hash"]
+    assert (directory / "config.yaml").is_file()
+    for word in ("Planted", "Regime", "Null", "Leaky", "Costly", "FAILED", "CPU seconds"):
+        assert word in result.output
+
+
+def test_what_must_pass_even_without_learning_does(whole: tuple[Path, Result]) -> None:
+    checks = {
+        check["name"]: check
+        for market in certificate(whole[0])["markets"]
+        for check in market["checks"]
+    }
+    assert checks["leaky_refused"]["passed"] is True
+    assert checks["null_claims"]["count"][1] == 5
+    assert checks["null_power"]["count"][1] == 2
+    assert all(set(check) >= NUMBERS for check in checks.values())
+
+
+def test_page_and_parts_are_beside_the_certificate(whole: tuple[Path, Result]) -> None:
+    directory, _ = whole
+    page = (directory / "certificate.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert 'lang="en"' in page
+    keys = {path.parent.name for path in (directory / "parts").glob("*/part.json")}
+    assert {"planted-trend-42", "null-agent-000", "null-power", "leaky-check"} < keys
+    assert {"costly-5bp-42", "costly-500bp-42", "regime-references"} < keys
+
+
+def test_the_same_command_again_trains_nothing_and_finds_the_same(
+    whole: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, _ = whole
+    before = certificate(directory)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a part with a finding was run again")
+
+    monkeypatch.setattr("echelon.proving.parts._work", refuse)
+    again = prove("--output-dir", str(directory), "--lang", "zh")
+    assert isinstance(again.exception, EchelonError), again.output
+    assert certificate(directory)["markets"] == before["markets"]
+    page = (directory / "certificate.html").read_text(encoding="utf-8")
+    assert 'lang="zh-CN"' in page
+    assert "验证场证书" in again.output
+
+
+def test_another_configuration_in_the_directory_is_refused(whole: tuple[Path, Result]) -> None:
+    result = prove("costly", "--output-dir", str(whole[0]), "-o", "train.gamma=0.5")
+    assert isinstance(result.exception, UsageError)
+    assert "--overwrite" in str(result.exception)
+
+
+def test_overwrite_proves_anew(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    prove("regime", "--output-dir", directory)
+    before = certificate(tmp_path)
+    result = prove("regime", "--output-dir", directory, "--overwrite", "-o", "seed=7")
+    assert "Regime" in result.output
+    assert certificate(tmp_path)["about"]["seed"] == 7
+    assert before["about"]["seed"] == 42
+
+
+def test_momentum_is_the_trend_alone(tmp_path: Path) -> None:
+    result = prove(
+        *("momentum", "--seeds", "1", "--draws", "1", "--bars", "1000"),
+        *("--output-dir", str(tmp_path)),
+    )
+    assert isinstance(result.exception, EchelonError), result.output
+    (market,) = certificate(tmp_path)["markets"]
+    assert [check["name"] for check in market["checks"]] == ["trend_share"]
+    assert (market["facts"]["seeds"], market["facts"]["draws"]) == ([42], 1)
+
+
+def test_without_a_configuration_the_shipped_agent_is_proved(tmp_path: Path) -> None:
+    result = prove("regime", "--output-dir", str(tmp_path), config=False)
+    assert certificate(tmp_path)["markets"][0]["name"] == "regime", result.output
+    shipped, named = load_config(None, SHIPPED), load_config(CONFIGS / "qtmrl-fast.yaml")
+    for section in ("window", "fee_rate", "buy_pct", "sell_pct", "model", "train", "reward"):
+        assert getattr(shipped, section) == getattr(named, section), section
+    for section in ("state", "market", "eval", "normalization", "seed"):
+        if section != "normalization":
+            assert getattr(shipped, section) == getattr(named, section), section
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = NullCheapPart.run
+
+    def interrupted(self: NullCheapPart, *args: Any) -> Any:
+        found = run(self, *args)
+        if self.draws[0] > 1:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(NullCheapPart, "run", interrupted)
+    command = ["null", "--output-dir", str(tmp_path)]
+    result = prove(*command)
+    assert isinstance(result.exception, Stopped), result.output
+    assert "Run the same command again" in str(result.exception)
+    kept = list((tmp_path / "parts").glob("*/part.json"))
+    assert kept
+    assert not (tmp_path / "certificate.json").exists()
+    monkeypatch.setattr(NullCheapPart, "run", run)
+    prove(*command)
+    assert certificate(tmp_path)["markets"][0]["name"] == "null"
+
+
+def test_unknown_markets_and_languages_are_refused(tmp_path: Path) -> None:
+    assert prove("nowhere").exit_code == 2
+    result = prove("regime", "--lang", "fr", "--output-dir", str(tmp_path))
+    assert isinstance(result.exception, UsageError)
+    assert not (tmp_path / "parts").exists()
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("", encoding="utf-8")
+    result = prove("regime", "--output-dir", str(path))
+    assert isinstance(result.exception, EchelonError)
+    assert "is a file" in str(result.exception)
+
+
+def test_the_full_proof_meets_the_sizes_it_promises() -> None:
+    """400 null draws of which 20 train agents; 16 unseen draws; at most a million steps."""
+    config = load_config(CONFIGS / "qtmrl-fast.yaml")
+    planned = plan(config, MARKETS, FULL)
+    agents = [part for part in planned.parts["null"] if part.steps]
+    cheap = [part for part in planned.parts["null"] if isinstance(part, NullCheapPart)]
+    assert len(agents) >= 20
+    assert len(agents) + sum(len(part.draws) for part in cheap) == 400
+    assert all(part.steps <= 1_000_000 for part in planned.trend)
+    assert (FULL.n_draws, QUICK.n_draws) == (16, 16)
+    assert FULL.claim_draws >= 20
+    assert QUICK.claim_draws >= 20
+    signals = {part.market.signal for part in planned.parts["planted"]}  # type: ignore[attr-defined]
+    assert signals == {"trend", "reversion", "cross_section"}
+
+
+def test_null_alone_brings_the_agents_its_power_needs() -> None:
+    config = load_config(CONFIGS / "qtmrl-fast.yaml")
+    planned = plan(config, ["null"], QUICK)
+    assert list(planned.parts) == ["null"]
+    keys = {part.key for part in planned.first}
+    assert {f"planted-trend-{config.seed + k}" for k in range(QUICK.planted_seeds)} < keys

@@ -1,0 +1,199 @@
+"""Parts of a proof: done once, kept, gone on with, refused where they are of something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from provings import tiny_config
+
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.agents.training import Progress, Worlds
+from echelon.backtest.baselines import make_baseline
+from echelon.backtest.run import run_backtest
+from echelon.config import Config
+from echelon.errors import StoreError, TrainingError, UsageError
+from echelon.proving.parts import Done, Finding, identity_of, run_parts
+from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds
+from echelon.proving.trial import (
+    EqualWeight,
+    last_bars,
+    proof_config,
+    trade,
+    train_agent,
+    with_steps,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A part that notes each time it is run, and gives up as often as it is told to."""
+
+    name: str
+    config: Config
+    stops: int = 0
+    fails: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def steps(self) -> int:
+        return 7
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        log = directory / "runs"
+        times = len(log.read_text(encoding="utf-8")) if log.exists() else 0
+        log.write_text("x" * (times + 1), encoding="utf-8")
+        if self.fails:
+            raise TrainingError(f"{self.name} diverged")
+        return None if times < self.stops else {"value": 2.5, "times": times + 1}
+
+
+def runs_of(directory: Path, name: str) -> int:
+    return len((directory / "parts" / name / "runs").read_text(encoding="utf-8"))
+
+
+def test_a_part_with_a_finding_is_not_run_again(tmp_path: Path) -> None:
+    parts = [Counted("a", tiny_config()), Counted("b", tiny_config())]
+    told: list[tuple[str, object]] = []
+    first = run_parts(parts, tmp_path, workers=1).parts
+    again = run_parts(
+        parts, tmp_path, workers=1, on_report=lambda part, message: told.append((part.key, message))
+    )
+    assert again.parts == first
+    assert [done.finding["value"] for done in first if done] == [2.5, 2.5]
+    assert (runs_of(tmp_path, "a"), runs_of(tmp_path, "b")) == (1, 1)
+    assert [key for key, message in told if isinstance(message, Done)] == ["a", "b"]
+
+
+def test_a_stopped_part_is_gone_on_with(tmp_path: Path) -> None:
+    parts = [Counted("a", tiny_config()), Counted("b", tiny_config(), stops=1)]
+    first = run_parts(parts, tmp_path, workers=1).parts
+    assert first[0] is not None
+    assert first[1] is None
+    second = run_parts(parts, tmp_path, workers=1).parts
+    assert second[1] is not None
+    assert second[1].finding["times"] == 2
+    assert runs_of(tmp_path, "a") == 1
+
+
+def test_a_failure_is_raised_and_leaves_other_findings(tmp_path: Path) -> None:
+    parts = [Counted("bad", tiny_config(), fails=True), Counted("good", tiny_config())]
+    with pytest.raises(TrainingError, match="bad diverged"):
+        run_parts(parts, tmp_path, workers=1)
+    assert (tmp_path / "parts" / "good" / "part.json").is_file()
+
+
+def test_a_part_of_another_configuration_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    run_parts([Counted("a", tiny_config())], tmp_path, workers=1)
+    other = [Counted("b", tiny_config()), Counted("a", tiny_config("train.gamma=0.5"))]
+    with pytest.raises(UsageError, match="--overwrite"):
+        run_parts(other, tmp_path, workers=1)
+    assert not (tmp_path / "parts" / "b").exists()
+
+
+def test_identity_knows_the_configuration_and_not_where_it_is_logged() -> None:
+    part = Counted("a", tiny_config())
+    assert identity_of(part) == identity_of(Counted("a", tiny_config("logging.output_dir=/x")))
+    assert identity_of(part) != identity_of(Counted("a", tiny_config("train.gamma=0.5")))
+    assert identity_of(part) != identity_of(replace(part, stops=1))
+
+
+def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
+    part = Counted("a", tiny_config())
+    run_parts([part], tmp_path, workers=1)
+    path = tmp_path / "parts" / "a" / "part.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match=r"part\.json: damaged"):
+        run_parts([part], tmp_path, workers=1)
+
+
+def test_a_finding_says_what_it_cost(tmp_path: Path) -> None:
+    run_parts([Counted("a", tiny_config())], tmp_path, workers=1)
+    path = tmp_path / "parts" / "a" / "part.json"
+    tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    assert set(tree) == {"key", "finding", "seconds", "cpu_seconds", "code"}
+    assert tree["seconds"] >= 0.0
+
+
+def planted(n_draws: int, n_bars: int = 160) -> tuple[PlantedMarket, list[Any], Config]:
+    config = proof_config(tiny_config())
+    market = PlantedMarket(n_bars=n_bars, n_assets=3)
+    worlds = planted_worlds([market.draw(k, "test") for k in range(n_draws)], config)
+    return market, worlds, config
+
+
+def test_draws_traded_together_give_what_each_gives_alone() -> None:
+    market, worlds, config = planted(3)
+    together = trade(BayesFilter(market), worlds, config)
+    for d, world in enumerate(worlds):
+        alone = run_backtest(BayesFilter(market), world, world.span("test"), config)
+        assert np.array_equal(together.returns[:, d], alone.returns)
+        assert together.traded[:, d] == pytest.approx(alone.traded, rel=1e-12)
+        assert together.sharpes[d] == pytest.approx(alone.measures.sharpe_annual)
+        assert together.turnover[d] == pytest.approx(alone.traded.mean() * 252)
+
+
+def test_equal_weight_of_many_draws_is_the_baseline_of_each() -> None:
+    _, worlds, config = planted(3)
+    together = trade(EqualWeight(config), worlds, config)
+    for d, world in enumerate(worlds):
+        baseline = make_baseline("equal_weight", config)
+        alone = run_backtest(baseline, world, world.span("test"), config)
+        assert together.returns[:, d] == pytest.approx(alone.returns, abs=1e-12)
+    assert together.turnover.min() > 0
+
+
+def test_last_bars_are_the_test_window() -> None:
+    _, (world,), _ = planted(1)
+    cut = last_bars(world, 50)
+    assert cut.span("test") == range(110, 160)
+    assert cut.span("train") == world.span("train")
+
+
+def test_steps_are_capped_and_validations_spread() -> None:
+    config = tiny_config("train.total_env_steps=1000", "train.validate_every_steps=50")
+    assert with_steps(config, 5000).train == config.train
+    fewer = with_steps(config, 400, 3).train
+    assert (fewer.total_env_steps, fewer.validate_every_steps) == (400, 134)
+
+
+def test_training_goes_on_after_a_stop_and_ends_as_without_one(tmp_path: Path) -> None:
+    _, (train, valid), config = planted(2)
+    worlds = Worlds(train, valid, "x")
+
+    def at(name: str, should_stop: ShouldStop) -> Any:
+        return train_agent(config, worlds, tmp_path / name, 1, lambda _: None, should_stop)
+
+    whole = at("whole", lambda: False)
+    assert at("cut", lambda: True) is None
+    resumed = at("cut", lambda: False)
+    again = at("cut", lambda: False)
+    scores = {t.outcome.best_score for t in (whole, resumed, again)}
+    assert len(scores) == 1
+    left, right = (trade(t.policy, [valid], config).returns for t in (whole, resumed))
+    assert np.array_equal(left, right)
+
+
+def test_progress_is_passed_on(tmp_path: Path) -> None:
+    _, (train, valid), config = planted(2)
+    seen: list[object] = []
+    train_agent(config, Worlds(train, valid, "x"), tmp_path, 1, seen.append, lambda: False)
+    assert isinstance(seen[-1], Progress)
+    assert seen[-1].step == 400
