@@ -402,9 +402,9 @@ def test_every_reading_of_the_test_window_is_counted_and_the_report_follows(
 ) -> None:
     run = trained.copy("run")
     out, _ = shell.works("evaluate", "run", "--split", "test", columns=80)
-    assert "test window has been read 1 time\n" in out
+    assert "test window has been read 1 time, by 1 run\n" in out
     out, _ = shell.works("evaluate", "run", "--split", "test")
-    assert "test window has been read 2 times" in out
+    assert "test window has been read 2 times, by 1 run\n" in out
     assert "next: echelon report run" in out
     out, _ = shell.works("report", "run")
     page = Path(out.strip().removeprefix("report: "))

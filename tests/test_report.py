@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from worlds import make_config, make_world
 
-import echelon.evaluation.evaluate as evaluation_module
+import echelon.evaluation.looks as looks_module
 from echelon.backtest.baselines import Momentum
 from echelon.backtest.files import load_tables
 from echelon.backtest.policy import Policy
@@ -29,6 +30,7 @@ from echelon.envs.act import Holdings, Kind
 from echelon.envs.world import World
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import evaluate
+from echelon.features.prepared import Split
 from echelon.market import Reason
 from echelon.ops.measures import LABELS, MeanStd
 from echelon.report import write as write_module
@@ -72,8 +74,19 @@ class StandIn:
         self, path: Path, config: Config, world: World, seeds: tuple[int, ...], policy: Any
     ) -> None:
         self.path, self.config, self.seeds = path, config, seeds
-        self.prepared = world
+        self.prepared = SimpleNamespace(
+            world=world,
+            splits={name: self._days(world, rows) for name, rows in world.splits.items()},
+            manifest={"dataset": {"name": "made-up", "content_hash": "d" * 64}},
+        )
         self._policy = policy
+
+    @staticmethod
+    def _days(world: World, rows: range) -> Split:
+        first, last = (
+            world.times[row].astype("datetime64[D]").item() for row in (rows[0], rows[-1])
+        )
+        return Split(rows, first, last)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -85,6 +98,12 @@ class StandIn:
 
     def best_step(self, seed: int) -> int:
         return 4000 + 1000 * (seed % 2)
+
+
+def priced_world(prepared: Any, _config: Config, *, costs: float, read: object) -> World:
+    """The world of a stand-in at other costs."""
+    rules = prepared.world.rules
+    return replace(prepared.world, rules=rules._replace(commission=rules.commission * costs))
 
 
 class Targets:
@@ -120,7 +139,7 @@ def make_run(
     RunDirectory(path).record(config, "echelon train --seeds 3", data=data, prepared="e" * 64)
     run: Any = StandIn(path, config, world, seeds, policy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation_module, "world_of", lambda prepared, config, fees: prepared)
+        patch.setattr(looks_module, "world_of", priced_world)
         for split in splits * times_evaluated:
             evaluate(run, split)  # type: ignore[arg-type]
     for seed in seeds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +12,16 @@ import typer
 
 from echelon.cli.console import add_row, numbers, out, set_up_logging
 from echelon.cli.options import Level, LogLevel
+from echelon.errors import UsageError
 
 if TYPE_CHECKING:
-    from echelon.evaluation.evaluate import Evaluation, SplitName
+    from echelon.evaluation.evaluate import Evaluation
+    from echelon.evaluation.looks import SplitName
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a trained run.")]
+ReportPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Directory of a trained run, or of a walk-forward.")
+]
 
 
 class SplitChoice(StrEnum):
@@ -49,7 +54,7 @@ def evaluate(
 
 
 def report(
-    run: RunPath,
+    run: ReportPath,
     split: Annotated[
         list[SplitChoice] | None,
         typer.Option("--split", help="Windows to show; default: all that were evaluated."),
@@ -57,10 +62,22 @@ def report(
     lang: Annotated[Language, typer.Option("--lang", help="Language.")] = Language.en,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Write a run's report: one HTML page that needs no network, and pictures."""
+    """Write the report of a run or a walk-forward: one HTML page that needs no network.
+
+    A run's also has pictures; a walk-forward's is of its test windows, one after another.
+    """
     from echelon.report import write_report
+    from echelon.report.walkforward import is_walk_forward, write_walk_forward_report
 
     set_up_logging(log_level.value)
+    if is_walk_forward(run):
+        if split:
+            raise UsageError(
+                f"--split: {run} holds a walk-forward, whose report is of its test windows. Leave "
+                f"the option out, or name one of its runs below {run / 'folds'}."
+            )
+        typer.echo(f"report: {write_walk_forward_report(run, lang.value)}")
+        return
     page = write_report(run, [s.value for s in split] if split else None, lang.value)
     typer.echo(f"report: {page}")
 
@@ -73,7 +90,48 @@ def evaluate_run(run: Path, split: SplitName) -> Evaluation:
     trained = TrainedRun.open(run)
     result = evaluate_split(trained, split)
     print_evaluation(result, trained.config.eval.metrics)
+    for line in how_sure(run, split):
+        typer.echo(line)
     return result
+
+
+def how_sure(run: Path, split: SplitName) -> Iterator[str]:
+    """What trust.json says of a split, in a few lines: the verdict first."""
+    from echelon.evaluation.trust import load_trust
+    from echelon.ops.measures import LABELS
+    from echelon.report.gather import tried_on
+    from echelon.report.texts import Words
+    from echelon.report.trust import probability, verdict_sentence, yearly
+
+    trust = load_trust(run, split)
+    if trust is None:
+        return
+    ratio = LABELS["sharpe_annual"].format
+    yield verdict_sentence(trust, Words("en"), tried_on(run))
+    seeds = trust["seeds"]["measures"]["sharpe_annual"]
+    if seeds is not None and seeds["low"] is not None:
+        yield (
+            f"Sharpe {ratio(seeds['estimate'])} a year; over other seeds, 95 %: "
+            f"{ratio(seeds['low'])} to {ratio(seeds['high'])} ({seeds['method']}, n = {seeds['n']})"
+        )
+    found, counted = trust["deflation"], trust["registry"]
+    if split != "train" and found is not None:
+        what = "look" if split == "test" else "configuration"
+        trials = _many(found["n_trials"], what)
+        yield (
+            f"probabilistic Sharpe ratio {probability(found['psr'])}; deflated by {trials} "
+            f"{probability(found['probability'])} (hurdle {ratio(found['hurdle'] * yearly(trust))} "
+            "a year)"
+        )
+    if split == "test":
+        yield (
+            f"this test window has been read {_many(counted['reads'], 'time')}, by "
+            f"{_many(counted['runs'], 'run')}"
+        )
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 class Column(NamedTuple):
@@ -130,6 +188,3 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     for name, values in result.baselines.items():
         add_row(table, name, *(COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
-    if facts["split"] == "test":
-        times = "time" if facts["reads"] == 1 else "times"
-        typer.echo(f"this run's test window has been read {facts['reads']} {times}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -338,5 +339,72 @@ def costs_by_book(split: SplitData, words: Words) -> Figure:
         margin={"l": 120, "r": 16, "t": 44, "b": 46},
         xaxis=axis(title=axis_title(words("of_initial")), rangemode="tozero"),
         yaxis=axis(showgrid=False, automargin=True),
+    )
+    return {"data": data, "layout": layout}
+
+
+def differences_chart(
+    differences: Mapping[str, Mapping[str, Any]], annual: float, words: Words
+) -> Figure:
+    """Sharpe ratios of the agents less those of baselines, with intervals, beside a line at zero.
+
+    differences: baseline → `single` and `double`, as in trust.json, from the top down
+    annual: what makes a ratio per period one a year
+    """
+    keys = list(differences)
+    rows = np.arange(len(keys))[::-1]
+    looks = (("single", 0.14, "accent", 9, 2.4), ("double", -0.14, "faint", 6, 1.4))
+    names = {"single": words("interval_95"), "double": words("interval_double")}
+    data = []
+    for kind, shift, role, size, width in looks:
+        found = [differences[key][kind] for key in keys]
+        estimate, low, high = (
+            annual * np.array([math.nan if one[end] is None else one[end] for one in found])
+            for end in ("estimate", "low", "high")
+        )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": names[kind],
+                "x": numbers(estimate),
+                "y": (rows + shift).tolist(),
+                "customdata": list(
+                    zip(map(words.name, keys), numbers(low), numbers(high), strict=True)
+                ),
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": numbers(high - estimate),
+                    "arrayminus": numbers(estimate - low),
+                    "color": colour(role),
+                    "thickness": width,
+                    "width": 0,
+                },
+                "marker": {"color": colour(role), "size": size},
+                "hovertemplate": "%{customdata[0]}<br>%{x:.2f} "
+                "(%{customdata[1]:.2f}, %{customdata[2]:.2f})",
+            }
+        )
+    layout = make_layout(
+        height=86 + 38 * len(keys),
+        hovermode="closest",
+        legend=legend_above(),
+        margin={"l": 100, "r": 12, "t": 30, "b": 44},
+        xaxis=axis(
+            title=axis_title(words("sharpe_less")),
+            zeroline=True,
+            zerolinecolor=colour("loss"),
+            zerolinewidth=1.5,
+        ),
+        yaxis=axis(
+            tickvals=rows.tolist(),
+            ticktext=[words.name(key) for key in keys],
+            tickfont={"size": 12, "color": colour("ink")},
+            range=[-0.6, len(keys) - 0.4],
+            showgrid=False,
+            zeroline=False,
+            automargin=True,
+        ),
     )
     return {"data": data, "layout": layout}

@@ -6,7 +6,7 @@ or damaged is a StoreError that names the file and the command that makes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from echelon.backtest.files import Tables
 from echelon.config import Config, load_config
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
+from echelon.evaluation.trust import TRUST, load_trust
 from echelon.ops.measures import LABELS
 from echelon.report.palette import BASELINES
 from echelon.report.series import carried
@@ -31,6 +32,10 @@ SPLITS = ("test", "valid", "train")
 _FACTS = (
     *("first", "last", "bars", "periods_per_year", "ledger", "fees", "deterministic", "reads"),
     *("evaluated", "run", "best_steps"),
+)
+_TRUST = (
+    *("bars", "periods_per_year", "registry", "seeds", "differences", "deflation", "overfitting"),
+    *("superiority", "costs", "claim", "verdict"),
 )
 _EQUITY = ("time", "value", "drawdown", "cash_share", "commission", "stamp", "slippage")
 
@@ -65,12 +70,18 @@ class Record:
 
 @dataclass(frozen=True)
 class SplitData:
-    """A run's results on one split."""
+    """A run's results on one split.
+
+    trust: what they are worth, see evaluation.trust; None: evaluated without
+    tried: configurations among which the validation window chose; None: not known
+    """
 
     name: str
     evaluation: Evaluation
     agents: tuple[Record, ...]
     baselines: tuple[Record, ...]
+    trust: Mapping[str, Any] | None = None
+    tried: int | None = None
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -193,10 +204,28 @@ def _split(run: Path, name: str) -> SplitData:
         for seed, measures in sorted(evaluation.seeds.items())
     ]
     baselines = [
-        Record(key, None, measures, _tables(run, evaluation, key))
-        for key, measures in sorted(evaluation.baselines.items(), key=lambda item: _place(item[0]))
+        Record(key, None, evaluation.baselines[key], _tables(run, evaluation, key))
+        for key in in_order(evaluation.baselines)
     ]
-    return SplitData(name, evaluation, tuple(agents), tuple(baselines))
+    trust = _trust(run, name)
+    return SplitData(name, evaluation, tuple(agents), tuple(baselines), trust, tried_on(run))
+
+
+def _trust(run: Path, name: str) -> Mapping[str, Any] | None:
+    trust = load_trust(run, name)
+    missing = [part for part in _TRUST if trust is not None and part not in trust]
+    if missing:
+        raise StoreError(
+            f"{run / 'evaluations' / name / TRUST}: {missing[0]!r} is missing. Run `echelon "
+            f"evaluate {run} --split {name}` again."
+        )
+    return trust
+
+
+def tried_on(run: Path) -> int | None:
+    """Configurations compared on the run's validation window; None where that is not known."""
+    trust = load_trust(run, "valid")
+    return None if trust is None or trust["deflation"] is None else trust["deflation"]["n_trials"]
 
 
 def _tables(run: Path, evaluation: Evaluation, key: str | int) -> Tables:
@@ -222,9 +251,10 @@ def _log(run: Path, seed: int) -> pl.DataFrame:
     return read_metrics(directory)
 
 
-def _place(key: str) -> tuple[int, str]:
-    """For sorting: baselines we know in our order, others after them by name."""
-    return (BASELINES.index(key) if key in BASELINES else len(BASELINES), key)
+def in_order(baselines: Iterable[str]) -> list[str]:
+    """Names of baselines as a report has them: those we know in our order, then others by name."""
+    known = {key: k for k, key in enumerate(BASELINES)}
+    return sorted(baselines, key=lambda key: (known.get(key, len(known)), key))
 
 
 def _rank(value: float) -> float:

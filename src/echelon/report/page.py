@@ -1,40 +1,37 @@
-"""The HTML page: texts, tables and charts of a run, style and script inside, in one file.
-
-Nothing is loaded from anywhere: plotly.js is written into the page, and the page's own security
-policy forbids the browser every connection.
-"""
+"""The HTML page of a run: its texts, tables and charts, a tab a split (see document.py)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
 
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
 from echelon.report import charts, tables
+from echelon.report.document import (
+    book_names,
+    card,
+    chart,
+    choice,
+    document,
+    folded,
+    new_data,
+    panes,
+    part,
+    two,
+)
 from echelon.report.figures import MEAN
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead
-from echelon.report.palette import DARK, LIGHT
 from echelon.report.series import shortest_period
 from echelon.report.texts import Words
 from echelon.report.training import training_chart
+from echelon.report.trust import trust_card
 
-POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-)
-"""No connection of any kind; plotly.js draws and saves pictures through data: and blob: only."""
 _RANGES = ((1, "range_1m"), (3, "range_3m"), (6, "range_6m"), (12, "range_1y"), (36, "range_3y"))
 
 
 def render(run: RunData, words: Words, command: str) -> str:
     """The whole page."""
-    data: dict[str, Any] = {"palette": {"light": dict(LIGHT), "dark": dict(DARK)}}
-    data["charts"], data["arrays"] = {}, {}
+    data = new_data()
     sections = [_split_section(run, split, words, data) for split in run.splits]
     data["charts"]["training"] = training_chart(run, words)
     tabs = "".join(
@@ -51,62 +48,20 @@ def render(run: RunData, words: Words, command: str) -> str:
         f'<nav role="tablist" aria-label="{escape(words("title"))}">{tabs}</nav></header>',
         f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
         *sections,
-        _card(words("training"), note, _chart("training")),
-        _card(words("facts"), "", tables.facts_table(run, words, command) + _config(run, words)),
-        f"<footer>{escape(words('footer'))} {escape(words('past'))}</footer>",
+        card(words("training"), note, chart("training")),
+        card(words("facts"), "", tables.facts_table(run, words, command) + _config(run, words)),
     ]
-    return _document(run, words, "\n".join(body), data)
-
-
-def _document(run: RunData, words: Words, body: str, data: Mapping[str, Any]) -> str:
-    here = files("echelon.report")
-    style = here.joinpath("style.css").read_text(encoding="utf-8")
-    script = here.joinpath("script.js").read_text(encoding="utf-8")
-    title = f"{run.name} · Echelon"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            f'<html lang="{"zh-CN" if words.lang == "zh" else "en"}">',
-            '<head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(title)}</title>",
-            f"<style>\n{_variables()}\n{style}</style></head>",
-            f"<body><main>\n{body}\n</main>",
-            f'<script type="application/json" id="report-data">{_json(data)}</script>',
-            f'<script id="plotly">{get_plotlyjs()}</script>',
-            f"<script>{script}</script>",
-            "</body></html>\n",
-        ]
-    )
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def _variables() -> str:
-    """The palettes as CSS variables; paper is always light."""
-
-    def block(palette: Mapping[str, str]) -> str:
-        names = ("page", "card", "ink", "soft", "faint", "line", "accent", "gain", "loss")
-        return "".join(f"--{name}:{palette[name]};" for name in names)
-
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {block(DARK)} }} }}"
-    paper = f"@media print {{ :root {{ {block(LIGHT)} }} }}"
-    return f":root {{ {block(LIGHT)} }}\n{dark}\n{paper}"
+    return document(run.name, words, body, data)
 
 
 def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str, Any]) -> str:
     """Everything about one split; its charts go into `data`."""
     parts = [
         _summary(run, split, words),
-        _equity(split, words, data),
-        _measures(split, words),
-        _monthly(split, words),
+        trust_card(run.path, split, words, data),
+        equity_card(split, words, data),
+        measures_card(split, words),
+        monthly_card(split, words),
         _holdings(split, words, data),
         _actions(split, words, data),
         _costs(split, words, data),
@@ -137,7 +92,8 @@ def _summary(run: RunData, split: SplitData, words: Words) -> str:
     )
 
 
-def _equity(split: SplitData, words: Words, data: dict[str, Any]) -> str:
+def equity_card(split: SplitData, words: Words, data: dict[str, Any]) -> str:
+    """Growth and drawdown, with buttons for the span and the scale; its chart goes into `data`."""
     key = f"{split.name}/equity"
     data["charts"][key], data["arrays"][split.name] = charts.equity_chart(split, words)
     note = words("equity_note" if len(split.agents) > 1 else "equity_note_one")
@@ -163,27 +119,24 @@ def _equity(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     tools = (
         f'<div class="buttons">{"".join(ranges)}{whole}</div><div class="buttons">{scales}</div>'
     )
-    return _card(words("equity"), note, _chart(key), tools)
+    return card(words("equity"), note, chart(key), tools)
 
 
-def _measures(split: SplitData, words: Words) -> str:
+def measures_card(split: SplitData, words: Words) -> str:
+    """Every measure of agents and baselines, and of each seed."""
     note = words("measures_note" if len(split.agents) > 1 else "measures_note_one")
-    folded = ""
+    by_seed = ""
     if len(split.agents) > 1:
-        folded = _folded(words("by_seed"), tables.seeds_table(split, words))
-    return _card(words("measures"), note, tables.measures_table(split, words) + folded)
+        by_seed = folded(words("by_seed"), tables.seeds_table(split, words))
+    return card(words("measures"), note, tables.measures_table(split, words) + by_seed)
 
 
-def _monthly(split: SplitData, words: Words) -> str:
+def monthly_card(split: SplitData, words: Words) -> str:
+    """Heat maps of the monthly returns."""
     found = tables.monthly_tables(split, words)
     group = f"{split.name}/monthly"
-    first = next(iter(found))
-    panes = "".join(
-        f'<div data-pane="{group}" data-key="{escape(key)}"{"" if key == first else " hidden"}>'
-        f"{html}</div>"
-        for key, html in found.items()
-    )
-    return _card(words("monthly"), words("monthly_note"), panes, _choice(group, found, words))
+    tools = choice(group, book_names(found, words), words)
+    return card(words("monthly"), words("monthly_note"), panes(group, found), tools)
 
 
 def _holdings(split: SplitData, words: Words, data: dict[str, Any]) -> str:
@@ -192,8 +145,9 @@ def _holdings(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     median = split.median_agent.key
     chosen = {median: figures[median]} | figures
     data["charts"][key] = {"variants": chosen}
-    tools = _choice(key, chosen, words, median=median if len(split.agents) > 1 else None)
-    return _card(words("holdings"), words("holdings_note"), _chart(key), tools)
+    names = book_names(chosen, words, median=median if len(split.agents) > 1 else None)
+    tools = choice(key, names, words)
+    return card(words("holdings"), words("holdings_note"), chart(key), tools)
 
 
 def _actions(split: SplitData, words: Words, data: dict[str, Any]) -> str:
@@ -204,7 +158,7 @@ def _actions(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     note = words("actions_note", period=words(f"period_{period}"))
     if tables.is_targets(split.agents[0]):
         note += " " + words("actions_targets")
-    return _card(words("actions"), note, _chart(key), _choice(key, figures, words))
+    return card(words("actions"), note, chart(key), choice(key, book_names(figures, words), words))
 
 
 def _costs(split: SplitData, words: Words, data: dict[str, Any]) -> str:
@@ -212,58 +166,22 @@ def _costs(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     figures = _mean_first(charts.costs_over_time(split, words))
     data["charts"][over] = {"variants": figures}
     data["charts"][total] = charts.costs_by_book(split, words)
-    both = (
-        f'<div class="two"><div><h3>{escape(words("costs_over_time"))}</h3>{_chart(over)}</div>'
-        f"<div><h3>{escape(words('costs_by_book'))}</h3>{_chart(total)}</div></div>"
+    both = two(
+        part(words("costs_over_time"), chart(over)), part(words("costs_by_book"), chart(total))
     )
     note = words("costs_note" if split.facts["fees"] else "costs_free")
-    return _card(words("costs"), note, both, _choice(over, figures, words))
+    return card(words("costs"), note, both, choice(over, book_names(figures, words), words))
 
 
 def _orders(split: SplitData, words: Words) -> str:
     html = tables.orders_table(split, words)
     note = words("rejected_note" if html else "rejected_none")
-    return _card(words("rejected"), note, html)
+    return card(words("rejected"), note, html)
 
 
 def _config(run: RunData, words: Words) -> str:
-    return _folded(words("config_folded"), f"<pre>{escape(run.config_text)}</pre>")
+    return folded(words("config_folded"), f"<pre>{escape(run.config_text)}</pre>")
 
 
 def _mean_first(figures: dict[str, Any]) -> dict[str, Any]:
     return {MEAN: figures[MEAN]} | figures if MEAN in figures else figures
-
-
-def _choice(
-    group: str, keys: Sequence[str] | Mapping[str, Any], words: Words, median: str | None = None
-) -> str:
-    """A list to choose a seed or baseline from; nothing where there is only one."""
-    if len(keys) < 2:
-        return ""
-    names = {}
-    for key in keys:
-        name = words("mean_of_seeds") if key == MEAN else words.name(key)
-        names[key] = words("median_seed", name=name) if key == median else name
-    options = "".join(
-        f'<option value="{escape(key)}">{escape(name)}</option>' for key, name in names.items()
-    )
-    return (
-        f'<label class="choice">{escape(words("show"))} '
-        f'<select data-choose="{group}" autocomplete="off">{options}</select></label>'
-    )
-
-
-def _chart(key: str) -> str:
-    return f'<div class="chart" data-chart="{key}"></div>'
-
-
-def _folded(title: str, html: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{html}</details>"
-
-
-def _card(title: str, note: str, html: str, tools: str = "") -> str:
-    said = f'<p class="note">{escape(note)}</p>' if note else ""
-    return (
-        f'<div class="card"><div class="head"><h2>{escape(title)}</h2>'
-        f'<div class="tools">{tools}</div></div>{said}{html}</div>'
-    )

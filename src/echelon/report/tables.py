@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from echelon.config import Config
 from echelon.market import resolve_rules
 from echelon.ops.measures import LABELS
 from echelon.report.gather import Record, RunData, SplitData
@@ -30,6 +31,29 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
     )
     return (
         f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def grouped_table(
+    first: str,
+    groups: Sequence[str],
+    books: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    kind: str = "",
+) -> str:
+    """A table with groups of columns, in each a column a book; groups and cells are HTML.
+
+    first: name of the first column
+    """
+    top = "".join(f'<th scope="colgroup" colspan="{len(books)}">{group}</th>' for group in groups)
+    below = "".join(f'<th scope="col">{escape(name)}</th>' for name in books) * len(groups)
+    body = "".join(
+        f'<tr><th scope="row">{title}</th>{"".join(cells)}</tr>' for title, *cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="measures grouped {kind}"><thead><tr><th rowspan="2" '
+        f'scope="col">{escape(first)}</th>{top}</tr><tr>{below}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -66,7 +90,7 @@ def measures_table(split: SplitData, words: Words) -> str:
         shown = {key: label.format(value) for key, value in values.items()}
         shown["agent"] = label.format(agent.mean, agent.std)
         cells = [_cell(shown[key], "agent" if key == "agent" else "", key in best) for key in shown]
-        rows.append([_measure_name(name, words), *cells])
+        rows.append([measure_name(name, words), *cells])
     return table([escape(h) for h in head], rows, "measures against")
 
 
@@ -75,7 +99,7 @@ def seeds_table(split: SplitData, words: Words) -> str:
     head = [words("measure"), *(words.name(r.key) for r in split.agents)]
     rows = [
         [
-            _measure_name(name, words),
+            measure_name(name, words),
             *(_cell(label.format(r.measures[name])) for r in split.agents),
         ]
         for name, label in LABELS.items()
@@ -197,16 +221,16 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
     unknown = words("unknown")
     versions = ", ".join(f"{k} {v}" for k, v in sorted(facts.get("libraries", {}).items()))
     rows = [
-        ("fact_data", [f"{data.get('name', unknown)} · {_short(data, 'content_hash', unknown)}"]),
-        ("fact_prepared", [_short(facts, "prepared", unknown)]),
-        ("fact_config", [_short(facts, "config_hash", unknown)]),
+        ("fact_data", [f"{data.get('name', unknown)} · {short(data, 'content_hash', unknown)}"]),
+        ("fact_prepared", [short(facts, "prepared", unknown)]),
+        ("fact_config", [short(facts, "config_hash", unknown)]),
         ("fact_code", [f"Echelon {facts.get('echelon', unknown)} · {facts.get('code', unknown)}"]),
         ("fact_seeds", [", ".join(str(r.seed) for r in run.main.agents)]),
         ("fact_assets", [str(len(run.main.agents[0].tables.weights.columns) - 1)]),
         ("fact_splits", spans),
         ("fact_fill", [words.ledger(ledger["fill"])]),
         ("fact_prices", [words.ledger(ledger["prices"])]),
-        ("fact_fees", [_fees(run, words)]),
+        ("fact_fees", [fees(run.config, run.main.facts["fees"], words)]),
         ("fact_actions", [words("greedy" if run.main.facts["deterministic"] else "sampled")]),
         ("fact_year", [f"{run.main.facts['periods_per_year']:,.6g}"]),
         ("fact_reads", reads),
@@ -216,8 +240,15 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
         ("fact_report", [command]),
         ("fact_versions", [versions or unknown]),
     ]
-    mono = ("fact_data", "fact_prepared", "fact_config", "fact_code")
-    code = (*mono, "fact_command", "fact_evaluate", "fact_report")
+    return facts_list(rows, words)
+
+
+def facts_list(rows: Sequence[tuple[str, Sequence[str]]], words: Words) -> str:
+    """Facts as a list: key of the name, and lines of plain text."""
+    code = (
+        *("fact_data", "fact_prepared", "fact_config", "fact_code", "fact_command"),
+        *("fact_evaluate", "fact_report", "fact_directory"),
+    )
     body = "".join(
         f"<div><dt>{escape(words(key))}</dt><dd{' class=code' if key in code else ''}>"
         f"{'<br>'.join(escape(line) for line in lines)}</dd></div>"
@@ -226,21 +257,21 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
     return f'<dl class="facts">{body}</dl>'
 
 
-def _short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
+def short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
     """As much of a hash as tells it from any other; run.json has it whole."""
     return str(tree[key])[:20] if key in tree else unknown
 
 
-def _fees(run: RunData, words: Words) -> str:
+def fees(config: Config, charged: bool, words: Words) -> str:
     """What orders cost, in words."""
-    if not run.main.facts["fees"]:
+    if not charged:
         return words("no_fees")
-    resolved = resolve_rules(run.config, discrete=True)
+    resolved = resolve_rules(config, discrete=True)
     rules = resolved.rules
     minimum = f"{rules.min_commission:g}"
     return words(
         "fees",
-        preset=run.config.market.preset,
+        preset=config.market.preset,
         commission=f"{rules.commission * 1e4:g}",
         minimum=words("fee_minimum", amount=minimum) if rules.min_commission else "",
         stamp=words("stamp_cn" if resolved.stamp_duty else "stamp_none"),
@@ -248,7 +279,8 @@ def _fees(run: RunData, words: Words) -> str:
     )
 
 
-def _measure_name(name: str, words: Words) -> str:
+def measure_name(name: str, words: Words) -> str:
+    """A measure, with what it means as a tooltip."""
     return f'<span title="{escape(words.meaning(name))}">{escape(words.measure(name))}</span>'
 
 

@@ -12,6 +12,8 @@ from typing import Literal, get_args
 
 from echelon.errors import UsageError
 from echelon.ops.measures import LABELS
+from echelon.report.trust_texts import TRUST_TEXTS
+from echelon.report.walkforward_texts import WALK_FORWARD_TEXTS
 
 Lang = Literal["en", "zh"]
 
@@ -58,7 +60,7 @@ class Words:
 
 Pair = tuple[str, str]
 
-TEXTS: Mapping[str, Pair] = MappingProxyType(
+_RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
     {
         "title": ("Run report", "回测报告"),
         "no_script": (
@@ -303,6 +305,9 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         ),
     }
 )
+
+TEXTS: Mapping[str, Pair] = MappingProxyType({**_RUN_TEXTS, **TRUST_TEXTS, **WALK_FORWARD_TEXTS})
+"""Of a run's page, of what its numbers are worth, and of a walk-forward's page."""
 
 NAMES: Mapping[str, Pair] = MappingProxyType(
     {
