@@ -95,6 +95,7 @@ def walk_forward(
 def run_walk(walk: WalkForward, workers: int, quarantine: bool) -> None:
     """Prepare, train, test, print, write and draw; raises at the end where a fold failed."""
     from echelon.evaluation.walkforward import summarise
+    from echelon.report.walkforward import write_walk_forward_report
     from echelon.report.walkforward_picture import draw_splits
 
     batch, directory = walk.batch, walk.batch.directory
@@ -105,9 +106,11 @@ def run_walk(walk: WalkForward, workers: int, quarantine: bool) -> None:
         result = summarise(walk, course)
         result.write(directory)
         walk.save(result)
+        page = write_walk_forward_report(directory)
     print_result(result)
     typer.echo(f"picture: {picture}")
     typer.echo(f"table: {directory / 'walk_forward.csv'}")
+    typer.echo(f"report: {page}")
     raise_failures(batch, course)
 
 

@@ -6,6 +6,7 @@
     DIR/walk_forward.csv, .parquet    every measure, by fold and stitched, of agents and baselines
     DIR/stitched.csv, .parquet  time, fold, and returns of each seed and baseline, one after another
     DIR/splits.png              the windows
+    DIR/report/report.html      all of it as a page
 
 Each fold is a whole experiment of its own (see evaluation.batch): features, scaler, training and
 the choice of a checkpoint know the fold's train and validation windows only. Its assets are those
@@ -54,7 +55,7 @@ KIND = Kind(
     trust=True,
     results=(
         *("walk_forward.csv", "walk_forward.parquet", "stitched.csv", "stitched.parquet"),
-        "splits.png",
+        *("splits.png", "report/report.html"),
     ),
 )
 STITCHED = "stitched"

@@ -15,6 +15,7 @@ from echelon.evaluation.statistics.seeds import seed_interval
 
 _WIDTH, _LEFT, _RIGHT = 1100, 300, 150
 _ROW, _TOP, _BOTTOM = 26, 18, 30
+_NEAR = 40
 
 
 class Mark(NamedTuple):
@@ -136,8 +137,9 @@ def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequen
         x = axis.at(bar.value)
         grid.append(f'<line class="bar" x1="{x}" x2="{x}" y1="{_TOP - 3}" y2="{bottom}"/>')
         if bar.label:
+            anchor = _anchor(x, [axis.at(other.value) for other in bars])
             grid.append(
-                f'<text class="bar-label" x="{x}" y="11" text-anchor="middle">'
+                f'<text class="bar-label" x="{x}" y="11" text-anchor="{anchor}">'
                 f"{escape(bar.label)}</text>"
             )
     label = escape("; ".join(line.label for line in lines))
@@ -145,3 +147,10 @@ def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequen
         f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">'
         f"{''.join(grid)}{''.join(parts)}</svg>"
     )
+
+
+def _anchor(x: float, places: Sequence[float]) -> str:
+    """Labels of bars side by side grow away from one another."""
+    if any(0 < other - x < _NEAR for other in places):
+        return "end"
+    return "start" if any(0 < x - other < _NEAR for other in places) else "middle"

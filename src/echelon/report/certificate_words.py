@@ -123,13 +123,16 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         "market_leaky": ("Leaky", "泄漏"),
         "market_costly": ("Costly", "高成本"),
         "about_planted": (
-            "A signal of known strength is hidden in noise. The Bayes filter knows the market's "
-            "law and trades under the same rules, costs and clock: no filter of past returns can "
-            "expect to do better. The result is the share of its Sharpe ratio that the agent "
-            "captures on draws nobody has seen.",
-            "在噪声中植入强度已知的信号。贝叶斯滤波器知道市场规律，并在相同规则、成本与时序下交易"
-            "，任何只看历史收益的策略都不应期望更好。结果为智能体在未见过的抽样上取得其夏普比率的"
-            "比例。",
+            "A signal of known strength is hidden in noise. The reference is the Bayes filter: it "
+            "knows the market's law, has the exact probability of what is hidden, and trades "
+            "under the same rules, costs and clock. The result is the share of its Sharpe ratio "
+            "that the agent captures on draws nobody has seen. The filter is the best judge of "
+            "the signal, not the best trader under the 20/50 rule: a rule of thumb that happens "
+            "to fit the market can come out a little above it.",
+            "在噪声中植入强度已知的信号。参考为贝叶斯滤波器：它知道市场规律，掌握隐藏状态的精确概"
+            "率，并在相同规则、成本与时序下交易。结果为智能体在未见过的抽样上取得其夏普比率的比例"
+            "。滤波器对信号的判断最优，但在 20/50 "
+            "规则下未必是最优交易者：恰好契合市场的经验规则可能略高于它。",
         ),
         "about_regime": (
             "A signal everybody sees changes its meaning now and then, and when is hidden. Each "

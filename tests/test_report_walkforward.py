@@ -1,0 +1,261 @@
+"""The page of a walk-forward: its windows, the stitched series, every fold, and its faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import polars as pl
+import pytest
+from shells import Shell
+from test_report import data_of, figures, own_part
+from walks import make_walk
+
+from echelon.errors import StoreError
+from echelon.ops.measures import LABELS
+from echelon.report.texts import Words
+from echelon.report.walkforward import render_walk, verdict_of, write_walk_forward_report
+from echelon.report.walkforward_data import WalkData, gather_walk
+
+EN = Words("en")
+FOLDS = ("fold-0", "fold-1", "fold-2")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_walk(tmp_path_factory.mktemp("studies") / "walk")
+
+
+@pytest.fixture(scope="module")
+def page(directory: Path) -> str:
+    return write_walk_forward_report(directory).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def copied(directory: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(directory, tmp_path / "walk")
+
+
+@pytest.fixture
+def walk(directory: Path) -> WalkData:
+    return gather_walk(directory)
+
+
+def text_of(html: str) -> str:
+    """Without script, style and markup; a space between cells."""
+    body = re.sub(r"<(script|style)[^>]*>.*?</\1>", " ", own_part(html), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change parts of a JSON file; None: leave the part out."""
+    tree = json.loads(path.read_text(encoding="utf-8")) | changes
+    kept = {name: value for name, value in tree.items() if value is not None}
+    path.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_page_is_one_file_that_reaches_for_nothing(directory: Path, page: str) -> None:
+    assert (directory / "report" / "report.html").is_file()
+    own = own_part(page)
+    assert page.startswith("<!doctype html>")
+    assert "default-src 'none'" in own
+    assert not re.findall(r"https?:|//[a-z]+\.|url\(|@import|\bsrc=|\bhref=|<link|<iframe", own)
+    again = render_walk(gather_walk(directory), EN, f"echelon report {directory}")
+    assert again == page
+
+
+def test_charts_are_what_plotly_accepts(page: str) -> None:
+    found = figures(page)
+    wanted = {"windows", "differences", "equity", "folds"}
+    assert set(found) == {f"stitched/{name}" for name in wanted}
+    for name, tree in found.items():
+        assert len(go.Figure(tree).data) > 0, name
+
+
+def test_windows_are_drawn_from_their_first_day_to_their_last(page: str, walk: WalkData) -> None:
+    train, valid, test = figures(page)["stitched/windows"]["data"]
+    assert train["y"] == valid["y"] == test["y"] == list(FOLDS)
+    fold = walk.steps[1].fold
+    assert valid["base"][1] == str(fold.valid[0])
+    days = (fold.valid[1] - fold.valid[0]).days + 1
+    assert valid["x"][1] == days * 24 * 3600 * 1000
+    assert test["customdata"][1] == [str(fold.test[0]), str(fold.test[1]), 80]
+
+
+def test_equity_is_the_product_of_the_stitched_returns(directory: Path, page: str) -> None:
+    returns = pl.read_parquet(directory / "stitched.parquet")
+    arrays = data_of(page)["arrays"]["stitched"]
+    assert len(arrays["times"]) == len(returns) + 1
+    for key in ("seed-42", "equal_weight"):
+        growth = np.concatenate([[1.0], np.cumprod(1.0 + returns[key].to_numpy())])
+        np.testing.assert_allclose(arrays[f"growth {key}"], growth, rtol=1e-5)
+        deepest = float((1.0 - growth / np.maximum.accumulate(growth)).max())
+        assert -min(arrays[f"drawdown {key}"]) == pytest.approx(deepest, rel=1e-4)
+    lines = figures(page)["stitched/equity"]["layout"]["shapes"]
+    assert len(lines) == len(FOLDS) - 1  # where a new fold begins
+
+
+def test_every_fold_has_its_measures_beside_two_baselines(page: str, walk: WalkData) -> None:
+    text = text_of(page)
+    for fold in (*FOLDS, "stitched"):
+        cells = []
+        for name in ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown"):
+            digits = {"sharpe_annual": 2, "calmar": 2, "turnover_annual": 0}.get(name, 1)
+            label = replace(LABELS[name], digits=digits)
+            for who in ("agent", "equal_weight", "benchmark"):
+                values = walk.values(fold, who)
+                assert values is not None
+                assert math.isnan(values[f"{name}_std"]) == (who != "agent")
+                cells.append(label.format(values[name], values[f"{name}_std"]).removesuffix(" %"))
+        assert f"{'Stitched' if fold == 'stitched' else fold} {' '.join(cells)}" in text, fold
+
+
+def test_every_other_measure_is_in_the_folded_tables(page: str, walk: WalkData) -> None:
+    panes = re.findall(r'data-pane="stitched/measures" data-key="(\w+)"', page)
+    assert panes == list(LABELS)
+    values = walk.values("fold-2", "momentum")
+    assert values is not None
+    assert LABELS["cvar95"].format(values["cvar95"]) in page
+
+
+def test_headline_is_the_verdict_on_the_stitched_series(directory: Path, walk: WalkData) -> None:
+    tree = json.loads((directory / "walk_forward.json").read_text(encoding="utf-8"))
+    found = tree["statistics"]["differences"]["equal_weight"]
+    root = math.sqrt(tree["stitched"]["periods_per_year"])
+    low = min(found[kind]["low"] for kind in found) * root
+    high = max(found[kind]["high"] for kind in found) * root
+    words = {
+        "same": "Indistinguishable from equal weight at these costs",
+        "worse": "Worse than equal weight at these costs",
+        "better": "also after counting the one look at these test windows",
+        "undeflated": "but not after counting the one look at these test windows",
+    }
+    sentence = verdict_of(walk, EN)
+    assert words[tree["statistics"]["verdict"]["key"]] in sentence
+    assert f"95 % interval {low:.2f} to {high:.2f}.".replace("-", "−") in sentence
+
+
+def test_statistics_of_the_stitched_series_are_shown(page: str, walk: WalkData) -> None:
+    text = text_of(page)
+    found = walk.statistics
+    assert f"Probabilistic Sharpe ratio {found['deflation']['psr']:.3f}" in text
+    interval = found["sharpe_annual"]
+    low, high = (f"{interval[end]:.2f}".replace("-", "−") for end in ("low", "high"))
+    assert f"{low} to {high}" in text
+    for line in found["costs"]:
+        values = (line["sharpe_annual"], line["equal_weight_sharpe_annual"])
+        cells = " ".join(LABELS["sharpe_annual"].format(v) for v in values)
+        assert f"{line['factor']:g}× {cells}" in text
+    assert "Looks at these windows 1" in text
+
+
+def test_facts_say_scheme_seeds_steps_and_command(directory: Path, page: str) -> None:
+    text = text_of(page)
+    for said in (
+        "rolling; calendar years: 6 to train, 2 to validate, 1 to test",
+        "Folds 3",
+        "Seeds 2",
+        "Steps per agent 1,000,000",
+        "made-up · " + "d" * 20,
+        f"echelon report {directory}",
+        "Dropped: 1 bar between train and validation, 5 bars between validation and test.",
+        "total_env_steps: 1000000",
+    ):
+        assert said in text, said
+
+
+def test_chinese_page_is_chinese(copied: Path) -> None:
+    html = write_walk_forward_report(copied, "zh").read_text(encoding="utf-8")
+    own = own_part(html)
+    assert '<html lang="zh-CN">' in own
+    words = Words("zh")
+    for key in ("windows", "trust", "equity", "by_fold", "measures", "monthly", "facts"):
+        assert f"<h2>{words(key)}</h2>" in own
+        assert f"<h2>{EN(key)}</h2>" not in own
+    assert f"echelon report {copied} --lang zh" in own
+
+
+def test_failed_fold_is_told_and_nothing_is_stitched(tmp_path: Path) -> None:
+    path = make_walk(tmp_path / "walk", folds=2, failed="fold-1", seeds=(1,))
+    html = write_walk_forward_report(path).read_text(encoding="utf-8")
+    text = text_of(html)
+    assert "fold-1 failed: the disk is full" in text
+    assert f"go on with: echelon walk-forward --resume {path}" in text
+    assert set(figures(html)) == {"stitched/windows", "stitched/folds"}
+    assert "±" not in text
+
+
+def test_too_few_returns_say_so(tmp_path: Path) -> None:
+    path = make_walk(tmp_path / "walk", folds=2, bars=(30, 20, 20), seeds=(1,))
+    text = text_of(write_walk_forward_report(path).read_text(encoding="utf-8"))
+    assert "Too few bars to say anything: 38, where at least 60 are needed." in text
+    assert "Too few bars to resample: 38" in text
+    assert "there is no interval" in text
+
+
+def test_report_of_a_walk_forward_from_the_command_line(shell: Shell, copied: Path) -> None:
+    out, _ = shell.works("report", str(copied))
+    assert Path(out.strip().removeprefix("report: ")) == copied / "report" / "report.html"
+    code, _, err = shell("report", str(copied), "--split", "test")
+    assert code == 2
+    assert "holds a walk-forward" in err
+
+
+# What can go wrong
+
+
+def test_walk_forward_that_has_not_ended_names_the_command(copied: Path) -> None:
+    (copied / "walk_forward.parquet").unlink()
+    with pytest.raises(StoreError, match=r"has not ended.*walk-forward --resume"):
+        write_walk_forward_report(copied)
+
+
+@pytest.mark.parametrize("name", ["walk_forward.parquet", "stitched.parquet"])
+def test_damaged_table_is_named(copied: Path, name: str) -> None:
+    (copied / name).write_bytes(b"not a table")
+    with pytest.raises(StoreError, match=rf"{re.escape(name)}: damaged.*--resume"):
+        write_walk_forward_report(copied)
+
+
+def test_table_without_a_column_is_named(copied: Path) -> None:
+    path = copied / "stitched.parquet"
+    pl.read_parquet(path).drop("seed-43").write_parquet(path)
+    with pytest.raises(StoreError, match=r"stitched\.parquet: has no column 'seed-43'"):
+        write_walk_forward_report(copied)
+
+
+def test_statistics_of_another_version_are_damaged(copied: Path) -> None:
+    rewrite(copied / "walk_forward.json", statistics={"differences": {}})
+    with pytest.raises(StoreError, match=r"walk_forward\.json: damaged"):
+        write_walk_forward_report(copied)
+
+
+def test_browser_draws_every_chart(directory: Path, page: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium to draw the page with")
+    assert page
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"),
+            *("--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"),
+            (directory / "report" / "report.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert 'data-drawn="true"' in done.stdout
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    drawn = re.findall(r'class="chart js-plotly-plot" data-chart="([^"]+)"', done.stdout)
+    assert set(drawn) == set(figures(page))
