@@ -20,12 +20,13 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError, UsageError
 from echelon.proving.parts import Done, Finding, identity_of, run_parts
-from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds
+from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds, rules_of_thumb
 from echelon.proving.trial import (
     EqualWeight,
     last_bars,
     proof_config,
     trade,
+    trade_each,
     train_agent,
     with_steps,
 )
@@ -148,6 +149,15 @@ def test_draws_traded_together_give_what_each_gives_alone() -> None:
         assert together.traded[:, d] == pytest.approx(alone.traded, rel=1e-12)
         assert together.sharpes[d] == pytest.approx(alone.measures.sharpe_annual)
         assert together.turnover[d] == pytest.approx(alone.traded.mean() * 252)
+
+
+def test_policies_side_by_side_do_what_each_does_alone() -> None:
+    _, worlds, config = planted(3)
+    rules = rules_of_thumb((5, 20))
+    for rule, together in zip(rules, trade_each(rules, worlds, config), strict=True):
+        alone = trade(rule, worlds, config)
+        assert np.array_equal(together.returns, alone.returns)
+        assert np.array_equal(together.traded, alone.traded)
 
 
 def test_equal_weight_of_many_draws_is_the_baseline_of_each() -> None:

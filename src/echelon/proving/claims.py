@@ -42,11 +42,21 @@ from echelon.proving.certificate import Bar, MarketResult, of_count
 from echelon.proving.null import NullMarket, null_world
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import planted_worlds, rules_of_thumb
-from echelon.proving.trial import YEAR, EqualWeight, last_bars, trade, train_agent, window_of
+from echelon.proving.trial import (
+    YEAR,
+    EqualWeight,
+    last_bars,
+    trade,
+    trade_each,
+    train_agent,
+    window_of,
+)
 from echelon.types import Floats
 
 CHEAP = ("rules", "random", "min_variance")
-"""Policies that stand in for agents, in turn: they cost nothing to train."""
+"""Policies that stand in for agents: they cost nothing to train."""
+ROTA = ("rules", "random", "rules", "random", "rules", "min_variance")
+"""Who trades a draw, by its number: most of all who chooses, least who is slow."""
 FALSE_BAR = Bar("estimate", "at most", 0.05)
 POWER_BAR = Bar("estimate", "at least", 0.90)
 """Shares of draws: claimed where there is nothing, and where there is something."""
@@ -193,7 +203,7 @@ class NullCheapPart:
         config = _few_features(self.config)
         verdicts: list[Verdict] = []
         for kind in CHEAP:
-            draws = [k for k in self.draws if CHEAP[k % len(CHEAP)] == kind]
+            draws = [k for k in self.draws if ROTA[k % len(ROTA)] == kind]
             worlds = [null_world(self.market, k, "null", config) for k in draws]
             if should_stop():
                 return None
@@ -247,7 +257,7 @@ def _judge_rules(draws: Sequence[int], worlds: Sequence[World], config: Config) 
     """The best of twelve rules on validation, on each draw."""
     rules = rules_of_thumb(RULE_BARS)
     tried = {
-        split: np.stack([trade(rule, _at(worlds, split), config).returns for rule in rules])
+        split: np.stack([t.returns for t in trade_each(rules, _at(worlds, split), config)])
         for split in ("valid", "test")
     }  # [K,T,D] each
     baseline = trade(EqualWeight(config), _at(worlds, "test"), config).returns

@@ -15,7 +15,9 @@ counting its claims as false would be wrong.)
     innovations                        Student's t, five degrees of freedom
     a bar                              a fifth of drift and variance overnight, the rest after
 
-A draw is traded in three windows, one after the other: train, validation, test.
+Costs are the configuration's, as on the planted markets; like those it has no volumes, so every
+order is filled in full. A draw is traded in three windows, one after the other: train, validation,
+test.
 """
 
 from __future__ import annotations

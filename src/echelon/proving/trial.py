@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.agents.policy import ActorPolicy
@@ -125,6 +126,44 @@ def trade(policy: Policy, draws: Sequence[World], config: Config) -> Traded:
         returns[k] = result.value / before - 1.0
         traded[k] = amount / before
     return Traded(returns, traded)
+
+
+def trade_each(policies: Sequence[Policy], draws: Sequence[World], config: Config) -> list[Traded]:
+    """Let each policy trade every draw, all at once: what `trade` gives for one after the other."""
+    beside = SideBySide(policies, len(draws))
+    traded = trade(beside, [*draws] * len(policies), config)
+    return [Traded(*(part[:, rows] for part in traded)) for rows in beside.books]
+
+
+class SideBySide:
+    """Several policies of one kind; the k-th has the k-th stretch of books, `books_each` long."""
+
+    name = "side by side"
+
+    def __init__(self, policies: Sequence[Policy], books_each: int) -> None:
+        assert len({policy.kind for policy in policies}) == 1, "policies of several kinds"
+        self.kind: Kind = policies[0].kind
+        self._policies = policies
+        self.books = [slice(k * books_each, (k + 1) * books_each) for k in range(len(policies))]
+
+    def start(self, world: World, span: range) -> None:
+        """Start them all."""
+        for policy in self._policies:
+            policy.start(world, span)
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
+        """Ask each about its own books."""
+        return np.concatenate(
+            [
+                policy.decide(row[books], _of(held, books))
+                for policy, books in zip(self._policies, self.books, strict=True)
+            ]
+        )
+
+
+def _of(held: Holdings, books: slice) -> Holdings:
+    """What some of the books hold and may do."""
+    return Holdings(held.weights[books], held.cash_share[books], held.allowed[books])
 
 
 def window_of(world: World, rows: range) -> World:

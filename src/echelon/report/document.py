@@ -15,7 +15,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from echelon.report.figures import MEAN
-from echelon.report.palette import DARK, LIGHT
+from echelon.report.palette import DARK, LIGHT, css_variables
 from echelon.report.texts import Words
 
 POLICY = (
@@ -45,7 +45,7 @@ def document(title: str, words: Words, body: Sequence[str], data: Mapping[str, A
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             f"<title>{escape(title)} · Echelon</title>",
-            f"<style>\n{_variables()}\n{style}</style></head>",
+            f"<style>\n{css_variables()}\n{style}</style></head>",
             "<body><main>",
             *body,
             f"<footer>{escape(words('footer'))} {escape(words('past'))}</footer>",
@@ -62,18 +62,6 @@ def _json(data: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
-
-
-def _variables() -> str:
-    """The palettes as CSS variables; paper is always light."""
-
-    def block(palette: Mapping[str, str]) -> str:
-        names = ("page", "card", "ink", "soft", "faint", "line", "accent", "gain", "loss")
-        return "".join(f"--{name}:{palette[name]};" for name in names)
-
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {block(DARK)} }} }}"
-    paper = f"@media print {{ :root {{ {block(LIGHT)} }} }}"
-    return f":root {{ {block(LIGHT)} }}\n{dark}\n{paper}"
 
 
 def card(title: str, note: str, html: str, tools: str = "") -> str:
