@@ -73,7 +73,9 @@ def made_up(*overrides: str, seed: int = 0) -> Case:
     return Case(net, rollout)
 
 
-def slow_losses(net: ActorCritic, rollout: Rollout, *, normalize: bool) -> Losses:
+def slow_losses(
+    net: ActorCritic, rollout: Rollout, *, normalize: bool, peers: bool = False
+) -> Losses:
     """The loss of seed 003, one book and one step at a time."""
     groups, length, books = rollout.reward.shape
     everything = torch.ones(rollout.allowed.shape[3:], dtype=torch.bool)
@@ -104,6 +106,13 @@ def slow_losses(net: ActorCritic, rollout: Rollout, *, normalize: bool) -> Losse
             target += reversed(returns)
     aim, guess = torch.tensor(target), torch.stack(value)
     advantage = aim - guess.detach()
+    if peers:
+        own = advantage.view(groups, books, length)
+        others = [
+            torch.stack([own[:, other] for other in range(books) if other != b]).mean(0)
+            for b in range(books)
+        ]
+        advantage = (own - torch.stack(others, dim=1)).flatten()
     if normalize:
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
     return Losses(
@@ -113,19 +122,31 @@ def slow_losses(net: ActorCritic, rollout: Rollout, *, normalize: bool) -> Losse
     )
 
 
+@pytest.mark.parametrize("peers", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(
     "overrides", [(), ("model.shared_encoder=false",), ("state.include_cash=false",)]
 )
 def test_losses_equal_those_worked_out_book_by_book(
-    overrides: tuple[str, ...], normalize: bool
+    overrides: tuple[str, ...], normalize: bool, peers: bool
 ) -> None:
     case = made_up(*overrides)
-    fast = a2c_losses(case.net, case.rollout, normalize=normalize)
-    slow = slow_losses(case.net, case.rollout, normalize=normalize)
+    fast = a2c_losses(case.net, case.rollout, normalize=normalize, peers=peers)
+    slow = slow_losses(case.net, case.rollout, normalize=normalize, peers=peers)
     for name in Losses._fields:
         found, wanted = getattr(fast, name), getattr(slow, name)
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_what_happens_to_all_books_of_a_group_moves_no_policy_that_looks_at_peers() -> None:
+    net, rollout = made_up()
+    alive = rollout._replace(discount=torch.full_like(rollout.discount, GAMMA))
+    shock = torch.randn(2, 4, 1)
+    shaken = alive._replace(reward=alive.reward + shock)
+    calm, storm = (a2c_losses(net, r, normalize=False, peers=True) for r in (alive, shaken))
+    torch.testing.assert_close(calm.policy, storm.policy, rtol=1e-4, atol=1e-5)
+    alone = [a2c_losses(net, r, normalize=False).policy for r in (alive, shaken)]
+    assert not torch.allclose(*alone, atol=1e-3)
 
 
 def test_gradients_equal_those_of_the_loss_worked_out_book_by_book() -> None:
@@ -148,7 +169,7 @@ def test_pieces_add_up_to_the_loss_and_to_its_gradients(
     bars: int, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, rollout = made_up(*overrides)
-    options = {"normalize": True, "trace": 0.7}
+    options = {"normalize": True, "trace": 0.7, "peers": True}
     whole = a2c_losses(net, rollout, **options)  # type: ignore[arg-type]
     monkeypatch.setattr(module, "_PIECE_ROWS", bars * 2 * 3 * 5)
     pieces = list(losses_by_piece(net, rollout, **options))  # type: ignore[arg-type]

@@ -342,6 +342,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "train.offset_groups": ("train.offset_groups=4", _learned),
     "train.episode_steps": ("train.episode_steps=7", _learned),
     "train.normalize_advantages": ("train.normalize_advantages=true", _learned),
+    "train.peer_baseline": ("train.peer_baseline=true", _learned),
     "train.total_env_steps": ("train.total_env_steps=60", _trained),
     "train.log_interval_steps": ("train.log_interval_steps=20", _trained),
     "train.validate_every_steps": ("train.validate_every_steps=60", _trained),

@@ -184,13 +184,14 @@ class A2C:
         The heads take the rollout in pieces, the encoder takes it whole.
         """
         gathered = rollout.market.cut()
-        normalize = self.config.train.normalize_advantages
+        train = self.config.train
         done: list[Losses] = []
         for part in losses_by_piece(
             self.net,
             rollout._replace(market=gathered),
-            normalize=normalize,
-            trace=self.config.train.gae_lambda,
+            normalize=train.normalize_advantages,
+            trace=train.gae_lambda,
+            peers=train.peer_baseline,
         ):
             self._total(part).backward()  # type: ignore[no-untyped-call]
             done.append(Losses(*(loss.detach() for loss in part)))
@@ -298,7 +299,12 @@ class Targets(NamedTuple):
 
 
 def a2c_losses(
-    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float = 1.0
+    net: ActorCritic,
+    rollout: Rollout,
+    *,
+    normalize: bool,
+    trace: float = 1.0,
+    peers: bool = False,
 ) -> Losses:
     """The parts of the loss on a rollout; gradients flow into the network."""
     length = rollout.reward.shape[1]
@@ -306,13 +312,19 @@ def a2c_losses(
     # The row after the last step has a value only; what is allowed there does not matter.
     allowed = torch.nn.functional.pad(rollout.allowed, (0, 0, 0, 0, 0, 0, 0, 1), value=True)
     output = net(market, rollout.portfolio, rollout.present, allowed)
-    aims = targets(rollout, output.value.detach(), normalize=normalize, trace=trace)
+    value = output.value.detach()
+    aims = targets(rollout, value, normalize=normalize, trace=trace, peers=peers)
     until = Output(output.logits[:, :length], output.value[:, :length])
     return _losses(until, rollout.actions, aims)
 
 
 def losses_by_piece(
-    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float = 1.0
+    net: ActorCritic,
+    rollout: Rollout,
+    *,
+    normalize: bool,
+    trace: float = 1.0,
+    peers: bool = False,
 ) -> Iterator[Losses]:
     """The same in parts that add up to it, some bars at a time.
 
@@ -323,7 +335,7 @@ def losses_by_piece(
     groups, length, per_group, n_assets = rollout.actions.shape
     bars = max(1, _PIECE_ROWS // (groups * per_group * n_assets))
     if length <= bars:
-        yield a2c_losses(net, rollout, normalize=normalize, trace=trace)
+        yield a2c_losses(net, rollout, normalize=normalize, trace=trace, peers=peers)
         return
     firsts = range(0, length, bars)
     with torch.no_grad():
@@ -331,7 +343,8 @@ def losses_by_piece(
             net.values(*_bars(rollout, first, min(bars, length + 1 - first)))
             for first in range(0, length + 1, bars)
         ]
-    aims = targets(rollout, torch.cat(values, dim=1), normalize=normalize, trace=trace)
+    value = torch.cat(values, dim=1)
+    aims = targets(rollout, value, normalize=normalize, trace=trace, peers=peers)
     for first in firsts:
         count = min(bars, length - first)
         output = net(*_bars(rollout, first, count), rollout.allowed.narrow(1, first, count))
@@ -340,8 +353,21 @@ def losses_by_piece(
         yield Losses(*(loss * (count / length) for loss in losses))
 
 
-def targets(rollout: Rollout, values: Tensor, *, normalize: bool, trace: float = 1.0) -> Targets:
-    """Returns and advantages of a rollout, given values[G,L+1,B]; no gradient flows."""
+def targets(
+    rollout: Rollout,
+    values: Tensor,
+    *,
+    normalize: bool,
+    trace: float = 1.0,
+    peers: bool = False,
+) -> Targets:
+    """Returns and advantages of a rollout, given values[G,L+1,B]; no gradient flows.
+
+    peers: from each book's advantage the mean of its group's other books at the same bar is taken.
+           They traded the same bars, so that what the market did to all of them cancels, and what
+           is left is what acting otherwise than they did was worth. Their actions do not depend on
+           the book's own, so the gradient stays unbiased.
+    """
     length = rollout.reward.shape[1]
     returns = lambda_returns(
         rollout.reward.transpose(0, 1).flatten(1),
@@ -351,6 +377,9 @@ def targets(rollout: Rollout, values: Tensor, *, normalize: bool, trace: float =
     )
     returns = returns.view(length, *values.shape[::2]).transpose(0, 1)
     advantage = returns - values[:, :length]
+    if peers:
+        others = advantage.shape[-1] - 1
+        advantage = (advantage - advantage.mean(-1, keepdim=True)) * ((others + 1) / others)
     return Targets(returns, standardized(advantage) if normalize else advantage)
 
 

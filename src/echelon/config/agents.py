@@ -76,6 +76,9 @@ class TrainConfig(Section):
     the nearer ones and the critic's estimate of the rest. Noise grows with the horizon."""
     normalize_advantages: bool = False
     """Advantages of an update are scaled to mean 0 and standard deviation 1."""
+    peer_baseline: bool = False
+    """Take from each book's advantage the mean of the other books of its offset group: what the
+    market did to all of them cancels. Needs at least two books in a group."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rates fall to zero over `total_env_steps`, if they do."""
     validate_every_steps: PositiveInt = 50_000
@@ -102,6 +105,11 @@ class TrainConfig(Section):
             raise ValueError(
                 f"train.offset_groups ({self.offset_groups}) does not divide train.books "
                 f"({self.books})"
+            )
+        if self.peer_baseline and self.books == self.offset_groups:
+            raise ValueError(
+                "train.peer_baseline compares the books of a group, but each of the "
+                f"{self.offset_groups} groups has one book. Take more books or fewer groups."
             )
         return self
 

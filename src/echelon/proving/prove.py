@@ -53,7 +53,8 @@ SHIPPED = (
     *("train.lr_actor=1.0e-3", "train.lr_critic=1.0e-3", "train.lr_schedule=linear"),
     *("train.grad_clip=1.0", "train.rollout_steps=50", "train.total_env_steps=1000000"),
     *("train.log_interval_steps=16000", "train.books=64", "train.offset_groups=8"),
-    *("train.episode_steps=500", "train.gae_lambda=0.8", "train.normalize_advantages=true"),
+    *("train.episode_steps=500", "train.gae_lambda=1.0", "train.peer_baseline=true"),
+    "train.normalize_advantages=true",
     *("train.validate_every_steps=50000", "train.checkpoint_every_steps=200000"),
     *("reward.kind=return", "reward.scale=100.0"),
 )
@@ -103,7 +104,7 @@ QUICK = Sizes(
     mode="quick",
     signals=("trend",),
     planted_seeds=5,
-    planted_steps=720_000,
+    planted_steps=640_000,
     validations=4,
     null_draws=48,
     null_agents=0,

@@ -21,7 +21,7 @@ from echelon.agents.training import Outcome, Training, Worlds, finished_outcome,
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.config.features import FeaturesConfig, StationaryConfig
+from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
 from echelon.envs.act import ActionRule, Holdings, Kind, Rows
 from echelon.envs.books import Books
 from echelon.envs.world import World
@@ -65,10 +65,13 @@ class Traded(NamedTuple):
 def proof_config(config: Config) -> Config:
     """The configuration on a drawn market: its assets, and features that hold on any draw.
 
-    Levels of prices mean nothing from one draw to the next, so the stationary set is used.
+    Levels of prices mean nothing from one draw to the next, so the stationary set is used, and
+    scaled whatever the configuration scales of its own features.
     """
     features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
-    return config.model_copy(update={"assets": (), "features": features})
+    scaling = NormalizationConfig()
+    changes = {"assets": (), "features": features, "normalization": scaling}
+    return config.model_copy(update=changes)
 
 
 def with_steps(config: Config, steps: int, validations: int | None = None) -> Config:
