@@ -92,7 +92,7 @@ class Sizes:
     null_steps: int = 200_000
     null_market: NullMarket = NULL
     chunk: int = 40
-    leaky_steps: int = 240_000
+    leaky_steps: int = 320_000
     costly_valid_bars: int = 3000
     regime_pairs: int = 10
     regime_bars: int = 10_000
@@ -104,14 +104,14 @@ QUICK = Sizes(
     mode="quick",
     signals=("trend",),
     planted_seeds=5,
-    planted_steps=640_000,
+    planted_steps=480_000,
     validations=4,
     null_draws=48,
     null_agents=0,
     claim_draws=20,
     leaky_seeds=1,
     costly_seeds=2,
-    costly_steps=(560_000, 160_000),
+    costly_steps=(480_000, 160_000),
     chunk=24,
 )
 """Under five minutes on two cores."""
