@@ -210,7 +210,7 @@ def test_draws_for_claims_are_nobodys_test_draws() -> None:
     market = PlantedMarket(n_bars=200, n_assets=3)
     (draw,) = claim_draws(market, CONFIG, 1, 60)
     assert len(draw.close) == 60 + CONFIG.window + 60
-    assert not np.array_equal(draw.close[:100], market.draw(0, "unseen").close[:100])
+    assert not np.array_equal(draw.close[:100], market.draw(0, "proof").close[:100])
 
 
 def verdict(draw: int, policy: str, *, made: bool) -> dict[str, object]:

@@ -74,7 +74,7 @@ class PlantedPart:
         """Train one agent and let it and the references trade the test draws."""
         market, config = self.market, self.config
         train, valid = (market.draw(self.seed, name) for name in ("train", "valid"))
-        unseen = [market.draw(k, "unseen") for k in range(self.n_draws)]
+        unseen = [market.draw(k, "proof") for k in range(self.n_draws)]
         worlds = planted_worlds([train, valid, *unseen], config)
         trained = train_agent(
             config,
@@ -115,7 +115,7 @@ class PlantedPart:
 def claim_draws(market: Any, config: Config, count: int, bars: int) -> list[Draw]:  # noqa: ANN401
     """Draws on which claims are counted: `bars` to trade, after warm-up and a window."""
     longer = replace(market, n_bars=WARMUP + config.window + bars)
-    return [longer.draw(k, "claims") for k in range(count)]
+    return [longer.draw(k, "proof claims") for k in range(count)]
 
 
 @dataclass(frozen=True)

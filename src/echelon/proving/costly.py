@@ -74,7 +74,7 @@ class CostlyPart:
         config = at_fee(self.config, self.fee_bps)
         valid_market = replace(self.market, n_bars=self.valid_bars)
         own = [self.market.draw(self.seed, "train"), valid_market.draw(self.seed, "valid")]
-        unseen = [self.market.draw(k, "unseen") for k in range(self.n_draws)]
+        unseen = [self.market.draw(k, "proof") for k in range(self.n_draws)]
         train, valid, *tests = planted_worlds([*own, *unseen], config)
         trained = train_agent(
             config,
