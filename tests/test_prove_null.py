@@ -201,6 +201,13 @@ def test_power_judges_the_seeds_of_the_trend(tmp_path: Path) -> None:
     found = power.run(tmp_path / "power", lambda _: None, lambda: False)
     assert found is not None
     assert [v["draw"] for v in found["verdicts"]] == [0, 1, 2]
+    # A seed that never moved on validation has no deflated ratio: nothing may be claimed.
+    last = tmp_path / sources[1].key / "returns.npz"
+    with np.load(last) as kept:
+        np.savez(last, valid=np.zeros_like(kept["valid"]), claims=kept["claims"])
+    found = power.run(tmp_path / "power", lambda _: None, lambda: False)
+    assert found is not None
+    assert [(v["made"], v["deflated"]) for v in found["verdicts"]] == [(False, 0.0)] * 3
     (tmp_path / sources[0].key / "returns.npz").unlink()
     with pytest.raises(StoreError, match=r"returns\.npz: missing"):
         power.run(tmp_path / "power", lambda _: None, lambda: False)

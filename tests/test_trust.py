@@ -139,6 +139,51 @@ def test_claim_on_test_uses_the_deflation_of_validation(run: TrainedRun) -> None
     assert trust(run, "test")["verdict"]["key"] != "better"
 
 
+def test_what_was_tried_after_the_validation_counts_in_the_claim(run: TrainedRun) -> None:
+    before = trust(run, "valid")["deflation"]
+    look = Look.at(run, "valid")
+    mine = next(t for t in look.registry.trials(look.window) if t.key == look.entry().key)
+    series = look.registry.returns(mine)
+    # The mirror of our own returns: many more trials, and far from one another.
+    for k in range(10):
+        entry = new_entry(look.window, Path(f"runs/later-{k}"), f"later-{k}", 1)
+        returns = -series["return"].to_numpy()
+        look.registry.add_trial(entry, series["time"].to_numpy(), returns, -0.5)
+    evaluate(run, "test")
+    claim = trust(run, "test")["claim"]
+    assert trust(run, "valid")["deflation"] == before, "the validation was not evaluated again"
+    assert claim["trials"] == before["n_trials"] + 10
+    assert claim["deflated"] < before["probability"]
+
+
+def test_nothing_is_known_of_the_choice_if_the_validation_was_of_other_seeds(
+    run: TrainedRun,
+) -> None:
+    fewer = TrainedRun(run.path, run.config, SEEDS[:2])
+    evaluate(fewer, "test")
+    assert trust(run, "test")["claim"]["deflated"] is None
+    assert trust(run, "test")["claim"]["made"] is False
+
+
+def test_longer_rivals_and_second_looks_are_not_taken_for_configurations(run: TrainedRun) -> None:
+    evaluate(run, "test")
+    evaluate(run, "test")
+    assert trust(run, "test")["registry"]["reads"] > 2
+    assert trust(run, "test")["superiority"] is None, "one configuration, looked at again"
+    look = Look.at(run, "valid")
+    (mine, *_) = [t for t in look.registry.trials(look.window) if t.key == look.entry().key]
+    series = look.registry.returns(mine)
+    other = series["return"].to_numpy()[::-1].copy()
+    entry = new_entry(look.window, Path("runs/reversed"), "reversed", 1)
+    look.registry.add_trial(entry, series["time"].to_numpy(), other, 0.01)
+    longer = look.window._replace(last="2999-12-31")
+    times = np.arange(5_000).astype("datetime64[D]").astype("datetime64[us]")
+    wide = new_entry(longer, Path("runs/longer"), "longer", 1)
+    look.registry.add_trial(wide, times, np.sin(times.astype(np.float64)) / 100, 0.0)
+    evaluate(run, "valid")
+    assert trust(run, "valid")["superiority"]["n_models"] >= 2
+
+
 def difference(low: float, high: float, *, low2: float | None = None) -> Claim:
     def one(bottom: float) -> SharpeDifference:
         return SharpeDifference((bottom + high) / 2, bottom, high, 0.01, 0.5, 3.0, 2000, 0.95)

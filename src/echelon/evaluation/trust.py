@@ -12,7 +12,8 @@ trust.json, beside summary.json (Sharpe ratios per period unless the name says a
     claim         may an edge over equal weight be claimed? Only ever on the test window
     verdict       better, worse, indistinguishable, or unproven, for the words of a report
 
-The deflated Sharpe ratio in a claim is that of the validation window, which chose; on the test
+The deflated Sharpe ratio in a claim is that of the validation window, which chose, by the trials
+counted there up to now: what was tried after this run was evaluated on it counts too. On the test
 window the trials are the looks at it.
 """
 
@@ -96,7 +97,10 @@ def assess(
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         "costs": _cost_sweep(look, policies, agents, baselines),
         "claim": _claim(look, against, chosen),
-        "verdict": {"key": verdict(look.split, against, chosen), "baseline": YARDSTICK},
+        "verdict": {
+            "key": verdict(look.split, against, _probability(chosen)),
+            "baseline": YARDSTICK,
+        },
     }
 
 
@@ -171,22 +175,26 @@ def _deflated(look: Look, rivals: Sequence[Entry], chosen: Floats) -> Deflation 
 
 def _matrix(look: Look, entries: Sequence[Entry], n_periods: int) -> Floats:
     """[T,K] returns of the entries whose days are just those of this window."""
-    mine = look.window
     columns = [
         look.registry.returns(entry)["return"].to_numpy()
         for entry in entries
-        if entry.periods == n_periods
-        and (entry.window.first, entry.window.last) == (mine.first, mine.last)
+        if entry.periods == n_periods and _same_days(look, entry)
     ]
     return np.column_stack(columns) if columns else np.empty((n_periods, 0))
+
+
+def _same_days(look: Look, entry: Entry) -> bool:
+    return entry.window[-2:] == look.window[-2:]
 
 
 def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) -> dict[str, Any]:
     """What needs the returns of all trials: overfitting and superiority."""
     nothing: dict[str, Any] = {"overfitting": None, "superiority": None}
-    if not rivals:
+    # A second look at the same configuration makes no second configuration.
+    mine = {entry.config_hash: entry for entry in rivals if _same_days(look, entry)}
+    if not mine:
         return nothing
-    matrix = _matrix(look, rivals, max(entry.periods for entry in rivals))
+    matrix = _matrix(look, list(mine.values()), max(entry.periods for entry in mine.values()))
     distinct = matrix[:, matrix.std(axis=0) > 0.0]
     if distinct.shape[1] < 2 or len(distinct) < LEAST_BARS:
         return nothing
@@ -201,20 +209,35 @@ def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) 
     }
 
 
-def _chosen_by(look: Look, deflation: Deflation | None) -> float | None:
-    """Deflated Sharpe ratio of the validation window, which chose; None where it is not known."""
+def _chosen_by(look: Look, deflation: Deflation | None) -> Deflation | None:
+    """Deflation on the validation window, which chose; None where it is not known.
+
+    By the trials in the registry now, not by those that there were when this run was evaluated:
+    who tries a hundred more and comes back to the first has tried them all the same. None also
+    where the validation was of fewer or of more seeds than there are.
+    """
     if look.split == "valid":
-        return None if deflation is None else _number(deflation.probability)
-    saved = load_trust(look.run.path, "valid")
-    if saved is None or saved["deflation"] is None:
+        return deflation
+    chose = Look.at(look.run, "valid")
+    entry, trials = chose.entry(), chose.rivals()
+    mine = next((t for t in trials if (t.key, t.seeds) == (entry.key, entry.seeds)), None)
+    if mine is None:
         return None
-    value = saved["deflation"]["probability"]
-    return None if value is None else float(value)
+    return _deflated(chose, trials, look.registry.returns(mine)["return"].to_numpy())
 
 
-def _claim(look: Look, difference: Claim | None, deflated: float | None) -> dict[str, Any]:
-    made = verdict(look.split, difference, deflated) == "better"
-    return {"made": made, "deflated": deflated, "baseline": YARDSTICK}
+def _probability(chosen: Deflation | None) -> float | None:
+    return None if chosen is None else _number(chosen.probability)
+
+
+def _claim(look: Look, difference: Claim | None, chosen: Deflation | None) -> dict[str, Any]:
+    deflated = _probability(chosen)
+    return {
+        "made": verdict(look.split, difference, deflated) == "better",
+        "deflated": deflated,
+        "trials": None if chosen is None else chosen.n_trials,
+        "baseline": YARDSTICK,
+    }
 
 
 def _cost_sweep(

@@ -239,7 +239,10 @@ class PowerPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Judge the mean of the seeds on every draw."""
         kept = [_load_returns(directory.parent / source / RETURNS) for source in self.sources]
-        deflated = min(deflate(k["valid"], k["valid"][:, None]).probability for k in kept)
+        # Not `min`, which passes over a seed without a number, depending on its place.
+        deflated = float(
+            np.min([deflate(k["valid"], k["valid"][:, None]).probability for k in kept])
+        )
         config = _few_features(self.config)
         draws = claim_draws(self.market, self.config, self.n_draws, self.n_bars)
         worlds = [last_bars(world, self.n_bars) for world in planted_worlds(draws, config)]

@@ -223,8 +223,13 @@ def _trust(run: Path, name: str) -> Mapping[str, Any] | None:
 
 
 def tried_on(run: Path) -> int | None:
-    """Configurations compared on the run's validation window; None where that is not known."""
-    trust = load_trust(run, "valid")
+    """Configurations compared on the run's validation window; None where that is not known.
+
+    As many as its look at the test window counted; without one, as its validation did.
+    """
+    tested, trust = (load_trust(run, split) for split in ("test", "valid"))
+    if tested is not None and tested["claim"].get("trials") is not None:
+        return int(tested["claim"]["trials"])
     return None if trust is None or trust["deflation"] is None else trust["deflation"]["n_trials"]
 
 

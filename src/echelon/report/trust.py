@@ -174,7 +174,7 @@ def search_part(lines: Sequence[Line], words: Words) -> str:
 def search_lines(trust: Tree, words: Words) -> list[Line]:
     """What chance and search make of the result: a line a number."""
     test = trust["split"] == "test"
-    count = trust["registry"]["reads" if test else "trials"]
+    count = trust["registry"]["runs" if test else "trials"]
     lines = [*deflation_lines(trust, words), _counted_line(trust, words)]
     if test:
         lines.append(_chosen_line(trust, words))
