@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -165,6 +166,16 @@ def test_one_failed_check_fails_the_market_and_the_certificate() -> None:
     failed = example(power=17)
     assert not failed.passed
     assert [market.name for market in failed.markets if not market.passed] == ["null"]
+
+
+@pytest.mark.parametrize(("lang", "left"), [("en", "Not run: Null, Leaky."), ("zh", "未运行")])
+def test_some_of_the_markets_do_not_say_what_all_of_them_say(lang: str, left: str) -> None:
+    whole, words = example(), CertificateWords(lang)
+    kept = tuple(m for m in whole.markets if m.name not in ("null", "leaky"))
+    text = render(replace(whole, markets=kept), words)
+    assert left in text
+    assert words("all_passed") not in text
+    assert words("all_passed") in render(whole, words)
 
 
 def test_json_has_every_number_and_is_read_again(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError, UsageError
-from echelon.proving.parts import Done, Finding, identity_of, run_parts
+from echelon.proving.certificate import Certificate
+from echelon.proving.parts import Done, Finding, identity_of, locked, run_parts
 from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds, rules_of_thumb
+from echelon.proving.prove import prove
 from echelon.proving.trial import (
     EqualWeight,
     last_bars,
@@ -207,3 +209,19 @@ def test_progress_is_passed_on(tmp_path: Path) -> None:
     train_agent(config, Worlds(train, valid, "x"), tmp_path, 1, seen.append, lambda: False)
     assert isinstance(seen[-1], Progress)
     assert seen[-1].step == 400
+
+
+def test_overwriting_waits_for_no_proof_and_takes_the_old_certificate_away(tmp_path: Path) -> None:
+    old = tmp_path / "certificate.json"
+    kept = tmp_path / "parts" / "x" / "part.json"
+    kept.parent.mkdir(parents=True)
+    for path in (old, kept):
+        path.write_text("{}", encoding="utf-8")
+    with locked(tmp_path), pytest.raises(StoreError, match="another process"):
+        prove(tiny_config(), tmp_path, markets=(), overwrite=True)
+    assert old.exists()
+    assert kept.exists()
+    made = prove(tiny_config(), tmp_path, markets=(), overwrite=True)
+    assert made.markets == ()
+    assert not kept.exists()
+    assert Certificate.read(old).markets == (), "it is this proof's"

@@ -14,6 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,6 +84,11 @@ def identity_of(part: Part) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def locked(directory: Path) -> AbstractContextManager[None]:
+    """Keep other proofs out of the directory."""
+    return exclusive_lock(directory / ".prove.lock", f"the proof in {directory}")
+
+
 def run_parts(
     parts: Sequence[Part],
     directory: Path,
@@ -94,7 +100,7 @@ def run_parts(
 
     `on_report(part, message)` gets a training's `Progress`, and `Done` at the end of a part.
     """
-    with exclusive_lock(directory / ".prove.lock", f"the proof in {directory}"):
+    with locked(directory):
         known = [load_part(part, directory) for part in parts]
         for part, done in zip(parts, known, strict=True):
             if done is not None:

@@ -35,7 +35,7 @@ from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, asse
 from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.null import NullMarket
-from echelon.proving.parts import Done, Part, identity_of, run_parts
+from echelon.proving.parts import Done, Part, identity_of, locked, run_parts
 from echelon.proving.planted import PLANTED
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
@@ -62,6 +62,8 @@ SHIPPED = (
 
 
 NULL = NullMarket()
+OUTCOME = ("certificate.json", "certificate.html")
+"""What stays of a proof; one that begins anew must not stand beside the old one's."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,10 @@ def prove(
     """
     began = time.perf_counter()
     if overwrite:
-        shutil.rmtree(directory / "parts", ignore_errors=True)
+        with locked(directory):  # not below the feet of a proof that runs there
+            for name in OUTCOME:
+                (directory / name).unlink(missing_ok=True)
+            shutil.rmtree(directory / "parts", ignore_errors=True)
     planned = plan(config, markets, sizes)
     done = _run(planned.first, directory, workers, on_report)
     if "null" in markets:

@@ -15,6 +15,7 @@ from typing import Any
 from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, Check, MarketResult
 from echelon.proving.claims import CHEAP
+from echelon.proving.prove import MARKETS
 from echelon.report.certificate_pictures import Line, Mark, dots, strip
 from echelon.report.certificate_words import CertificateWords
 from echelon.report.palette import css_variables
@@ -81,13 +82,18 @@ def _summary(certificate: Certificate, words: CertificateWords) -> str:
         passed: [words(f"market_{m.name}") for m in certificate.markets if m.passed == passed]
         for passed in (True, False)
     }
-    if certificate.passed:
-        lead = words("all_passed")
+    shown = {market.name for market in certificate.markets}
+    left_out = [words(f"market_{name}") for name in MARKETS if name not in shown]
+    passed = words("some_passed", markets=", ".join(names[True])) if names[True] else ""
+    if not certificate.passed:
+        lead, below = words("some_failed", markets=", ".join(names[False])), [passed]
+    elif left_out:  # what all five show together cannot be said of a part of them
+        lead, below = passed, []
     else:
-        lead = words("some_failed", markets=", ".join(names[False]))
-    below = words(f"mode_{certificate.mode}")
-    if names[True]:
-        below = words("some_passed", markets=", ".join(names[True])) + " " + below
+        lead, below = words("all_passed"), [passed]
+    if left_out:
+        below.append(words("left_out", markets=", ".join(left_out)))
+    said = " ".join(text for text in (*below, words(f"mode_{certificate.mode}")) if text)
     head = [words(k) for k in ("market", "check", "result", "interval_95", "bar", "verdict")]
     checks = [check for market in certificate.markets for check in market.checks]
     body = "".join(
@@ -98,7 +104,7 @@ def _summary(certificate: Certificate, words: CertificateWords) -> str:
     )
     return (
         f'<div class="card summary"><div class="lead"><p>{_badge(certificate.passed, words)} '
-        f"{escape(lead)}</p><p>{escape(below)}</p></div>{_table(head, body, 'checks')}</div>"
+        f"{escape(lead)}</p><p>{escape(said)}</p></div>{_table(head, body, 'checks')}</div>"
     )
 
 

@@ -85,6 +85,7 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "该流程能找到确实存在的规律，也不会在没有规律处宣称发现。",
         ),
         "some_failed": ("Not passed: {markets}.", "未通过：{markets}。"),
+        "left_out": ("Not run: {markets}.", "未运行：{markets}。"),
         "some_passed": ("Passed: {markets}.", "通过：{markets}。"),
         "mode_quick": (
             "Quick mode: fewer seeds, steps and draws than the full proof.",
