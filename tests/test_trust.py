@@ -184,6 +184,16 @@ def test_longer_rivals_and_second_looks_are_not_taken_for_configurations(run: Tr
     assert trust(run, "valid")["superiority"]["n_models"] >= 2
 
 
+def test_training_for_longer_is_another_trial_and_more_seeds_are_not(run: TrainedRun) -> None:
+    def key(**train: int) -> str:
+        changed = run.config.model_copy(update={"train": run.config.train.model_copy(update=train)})
+        return Look.at(TrainedRun(run.path, changed, SEEDS), "valid").entry().key
+
+    assert run.config.train.lr_schedule == "constant"
+    assert len({key(), key(total_env_steps=320), key(patience=3)}) == 3
+    assert key(seeds=7) == key()
+
+
 def difference(low: float, high: float, *, low2: float | None = None) -> Claim:
     def one(bottom: float) -> SharpeDifference:
         return SharpeDifference((bottom + high) / 2, bottom, high, 0.01, 0.5, 3.0, 2000, 0.95)

@@ -46,7 +46,9 @@ class Look:
 
     def entry(self) -> Entry:
         """What the registry keeps of it."""
-        identity = training_hash(self.run.config)
+        train = self.run.config.train
+        # How long a training goes on is chosen by its validation too, and not in its hash.
+        identity = f"{training_hash(self.run.config)}-{train.total_env_steps}-{train.patience}"
         return new_entry(self.window, self.run.path, identity, len(self.run.seeds))
 
     def world(self, costs: float) -> World:

@@ -191,7 +191,8 @@ def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) 
     """What needs the returns of all trials: overfitting and superiority."""
     nothing: dict[str, Any] = {"overfitting": None, "superiority": None}
     # A second look at the same configuration makes no second configuration.
-    mine = {entry.config_hash: entry for entry in rivals if _same_days(look, entry)}
+    seen = [entry for entry in rivals if entry.periods and _same_days(look, entry)]
+    mine = {entry.config_hash: entry for entry in seen}
     if not mine:
         return nothing
     matrix = _matrix(look, list(mine.values()), max(entry.periods for entry in mine.values()))
