@@ -73,8 +73,13 @@ def test_windows_count_together_where_they_share_days_of_the_same_data(tmp_path:
 
 def test_registry_is_beside_the_run_or_the_study_it_is_part_of(tmp_path: Path) -> None:
     expected = tmp_path.resolve() / "runs" / "registry"
+    (tmp_path / "runs" / "study").mkdir(parents=True)
+    for name in ("ablation.json", "walk_forward.json"):
+        (tmp_path / "runs" / "study" / name).touch()
     for run in ("runs/a", "runs/study/variants/base", "runs/study/folds/2008"):
         assert Registry.of(tmp_path / run).path == expected
+    alone = tmp_path.resolve() / "data" / "folds"
+    assert Registry.of(alone / "run").path == alone / "registry"  # only a name, not a study
     named = tmp_path / "elsewhere"
     assert Registry.of(tmp_path / "runs" / "a", named).path == named
 

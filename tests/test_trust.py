@@ -136,6 +136,10 @@ def test_claim_on_test_uses_the_deflation_of_validation(run: TrainedRun) -> None
     claim = trust(run, "test")["claim"]
     assert claim["deflated"] == trust(run, "valid")["deflation"]["probability"]
     assert claim["made"] is False
+    # The second look: what the test window shows counts too, deflated by both looks.
+    twice = trust(run, "test")["deflation"]
+    assert twice["n_trials"] == 2
+    assert claim["after_looks"] == min(claim["deflated"], twice["probability"])
     assert trust(run, "test")["verdict"]["key"] != "better"
 
 

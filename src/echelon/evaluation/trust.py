@@ -96,9 +96,9 @@ def assess(
         "deflation": None if deflation is None else _plain(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
         "costs": _cost_sweep(look, policies, agents, baselines),
-        "claim": _claim(look, against, chosen),
+        "claim": _claim(look, against, chosen, deflation),
         "verdict": {
-            "key": verdict(look.split, against, _probability(chosen)),
+            "key": verdict(look.split, against, _strictest(look, chosen, deflation)),
             "baseline": YARDSTICK,
         },
     }
@@ -231,11 +231,27 @@ def _probability(chosen: Deflation | None) -> float | None:
     return None if chosen is None else _number(chosen.probability)
 
 
-def _claim(look: Look, difference: Claim | None, chosen: Deflation | None) -> dict[str, Any]:
-    deflated = _probability(chosen)
+def _strictest(look: Look, chosen: Deflation | None, deflation: Deflation | None) -> float | None:
+    """Deflated Sharpe ratio a claim rests on.
+
+    That of validation; from the second look on also that of the test window, which has then been
+    chosen by too: the lower one.
+    """
+    found = _probability(chosen)
+    if found is None or look.split != "test" or deflation is None or deflation.n_trials < 2:
+        return found
+    again = _probability(deflation)
+    return None if again is None else min(found, again)
+
+
+def _claim(
+    look: Look, difference: Claim | None, chosen: Deflation | None, deflation: Deflation | None
+) -> dict[str, Any]:
+    strictest = _strictest(look, chosen, deflation)
     return {
-        "made": verdict(look.split, difference, deflated) == "better",
-        "deflated": deflated,
+        "made": verdict(look.split, difference, strictest) == "better",
+        "deflated": _probability(chosen),
+        "after_looks": strictest,
         "trials": None if chosen is None else chosen.n_trials,
         "baseline": YARDSTICK,
     }

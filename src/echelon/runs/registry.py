@@ -31,8 +31,9 @@ from echelon.files import exclusive_lock, write_atomic
 from echelon.types import Floats, Times
 
 FORMAT = 1
-NESTED = ("variants", "folds")
-"""Directories between a run and the study it is part of; the registry is beside the study."""
+NESTED = {"variants": "ablation.json", "folds": "walk_forward.json"}
+"""Directories between a run and the study it is part of, and the study's file; the registry is
+beside the study."""
 
 Kind = Literal["trials", "reads"]
 
@@ -91,7 +92,8 @@ class Registry:
         if named is not None:
             return Registry(named)
         study = run.resolve()
-        while study.parent.name in NESTED:
+        marker = NESTED.get(study.parent.name)
+        if marker is not None and (study.parent.parent / marker).is_file():
             study = study.parent.parent
         return Registry(study.parent / "registry")
 
