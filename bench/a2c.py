@@ -67,7 +67,10 @@ CREWS = (Crew(1, 1), Crew(64, 1), Crew(64, 4), Crew(64, 8), Crew(64, 64))
 
 
 def config_of(crew: Crew = CREWS[0]) -> Config:
-    sizes = (f"train.books={crew.books}", f"train.offset_groups={crew.groups}")
+    sizes = (
+        *(f"train.books={crew.books}", f"train.offset_groups={crew.groups}"),
+        "train.peer_baseline=false",  # SB3 has none, and a book alone has no peers
+    )
     return load_config(FAST, [*NETWORK, *sizes])
 
 

@@ -388,8 +388,8 @@ class TrainedRun:
 
     def policy(self, seed: int) -> ActorPolicy:
         """The seed's best agent."""
-        checkpoint = self._best(seed)
         data = self.prepared.manifest["content_hash"]
+        checkpoint = self._best(seed)
         if checkpoint.state["data"] != data:
             raise StoreError(
                 f"{self.path}: seed {seed} was trained on other data ({checkpoint.state['data']}) "
