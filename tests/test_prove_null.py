@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from provings import NULL, tiny_config
 
+from echelon.agents.training import TrainedRun
 from echelon.envs.world import World
 from echelon.errors import StoreError
+from echelon.evaluation.looks import Look
 from echelon.evaluation.statistics.claims import judge
+from echelon.evaluation.trust import load_trust
 from echelon.proving.capture import PlantedPart, claim_draws
 from echelon.proving.claims import (
     CHEAP,
@@ -27,8 +31,10 @@ from echelon.proving.claims import (
 )
 from echelon.proving.null import WINDOWS, NullMarket, null_world
 from echelon.proving.parts import Done, Finding
+from echelon.proving.pipeline import on_file, write_bars
 from echelon.proving.planted import Draw, PlantedMarket, rules_of_thumb
 from echelon.proving.trial import EqualWeight, proof_config, trade, window_of
+from echelon.runs.registry import Registry
 from echelon.types import Floats
 
 CONFIG = proof_config(tiny_config())
@@ -176,8 +182,8 @@ def test_a_stop_leaves_no_verdict(tmp_path: Path) -> None:
     assert part.run(tmp_path, lambda _: None, lambda: True) is None
 
 
-def test_agents_are_trained_and_judged_once_a_draw(tmp_path: Path) -> None:
-    part = NullAgentPart(CONFIG, NULL, 2, (42, 43))
+def test_agents_go_through_the_whole_pipeline_once_a_draw(tmp_path: Path) -> None:
+    part = NullAgentPart(tiny_config("train.seeds=2"), NULL, 2)
     seen: list[object] = []
     found = part.run(tmp_path, seen.append, lambda: False)
     assert found is not None
@@ -185,7 +191,53 @@ def test_agents_are_trained_and_judged_once_a_draw(tmp_path: Path) -> None:
     assert (verdict["draw"], verdict["policy"], verdict["trials"]) == (2, "agent", 1)
     assert found["steps"] == 800 == part.steps
     assert [getattr(m, "step", None) for m in seen][-1] == 800
-    assert sorted(p.name for p in (tmp_path / "seeds").iterdir()) == ["42", "43"]
+    run = TrainedRun.open(tmp_path / "run")
+    assert run.seeds == (42, 43)
+    assert len(run.prepared.names) == 30, "the configuration's own features"
+    registry = Registry.of(run.path)
+    assert len(registry.trials(Look.at(run, "valid").window)) == 1
+    trust = load_trust(run.path, "test")
+    assert trust is not None
+    assert trust["registry"]["reads"] == 1
+    assert verdict["made"] == trust["claim"]["made"]
+    assert verdict["deflated"] == trust["claim"]["after_looks"]
+    low = min(trust["differences"]["equal_weight"][b]["low"] for b in ("single", "double"))
+    assert verdict["low"] == pytest.approx(math.sqrt(252) * low)
+
+
+def test_a_file_of_bars_holds_the_draw_and_bars_around_it(tmp_path: Path) -> None:
+    draw = NULL.draw(5, "x", 300)
+    bars = pl.read_parquet(write_bars(tmp_path / "bars.parquet", draw, 5))
+    first = bars.filter(pl.col("symbol") == "P0")
+    assert np.array_equal(first["close"], draw.close[:, 0])
+    assert np.array_equal(first["open"], draw.open[:, 0])
+    assert (bars["high"] >= bars.select(pl.max_horizontal("open", "close")).to_series()).all()
+    assert (bars["low"] <= bars.select(pl.min_horizontal("open", "close")).to_series()).all()
+    assert bars["volume"].min() > 0
+    assert first["date"].dt.weekday().max() == 5
+    again = pl.read_parquet(write_bars(tmp_path / "again.parquet", draw, 5))
+    assert again.equals(bars)
+
+
+def test_the_reach_of_a_bar_is_that_of_a_random_walk(tmp_path: Path) -> None:
+    """Highest point of a driftless walk: distributed as |its end|, so its square has mean v."""
+    chance = np.random.default_rng(0)
+    day = 0.01 * chance.standard_normal((200_000, 1))
+    draw = Draw(day, np.full_like(day, 100.0), 100.0 * np.exp(day))
+    bars = pl.read_parquet(write_bars(tmp_path / "bars.parquet", draw, 1))
+    high, low = (np.log(bars[name].to_numpy() / 100.0) for name in ("high", "low"))
+    assert (high**2).mean() == pytest.approx(1e-4, rel=0.02)
+    assert (low**2).mean() == pytest.approx(1e-4, rel=0.02)
+
+
+def test_a_configuration_of_own_factors_alone_gets_the_stationary_set(tmp_path: Path) -> None:
+    config = tiny_config(
+        "features={modules: [mine.py], stationary: {enabled: false}}", "data.freq=5min"
+    )
+    there = on_file(config, tmp_path, tmp_path / "bars.parquet", NULL.rows(300), 7)
+    assert (there.features.modules, there.features.wants_stationary) == ((), True)
+    assert (there.seed, there.data.freq, there.train) == (7, "1d", config.train)
+    assert there.split.valid[0] > there.split.train[1]
 
 
 def test_power_judges_the_seeds_of_the_trend(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ above 0.95.
 
 On the null market every claim is false. Who trades a draw is fixed beforehand by its number:
 
-    agent          trained on the draw's train window, checkpoint chosen on its validation window,
-                   the mean of the seeds judged: one configuration, so one trial
+    agent          the configuration whole, through files: bars imported and prepared, trained on
+                   the draw's train window, checkpoint chosen on its validation window, evaluated
+                   on both; the claim is the one its report would show (`evaluation.trust`)
     rules          of twelve momentum and reversal rules the best one on validation: twelve trials
     random         BUY, SELL or HOLD by lot
     min_variance   least variance over the last year, long only
@@ -21,26 +22,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.training import Progress, Worlds
 from echelon.backtest.baselines import Random, make_baseline
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
 from echelon.envs.world import World
 from echelon.errors import StoreError
+from echelon.evaluation.evaluate import evaluate
 from echelon.evaluation.statistics.claims import judge
 from echelon.evaluation.statistics.sharpe import deflate
+from echelon.evaluation.trust import load_trust
 from echelon.proving.capture import RETURNS, claim_draws
 from echelon.proving.certificate import Bar, MarketResult, of_count
 from echelon.proving.null import NullMarket, null_world
 from echelon.proving.parts import Done, Finding
+from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import planted_worlds, rules_of_thumb
 from echelon.proving.trial import (
     YEAR,
@@ -48,7 +51,6 @@ from echelon.proving.trial import (
     last_bars,
     trade,
     trade_each,
-    train_agent,
     window_of,
 )
 from echelon.types import Floats
@@ -60,6 +62,8 @@ ROTA = ("rules", "random", "rules", "random", "rules", "min_variance")
 FALSE_BAR = Bar("estimate", "at most", 0.05)
 POWER_BAR = Bar("estimate", "at least", 0.90)
 """Shares of draws: claimed where there is nothing, and where there is something."""
+BARS_BEFORE = 300
+"""Bars before the train window of an agent's draw: features look back into them."""
 RULE_BARS = (5, 20, 60)
 """Bars of the rules: times momentum or reversal, times absolute or relative, makes twelve."""
 
@@ -96,6 +100,23 @@ class Verdict:
             # A book that never moved has no Sharpe ratio, and nothing is claimed of it.
             deflated=deflated if math.isfinite(deflated) else 0.0,
             trials=trials,
+        )
+
+    @staticmethod
+    def read(draw: int, trust: Mapping[str, Any]) -> Verdict:
+        """What the trust.json of an agent's test window says."""
+        against, claim = trust["differences"]["equal_weight"], trust["claim"]
+        # What is not a number, of a book that never moved, is null there.
+        lows = [against[blocks]["low"] or 0.0 for blocks in ("single", "double")]
+        year = math.sqrt(YEAR)
+        return Verdict(
+            draw=draw,
+            policy="agent",
+            made=claim["made"],
+            advantage=year * (against["single"]["estimate"] or 0.0),
+            low=year * min(lows),
+            deflated=claim["after_looks"] or 0.0,
+            trials=claim["trials"] or 1,
         )
 
 
@@ -135,7 +156,6 @@ class NullAgentPart:
     config: Config
     market: NullMarket
     draw: int
-    seeds: tuple[int, ...]
 
     @property
     def key(self) -> str:
@@ -143,41 +163,32 @@ class NullAgentPart:
         return f"null-agent-{self.draw:03d}"
 
     @property
+    def seeds(self) -> list[int]:
+        """As many as the configuration trains."""
+        return [self.config.seed + k for k in range(self.config.train.seeds)]
+
+    @property
     def steps(self) -> int:
         """Of all the seeds' trainings."""
         return self.config.train.total_env_steps * len(self.seeds)
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train the seeds on the draw, judge their mean on its test window."""
-        world = null_world(self.market, self.draw, "null", self.config)
-        sealed = replace(world, splits={k: v for k, v in world.splits.items() if k != "test"})
-        valid: list[Floats] = []
-        test: list[Floats] = []
-        steps: list[int] = []
-        for k, seed in enumerate(self.seeds):
-            trained = train_agent(
-                self.config,
-                Worlds(sealed, sealed, f"null-{self.draw}"),
-                directory / "seeds" / str(seed),
-                seed,
-                _after(report, k, self),
-                should_stop,
-            )
-            if trained is None:
-                return None
-            steps.append(trained.outcome.step)
-            for split, series in (("valid", valid), ("test", test)):
-                series.append(_returns(trained.policy, world, split, self.config))
-        mean = np.mean(valid, axis=0)
-        verdict = Verdict.of(
-            self.draw,
-            "agent",
-            np.column_stack(test),
-            _returns(EqualWeight(self.config), world, "test", self.config),
-            deflate(mean, mean[:, None]).probability,
-            trials=1,
+        """Import, prepare, train, evaluate; read the claim from what was written."""
+        draw = self.market.draw(self.draw, "null agents", BARS_BEFORE)
+        bars = write_bars(directory / "bars.parquet", draw, self.draw)
+        config = on_file(
+            self.config, directory, bars, self.market.rows(BARS_BEFORE), self.config.seed
         )
-        return {"verdicts": [verdict.__dict__], "steps": sum(steps)}
+        trained = train_through(config, directory / "run", self.seeds, report, should_stop)
+        if trained is None:
+            return None
+        run, outcomes = trained
+        evaluate(run, "valid")
+        evaluate(run, "test")
+        found = load_trust(run.path, "test")
+        assert found is not None, "just written"
+        verdict = Verdict.read(self.draw, found)
+        return {"verdicts": [verdict.__dict__], "steps": sum(o.step for o in outcomes)}
 
 
 @dataclass(frozen=True)
@@ -314,17 +325,6 @@ def _few_features(config: Config) -> Config:
     """The configuration with a single feature: policies that look at prices need none."""
     one = StationaryConfig(enabled=True, returns=(60,), volatility=(), volume_ratio=(), ranks=False)
     return config.model_copy(update={"features": FeaturesConfig(stationary=one)})
-
-
-def _after(report: Report, k: int, part: NullAgentPart) -> Report:
-    """Report the k-th training of a part as a stretch of one long one."""
-
-    def shifted(message: object) -> None:
-        assert isinstance(message, Progress)
-        done = k * part.config.train.total_env_steps
-        report(replace(message, step=done + message.step, total=part.steps))
-
-    return shifted
 
 
 def _load_returns(path: Path) -> Mapping[str, Floats]:

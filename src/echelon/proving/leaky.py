@@ -13,34 +13,25 @@ it earns by peeking; the agent without the file shows what luck is.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.many import SeedJob, train_seed
-from echelon.agents.training import TrainedRun
 from echelon.config import Config
-from echelon.config.agents import EvalConfig, LoggingConfig
-from echelon.config.data import CacheConfig, DataConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
 from echelon.config.market import MarketConfig
-from echelon.config.tree import SplitConfig
 from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.evaluate import evaluate
-from echelon.features import check_leakage, prepare
-from echelon.files import write_atomic
+from echelon.features import check_leakage
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.parts import Done, Finding
+from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.trial import WARMUP
-from echelon.runs import RunDirectory
 
 PEEKING = Path(__file__).with_name("peeking.py")
 FACTOR = "tomorrows_return"
@@ -48,7 +39,6 @@ ABSURD_BAR = Bar("estimate", "above", 5.0)
 GAP_BAR = Bar("estimate", "above", 3.0)
 """Annual Sharpe ratio of the peeking agent, and how far above the honest one's it must be."""
 MARKET = PlantedMarket(drift=0.0, n_bars=4000)
-_FIRST = date(2000, 1, 3)
 _WINDOWS = {"train": (WARMUP + 20, 2500), "valid": (2500, 3250), "test": (3250, 4000)}
 """Rows of the windows, the last one not included."""
 _BESIDE = StationaryConfig(
@@ -108,13 +98,11 @@ class LeakyAgentPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Prepare, train and evaluate a run directory like any other."""
         config = leaky_config(self.config, directory, peeks=self.peeks, seed=self.seed)
-        run = directory / "run"
-        made = prepare(config, run)
-        RunDirectory(run).record(config, "prove", data=made.prepared.manifest["dataset"])
-        outcome = train_seed(SeedJob(config, run, self.seed, resume=True), report, should_stop)
-        if outcome.ending == "stopped":
+        trained = train_through(config, directory / "run", [self.seed], report, should_stop)
+        if trained is None:
             return None
-        tested = evaluate(TrainedRun.open(run), "test", trust=False)
+        run, (outcome,) = trained
+        tested = evaluate(run, "test", trust=False)
         return {
             "seed": self.seed,
             "peeks": self.peeks,
@@ -130,51 +118,14 @@ def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0)
 
     Costs are the fee alone; orders fill at the next open.
     """
+    bars = write_bars(directory / "bars.parquet", MARKET.draw(0, "leaky"), 0)
     features = FeaturesConfig(stationary=_BESIDE, modules=(str(PEEKING),) if peeks else ())
-    data = DataConfig(
-        source="parquet",
-        path=write_bars(directory / "bars.parquet"),
-        calendar="data",
-        store=directory / "store",
-        cache=CacheConfig(enabled=False),
-    )
-    fresh = {
-        "seed": seed,
-        "assets": (),
-        "data": data,
-        "split": SplitConfig(**{name: _days(rows) for name, rows in _WINDOWS.items()}),
+    plain = {
         "features": features,
         "normalization": NormalizationConfig(),
         "market": MarketConfig(),
-        "eval": EvalConfig(baselines=("equal_weight",)),
-        "logging": LoggingConfig(output_dir=directory),
     }
-    return config.model_copy(update=fresh)
-
-
-def write_bars(path: Path) -> Path:
-    """Write one draw of the market as a file of daily bars, as a user has one."""
-    draw = MARKET.draw(0, "leaky")
-    days = np.datetime64(_FIRST) + np.arange(MARKET.n_bars)
-    frames = [
-        pl.DataFrame(
-            {"date": days, "open": draw.open[:, n], "close": draw.close[:, n]}
-        ).with_columns(
-            symbol=pl.lit(f"P{n}"),
-            high=pl.max_horizontal("open", "close"),
-            low=pl.min_horizontal("open", "close"),
-        )
-        for n in range(MARKET.n_assets)
-    ]
-    buffer = io.BytesIO()
-    pl.concat(frames).write_parquet(buffer)
-    write_atomic(path, buffer.getvalue())
-    return path
-
-
-def _days(rows: tuple[int, int]) -> tuple[date, date]:
-    """First and last day of a window of rows."""
-    return _FIRST + timedelta(rows[0]), _FIRST + timedelta(rows[1] - 1)
+    return on_file(config, directory, bars, _WINDOWS, seed).model_copy(update=plain)
 
 
 def assess_leaky(check: Done, agents: Sequence[Done]) -> MarketResult:

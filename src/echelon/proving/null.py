@@ -23,6 +23,7 @@ test.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,12 @@ class NullMarket:
         close = 100.0 * np.exp(np.cumsum(night + day, axis=0))
         return Draw(np.sqrt(factor**2 + own**2), close * np.exp(-day), close)
 
+    def rows(self, warmup: int) -> dict[str, tuple[int, int]]:
+        """First row of each window of a draw, and the row after its last."""
+        train, valid, test = self.windows
+        ends = np.cumsum([warmup, train, valid, test]).tolist()
+        return dict(zip(self.windows._fields, pairwise(ends), strict=True))
+
     @property
     def price_of_risk(self) -> float:
         """Expected return per unit of variance of equal weight."""
@@ -115,12 +122,7 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
     """The world of a draw, with its three windows; features scaled by the train window alone."""
     before = WARMUP + config.window
     draw = market.draw(seed, name, before)
-    train, valid, _ = market.windows
-    starts = (before, before + train, before + train + valid)
-    splits = {
-        split: range(start, start + bars)
-        for split, start, bars in zip(market.windows._fields, starts, market.windows, strict=True)
-    }
+    splits = {name: range(*rows) for name, rows in market.rows(before).items()}
     known = Draw(*(part[: splits["train"].stop] for part in draw))
     _, world = planted_worlds([known, draw], config)
     return replace(world, splits=splits)

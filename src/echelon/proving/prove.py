@@ -90,8 +90,7 @@ class Sizes:
     n_draws: int = 16
     n_bars: int = 6000
     other_seeds: int = 3
-    null_seeds: int = 2
-    null_steps: int = 200_000
+    null_steps: int = 1_000_000
     null_market: NullMarket = NULL
     chunk: int = 40
     leaky_steps: int = 320_000
@@ -157,7 +156,7 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
     makers: dict[MarketName, Callable[[], Sequence[Part]]] = {
         "planted": lambda: planted,
         "regime": lambda: _regime(agent, sizes),
-        "null": lambda: _null(agent, sizes),
+        "null": lambda: _null(config, agent, sizes),
         "leaky": lambda: _leaky(config, sizes),
         "costly": lambda: _costly(agent, sizes),
     }
@@ -194,13 +193,12 @@ def _regime(agent: Config, sizes: Sizes) -> list[Part]:
     return [RegimePart(agent, market, sizes.regime_pairs), *agents]
 
 
-def _null(agent: Config, sizes: Sizes) -> list[Part]:
-    config = with_steps(agent, sizes.null_steps, sizes.validations or 4)
-    seeds = tuple(agent.seed + k for k in range(sizes.null_seeds))
+def _null(config: Config, agent: Config, sizes: Sizes) -> list[Part]:
+    whole = with_steps(config, sizes.null_steps)
     market, agents = sizes.null_market, sizes.null_agents
     cheap = range(agents, sizes.null_draws)
     return [
-        *(NullAgentPart(config, market, draw, seeds) for draw in range(agents)),
+        *(NullAgentPart(whole, market, draw) for draw in range(agents)),
         *(
             NullCheapPart(agent, market, tuple(cheap[k : k + sizes.chunk]))
             for k in range(0, len(cheap), sizes.chunk)

@@ -1,0 +1,162 @@
+"""The whole line on a drawn market: a file of bars like a user's, and everything that follows.
+
+    bars.parquet       one draw, as daily bars with highs, lows and volumes
+    store/             the bars as imported
+    run/               prepared set, trained agents, evaluations: a run directory like any other
+    registry/          trials and looks at the test window
+
+Only what a draw cannot have is taken from a configuration: its assets, its data, the user's own
+factor files and the baselines that are not needed. All else, features and costs included, stays.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.agents.many import SeedJob, train_seed
+from echelon.agents.training import Outcome, Progress, TrainedRun
+from echelon.config import Config
+from echelon.config.agents import LoggingConfig
+from echelon.config.data import CacheConfig, DataConfig
+from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
+from echelon.config.tree import SplitConfig
+from echelon.features import prepare
+from echelon.files import write_atomic
+from echelon.proving.planted import Draw
+from echelon.rng import stream
+from echelon.runs import RunDirectory
+from echelon.types import Floats
+
+FIRST = date(2000, 1, 3)
+"""The first bar; every weekday after it is one."""
+_SHARES = 1.0e6
+"""Shares of an asset traded in an ordinary bar: at a price of 100, a hundred million."""
+_VOLUME_SPREAD = 0.4
+"""Standard deviation of the logarithm of volumes, beyond what large moves bring."""
+
+
+def on_file(
+    config: Config, directory: Path, bars: Path, windows: Mapping[str, tuple[int, int]], seed: int
+) -> Config:
+    """The configuration on a file of bars.
+
+    windows: first row of train, valid and test, and the row after the last
+    """
+    data = DataConfig(
+        source="parquet",
+        path=bars,
+        calendar="data",
+        store=directory / "store",
+        cache=CacheConfig(enabled=False),
+    )
+    fresh = {
+        "seed": seed,
+        "assets": (),
+        "data": data,
+        "split": SplitConfig(**{name: _days(rows) for name, rows in windows.items()}),
+        "features": _without_files(config.features),
+        "eval": config.eval.model_copy(update={"baselines": ("equal_weight",)}),
+        "logging": LoggingConfig(output_dir=directory),
+    }
+    return config.model_copy(update=fresh)
+
+
+def write_bars(path: Path, draw: Draw, seed: int) -> Path:
+    """Write a draw as a file of daily bars, as a user has one.
+
+    Between open and close a price moves like a Brownian bridge with the variance of the bar's own
+    day move, which gives highs and lows; volumes are lognormal, more on days of large moves. Both
+    say nothing of what comes next.
+    """
+    chance = stream(seed, "bars of a draw")
+    day = np.log(draw.close / draw.open)
+    high, low = _extremes(chance, day)
+    volume = _SHARES * np.exp(
+        _VOLUME_SPREAD * chance.standard_normal(day.shape) + np.abs(day) / day.std() - 1.0
+    )
+    days = np.busday_offset(np.datetime64(FIRST), np.arange(len(day)))
+    frames = [
+        pl.DataFrame(
+            {
+                "symbol": np.full(len(day), f"P{n}"),
+                "date": days,
+                "open": draw.open[:, n],
+                "high": draw.open[:, n] * np.exp(high[:, n]),
+                "low": draw.open[:, n] * np.exp(low[:, n]),
+                "close": draw.close[:, n],
+                "volume": np.round(volume[:, n]),
+            }
+        )
+        for n in range(day.shape[1])
+    ]
+    buffer = io.BytesIO()
+    pl.concat(frames).write_parquet(buffer)
+    write_atomic(path, buffer.getvalue())
+    return path
+
+
+def train_through(
+    config: Config,
+    run: Path,
+    seeds: Sequence[int],
+    report: Report,
+    should_stop: ShouldStop,
+) -> tuple[TrainedRun, list[Outcome]] | None:
+    """Prepare and train a run directory; None: stopped before the end."""
+    made = prepare(config, run)
+    RunDirectory(run).record(config, "prove", data=made.prepared.manifest["dataset"])
+    outcomes: list[Outcome] = []
+    for k, seed in enumerate(seeds):
+        job = SeedJob(config, run, seed, resume=True)
+        outcomes.append(train_seed(job, _after(report, k, len(seeds)), should_stop))
+        if outcomes[-1].ending == "stopped":
+            return None
+    return TrainedRun.open(run), outcomes
+
+
+def _without_files(features: FeaturesConfig) -> FeaturesConfig:
+    """The features without the user's own; the stationary set where none is left."""
+    rest = features.model_copy(update={"modules": (), "custom": ()})
+    if rest.ohlcv or rest.wants_stationary or rest.indicators != IndicatorsConfig():
+        return rest
+    return FeaturesConfig(stationary=StationaryConfig(enabled=True))
+
+
+def _after(report: Report, k: int, count: int) -> Report:
+    """Report the k-th of `count` trainings as a stretch of one long one."""
+
+    def shifted(message: object) -> None:
+        assert isinstance(message, Progress)
+        done = k * message.total
+        report(replace(message, step=done + message.step, total=count * message.total))
+
+    return shifted
+
+
+def _extremes(chance: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
+    """Highest and lowest logarithm over the open, of bridges that end at `moves`.
+
+    The maximum of a bridge from 0 to m with variance v exceeds h with probability
+    exp(−2h(h − m)/v), so h = (m + sqrt(m² − 2v log U))/2.
+    """
+    variance = moves.var(axis=0)
+    reach = [
+        np.sqrt(moves**2 - 2.0 * variance * np.log(1.0 - chance.random(moves.shape)))
+        for _ in range(2)
+    ]
+    high, low = 0.5 * (moves + reach[0]), 0.5 * (moves - reach[1])
+    return high, low
+
+
+def _days(rows: tuple[int, int]) -> tuple[date, date]:
+    """First and last day of a window of rows."""
+    first, last = np.busday_offset(np.datetime64(FIRST), [rows[0], rows[1] - 1]).tolist()
+    return first, last
