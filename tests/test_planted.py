@@ -500,3 +500,17 @@ def test_lots_earn_about_nothing_without_costs(signal: str) -> None:
     found = sharpes(Random(0), draws, make_config("fee_rate=0")).mean()
     # A draw's Sharpe ratio has a standard error of √(252 / 2000).
     assert abs(found) < 4 * np.sqrt(252 / 2000 / 8)
+
+
+def test_joined_draws_are_stretches_that_nothing_crosses() -> None:
+    config, market = few_features(), PlantedMarket(n_bars=120, n_assets=2)
+    worlds = planted_worlds([market.draw(k, "x") for k in range(3)], config)
+    together, starts = joined(worlds)
+    spans = together.spans("train")
+    assert [span.start for span in spans] == starts.tolist()
+    assert [len(span) for span in spans] == [len(world.span("train")) for world in worlds]
+    for span, world in zip(spans, worlds, strict=True):
+        own = world.span("train")
+        window = slice(span.start - config.window + 1, span.stop)
+        assert np.array_equal(together.x[window], world.x[own.start - config.window + 1 : own.stop])
+    assert worlds[0].spans("train") == (worlds[0].span("train"),)

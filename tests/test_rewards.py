@@ -217,3 +217,9 @@ def test_reward_leaves_its_state_as_it_was() -> None:
 def test_configuration_reaches_the_reward() -> None:
     settings = make_config("reward={kind: log_return, scale: 100}").reward
     assert paid([100.0, 110.0], settings) == pytest.approx([100 * np.log(1.1)])
+
+
+def test_variance_penalty_takes_off_the_square_of_the_return() -> None:
+    path = [100.0, 110.0, 99.0]
+    penalty = paid(path, config()) - paid(path, config(variance_penalty=4.0))
+    assert penalty == pytest.approx([4 * 0.1**2, 4 * 0.1**2])

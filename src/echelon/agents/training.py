@@ -53,7 +53,7 @@ _LEAST_VALID = 3
 
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
-    *("market", "reward", "state", "model", "train", "eval"),
+    *("market", "reward", "state", "model", "train", "eval", "pretrain", "lora", "expert"),
 )
 """Parts of the configuration that training depends on; the seed is checked on its own."""
 

@@ -22,9 +22,9 @@ class StateConfig(Section):
 
 
 class ModelConfig(Section):
-    """The network of the flat agent."""
+    """The encoder of the market, and the layers after it."""
 
-    encoder: Literal["TimeCNN", "Transformer"] = "TimeCNN"
+    encoder: Literal["TimeCNN", "Transformer", "TimesNet"] = "TimeCNN"
     """Encoder over the time window of each asset."""
     d_model: PositiveInt = 128
     """Width of the embedding."""
@@ -38,13 +38,90 @@ class ModelConfig(Section):
     """How assets see one another: through their mean and an MLP, by self-attention, or not."""
     shared_encoder: bool = True
     """Actor and critic share encoder and first layers; false: the critic has its own."""
+    periods: tuple[Annotated[int, Field(ge=2)], ...] = ()
+    """Periods of TimesNet, in bars; empty: the strongest ones of the train window."""
+    n_periods: PositiveInt = 3
+    """How many periods TimesNet looks for, where `periods` names none."""
+
+
+class PretrainConfig(Section):
+    """Pre-training of an expert's encoder on the train window."""
+
+    enabled: bool = True
+    """false: the encoder stays as it was drawn."""
+    horizons: tuple[PositiveInt, ...] = (1, 5, 20)
+    """Bars ahead over which returns and volatilities are predicted."""
+    masked_share: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    """Share of a window's rows that are hidden and have to be told from the rest; 0: none."""
+    epochs: PositiveInt = 20
+    """Passes over the train window at most."""
+    patience: PositiveInt = 3
+    """Stop after this many passes without a lower loss on the validation window."""
+    batch_rows: PositiveInt = 64
+    """Bars in a step, each with all its assets."""
+    lr: PositiveFloat = 1.0e-3
+    """Learning rate of Adam."""
+    weight_decay: NonNegativeFloat = 1.0e-4
+    """Decay of the weights, apart from the gradient (AdamW)."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on an expert's encoder."""
+
+    enabled: bool = False
+    """false: the pre-trained encoder stays frozen."""
+    rank: PositiveInt = 8
+    """Rank of an adapter's matrices."""
+    alpha: PositiveFloat = 16.0
+    """An adapter's output is multiplied by alpha / rank."""
+    lr: PositiveFloat = 1.0e-4
+    """Learning rate of the adapters."""
+    every_updates: PositiveInt = 16
+    """One critic update in this many also trains the adapter, which means encoding anew."""
+    refresh_updates: PositiveInt = 1024
+    """Updates between two computations of the whole embedding table."""
+
+
+class ExpertConfig(Section):
+    """A single expert by target weights: SAC, TD3 or APG (`train.algo`)."""
+
+    hidden: PositiveInt = 64
+    """Width of actor and critics."""
+    buffer_size: PositiveInt = 1_000_000
+    """Transitions that the replay buffer holds."""
+    batch_size: PositiveInt = 256
+    """Transitions of an update."""
+    updates_per_step: PositiveFloat = 0.015625
+    """Gradient updates per environment step; each book's bar is a step."""
+    learning_starts: PositiveInt = 5_000
+    """Environment steps, by lot, before the first update."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """Share by which the target critics follow at each update."""
+    warmup_updates: Annotated[int, Field(ge=0)] = 1_000
+    """Updates over which the learning rates rise to their full size."""
+    entropy: PositiveFloat | Literal["auto"] = "auto"
+    """SAC's temperature; auto: such that the entropy of the actions is `target_entropy`."""
+    target_entropy: float = -1.0
+    """SAC: entropy aimed at, per asset that can be traded."""
+    exploration_noise: NonNegativeFloat = 0.1
+    """TD3: standard deviation of what is added to actions while collecting."""
+    target_noise: NonNegativeFloat = 0.2
+    """TD3: standard deviation of what is added to the target's actions, cut at `noise_clip`."""
+    noise_clip: NonNegativeFloat = 0.5
+    """TD3: largest target noise."""
+    policy_delay: PositiveInt = 2
+    """TD3: critic updates for each update of the actor and of the targets."""
+    horizon: PositiveInt = 20
+    """APG: bars over which gradients flow through the market."""
+    weight_decay: NonNegativeFloat = 0.0
+    """APG: decay of the actor's weights, apart from the gradient (AdamW)."""
 
 
 class TrainConfig(Section):
-    """Training of the flat agent."""
+    """Training of an agent."""
 
-    algo: Literal["A2C"] = "A2C"
-    """Learning algorithm."""
+    algo: Literal["A2C", "SAC", "TD3", "APG"] = "A2C"
+    """Learning algorithm: A2C buys, sells and holds; the others say target weights."""
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.96
     """Discount per bar."""
     entropy_coef: NonNegativeFloat = 0.05
@@ -122,6 +199,8 @@ class RewardConfig(Section):
     benchmark's. differential_sharpe: the bar's contribution to a decaying Sharpe ratio."""
     scale: PositiveFloat = 1.0
     """Rewards are multiplied by this, last of all."""
+    variance_penalty: NonNegativeFloat = 0.0
+    """Times the square of the bar's return, taken off: a utility that dislikes risk."""
     drawdown_penalty: NonNegativeFloat = 0.0
     """Times the deepening of the drawdown at a bar, taken off."""
     cvar_penalty: NonNegativeFloat = 0.0

@@ -10,11 +10,14 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from echelon.config._base import Section
 from echelon.config.agents import (
     EvalConfig,
+    ExpertConfig,
     ExpertsConfig,
     Fraction,
     LoggingConfig,
+    LoraConfig,
     MetaRouterConfig,
     ModelConfig,
+    PretrainConfig,
     RewardConfig,
     StateConfig,
     TrainConfig,
@@ -84,9 +87,15 @@ class Config(Section):
     state: StateConfig = StateConfig()
     """What an agent observes beside the market."""
     model: ModelConfig = ModelConfig()
-    """The network of the flat agent."""
+    """The encoder of the market, and the layers after it."""
     train: TrainConfig = TrainConfig()
-    """Training of the flat agent."""
+    """Training of an agent."""
+    pretrain: PretrainConfig = PretrainConfig()
+    """Pre-training of an expert's encoder."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters on an expert's encoder."""
+    expert: ExpertConfig = ExpertConfig()
+    """A single expert by target weights."""
     eval: EvalConfig = EvalConfig()
     """Backtests."""
     logging: LoggingConfig = LoggingConfig()

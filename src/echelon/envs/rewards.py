@@ -1,6 +1,7 @@
 """Rewards: what a step pays, from the values of the books before and after it.
 
     base      return, log return, excess over the benchmark, or differential Sharpe ratio
+    − λ_v ·   square of the return
     − λ_d ·   deepening of the drawdown
     − λ_c ·   loss beyond the value at risk, over the tail's share (Rockafellar and Uryasev)
     × scale
@@ -80,6 +81,8 @@ def reward(
     peak = np.maximum(state.peak, after)
     drawdown = 1.0 - after / peak
     paid, mean, square = _base(state, gain, benchmark, config)
+    if config.variance_penalty:
+        paid = paid - config.variance_penalty * gain**2
     if config.drawdown_penalty:
         deeper = np.maximum(drawdown - state.drawdown, 0.0)
         paid = paid - config.drawdown_penalty * deeper

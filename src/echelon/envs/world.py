@@ -7,7 +7,7 @@ that stands at row t has seen the bars up to t and decides what is filled next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class World:
     fill_open: orders fill at the next open; otherwise at the close they were decided on
     splits: name → rows of decisions and marks
     ledger: what a report says about prices and fills
+    stretches: name → pieces of a split that do not follow one another in time, where it has some;
+        neither an episode nor a window of features may cross from one to the next
     """
 
     rows: MarketRows
@@ -54,6 +56,7 @@ class World:
     periods_per_year: float
     benchmark: Floats | None
     ledger: Mapping[str, str]
+    stretches: Mapping[str, tuple[range, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -87,6 +90,13 @@ class World:
                 "or shorten the window."
             )
         return range(first, rows.stop)
+
+    def spans(self, split: str) -> tuple[range, ...]:
+        """Stretches of a split on which a book can stand, each to be traded by itself.
+
+        One, that of `span`, unless the world was joined from several.
+        """
+        return self.stretches.get(split) or (self.span(split),)
 
 
 def world_of(

@@ -124,7 +124,12 @@ def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
     whole = range(0, int(lengths.sum()))
     splits = {"train": whole, "valid": whole, "test": whole}
     rows = first.rows._replace(**per_row)
-    return replace(first, rows=rows, splits=splits, **arrays), starts.astype(np.int64)
+    ends = np.cumsum(lengths)
+    pieces = tuple(range(a, b) for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
+    whole_world = replace(
+        first, rows=rows, splits=splits, stretches=dict.fromkeys(splits, pieces), **arrays
+    )
+    return whole_world, starts.astype(np.int64)
 
 
 def _panel(draw: Draw) -> Panel:
