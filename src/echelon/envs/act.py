@@ -34,6 +34,8 @@ Rows = NDArray[np.int64]
 
 _GAIN = 4.0
 """Scores in [−1, 1] reach weights up to e⁸ apart."""
+EXPERT_GAIN = 6.0
+"""Of an expert's scores, beside which cash has the score 0: all at −1 leave N·e⁻⁶ invested."""
 
 
 class Action(IntEnum):
@@ -262,8 +264,10 @@ def capped(weights: Floats) -> Floats:
     return np.asarray(floor / np.maximum(total, 1.0))
 
 
-def weights_of_scores(scores: Floats, held: Holdings) -> Floats:
+def weights_of_scores(scores: Floats, held: Holdings, gain: float = _GAIN) -> Floats:
     """Target weights[E,N] of raw scores[E,N+1] in [−1, 1], the last one for cash.
+
+    gain: of the softmax: how far apart the best and the worst score can bring two weights
 
     Assets that can be neither bought nor sold keep their weight; the softmax shares out the rest.
     An asset that can only be sold takes part with at most the weight it has.
@@ -274,9 +278,20 @@ def weights_of_scores(scores: Floats, held: Holdings) -> Floats:
     frozen = ~(buy | sell)
     current = held.weights.astype(np.float64)
     free = 1.0 - np.where(frozen, current, 0.0).sum(axis=1, keepdims=True)
-    exponent = _GAIN * (scores - scores.max(axis=1, keepdims=True))
+    exponent = gain * (scores - scores.max(axis=1, keepdims=True))
     power = np.exp(exponent)
     power[:, :-1][frozen] = 0.0
     target = np.clip(free, 0.0, 1.0) * power[:, :-1] / power.sum(axis=1, keepdims=True)
     target = np.where(buy, target, np.minimum(target, current))
     return np.where(frozen, np.nan, target)
+
+
+def weights_of_actions(actions: Floats32, held: Holdings) -> Floats:
+    """Target weights[E,N] of an expert's actions[E,N] in [−1, 1]; cash has the score 0."""
+    cash = np.zeros((len(actions), 1))
+    return weights_of_scores(np.concatenate([actions, cash], axis=1), held, EXPERT_GAIN)
+
+
+def free(held: Holdings) -> Bools:
+    """[E,N] assets that can be traded at all: of the others an action does not count."""
+    return np.asarray(held.allowed[:, :, Action.BUY] | held.allowed[:, :, Action.SELL])

@@ -9,12 +9,16 @@ from echelon.models.actor_critic import (
     build_actor_critic,
 )
 from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
+from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
 
 __all__ = [
     "N_ACTIONS",
     "Acting",
     "ActorCritic",
     "Encoder",
+    "ExpertActor",
+    "ExpertCritic",
+    "ExpertObs",
     "Market",
     "Output",
     "TimeCNN",
