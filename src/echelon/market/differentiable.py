@@ -1,0 +1,245 @@
+"""The kernel once more, in torch and differentiable: target weights in, the bar's return out.
+
+Without impact prices do not react to orders, so what a book makes of target weights can be
+differentiated in them, through costs and holdings and over several bars. This is `step` of the
+kernel and `weight_orders` of `act`, with the book's value taken as 1: where nothing depends on the
+size of an order, the return depends on weights alone. Shares are counted in what they were worth
+at the decision, so a holding of w is worth w times the price's growth since.
+
+One step of a book that stands at row t, filled at the next open:
+
+1. Targets are cut at zero and scaled to a sum of at most 1; the number of shares is fixed here.
+2. What happens overnight: dividends, splits, delistings.
+3. Sells at the open of t + 1, less slippage, commission and stamp duty.
+4. Buys together, scaled by one factor to the cash there is, costs inside; the rest stays cash.
+5. The book is worth what it is at the close of t + 1; weights are taken of that.
+
+Filled at the same close, 3 and 4 happen at the close of t, before 2.
+
+Whether an asset trades, is at its limit, is a member or is gone does not depend on the order, so
+these rules are masks. T+1 never binds where every bar is a session. What makes the return depend on
+the order's size, or jump with it, is refused: `refuse_sized_rules`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.errors import ConfigError
+from echelon.market.rules import SLIPPAGE_LINEAR, SLIPPAGE_NONE, SLIPPAGE_SQRT, Rules
+from echelon.market.types import MarketRows
+from echelon.types import Bools, Floats
+
+_LIMIT = 1e-6
+"""As in the kernel: limits and prices are whole cents in binary."""
+
+
+class DiffMarket(NamedTuple):
+    """What a step from row t to t + 1 needs, for every t: R = T − 1 steps of N assets.
+
+    fill[R,N]: price at the fill over the close of t, splits inside; 0 where there is none
+    mark[R,N]: the same of the close of t + 1
+    income[R,N]: cash on the way, per unit of weight held: dividends, or what a delisting leaves
+    alive[R,N]: 0 where the asset is delisted at t + 1, 1 elsewhere
+    buyable, sellable[R,N]: whether the fill takes place, 1 or 0; not all of it is known at t
+    may_buy, may_sell[R,N]: what is known of it at the close of t; see `act.holdings`
+    stamp[R]: duty on sells at the fill
+    commission, slippage: shares of the traded amount, per side
+    fill_open: orders fill at the next open; otherwise at the close they were decided on
+    """
+
+    fill: Tensor
+    mark: Tensor
+    income: Tensor
+    alive: Tensor
+    buyable: Tensor
+    sellable: Tensor
+    may_buy: Tensor
+    may_sell: Tensor
+    stamp: Tensor
+    commission: float
+    slippage: float
+    fill_open: bool
+
+
+class DiffStep(NamedTuple):
+    """A step's outcome: gain[E], the return; weights[E,N], cash[E] at the new close, sum 1."""
+
+    gain: Tensor
+    weights: Tensor
+    cash: Tensor
+
+
+class Allowed(NamedTuple):
+    """What may be done with each asset, [E,N] each."""
+
+    buy: Tensor
+    sell: Tensor
+
+    @property
+    def free(self) -> Tensor:
+        """[E,N]: can be bought or sold; the others keep their weight."""
+        return self.buy | self.sell
+
+
+def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
+    """Raise where a rule makes the return depend on the size of orders, or not differentiable."""
+    intraday = not bool(np.asarray(rows.new_session)[1:].all())
+    found = [
+        (rules.min_commission > 0, "market.min_commission", "0"),
+        (rules.slippage_model in (SLIPPAGE_LINEAR, SLIPPAGE_SQRT), "market.slippage", "fixed"),
+        (bool(np.isfinite(rules.participation)), "market.no_cap", "true"),
+        (bool((rows.lot > 0).any()), "market.lots", "false"),
+        (rules.min_value > 0, "market.min_order_value", "0"),
+        (rules.t_plus_one and intraday, "market.t_plus_one", "false"),
+    ]
+    wrong = [f"{key}={value}" for bad, key, value in found if bad]
+    if wrong:
+        raise ConfigError(
+            "gradients through the market (train.algo: APG) need returns that are smooth in the "
+            "weights and the same for small and large books, but these rules are in force here; "
+            f"set {', '.join(wrong)}, or learn with SAC or TD3, which need no gradients."
+        )
+
+
+def diff_market(
+    rows: MarketRows,
+    rules: Rules,
+    *,
+    fill_open: bool,
+    members: Bools,
+    dtype: torch.dtype = torch.float32,
+) -> DiffMarket:
+    """Lay a market out for differentiable steps.
+
+    members[T,N]: may be bought, as decided at each row
+    """
+    refuse_sized_rules(rows, rules)
+    assert not rules.in_order, "the 20/50 rule is not one of target weights"
+    assert rules.spend_proceeds, "target weights spend what sells bring"
+    close, after = rows.close[:-1], rows.close[1:]
+    split, gone = rows.share_step[1:], rows.gone[1:]
+    at = slice(1, None) if fill_open else slice(None, -1)
+    price = (rows.open if fill_open else rows.close)[at]
+    growth = _over(after, close)
+    left = np.where(gone, growth * (1.0 - rows.haircut), _over(rows.dividend[1:], close))
+    slippage = 0.0 if rules.slippage_model == SLIPPAGE_NONE else rules.slippage
+    stamp = rows.stamp[at]
+    pays = (1.0 - slippage) * (1.0 - rules.commission - stamp) >= 0.0
+    traded = rows.tradable[at] & ~rows.gone[at] & (price > 0.0) & (close > 0.0)
+    below_up, above_down = _off_limits(rows, rules, price, at)
+    known = rows.tradable[:-1] & ~rows.gone[:-1] & (close > 0.0)
+    now_up, now_down = (below_up, above_down) if not fill_open else (True, True)
+
+    def numbers(values: Floats | Bools) -> Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.float64)).to(dtype)
+
+    return DiffMarket(
+        fill=numbers(_over(price * split, close) if fill_open else (close > 0.0)),
+        mark=numbers(growth * split),
+        income=numbers(left),
+        alive=numbers(~gone),
+        buyable=numbers(traded & below_up & members[:-1]),
+        sellable=numbers(traded & above_down & pays[:, None]),
+        may_buy=torch.from_numpy(known & members[:-1] & now_up),
+        may_sell=torch.from_numpy(known & now_down),
+        stamp=numbers(stamp),
+        commission=rules.commission,
+        slippage=slippage,
+        fill_open=fill_open,
+    )
+
+
+def differentiable_step(
+    market: DiffMarket, weights: Tensor, cash: Tensor, target: Tensor, row: Tensor
+) -> DiffStep:
+    """Take books from the close of `row`[E] to the next.
+
+    weights[E,N], cash[E]: shares of the book's value, sum 1; target[E,N]: NaN leaves an asset as it
+    is; gradients flow from everything given to everything returned
+    """
+    shape = (len(row), market.fill.shape[1])
+    assert weights.shape == target.shape == shape, "weights and target are not [E,N]"
+    assert cash.shape == shape[:1], "cash is not [E]"
+    assert int(row.min()) >= 0, "row is not a row of the market"
+    assert weights.dtype == market.fill.dtype, "weights are of another precision than the market"
+    income, alive = market.income[row], market.alive[row]
+    hold = torch.isnan(target)
+    change = torch.where(hold, 0.0, capped(target) - weights)
+    if market.fill_open:
+        cash = cash + (weights * income).sum(-1)
+        weights, cash = _traded(market, weights * alive, cash, change, row)
+    else:
+        weights, cash = _traded(market, weights, cash, change, row)
+        cash = cash + (weights * income).sum(-1)
+        weights = weights * alive
+    worth = weights * market.mark[row]
+    value = cash + worth.sum(-1)
+    return DiffStep(value - 1.0, worth / value[:, None], cash / value)
+
+
+def _traded(
+    market: DiffMarket, weights: Tensor, cash: Tensor, change: Tensor, row: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(holdings[E,N], cash[E]) after orders `change`[E,N] were filled; sells pay for buys."""
+    price = market.fill[row]
+    sold = torch.relu(-change) * market.sellable[row]
+    wanted = torch.relu(change) * market.buyable[row]
+    keep = (1.0 - market.slippage) * (1.0 - market.commission - market.stamp[row])
+    spendable = (cash + (sold * price).sum(-1) * keep).clamp(min=0.0)
+    cost = (wanted * price).sum(-1) * ((1.0 + market.slippage) * (1.0 + market.commission))
+    fits = cost <= spendable
+    # The divisor is not zero where the quotient is taken, nor where its gradient is thrown away.
+    scale = torch.where(fits, 1.0, spendable / torch.where(fits, 1.0, cost))
+    bought = wanted * scale[:, None]
+    left = cash + (sold * price).sum(-1) * keep - cost * scale
+    return weights - sold + bought, torch.where(fits, left, torch.zeros_like(left))
+
+
+def capped(target: Tensor) -> Tensor:
+    """Targets[E,N] as they may be, as `act.capped`: none below zero, together at most 1.
+
+    NaN stays NaN, and counts for nothing.
+    """
+    hold = torch.isnan(target)
+    floor = torch.relu(torch.where(hold, 0.0, target))
+    total = floor.sum(-1, keepdim=True)
+    return torch.where(hold, torch.nan, floor / total.clamp(min=1.0))
+
+
+def allowed(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
+    """What books with `weights`[E,N] at `row`[E] may do, as `act.holdings` says it."""
+    return Allowed(market.may_buy[row], market.may_sell[row] & (weights > 0.0))
+
+
+def weights_of_scores(scores: Tensor, weights: Tensor, may: Allowed, gain: float) -> Tensor:
+    """Target weights[E,N] of scores[E,N] in [−1, 1], cash having the score 0: as `act` has it.
+
+    weights[E,N]: held now. Assets that can be neither bought nor sold are left as they are (NaN);
+    one that can only be sold takes part with at most the weight it has.
+    """
+    frozen = ~may.free
+    free = 1.0 - torch.where(frozen, weights, 0.0).sum(-1, keepdim=True)
+    exponents = torch.nn.functional.pad((gain * scores).masked_fill(frozen, -torch.inf), (0, 1))
+    target = free.clamp(0.0, 1.0) * torch.softmax(exponents, -1)[:, :-1]
+    target = torch.where(may.buy, target, torch.minimum(target, weights))
+    return torch.where(frozen, torch.nan, target)
+
+
+def _over(above: Floats, below: Floats) -> Floats:
+    """Quotient[R,N], 0 where `below` is not positive."""
+    out = np.zeros_like(below)
+    return np.divide(above, below, out=out, where=below > 0.0)
+
+
+def _off_limits(
+    rows: MarketRows, rules: Rules, price: Floats, at: slice
+) -> tuple[Bools | bool, Bools | bool]:
+    """(below the upper limit, above the lower one), [R,N] each, at the fill."""
+    if not rules.price_limits:
+        return True, True
+    return price < rows.limit_up[at] - _LIMIT, price > rows.limit_down[at] + _LIMIT
