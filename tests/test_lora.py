@@ -1,0 +1,272 @@
+"""Low-rank adapters on every encoder: they alone move, and merging them changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from worlds import make_config
+
+from echelon.config.agents import LoraConfig
+from echelon.errors import ConfigError, StoreError
+from echelon.models import build_encoder
+from echelon.models.encoders import Encoder
+from echelon.models.lora import (
+    adapt,
+    adapter_names,
+    adapter_parameters,
+    adapter_state,
+    load_adapter_state,
+    merge,
+    merged,
+    trainable_share,
+    unmerge,
+    use_adapter,
+)
+
+F, D, W, N = 5, 16, 12, 3
+LORA = LoraConfig(rank=4)
+X = torch.randn((30, N, F), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(params=["TimeCNN", "Transformer"])
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    return make_encoder(request.param)
+
+
+def make_encoder(kind: str = "TimeCNN") -> Encoder:
+    config = make_config(
+        f"model.encoder={kind}", f"model.d_model={D}", "model.n_layers=2", f"window={W}"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_encoder(config, F).eval()
+
+
+def encode(encoder: Encoder) -> Tensor:
+    with torch.no_grad():
+        return encoder(X)
+
+
+def train(encoder: Encoder, name: str, steps: int = 3, target: float = 1.0) -> None:
+    """Move an adapter so far that rounding cannot hide it."""
+    use_adapter(encoder, name)
+    optimizer = torch.optim.Adam(adapter_parameters(encoder, name), lr=0.02)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((encoder(X) - target) ** 2).mean().backward()
+        optimizer.step()
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    """Equal to 1e-6 of the largest output: float32 rounds the merged weights and the outputs."""
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * float(wanted.abs().max()))
+
+
+def base_of(encoder: Encoder) -> dict[str, Tensor]:
+    """The base's weights under the names they had before the layers were wrapped."""
+    return {
+        name.replace(".base_layer", ""): value.clone()
+        for name, value in encoder.state_dict().items()
+        if "lora_" not in name
+    }
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), name
+
+
+def test_new_adapters_leave_every_output_as_it_was(encoder: Encoder) -> None:
+    before = encode(encoder)
+    adapt(encoder, LORA, ("one", "two"))
+    assert adapter_names(encoder) == ("one", "two")
+    for name in ("one", "two", None):
+        use_adapter(encoder, name)
+        assert torch.equal(encode(encoder), before)
+
+
+def test_every_linear_and_convolution_layer_is_adapted(encoder: Encoder) -> None:
+    layers = [
+        n for n, m in encoder.named_modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d))
+    ]
+    adapt(encoder, LORA)
+    state = adapter_state(encoder, "expert")
+    assert set(state) == {f"{n}.lora_{m}" for n in layers for m in "AB"}
+    assert all(state[f"{n}.lora_A"].shape[0] == LORA.rank for n in layers)
+
+
+def test_loss_moves_the_adapter_in_use_and_nothing_else(encoder: Encoder) -> None:
+    base = base_of(encoder)
+    adapt(encoder, LORA, ("one", "two"))
+    one, two = adapter_state(encoder, "one"), adapter_state(encoder, "two")
+    use_adapter(encoder, "one")
+    trained = [p for p in encoder.parameters() if p.requires_grad]
+    assert {id(p) for p in trained} == {id(p) for p in adapter_parameters(encoder, "one")}
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        encoder(X).square().mean().backward()
+        optimizer.step()
+    assert_same(base_of(encoder), base)
+    assert_same(adapter_state(encoder, "two"), two)
+    moved = adapter_state(encoder, "one")
+    assert all(not torch.equal(moved[name], one[name]) for name in one)
+
+
+def test_each_adapter_has_its_own_output(encoder: Encoder) -> None:
+    before = encode(encoder)
+    adapt(encoder, LORA, ("up", "down"))
+    train(encoder, "up", target=1.0)
+    train(encoder, "down", target=-1.0)
+    outputs = {}
+    for name in ("up", "down", None):
+        use_adapter(encoder, name)
+        outputs[name] = encode(encoder)
+    assert (outputs["up"] - outputs["down"]).abs().mean() > 0.01
+    assert torch.equal(outputs[None], before)
+    use_adapter(encoder, "up")
+    assert torch.equal(encode(encoder), outputs["up"])
+
+
+def test_adapter_added_later_leaves_the_earlier_one_alone(encoder: Encoder) -> None:
+    adapt(encoder, LORA, ("first",))
+    train(encoder, "first")
+    state, output = adapter_state(encoder, "first"), encode(encoder)
+    adapt(encoder, LORA, ("second",))
+    assert adapter_names(encoder) == ("first", "second")
+    assert_same(adapter_state(encoder, "first"), state)
+    use_adapter(encoder, "first")
+    assert torch.equal(encode(encoder), output)
+
+
+def test_merged_adapter_gives_the_same_output_and_unmerging_the_same_base(encoder: Encoder) -> None:
+    base = base_of(encoder)
+    adapt(encoder, LORA, ("one", "two"))
+    train(encoder, "one")
+    output = encode(encoder)
+    use_adapter(encoder, "two")
+    with merged(encoder, "one"):
+        assert_close(encode(encoder), output)
+        weights = base_of(encoder)
+        assert any(not torch.equal(weights[name], base[name]) for name in base)
+    assert_same(base_of(encoder), base)
+    assert torch.equal(encode(encoder), output), "after merging, the adapter is in use"
+
+
+def test_merging_is_exact_but_for_rounding(encoder: Encoder) -> None:
+    adapt(encoder, LORA)
+    train(encoder, "expert")
+    encoder.double()
+    with torch.no_grad():
+        output = encoder._encode(X.double())
+        with merged(encoder, "expert"):
+            found = encoder._encode(X.double())
+    torch.testing.assert_close(found, output, rtol=0, atol=1e-12)
+
+
+def test_saved_adapter_gives_the_same_output_in_another_encoder(encoder: Encoder) -> None:
+    other = copy.deepcopy(encoder)
+    adapt(encoder, LORA, ("one",))
+    train(encoder, "one")
+    stored = save(adapter_state(encoder, "one"))
+    torch.manual_seed(99)
+    adapt(other, LORA, ("another_name",))
+    load_adapter_state(other, "another_name", load(stored))
+    assert_close(encode(other), encode(encoder))
+    with merged(other, "another_name"):
+        assert_close(encode(other), encode(encoder))
+
+
+def test_copy_of_a_merged_encoder_can_be_unmerged(encoder: Encoder) -> None:
+    base = base_of(encoder)
+    adapt(encoder, LORA)
+    train(encoder, "expert")
+    merge(encoder, "expert")
+    twin = copy.deepcopy(encoder)
+    unmerge(encoder)
+    unmerge(twin)
+    assert_same(base_of(twin), base)
+    assert torch.equal(encode(twin), encode(encoder))
+
+
+def test_adapters_are_drawn_from_the_seed_alone() -> None:
+    states = []
+    for seed in (5, 5, 6):
+        encoder = make_encoder()
+        torch.manual_seed(seed)
+        adapt(encoder, LORA)
+        states.append(adapter_state(encoder, "expert"))
+    assert_same(states[0], states[1])
+    assert not torch.equal(states[0]["layers.0.lora_A"], states[2]["layers.0.lora_A"])
+
+
+def test_trainable_share_counts_the_adapter_in_use() -> None:
+    encoder = make_encoder()
+    assert trainable_share(encoder) == 1.0
+    base = sum(p.numel() for p in encoder.parameters())
+    adapt(encoder, LORA, ("one", "two"))
+    own = sum(p.numel() for p in adapter_parameters(encoder, "one"))
+    # TimeCNN: each layer has A [r, 3·in] and B [2·D, r].
+    assert own == LORA.rank * (3 * F + 2 * D) + LORA.rank * (3 * D + 2 * D)
+    assert trainable_share(encoder) == own / (base + own)
+    use_adapter(encoder, None)
+    assert trainable_share(encoder) == 0.0
+
+
+def test_state_of_another_rank_is_refused_by_name() -> None:
+    encoder, other = make_encoder(), make_encoder()
+    adapt(encoder, LORA)
+    adapt(other, LoraConfig(rank=2))
+    before = adapter_state(encoder, "expert")
+    with pytest.raises(StoreError, match=r"layers\.0\.lora_A.*lora\.rank"):
+        load_adapter_state(encoder, "expert", adapter_state(other, "expert"))
+    with pytest.raises(StoreError, match=r"layers\.0\.lora_B"):
+        load_adapter_state(encoder, "expert", {"layers.0.lora_A": before["layers.0.lora_A"]})
+    assert_same(adapter_state(encoder, "expert"), before)
+
+
+def test_merged_encoder_refuses_to_switch() -> None:
+    encoder = make_encoder()
+    adapt(encoder, LORA, ("one", "two"))
+    with merged(encoder, "one"):
+        for refused in (
+            lambda: use_adapter(encoder, "two"),
+            lambda: merge(encoder, "two"),
+            lambda: adapt(encoder, LORA, ("three",)),
+        ):
+            with pytest.raises(ValueError, match="merged"):
+                refused()
+    with pytest.raises(ValueError, match="no adapter of this encoder is merged"):
+        unmerge(encoder)
+
+
+@pytest.mark.parametrize("names", [("one", "one"), ("a.b",), ("",)])
+def test_unusable_names_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="adapter name"):
+        adapt(make_encoder(), LORA, names)
+
+
+def test_unknown_adapter_is_named_with_those_there_are() -> None:
+    encoder = make_encoder()
+    adapt(encoder, LORA, ("one", "two"))
+    with pytest.raises(ValueError, match="'three'; it has: one, two"):
+        use_adapter(encoder, "three")
+
+
+def test_convolution_peft_would_adapt_wrongly_is_refused() -> None:
+    encoder = make_encoder()
+    encoder.extra = nn.Conv1d(4, 4, 3, dilation=2)
+    with pytest.raises(ConfigError, match=r"extra of TimeCNN.*lora\.enabled=false"):
+        adapt(encoder, LORA)
+
+
+def test_missing_peft_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"echelon\[lora\]"):
+        adapt(make_encoder(), LORA)
