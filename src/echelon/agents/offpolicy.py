@@ -1,0 +1,297 @@
+"""What SAC and TD3 have in common: their inputs, their settings, a careful step of descent.
+
+The cores know nothing of trading. An observation is a tensor or a NamedTuple of tensors, [B,…]
+each; actions are in (−1, 1), one per dimension; `free` says which dimensions of which observation
+count. Where none does, the action is 0, has no part in any probability, and the entropy aimed at
+is less by it.
+
+Axes: `B` rows of a batch, `A` dimensions of an action.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from echelon.config import Config
+from echelon.errors import TrainingError
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    FlatOptimizer,
+    below_prefix,
+    flatten_optimizer,
+    restore_optimizer,
+    with_prefix,
+)
+
+Metrics = dict[str, float]
+Obs = Any
+"""A Tensor, or a NamedTuple of them."""
+
+
+class GaussianActor(Protocol):
+    """A module: observation → the Gaussian before the tanh. TD3 takes its mean."""
+
+    def __call__(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """(mean[B,A], log_std[B,A]); log_std is clipped by the learner."""
+
+    def free(self, obs: Obs) -> Tensor | None:
+        """[B,A] bool: which dimensions count; None: all."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As of any module."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any module."""
+
+
+class TwinCritic(Protocol):
+    """A module: observation and action → two values that have no weight in common."""
+
+    def __call__(self, obs: Obs, action: Tensor) -> Tensor:
+        """q[2,B] of action[B,A]."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As of any module."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any module."""
+
+
+class Batch(NamedTuple):
+    """Transitions to learn from.
+
+    action[B,A]: squashed; reward[B]; discount[B]: γ, 0 where the episode ended for good
+    obs may require gradients: the critic's reach it, the actor's never do
+    """
+
+    obs: Obs
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Obs
+
+
+class Sampled(NamedTuple):
+    """Actions and how probable they were.
+
+    action[B,A] = tanh(raw); raw[B,A]: before the tanh; both 0 where not free
+    log_prob[B]: of the action; raw_log_prob[B]: the Gaussian's, of raw; free dimensions only
+    """
+
+    action: Tensor
+    raw: Tensor
+    log_prob: Tensor
+    raw_log_prob: Tensor
+
+
+@dataclass(frozen=True)
+class OffPolicySettings:
+    """Settings of SAC and TD3; each is explained at its key in `expert` or `train`."""
+
+    lr_actor: float = 3e-4
+    lr_critic: float = 3e-4
+    grad_clip: float = 1.0
+    tau: float = 0.005
+    warmup_updates: int = 1_000
+    entropy: float | Literal["auto"] = "auto"
+    target_entropy: float = -1.0
+    exploration_noise: float = 0.1
+    target_noise: float = 0.2
+    noise_clip: float = 0.5
+    policy_delay: int = 2
+
+    @classmethod
+    def of(cls, config: Config) -> OffPolicySettings:
+        """Those of a configuration."""
+        train, expert = config.train, config.expert
+        return cls(
+            lr_actor=train.lr_actor,
+            lr_critic=train.lr_critic,
+            grad_clip=train.grad_clip,
+            tau=expert.tau,
+            warmup_updates=expert.warmup_updates,
+            entropy=expert.entropy,
+            target_entropy=expert.target_entropy,
+            exploration_noise=expert.exploration_noise,
+            target_noise=expert.target_noise,
+            noise_clip=expert.noise_clip,
+            policy_delay=expert.policy_delay,
+        )
+
+    def warmth(self, updates: int) -> float:
+        """Share of the learning rates at an update, `updates` having gone before: (0, 1]."""
+        return min(1.0, (updates + 1) / self.warmup_updates) if self.warmup_updates else 1.0
+
+
+class Descent:
+    """One network's steps: gradient, its norm, clipping, Adam."""
+
+    def __init__(
+        self, name: str, parameters: Iterator[nn.Parameter], lr: float, grad_clip: float
+    ) -> None:
+        self.name = name
+        self.lr = lr
+        self.grad_clip = grad_clip
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=lr, fused=True)
+        self.norm = 0.0
+
+    def gradient(self, loss: Tensor, *, only: bool) -> None:
+        """Leave the loss's gradients in the weights, and note their norm.
+
+        only: nowhere else. Then just the products that lead there are computed: the actor's loss
+        goes through the critics without the gradients of their weights.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward(inputs=self.parameters if only else None)  # type: ignore[no-untyped-call]
+        self.norm = float(
+            torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._gradients())))
+        )
+
+    def step(self, warmth: float) -> None:
+        """Move the weights along the clipped gradient, at a share of the learning rate."""
+        if self.norm > self.grad_clip:
+            torch._foreach_mul_(self._gradients(), self.grad_clip / (self.norm + 1e-6))
+        self.optimizer.param_groups[0]["lr"] = self.lr * warmth
+        self.optimizer.step()
+
+    def state(self) -> FlatOptimizer:
+        """(tensors, JSON) of the optimizer."""
+        tensors, json_state = flatten_optimizer(self.optimizer)
+        return FlatOptimizer(with_prefix(f"optimizer.{self.name}.", tensors), json_state)
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; the tensors may be those of the whole learner."""
+        own = below_prefix(f"optimizer.{self.name}.", tensors)
+        restore_optimizer(self.optimizer, own, state)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+
+class Target:
+    """A network's slow copy: its weights follow by a share τ, its buffers at once."""
+
+    def __init__(self, online: nn.Module, tau: float) -> None:
+        self.net = copy.deepcopy(online).requires_grad_(requires_grad=False)
+        self.tau = tau
+        self._weights: list[Tensor] = list(self.net.parameters())
+        self._online: list[Tensor] = list(online.parameters())
+        self._buffers = list(zip(self.net.buffers(), online.buffers(), strict=True))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Target ← target + τ (online − target)."""
+        torch._foreach_lerp_(self._weights, self._online, self.tau)
+        for slow, online in self._buffers:
+            slow.copy_(online)
+
+
+class OffPolicy(ABC):
+    """A learner from replayed transitions: actor, twin critics, their optimizers and targets."""
+
+    def __init__(
+        self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
+    ) -> None:
+        self.actor = actor
+        self.critic = critic
+        self.settings = settings
+        self.updates = 0
+        self.target_critic = Target(as_module(critic), settings.tau)
+        clip = settings.grad_clip
+        self.actor_descent = Descent("actor", actor.parameters(), settings.lr_actor, clip)
+        self.critic_descent = Descent("critic", critic.parameters(), settings.lr_critic, clip)
+        self.chance = torch.Generator().manual_seed(int(stream(seed, "updates").integers(2**62)))
+        """Of the noise inside updates; acting has the caller's."""
+
+    @abstractmethod
+    def act(self, obs: Obs, chance: torch.Generator, *, explore: bool) -> Sampled:
+        """Actions for observations, without gradients; explore: with the noise of collecting."""
+
+    @abstractmethod
+    def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
+        """One step of gradient descent of each network that is due."""
+
+    def best_tensors(self) -> dict[str, Tensor]:
+        """Weights of the actor: all that acting needs."""
+        return {name: value.clone() for name, value in self.actor.state_dict().items()}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        tensors = {"chance.updates": self.chance.get_state()}
+        for name, module in self._modules().items():
+            tensors |= with_prefix(f"{name}.", module.state_dict())
+        optimizers = {}
+        for descent in self._descents():
+            part, optimizers[descent.name] = descent.state()
+            tensors |= part
+        return tensors, {"updates": self.updates, "optimizers": optimizers}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        for name, module in self._modules().items():
+            module.load_state_dict(below_prefix(f"{name}.", tensors))
+        for descent in self._descents():
+            descent.restore(tensors, state["optimizers"][descent.name])
+        self.chance.set_state(tensors["chance.updates"])
+        self.updates = int(state["updates"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "actor": as_module(self.actor),
+            "critic": as_module(self.critic),
+            "target_critic": self.target_critic.net,
+        }
+
+    def _descents(self) -> list[Descent]:
+        return [self.actor_descent, self.critic_descent]
+
+    def _learn_critic(self, batch: Batch, target_q: Tensor, scale: float) -> Tensor:
+        """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE."""
+        q = self.critic(batch.obs, batch.action)
+        loss = (q - target_q).square().mean(1).sum() * scale
+        self.critic_descent.gradient(loss, only=False)
+        self._descend(self.critic_descent, loss)
+        return loss.detach()
+
+    def _descend(self, descent: Descent, loss: Tensor) -> None:
+        """Step, unless loss or gradient is not a number."""
+        value = loss.item()
+        if not (math.isfinite(value) and math.isfinite(descent.norm)):
+            self._refuse({f"losses/{descent.name}": value, **_norm(descent)}, descent.name)
+        descent.step(self.settings.warmth(self.updates))
+
+    def _refuse(self, metrics: Metrics, name: str) -> NoReturn:
+        shown = ", ".join(f"{key} = {value}" for key, value in metrics.items())
+        raise TrainingError(
+            f"training diverged at update {self.updates + 1:,}: {shown}. The weights of the {name} "
+            "were not changed by this update; the last checkpoint is good. Lower train.lr_actor, "
+            "train.lr_critic or reward.scale, and check the features for outliers."
+        )
+
+
+def detached(obs: Obs) -> Obs:
+    """The same observation without a history."""
+    if isinstance(obs, Tensor):
+        return obs.detach()
+    return obs._make(part.detach() for part in obs)
+
+
+def as_module(net: object) -> nn.Module:
+    """The network as the module that it has to be."""
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"expected a torch module, found {type(net).__name__}")
+    return net
+
+
+def _norm(descent: Descent) -> Metrics:
+    return {f"losses/{descent.name}_gradient_norm": descent.norm}

@@ -1,0 +1,121 @@
+"""Twin delayed deterministic policy gradients on replayed transitions (Fujimoto et al., 2018).
+
+One update, in this order:
+
+1. Critics: one step on Σᵢ (Qᵢ(s,a) − y)², y = r + discount · min Q̄(s′,a′), where a′ is the target
+   actor's action plus noise, cut at `noise_clip`: a value that holds in a neighbourhood only.
+2. At every `policy_delay`-th update the actor: one step on −Q₁(s, tanh(mean)), through the critics
+   that have just moved; then the targets of critics and actor follow by τ.
+
+The actor is SAC's; of its Gaussian only the mean is used. Exploration is noise added after the
+tanh. It has no density worth the name: log-probabilities are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from echelon.agents.offpolicy import (
+    Batch,
+    GaussianActor,
+    Metrics,
+    Obs,
+    OffPolicy,
+    OffPolicySettings,
+    Sampled,
+    Target,
+    TwinCritic,
+    as_module,
+    detached,
+)
+
+_LARGEST = 1.0 - 2.0**-20
+"""Largest action: its atanh is finite in float32, and its tanh comes back to it."""
+
+
+class TD3(OffPolicy):
+    """Actor, twin critics, and targets of both."""
+
+    def __init__(
+        self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
+    ) -> None:
+        super().__init__(actor, critic, settings, seed)
+        self.target_actor = Target(as_module(actor), settings.tau)
+        self._actor_loss = 0.0
+
+    @torch.no_grad()
+    def act(self, obs: Obs, chance: torch.Generator, *, explore: bool) -> Sampled:
+        """Actions for observations, without gradients; explore: with Gaussian noise on them."""
+        mean, _ = self.actor(obs)
+        raw = mean
+        if explore and self.settings.exploration_noise:
+            noise = torch.randn(mean.shape, generator=chance, dtype=mean.dtype)
+            action = torch.tanh(mean) + self.settings.exploration_noise * noise
+            raw = torch.atanh(action.clamp(-_LARGEST, _LARGEST))
+        free = self.actor.free(obs)
+        if free is not None:
+            raw = raw * free
+        nothing = mean.new_zeros(len(mean))
+        return Sampled(torch.tanh(raw), raw, nothing, nothing)
+
+    def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
+        """One step of gradient descent of the critics and, where it is due, of the actor."""
+        with torch.no_grad():
+            action = self._target_action(batch)
+            q_next = torch.minimum(*self.target_critic.net(batch.next_obs, action))
+            target_q = batch.reward + batch.discount * q_next
+        critic_loss = self._learn_critic(batch, target_q, scale=1.0)
+        if (self.updates + 1) % self.settings.policy_delay == 0:
+            self._learn_actor(detached(batch.obs))
+            self.target_critic.follow()
+            self.target_actor.follow()
+        self.updates += 1
+        if not want_metrics:
+            return {}
+        return {
+            "losses/critic": float(critic_loss),
+            "losses/actor": self._actor_loss,
+            "losses/critic_gradient_norm": self.critic_descent.norm,
+            "losses/actor_gradient_norm": self.actor_descent.norm,
+            "charts/value": float(target_q.mean()),
+            "charts/learning_rate": self.settings.lr_actor * self.settings.warmth(self.updates - 1),
+        }
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        tensors, json_state = super().state()
+        # The actor's last numbers are shown beside those of the critics until it moves again.
+        shown = {"actor_loss": self._actor_loss, "actor_norm": self.actor_descent.norm}
+        return tensors, json_state | shown
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        super().restore(tensors, state)
+        self._actor_loss = float(state["actor_loss"])
+        self.actor_descent.norm = float(state["actor_norm"])
+
+    def _target_action(self, batch: Batch) -> Tensor:
+        """The target actor's actions at the next observations, smoothed."""
+        settings = self.settings
+        mean, _ = self.target_actor.net(batch.next_obs)
+        noise = torch.randn(mean.shape, generator=self.chance, dtype=mean.dtype)
+        noise.mul_(settings.target_noise).clamp_(-settings.noise_clip, settings.noise_clip)
+        action = (torch.tanh(mean) + noise).clamp_(-1.0, 1.0)
+        free = self.actor.free(batch.next_obs)
+        return action if free is None else action * free
+
+    def _learn_actor(self, obs: Obs) -> None:
+        mean, _ = self.actor(obs)
+        free = self.actor.free(obs)
+        action = torch.tanh(mean if free is None else mean * free)
+        loss = -self.critic(obs, action)[0].mean()
+        self.actor_descent.gradient(loss, only=True)
+        self._descend(self.actor_descent, loss)
+        self._actor_loss = float(loss.detach())
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return super()._modules() | {"target_actor": self.target_actor.net}
