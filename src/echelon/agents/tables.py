@@ -1,0 +1,178 @@
+"""Embedding tables: the whole market encoded once per version of an encoder, then looked up.
+
+1. `refresh` encodes every row on which a book can stand, in chunks and without gradients.
+2. The result goes to a file under a temporary name, which is then renamed: whoever still reads the
+   version before keeps it, nobody sees a half one. Without a path it stays in memory.
+3. `look` gives the embeddings of some rows; nothing is encoded.
+4. Where gradients are wanted (an adapter's training), `encode_rows` encodes just those rows.
+
+Axes: `T` rows, `N` assets, `D` embedding, `W` window, `B` rows asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echelon.envs.act import Rows
+from echelon.envs.world import World
+from echelon.errors import DataError, StoreError
+from echelon.files import sync
+from echelon.models.encoders import Encoder
+from echelon.types import Bools, Floats32
+
+_CHUNK_BARS = 256
+"""Rows encoded at a time: W - 1 rows more are read for each chunk, so few of them cost."""
+
+
+class EmbeddingTable:
+    """Z[T,N,D] float32 of one encoder version; rows on which no book can stand are zero."""
+
+    version: int
+    """0 before the first refresh, then one more with each."""
+
+    def __init__(self, world: World, d_model: int, path: Path | None = None) -> None:
+        """path: file to map the table from; None: in memory"""
+        self.version = 0
+        self._world = world
+        self._path = path
+        self._shape = (len(world.times), world.n_assets, d_model)
+        self._standing = standing_rows(world)
+        self._z: Floats32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one version."""
+        return int(np.prod(self._shape)) * 4
+
+    def refresh(self, encoder: Encoder) -> None:
+        """Encode all rows anew, as the encoder is now: the next version."""
+        assert encoder.d_model == self._shape[2], "the encoder has another width than the table"
+        assert encoder.window == self._world.window, "the encoder has another window than the world"
+        chunks = self._chunks(encoder)
+        if self._path is None:
+            z = np.zeros(self._shape, dtype=np.float32)
+            for rows, part in chunks:
+                z[rows.start : rows.stop] = part
+            self._z = z
+        else:
+            self._z = _write(self._path, self._shape, chunks)
+        self.version += 1
+
+    def look(self, rows: Tensor | NDArray[np.integer]) -> Tensor:
+        """Embeddings[B,N,D] of rows[B], a copy without gradients."""
+        assert self._z is not None, "refresh the table first"
+        which = rows.numpy() if isinstance(rows, Tensor) else rows
+        assert self._standing[which].all(), "a row was asked for that has no whole window"
+        return torch.from_numpy(self._z[which])
+
+    def _chunks(self, encoder: Encoder) -> Iterator[tuple[range, Floats32]]:
+        """(rows, their embeddings), from the first row to the last."""
+        was_training = encoder.training
+        encoder.eval()
+        try:
+            with torch.no_grad():
+                for run in runs_of(self._standing):
+                    for first in range(run.start, run.stop, _CHUNK_BARS):
+                        rows = range(first, min(first + _CHUNK_BARS, run.stop))
+                        yield rows, encoder(_stretch(self._world, rows)).numpy()
+        finally:
+            encoder.train(was_training)
+
+
+def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Tensor:
+    """Embeddings[B,N,D] of rows[B] with gradients: only the windows asked for, each once."""
+    asked, place = np.unique(rows, return_inverse=True)
+    assert len(asked), "no rows were asked for"
+    assert asked[0] >= world.window - 1, "a row was asked for that has no whole window"
+    windows = asked[:, None] + np.arange(1 - world.window, 1)
+    z = encoder(torch.from_numpy(world.x[windows]))[:, 0]
+    return z if len(asked) == len(rows) and _is_sorted(place) else z[torch.from_numpy(place)]
+
+
+def standing_rows(world: World) -> Bools:
+    """[T]: rows of any split on which a book can stand, with a whole window behind them.
+
+    Raises where the window of a stretch would reach into the stretch before it.
+    """
+    standing = np.zeros(len(world.times), dtype=bool)
+    for name, rows in world.splits.items():
+        pieces = world.stretches.get(name)
+        if not pieces:
+            standing[max(rows.start, world.window - 1) : rows.stop] = True
+            continue
+        end = 0
+        for piece in sorted(pieces, key=lambda piece: piece.start):
+            if piece.start - world.window + 1 < end:
+                raise DataError(
+                    f"split.{name}: the stretch from row {piece.start} on needs "
+                    f"window={world.window} rows of its own, and the one before it ends at row "
+                    f"{end}. Start it {world.window - 1} rows after its first."
+                )
+            standing[piece.start : piece.stop] = True
+            end = piece.stop
+    return standing
+
+
+def runs_of(mask: Bools) -> list[range]:
+    """Ranges of neighbouring true rows, in their order."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return [range(a, b) for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
+
+
+def _stretch(world: World, rows: range) -> Tensor:
+    """Features of `rows` and of the W - 1 rows before them."""
+    x = np.array(world.x[rows.start - world.window + 1 : rows.stop])
+    return torch.from_numpy(x)
+
+
+def _is_sorted(place: Rows) -> bool:
+    return bool((np.diff(place) > 0).all())
+
+
+def _write(
+    path: Path, shape: tuple[int, int, int], chunks: Iterator[tuple[range, Floats32]]
+) -> Floats32:
+    """Write a table in the order of its rows, give it its name, and map it read-only.
+
+    Written, not mapped for writing: a full disk is then an error and not a killed process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+    try:
+        with temporary.open("wb") as handle:
+            npy.write_array_header_1_0(handle, header)
+            done = 0
+            for rows, part in chunks:
+                _write_zeros(handle, rows.start - done, shape)
+                handle.write(np.ascontiguousarray(part).data)
+                done = rows.stop
+            _write_zeros(handle, shape[0] - done, shape)
+            handle.flush()
+        sync(temporary)
+        temporary.replace(path)
+        z = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except OSError as error:
+        raise StoreError(
+            f"{path}: the embedding table cannot be written ({error.strerror or error}). It needs "
+            f"{int(np.prod(shape)) * 4 / 1e6:,.0f} MB, twice while it is renewed: make room, or "
+            "train on fewer bars."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return z
+
+
+def _write_zeros(handle: BinaryIO, n_rows: int, shape: tuple[int, int, int]) -> None:
+    row = bytes(4 * shape[1] * shape[2])
+    for _ in range(n_rows):
+        handle.write(row)
