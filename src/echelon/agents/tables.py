@@ -94,7 +94,7 @@ def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Te
     assert len(asked), "no rows were asked for"
     assert asked[0] >= world.window - 1, "a row was asked for that has no whole window"
     windows = asked[:, None] + np.arange(1 - world.window, 1)
-    z = encoder(torch.from_numpy(world.x[windows]))[:, 0]
+    z: Tensor = encoder(torch.from_numpy(world.x[windows]))[:, 0]
     return z if len(asked) == len(rows) and _is_sorted(place) else z[torch.from_numpy(place)]
 
 

@@ -202,7 +202,8 @@ def _parameters(encoder: Encoder, name: str) -> dict[str, nn.Parameter]:
 
 
 def _weight(layer: LoraLayer) -> Tensor:
-    weight: Tensor = layer.get_base_layer().weight
+    weight = layer.get_base_layer().weight
+    assert isinstance(weight, Tensor), "an adapted layer has one weight"
     return weight
 
 
