@@ -17,9 +17,9 @@ from echelon.agents import a2c as module
 from echelon.agents.a2c import (
     A2C,
     learning_rate_share,
-    portfolio_inputs,
     sample,
 )
+from echelon.agents.acting import portfolio_inputs
 from echelon.config import Config
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import Holdings

@@ -19,8 +19,9 @@ from markets import CONFIGS
 from worlds import make_world
 
 from echelon.agents.a2c import A2C
+from echelon.agents.learners import Worlds
 from echelon.agents.policy import ActorPolicy
-from echelon.agents.training import Training, Worlds
+from echelon.agents.training import Training
 from echelon.backtest.baselines import make_baseline, run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out

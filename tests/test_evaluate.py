@@ -16,7 +16,8 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.training import TrainedRun, Training, Worlds, seed_directory
+from echelon.agents.learners import Worlds
+from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, to_yaml

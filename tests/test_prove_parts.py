@@ -14,7 +14,8 @@ import torch
 from provings import tiny_config
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.training import Progress, Worlds
+from echelon.agents.learners import Worlds
+from echelon.agents.training import Progress
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config

@@ -18,7 +18,8 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.training import TrainedRun, Training, Worlds, seed_directory
+from echelon.agents.learners import Worlds
+from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.config import load_config
 from echelon.envs.registration import make_trading_env
 from echelon.errors import DataError

@@ -14,11 +14,11 @@ import pytest
 import torch
 from worlds import make_config, make_world
 
+from echelon.agents.learners import Worlds
 from echelon.agents.training import (
     Outcome,
     Progress,
     Training,
-    Worlds,
     finished_outcome,
     resume_point,
     training_hash,

@@ -13,7 +13,8 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.training import TrainedRun, Training, Worlds, seed_directory
+from echelon.agents.learners import Worlds
+from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.config import load_config
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import evaluate, load_evaluation

@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from echelon.agents.acting import portfolio_inputs, sample
+from echelon.agents.policy import ActorPolicy
 from echelon.config import Config
 from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.books import Books
@@ -44,7 +46,6 @@ Metrics = dict[str, float]
 
 _PIECE_ROWS = 10_240
 """Bars × books × assets that the heads work on at a time in an update: 3 MB a tensor."""
-_TINY = torch.finfo(torch.float32).tiny
 
 
 class Rollout(NamedTuple):
@@ -201,6 +202,14 @@ class A2C:
     def _total(self, losses: Losses) -> Tensor:
         train = self.config.train
         return losses.policy + train.value_coef * losses.value - train.entropy_coef * losses.entropy
+
+    def policy(self) -> ActorPolicy:
+        """The actor as it is now."""
+        return ActorPolicy(self.net, self.config, self.seed)
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a policy is made from again, in `policy.load_policy`."""
+        return dict(self.net.state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
@@ -402,25 +411,6 @@ def _bars(rollout: Rollout, first: int, count: int) -> tuple[Market, Tensor, Ten
         rollout.portfolio.narrow(1, first, count),
         rollout.present.narrow(1, first, count),
     )
-
-
-def sample(logits: Tensor, chance: torch.Generator) -> Tensor:
-    """Draw from softmax(logits) over the last axis, by the Gumbel-max trick."""
-    # Not `exponential_`, which takes three times as long. At 0 the noise would be infinite, and
-    # with it an action chosen that is not allowed.
-    chances = torch.rand(logits.shape, generator=chance).clamp_(min=_TINY)
-    return (logits - chances.log_().neg_().log_()).argmax(-1)
-
-
-def portfolio_inputs(held: Holdings, config: Config) -> Tensor:
-    """[E,N,P]: weight of the holding and cash share, those of them the state includes."""
-    state, shape = config.state, held.weights.shape
-    inputs = np.empty((*shape, state.include_pos + state.include_cash), dtype=np.float32)
-    if state.include_pos:
-        inputs[..., 0] = held.weights
-    if state.include_cash:
-        inputs[..., -1] = held.cash_share[:, None]
-    return torch.from_numpy(inputs)
 
 
 def learning_rate_share(schedule: str, progress: float) -> float:

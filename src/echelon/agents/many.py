@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
+from echelon.agents.learners import Worlds
 from echelon.agents.training import (
     Outcome,
     Progress,
     Training,
-    Worlds,
     finished_outcome,
     resume_point,
     seed_directory,

@@ -1,18 +1,32 @@
-"""The actor as a policy: what validation, backtest and reports run."""
+"""Actors as policies: what validation, backtest and reports run."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.a2c import portfolio_inputs, sample
+from echelon.agents.acting import portfolio_inputs, sample
+from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import Holdings, Kind, Rows, free, weights_of_actions
 from echelon.envs.world import World
-from echelon.models import Acting, ActorCritic, Market
+from echelon.models import (
+    Acting,
+    ActorCritic,
+    Encoder,
+    ExpertActor,
+    ExpertObs,
+    Market,
+    build_actor_critic,
+    build_encoder,
+)
 from echelon.rng import stream
+from echelon.runs.checkpoint import below_prefix
+from echelon.types import Floats
 
 _CHUNK = 512
 """Rows encoded at once: memory stays small however long the span is."""
@@ -59,3 +73,78 @@ class ActorPolicy:
         else:
             chosen = sample(logits, self._chance)
         return np.asarray(chosen.numpy().astype(np.int8))
+
+
+class WeightPolicy:
+    """An expert: the middle of its actions, or a draw from them, as target weights."""
+
+    kind: Kind = "weights"
+
+    def __init__(
+        self, encoder: Encoder, actor: ExpertActor, config: Config, seed: int, name: str = "agent"
+    ) -> None:
+        """seed: of the draws, where `eval.deterministic` is off."""
+        self.name = name
+        self._encoder = encoder
+        self._actor = actor
+        self._config = config
+        self._seed = seed
+
+    def start(self, world: World, span: range) -> None:
+        """Encode every row of the span, once."""
+        self._encoder.eval()
+        self._actor.eval()
+        self._first = span.start
+        self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
+        self._chance = torch.Generator().manual_seed(
+            int(stream(self._seed, "evaluation").integers(2**62))
+        )
+        parts = []
+        with torch.no_grad():
+            for low in range(span.start, span.stop, _CHUNK):
+                high = min(low + _CHUNK, span.stop)
+                x = np.array(world.x[low - world.window + 1 : high])
+                parts.append(self._encoder(torch.from_numpy(x)))
+        self._z = torch.cat(parts)
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Look the encodings of the rows up and ask the actor."""
+        at = torch.from_numpy(row - self._first)
+        obs = expert_obs(self._z[at], self._present[at], held)
+        with torch.no_grad():
+            mean, log_std = self._actor(obs)
+            if not self._config.eval.deterministic:
+                noise = torch.randn(mean.shape, generator=self._chance)
+                mean = mean + noise * log_std.clamp(*LOG_STD).exp()
+            actions = torch.tanh(mean).numpy()
+        return weights_of_actions(actions, held)
+
+
+LOG_STD = (-5.0, 2.0)
+"""Bounds of the logarithm of an expert's standard deviation, before the tanh."""
+
+
+def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:
+    """What an expert sees of E books: z[E,N,D] and present[E,N] of their rows, and the books."""
+    return ExpertObs(
+        z,
+        torch.from_numpy(held.weights),
+        torch.from_numpy(held.cash_share),
+        present,
+        torch.from_numpy(free(held)),
+    )
+
+
+def load_policy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
+) -> Policy:
+    """The policy of a learner's `weights`; raises RuntimeError where they do not fit."""
+    if config.train.algo == "A2C":
+        net = build_actor_critic(config, n_features)
+        net.load_state_dict(dict(weights))
+        return ActorPolicy(net, config, seed, name)
+    encoder = build_encoder(config, n_features)
+    encoder.load_state_dict(below_prefix("encoder.", weights))
+    actor = ExpertActor(config.model.d_model, config.expert.hidden)
+    actor.load_state_dict(below_prefix("actor.", weights))
+    return WeightPolicy(encoder, actor, config, seed, name)

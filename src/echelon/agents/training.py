@@ -20,20 +20,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
-from echelon.agents.a2c import A2C, Metrics
-from echelon.agents.policy import ActorPolicy
+from echelon.agents.learners import Metrics, Worlds, make_learner
+from echelon.agents.policy import load_policy
+from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config
 from echelon.config.agents import BASELINE_SETTINGS
-from echelon.envs.world import World, world_of
 from echelon.errors import DataError, StoreError
 from echelon.features.prepared import Prepared
 from echelon.files import write_atomic
-from echelon.models import build_actor_critic
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
     Checkpoint,
@@ -43,6 +42,7 @@ from echelon.runs.checkpoint import (
     load_checkpoint,
     save_best,
     save_checkpoint,
+    with_prefix,
 )
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
@@ -98,24 +98,6 @@ class Outcome:
     since_best: int = 0
 
 
-class Worlds(NamedTuple):
-    """Where an agent learns and where it is validated; often the same market.
-
-    data: hash of what both were made from
-    """
-
-    train: World
-    valid: World
-    data: str
-
-    @staticmethod
-    def of(prepared: Prepared, config: Config) -> Worlds:
-        """Both windows of a prepared set; its test window is not in them."""
-        world = world_of(prepared, config)
-        valid = world if config.eval.use_fee else world_of(prepared, config, costs=0.0)
-        return Worlds(world, valid, str(prepared.manifest["content_hash"]))
-
-
 @dataclass
 class _Course:
     """What training remembers beside the learner's own state."""
@@ -158,13 +140,14 @@ class Training:
         self.directory = directory
         self.seed = seed
         self.worlds = worlds
-        self.valid_span = worlds.valid.span("valid")
-        if len(self.valid_span) < _LEAST_VALID:
+        self.valid_spans = worlds.valid.spans("valid")
+        shortest = min(len(span) for span in self.valid_spans)
+        if shortest < _LEAST_VALID:
             raise DataError(
-                f"split.valid has {len(self.valid_span)} bars to decide and be marked on; a Sharpe "
+                f"split.valid has {shortest} bars to decide and be marked on; a Sharpe "
                 f"ratio to choose a checkpoint by needs {_LEAST_VALID}. Lengthen the split."
             )
-        self.learner = A2C(config, worlds.train, seed)
+        self.learner = make_learner(config, worlds, directory, seed)
         self.course = _Course()
         self.identity = training_hash(config)
         self.resumed_at: int | None = None
@@ -229,10 +212,13 @@ class Training:
         return outcome
 
     def validate(self) -> Metrics:
-        """Measures of the present policy on the validation window."""
-        policy = ActorPolicy(self.learner.net, self.config, self.seed)
-        backtest = run_backtest(policy, self.worlds.valid, self.valid_span, self.config)
-        return backtest.measures.as_dict()
+        """Measures of the present policy on the validation window; means where it has stretches."""
+        policy, world = self.learner.policy(), self.worlds.valid
+        found = [
+            run_backtest(policy, world, span, self.config).measures.as_dict()
+            for span in self.valid_spans
+        ]
+        return {name: sum(m[name] for m in found) / len(found) for name in found[0]}
 
     def _log(
         self,
@@ -273,7 +259,7 @@ class Training:
             course.best_step < 0 and math.isfinite(course.score)
         ):
             course.best_score, course.best_step, course.since_best = course.score, learner.steps, 0
-            tensors = {f"net.{name}": value for name, value in learner.net.state_dict().items()}
+            tensors = with_prefix("net.", learner.weights())
             save_best(
                 self.checkpoints,
                 learner.steps,
@@ -386,7 +372,7 @@ class TrainedRun:
         """Step of the seed's best checkpoint."""
         return self._best(seed).step
 
-    def policy(self, seed: int) -> ActorPolicy:
+    def policy(self, seed: int) -> Policy:
         """The seed's best agent."""
         data = self.prepared.manifest["content_hash"]
         checkpoint = self._best(seed)
@@ -396,15 +382,15 @@ class TrainedRun:
                 f"than is prepared there now ({data}). Train anew."
             )
         torch.set_num_threads(self.config.train.threads)
-        net = build_actor_critic(self.config, len(self.prepared.names))
+        weights = below_prefix("net.", checkpoint.tensors)
+        n_features = len(self.prepared.names)
         try:
-            net.load_state_dict(below_prefix("net.", checkpoint.tensors))
+            return load_policy(self.config, weights, n_features, seed, f"seed {seed}")
         except RuntimeError as error:
             raise StoreError(
                 f"{self.path}: the best checkpoint of seed {seed} does not fit the network of "
                 f"config.yaml ({error}). Train anew."
             ) from None
-        return ActorPolicy(net, self.config, seed, f"seed {seed}")
 
     @cached_property
     def _loaded(self) -> dict[int, Checkpoint]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.training import Worlds
+from echelon.agents.learners import Worlds
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.files import write_atomic

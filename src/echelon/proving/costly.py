@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.training import Worlds
+from echelon.agents.learners import Worlds
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
 from echelon.config import Config

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.training import Worlds
+from echelon.agents.learners import Worlds
 from echelon.config import Config
 from echelon.config.agents import StateConfig
 from echelon.ops.measures import sharpe_annual

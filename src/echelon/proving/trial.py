@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.policy import ActorPolicy
-from echelon.agents.training import Outcome, Training, Worlds, finished_outcome, resume_point
+from echelon.agents.learners import Worlds
+from echelon.agents.policy import load_policy
+from echelon.agents.training import Outcome, Training, finished_outcome, resume_point
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
@@ -26,7 +27,6 @@ from echelon.envs.act import ActionRule, Holdings, Kind, Rows
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.models import build_actor_critic
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.worlds import joined
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
@@ -41,7 +41,7 @@ WARMUP = 60
 class Trained(NamedTuple):
     """An agent at its best checkpoint, and how its training ended."""
 
-    policy: ActorPolicy
+    policy: Policy
     outcome: Outcome
 
 
@@ -106,9 +106,8 @@ def train_agent(
             f"{directory}: no validation of this training gave a number, so there is no agent to "
             "test. Train longer, or look at its log (metrics.jsonl)."
         )
-    net = build_actor_critic(config, worlds.train.x.shape[2])
-    net.load_state_dict(below_prefix("net.", load_checkpoint(best).tensors))
-    return Trained(ActorPolicy(net, config, seed), outcome)
+    weights = below_prefix("net.", load_checkpoint(best).tensors)
+    return Trained(load_policy(config, weights, worlds.train.x.shape[2], seed), outcome)
 
 
 def trade(policy: Policy, draws: Sequence[World], config: Config) -> Traded:

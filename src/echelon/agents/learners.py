@@ -1,0 +1,63 @@
+"""Learners behind one interface: what training asks of A2C, SAC, TD3 and APG alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from echelon.agents.a2c import A2C
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.envs.world import World, world_of
+from echelon.features.prepared import Prepared
+
+Metrics = dict[str, float]
+
+
+class Worlds(NamedTuple):
+    """Where an agent learns and where it is validated; often the same market.
+
+    data: hash of what both were made from
+    """
+
+    train: World
+    valid: World
+    data: str
+
+    @staticmethod
+    def of(prepared: Prepared, config: Config) -> Worlds:
+        """Both windows of a prepared set; its test window is not in them."""
+        world = world_of(prepared, config)
+        valid = world if config.eval.use_fee else world_of(prepared, config, costs=0.0)
+        return Worlds(world, valid, str(prepared.manifest["content_hash"]))
+
+
+class Learner(Protocol):
+    """An agent that learns. `steps`: environment steps so far, one per book and bar."""
+
+    steps: int
+
+    def train_once(self) -> Metrics:
+        """Collect and learn a little; the same names in every answer, `charts/reward` among them.
+
+        Raises `TrainingError` before a loss that is not a number can reach the weights.
+        """
+
+    def policy(self) -> Policy:
+        """The agent as it is now."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `policy.load_policy` makes the policy from again."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+
+
+def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
+    """The learner that `train.algo` names; directory: the seed's own."""
+    return A2C(config, worlds.train, seed)
