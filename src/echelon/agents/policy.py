@@ -24,6 +24,7 @@ from echelon.models import (
     build_actor_critic,
     build_encoder,
 )
+from echelon.ops.squashed import clip_log_std
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix
 from echelon.types import Floats
@@ -81,14 +82,30 @@ class WeightPolicy:
     kind: Kind = "weights"
 
     def __init__(
-        self, encoder: Encoder, actor: ExpertActor, config: Config, seed: int, name: str = "agent"
+        self,
+        encoder: Encoder,
+        actor: ExpertActor,
+        config: Config,
+        seed: int,
+        name: str = "agent",
+        *,
+        keep: bool = False,
     ) -> None:
-        """seed: of the draws, where `eval.deterministic` is off."""
+        """seed: of the draws, where `eval.deterministic` is off.
+
+        keep: embeddings of a span are kept for the next start on it, until `forget`
+        """
         self.name = name
         self._encoder = encoder
         self._actor = actor
         self._config = config
         self._seed = seed
+        self._keep = keep
+        self._kept: dict[tuple[int, range], Tensor] = {}
+
+    def forget(self) -> None:
+        """The encoder has changed: what was encoded with it no longer holds."""
+        self._kept.clear()
 
     def start(self, world: World, span: range) -> None:
         """Encode every row of the span, once."""
@@ -99,13 +116,19 @@ class WeightPolicy:
         self._chance = torch.Generator().manual_seed(
             int(stream(self._seed, "evaluation").integers(2**62))
         )
+        known = self._kept.get((id(world), span))
+        self._z = self._encoded(world, span) if known is None else known
+        if self._keep:
+            self._kept[id(world), span] = self._z
+
+    def _encoded(self, world: World, span: range) -> Tensor:
         parts = []
         with torch.no_grad():
             for low in range(span.start, span.stop, _CHUNK):
                 high = min(low + _CHUNK, span.stop)
                 x = np.array(world.x[low - world.window + 1 : high])
                 parts.append(self._encoder(torch.from_numpy(x)))
-        self._z = torch.cat(parts)
+        return torch.cat(parts)
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Look the encodings of the rows up and ask the actor."""
@@ -115,13 +138,9 @@ class WeightPolicy:
             mean, log_std = self._actor(obs)
             if not self._config.eval.deterministic:
                 noise = torch.randn(mean.shape, generator=self._chance)
-                mean = mean + noise * log_std.clamp(*LOG_STD).exp()
+                mean = mean + noise * clip_log_std(log_std).exp()
             actions = torch.tanh(mean).numpy()
         return weights_of_actions(actions, held)
-
-
-LOG_STD = (-5.0, 2.0)
-"""Bounds of the logarithm of an expert's standard deviation, before the tanh."""
 
 
 def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:

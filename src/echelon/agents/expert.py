@@ -1,0 +1,384 @@
+"""A single expert: SAC or TD3 on many books that trade by target weights.
+
+One round, `train.rollout_steps` bars long:
+
+1. Every book stands at a row of its own. Embeddings of the rows are looked up; the actor says one
+   action per asset, `envs.act` makes target weights of them, the books go one bar on, and what
+   happened goes into the replay buffer: row, weights, action, reward, never a window.
+2. `expert.updates_per_step` updates are due for each of these steps. An update draws transitions
+   and looks their embeddings up again, in the learner's present table.
+3. With adapters (`lora.enabled`), one update in `lora.every_updates` encodes its rows anew, with
+   gradients, and the critics' gradient moves the adapter. The tables follow every
+   `lora.refresh_updates` updates; the one that targets are computed from follows by a slow copy of
+   the adapter.
+
+Policies act with the encoder that made the table, so what validation sees is what was learned on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.agents.offpolicy import Batch, Metrics, OffPolicy, OffPolicySettings, Sampled
+from echelon.agents.policy import WeightPolicy, expert_obs
+from echelon.agents.replay import Replay, Transitions
+from echelon.agents.sac import SAC
+from echelon.agents.starts import Starts
+from echelon.agents.tables import EmbeddingTable, encode_rows
+from echelon.agents.td3 import TD3
+from echelon.config import Config
+from echelon.envs.act import ActionRule, Holdings, free, weights_of_actions
+from echelon.envs.books import Books
+from echelon.envs.world import World
+from echelon.errors import TrainingError
+from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
+from echelon.models.lora import (
+    adapt,
+    adapter_parameters,
+    adapter_state,
+    load_adapter_state,
+    merged,
+    use_adapter,
+)
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    pack_generator,
+    restore_optimizer,
+    unpack_generator,
+    with_prefix,
+)
+
+_SCALE_ROWS = 4_096
+"""Rows of the train window that the scale of embeddings is taken from."""
+_MINE, _SLOW = "expert", "target"
+"""Names of the adapter that learns and of the one that follows it."""
+
+
+_COMMON = (
+    *("losses/critic", "losses/actor", "losses/critic_gradient_norm"),
+    *("losses/actor_gradient_norm", "charts/value", "charts/learning_rate"),
+)
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "SAC": (*_COMMON, "losses/temperature", "charts/temperature", "charts/entropy"),
+    "TD3": _COMMON,
+}
+"""Names of what an update tells, by algorithm."""
+
+
+class ExpertLearner:
+    """The learner: networks, books, replay, tables, and where they stand."""
+
+    def __init__(
+        self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
+    ) -> None:
+        """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
+        self.config = config
+        self.world = world
+        self.seed = seed
+        self.steps = 0
+        train, expert = config.train, config.expert
+        self.table = EmbeddingTable(world, encoder.d_model, _file(tables, "embeddings"))
+        self.adapter = (
+            _Adapter(config, world, encoder, seed, tables) if config.lora.enabled else None
+        )
+        self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
+        self.table.refresh(self.serving)
+        self.core = self._core(encoder.d_model)
+        self.starts = Starts(world.spans("train"), train.episode_steps, stream(seed, "starts"))
+        rule = ActionRule.of(config, "weights")
+        self.books = Books(world, rule, config.reward, train.books, self.starts.whole)
+        self.ends = np.empty(train.books, dtype=np.int64)
+        self._begin(np.ones(train.books, dtype=bool))
+        self.replay = Replay(max(expert.buffer_size, train.books), world.n_assets)
+        self._due = 0.0
+        self._latest: Metrics = dict.fromkeys(METRICS[train.algo], 0.0)
+        self._present = torch.from_numpy(np.asarray(world.present))
+        self._actions_chance = torch.Generator().manual_seed(
+            int(stream(seed, "actions").integers(2**62))
+        )
+        self._draws = stream(seed, "replay")
+        self._policy = WeightPolicy(self.serving, self._actor(), config, seed, keep=True)
+
+    def train_once(self) -> Metrics:
+        """One round: bars and the updates that are due for them."""
+        rewards: list[float] = []
+        for _ in range(self.config.train.rollout_steps):
+            rewards.append(self._collect())
+            if self.steps < self.config.expert.learning_starts:
+                continue
+            self._due += self.books.n_books * self.config.expert.updates_per_step
+            while self._due >= 1.0:
+                self._due -= 1.0
+                found = self._update(want_metrics=self._due < 1.0)
+                self._latest = found or self._latest
+        return self._told() | {"charts/reward": float(np.mean(rewards))}
+
+    def policy(self) -> WeightPolicy:
+        """The actor on the encoder of the present table."""
+        return self._policy
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `policy.load_policy` makes the policy from again."""
+        encoder = with_prefix("encoder.", self.serving.state_dict())
+        return encoder | with_prefix("actor.", self._actor().state_dict())
+
+    def _core(self, d_model: int) -> OffPolicy:
+        """The networks, with the scale of the embeddings on the train window, and their learner."""
+        hidden = self.config.expert.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(self.seed, "weights").integers(2**62)))
+            actor, critic = ExpertActor(d_model, hidden), ExpertCritic(d_model, hidden)
+        rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
+        some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
+        z, present = self.table.look(some), torch.from_numpy(self.world.present[some])
+        actor.scale.fit(z, present)
+        critic.scale.fit(z, present)
+        kind = {"SAC": SAC, "TD3": TD3}[self.config.train.algo]
+        return kind(actor, critic, OffPolicySettings.of(self.config), self.seed)
+
+    def _actor(self) -> ExpertActor:
+        actor = self.core.actor
+        assert isinstance(actor, ExpertActor), "the networks are made here"
+        return actor
+
+    def _collect(self) -> float:
+        """One bar of every book; the mean of the rewards."""
+        row, held = self.books.row, self.books.holdings()
+        chosen = self._act(row, held)
+        result = self.books.step(weights_of_actions(chosen.action.numpy(), held))
+        after = self.books.holdings()
+        truncated = (self.books.row >= self.ends) & ~result.terminated
+        self.replay.add(
+            Transitions(
+                row=row.astype(np.int32),
+                weights=held.weights,
+                cash=held.cash_share,
+                free=free(held),
+                raw=chosen.raw.numpy(),
+                raw_log_prob=chosen.raw_log_prob.numpy(),
+                reward=result.reward.astype(np.float32),
+                terminated=result.terminated,
+                truncated=truncated,
+                next_weights=after.weights,
+                next_cash=after.cash_share,
+                next_free=free(after),
+            )
+        )
+        self._begin(truncated | result.terminated)
+        self.steps += self.books.n_books
+        return float(result.reward.mean())
+
+    def _act(self, row: np.ndarray[Any, np.dtype[np.int64]], held: Holdings) -> Sampled:
+        """Actions to collect with: the policy's, and at first by lot."""
+        obs = expert_obs(self.table.look(row), self._present[torch.from_numpy(row)], held)
+        if self.steps < self.config.expert.learning_starts:
+            return by_lot(obs.free, self._actions_chance)
+        return self.core.act(obs, self._actions_chance, explore=True)
+
+    def _begin(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        """New episodes for the books `which`[E]."""
+        if which.any():
+            rows, ends = self.starts.draw(int(which.sum()))
+            starts = self.books.row.copy()
+            starts[which], self.ends[which] = rows, ends
+            self.books.reset(starts, which)
+
+    def _update(self, *, want_metrics: bool) -> Metrics:
+        drawn = self.replay.sample(self.config.expert.batch_size, self._draws)
+        adapter = self.adapter
+        moves = adapter is not None and self.core.updates % self.config.lora.every_updates == 0
+        if adapter is not None and moves:
+            z = adapter.encode(drawn.row)
+        else:
+            z = self.table.look(drawn.row)
+        later = self.table if adapter is None else adapter.slow_table
+        metrics = self.core.update(self._batch(drawn, z, later), want_metrics=want_metrics)
+        if adapter is not None:
+            if moves:
+                adapter.step()
+            if self.core.updates % self.config.lora.refresh_updates == 0:
+                adapter.serve(self.serving, self.table)
+                self._policy.forget()
+        return metrics
+
+    def _batch(self, drawn: Transitions, z: Tensor, later: EmbeddingTable) -> Batch:
+        rows = torch.from_numpy(drawn.row)
+        reward, weights, cash, next_weights, next_cash = (
+            torch.from_numpy(part)
+            for part in (
+                *(drawn.reward, drawn.weights, drawn.cash),
+                *(drawn.next_weights, drawn.next_cash),
+            )
+        )
+        gamma = self.config.train.gamma
+        return Batch(
+            obs=ExpertObs(z, weights, cash, self._present[rows], torch.from_numpy(drawn.free)),
+            action=torch.tanh(torch.from_numpy(drawn.raw)),
+            reward=reward,
+            discount=torch.where(torch.from_numpy(drawn.terminated), 0.0, gamma),
+            next_obs=ExpertObs(
+                later.look(drawn.next_row),
+                next_weights,
+                next_cash,
+                self._present[rows + 1],
+                torch.from_numpy(drawn.next_free),
+            ),
+        )
+
+    def _told(self) -> Metrics:
+        """What a log line says of the updates: their latest numbers, 0 before the first."""
+        found = dict(self._latest)
+        found["charts/replay"] = float(len(self.replay))
+        found["charts/updates"] = float(self.core.updates)
+        if self.adapter is not None:
+            found["losses/adapter_gradient_norm"] = self.adapter.norm
+            found["charts/table_version"] = float(self.table.version)
+        return found
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
+        core, core_state = self.core.state()
+        replay, replay_state = self.replay.state()
+        tensors = with_prefix("core.", core)
+        tensors |= {f"replay.{k}": torch.from_numpy(v) for k, v in replay.items()}
+        books = self.books.state() | {"ends": self.ends}
+        tensors |= {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
+        tensors["chance.actions"] = self._actions_chance.get_state()
+        json_state: dict[str, Any] = {
+            "steps": self.steps,
+            "due": self._due,
+            "latest": self._latest,
+            "core": core_state,
+            "replay": replay_state,
+            "starts": pack_generator(self.starts.chance),
+            "draws": pack_generator(self._draws),
+        }
+        if self.adapter is not None:
+            tensors |= with_prefix("serving.", self.serving.state_dict())
+            own, json_state["adapter"] = self.adapter.state()
+            tensors |= with_prefix("adapter.", own)
+            json_state["table_version"] = self.table.version
+        return tensors, json_state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.core.restore(below_prefix("core.", tensors), state["core"])
+        replay = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
+        self.replay.restore(replay, state["replay"])
+        books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
+        self.ends = books.pop("ends")
+        self.books.restore(books)
+        self._actions_chance.set_state(tensors["chance.actions"])
+        self.starts.chance = unpack_generator(state["starts"])
+        self._draws = unpack_generator(state["draws"])
+        self.steps, self._due = int(state["steps"]), float(state["due"])
+        self._latest = {name: float(value) for name, value in state["latest"].items()}
+        if self.adapter is not None:
+            self.serving.load_state_dict(below_prefix("serving.", tensors))
+            self.table.refresh(self.serving)
+            self.table.version = int(state["table_version"])
+            self.adapter.restore(below_prefix("adapter.", tensors), state["adapter"])
+            self._policy.forget()
+
+
+class _Adapter:
+    """The encoder with an adapter that learns, a slow copy of it, and the table of the copy."""
+
+    def __init__(
+        self, config: Config, world: World, encoder: Encoder, seed: int, tables: Path | None
+    ) -> None:
+        self.world = world
+        self.clip = config.train.grad_clip
+        self.tau = config.expert.tau
+        self.norm = 0.0
+        self.encoder = copy.deepcopy(encoder).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(seed, "adapter").integers(2**62)))
+            adapt(self.encoder, config.lora, (_MINE, _SLOW))
+        load_adapter_state(self.encoder, _SLOW, adapter_state(self.encoder, _MINE))
+        self.parameters = adapter_parameters(self.encoder, _MINE)
+        self.slow = adapter_parameters(self.encoder, _SLOW)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lora.lr)
+        self.slow_serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
+        self.slow_table = EmbeddingTable(world, encoder.d_model, _file(tables, "target"))
+        self.slow_table.refresh(self.slow_serving)
+
+    def encode(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
+        """Embeddings[B,N,D] of rows[B], with the adapter's gradients, which begin at zero."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return encode_rows(self.encoder, self.world, rows)
+
+    def step(self) -> None:
+        """Move the adapter along the gradient that the critics left in it; the copy follows."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.norm = float(norm)
+        if not math.isfinite(self.norm):
+            raise TrainingError(
+                f"training diverged: the gradient of the adapter is {self.norm}. The adapter was "
+                "not changed; the last checkpoint is good. Lower lora.lr or train.lr_critic."
+            )
+        self.optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.slow, self.parameters, strict=True):
+                slow.lerp_(fast, self.tau)
+
+    def serve(self, serving: Encoder, table: EmbeddingTable) -> None:
+        """Compute both tables anew from the adapters as they are."""
+        serving.load_state_dict(_plain(self.encoder, _MINE))
+        table.refresh(serving)
+        self.slow_serving.load_state_dict(_plain(self.encoder, _SLOW))
+        self.slow_table.refresh(self.slow_serving)
+        use_adapter(self.encoder, _MINE)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON)."""
+        optimizer, json_state = flatten_optimizer(self.optimizer)
+        tensors = with_prefix("optimizer.", optimizer)
+        for name in (_MINE, _SLOW):
+            tensors |= with_prefix(f"{name}.", adapter_state(self.encoder, name))
+        return tensors | with_prefix("slow_serving.", self.slow_serving.state_dict()), {
+            "optimizer": json_state,
+            "norm": self.norm,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        for name in (_MINE, _SLOW):
+            load_adapter_state(self.encoder, name, below_prefix(f"{name}.", tensors))
+        restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
+        self.norm = float(state["norm"])
+        self.slow_serving.load_state_dict(below_prefix("slow_serving.", tensors))
+        self.slow_table.refresh(self.slow_serving)
+
+
+def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:
+    """Actions drawn evenly from (−1, 1), for collecting before there is a policy."""
+    action = (2.0 * torch.rand(free.shape, generator=chance) - 1.0) * (1.0 - 1e-6) * free
+    density = torch.full_like(action, math.log(0.5)) * free
+    # Of what comes before the tanh: da/du = 1 − a².
+    raw_density = density + torch.log1p(-action.square())
+    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1))
+
+
+def _plain(encoder: Encoder, name: str) -> dict[str, Tensor]:
+    """Weights of the encoder without adapters that computes what this one does with `name`."""
+    with merged(encoder, name):
+        return {
+            key.replace(".base_layer.", "."): value.clone()
+            for key, value in encoder.state_dict().items()
+            if ".lora_" not in key
+        }
+
+
+def _file(directory: Path | None, name: str) -> Path | None:
+    return None if directory is None else directory / f"{name}.npy"
