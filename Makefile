@@ -15,7 +15,8 @@ DEMO_ARGS ?=
 BENCH ?=
 # Benchmarks compare on one core, and say so; override to see what more of them bring.
 BENCH_THREADS ?= 1
-THREADS ?= 2
+# Tests run in two processes of one thread each; TEST_WORKERS=0 runs them in one, for a debugger.
+TEST_WORKERS ?= 2
 threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
 	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
 
@@ -32,7 +33,7 @@ demo: venv ## the default configuration on the bundled sample: no network, no se
 
 test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
 	@scripts/packages.sh
-	@$(call threads,$(THREADS)) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(call threads,1) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types and layers
 	@$(BIN)/ruff format --check $(CODE)
