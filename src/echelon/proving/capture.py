@@ -1,7 +1,8 @@
 """Planted: how much of what the optimal filter earns does the agent capture?
 
 1. For each seed: a train and a validation draw of its own, and an agent trained on the first, its
-   checkpoint chosen on the second.
+   checkpoint chosen on the second. Experts, which learn from a replay of the past and would learn
+   one path by heart, have several draws of each.
 2. Test draws that no seed has seen, the same for all. Agent, Bayes filter and rules of thumb trade
    them under the same rules, costs and clock.
 3. The score of a seed is the ratio of mean Sharpe ratios, agent over Bayes filter; over the seeds
@@ -17,7 +18,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +26,13 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.agents.learners import Worlds
 from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.envs.act import Kind
+from echelon.envs.world import World
 from echelon.files import write_atomic
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
+from echelon.proving.continuous import continuous_reference, weighted_rules_of_thumb
 from echelon.proving.parts import Done, Finding
-from echelon.proving.planted import Draw, Rule, planted_worlds, reference
+from echelon.proving.planted import Draw, Rule, joined, planted_worlds, reference
 from echelon.proving.trial import WARMUP, Trained, last_bars, trade, train_agent
 from echelon.types import Floats
 
@@ -41,7 +45,11 @@ BESIDE: Mapping[str, tuple[Rule, ...]] = {
 """Rules of thumb that are shown beside the agent, by what is planted."""
 TREND_BARS = (Bar("estimate", "at least", 0.85), Bar("low", "at least", 0.80))
 OTHER_BARS = (Bar("low", "above", 0.0),)
-"""Bars of the share of the Bayes filter's Sharpe ratio: the trend's, and the other signals'."""
+EXPERT_BARS = (Bar("estimate", "at least", 0.80),)
+"""Bars of the share of the Bayes filter's Sharpe ratio: the trend's and the other signals' where
+agents buy, sell and hold; and where they say weights, of which the filter's are harder to reach."""
+EXPERT_DRAWS = (16, 4)
+"""Draws that an expert trains on, and on which its checkpoint is chosen."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +81,17 @@ class PlantedPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent and let it and the references trade the test draws."""
         market, config = self.market, self.config
-        train, valid = (market.draw(self.seed, name) for name in ("train", "valid"))
+        own = self._own_draws()
         unseen = [market.draw(k, "proof") for k in range(self.n_draws)]
-        worlds = planted_worlds([train, valid, *unseen], config)
+        worlds = planted_worlds([*own.train, *own.valid, *unseen], config)
+        first = len(own.train) + len(own.valid)
         trained = train_agent(
             config,
-            Worlds(worlds[0], worlds[1], f"planted-{market.signal}-{self.seed}"),
+            Worlds(
+                together(worlds[: len(own.train)]),
+                together(worlds[len(own.train) : first]),
+                f"planted-{market.signal}-{self.seed}",
+            ),
             directory / "seeds" / str(self.seed),
             self.seed,
             report,
@@ -88,28 +101,60 @@ class PlantedPart:
             return None
         policies: dict[str, Policy] = {"agent": trained.policy}
         if self.references:
-            policies["bayes"] = reference(market)
-            policies |= {rule.name: rule for rule in BESIDE[market.signal]}
-        done = {name: trade(policy, worlds[2:], config) for name, policy in policies.items()}
+            policies |= _references(market, trained.policy.kind)
+        done = {name: trade(policy, worlds[first:], config) for name, policy in policies.items()}
         if self.claim_draws:
-            self._keep_returns(trained, [train, valid], directory)
+            self._keep_returns(trained, own, directory)
         return {
             "seed": self.seed,
+            "kind": trained.policy.kind,
             "steps": trained.outcome.step,
             "best_step": trained.outcome.best_step,
             "sharpes": {name: traded.sharpes.tolist() for name, traded in done.items()},
             "turnover": {name: float(traded.turnover.mean()) for name, traded in done.items()},
         }
 
-    def _keep_returns(self, trained: Trained, own: list[Any], directory: Path) -> None:
-        """Write the agent's returns on its validation draw and on the draws for claims."""
+    def _own_draws(self) -> _Own:
+        """Draws of this seed alone."""
+        if self.config.train.algo == "A2C":
+            return _Own(*([self.market.draw(self.seed, name)] for name in _Own._fields))
+        return _Own(
+            *(
+                [self.market.draw(1000 * self.seed + k, f"{name}s") for k in range(count)]
+                for name, count in zip(_Own._fields, EXPERT_DRAWS, strict=True)
+            )
+        )
+
+    def _keep_returns(self, trained: Trained, own: _Own, directory: Path) -> None:
+        """Write the agent's returns on its first validation draw and on the draws for claims."""
         others = claim_draws(self.market, self.config, self.claim_draws, self.claim_bars)
-        worlds = planted_worlds([*own, *others], self.config)
+        worlds = planted_worlds([own.train[0], own.valid[0], *others], self.config)
         claims = [last_bars(world, self.claim_bars) for world in worlds[2:]]
         valid = trade(trained.policy, worlds[1:2], self.config).returns[:, 0]
         buffer = io.BytesIO()
         np.savez(buffer, valid=valid, claims=trade(trained.policy, claims, self.config).returns)
         write_atomic(directory / RETURNS, buffer.getvalue())
+
+
+class _Own(NamedTuple):
+    """Draws that one seed learns from, and that choose its checkpoint."""
+
+    train: list[Draw]
+    valid: list[Draw]
+
+
+def together(worlds: Sequence[World]) -> World:
+    """One world of several, or the one there is."""
+    return worlds[0] if len(worlds) == 1 else joined(worlds)[0]
+
+
+def _references(market: Any, kind: Kind) -> dict[str, Policy]:  # noqa: ANN401
+    """The filter and the rules of thumb, acting in the way the agent does."""
+    if kind == "discrete":
+        found: list[Policy] = [reference(market), *BESIDE[market.signal]]
+    else:
+        found = [continuous_reference(market), *weighted_rules_of_thumb(market)]
+    return {policy.name: policy for policy in found}
 
 
 def claim_draws(market: Any, config: Config, count: int, bars: int) -> list[Draw]:  # noqa: ANN401
@@ -154,6 +199,8 @@ def assess_planted(parts: Sequence[Done]) -> MarketResult:
     for signal, done in found.items():
         scores = SeedScore.all_of(done)
         bars = TREND_BARS if signal == "trend" else OTHER_BARS
+        if done[0].finding.get("kind") == "weights":
+            bars = EXPERT_BARS
         checks.append(over_seeds(f"{signal}_share", "share", [s.share() for s in scores], *bars))
         for name in scores[0].sharpes:
             rows[f"{signal}/{name}"] = [float(s.sharpes[name].mean()) for s in scores]
