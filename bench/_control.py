@@ -13,8 +13,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from echelon.agents.offpolicy import Batch
+
+Floats = NDArray[np.float32]
 
 
 class GaussianMLP(nn.Module):
@@ -87,3 +93,30 @@ def load_sb3(policy: Any, actor: GaussianMLP, critic: TwinMLP) -> None:
 
 def _linear(layers: nn.Module) -> list[nn.Linear]:
     return [layer for layer in layers.modules() if isinstance(layer, nn.Linear)]
+
+
+class Ring:
+    """Transitions of one environment, the oldest overwritten."""
+
+    def __init__(self, capacity: int, n_obs: int, n_actions: int) -> None:
+        self.obs = np.zeros((capacity, n_obs), dtype=np.float32)
+        self.next_obs = np.zeros_like(self.obs)
+        self.action = np.zeros((capacity, n_actions), dtype=np.float32)
+        self.reward = np.zeros(capacity, dtype=np.float32)
+        self.discount = np.zeros(capacity, dtype=np.float32)
+        self.added = 0
+
+    def add(
+        self, obs: Floats, action: Floats, reward: float, discount: float, next_obs: Floats
+    ) -> None:
+        """Remember one transition."""
+        k = self.added % len(self.reward)
+        self.obs[k], self.action[k], self.next_obs[k] = obs, action, next_obs
+        self.reward[k], self.discount[k] = reward, discount
+        self.added += 1
+
+    def sample(self, n: int, chance: np.random.Generator) -> Batch:
+        """Draw n of them, with repetition."""
+        slots = chance.integers(0, min(self.added, len(self.reward)), n)
+        parts = (self.obs, self.action, self.reward, self.discount, self.next_obs)
+        return Batch(*(torch.from_numpy(part.take(slots, axis=0)) for part in parts))

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from echelon.config import Config
 from echelon.errors import TrainingError
@@ -131,6 +132,14 @@ class OffPolicySettings:
         return min(1.0, (updates + 1) / self.warmup_updates) if self.warmup_updates else 1.0
 
 
+class _Moments(NamedTuple):
+    """Adam's state of each weight, and how many steps it has taken."""
+
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
 class Descent:
     """One network's steps: gradient, its norm, clipping, Adam."""
 
@@ -140,9 +149,10 @@ class Descent:
         self.name = name
         self.lr = lr
         self.grad_clip = grad_clip
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in parameters if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=lr, fused=True)
         self.norm = 0.0
+        self._moments: _Moments | None = None
 
     def gradient(self, loss: Tensor, *, only: bool) -> None:
         """Leave the loss's gradients in the weights, and note their norm.
@@ -162,7 +172,7 @@ class Descent:
         if self.norm > self.grad_clip:
             torch._foreach_mul_(self._gradients(), self.grad_clip / (self.norm + 1e-6))
         self.optimizer.param_groups[0]["lr"] = self.lr * warmth
-        self.optimizer.step()
+        self._adam()
 
     def state(self) -> FlatOptimizer:
         """(tensors, JSON) of the optimizer."""
@@ -173,6 +183,41 @@ class Descent:
         """Go on from what `state` gave; the tensors may be those of the whole learner."""
         own = below_prefix(f"optimizer.{self.name}.", tensors)
         restore_optimizer(self.optimizer, own, state)
+        self._moments = None
+
+    @torch.no_grad()
+    def _adam(self) -> None:
+        """As `optimizer.step()` does it, without its wrapping, which costs more than the step.
+
+        The optimizer keeps the state; only where a weight has no gradient does it step itself.
+        """
+        gradients = self._gradients()
+        count = len(self.parameters)
+        if len(self.optimizer.state) < count or len(gradients) < count:
+            self.optimizer.step()
+            return
+        if self._moments is None:
+            states = [self.optimizer.state[p] for p in self.parameters]
+            self._moments = _Moments(
+                *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            )
+        group = self.optimizer.param_groups[0]
+        torch._foreach_add_(self._moments.steps, 1)
+        torch._fused_adam_(
+            self.parameters,
+            gradients,
+            self._moments.first,
+            self._moments.second,
+            [],
+            self._moments.steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]
@@ -258,7 +303,7 @@ class OffPolicy(ABC):
     def _learn_critic(self, batch: Batch, target_q: Tensor, scale: float) -> Tensor:
         """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE."""
         q = self.critic(batch.obs, batch.action)
-        loss = (q - target_q).square().mean(1).sum() * scale
+        loss = mse_loss(q, target_q.expand_as(q)) * (2 * scale)
         self.critic_descent.gradient(loss, only=False)
         self._descend(self.critic_descent, loss)
         return loss.detach()

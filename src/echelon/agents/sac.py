@@ -3,11 +3,13 @@
 One update, in this order:
 
 1. The actor draws actions ã for the observations, with gradients, and a′ for the next ones.
-2. Temperature, where it is learned: one step on −log α · (log π(ã) + H̄), H̄ being `target_entropy`
-   for each free dimension. What follows still uses the α before it.
-3. Critics: one step on ½ Σᵢ (Qᵢ(s,a) − y)², y = r + discount · (min Q̄(s′,a′) − α log π(a′)).
-4. Actor: one step on α log π(ã) − min Q(s,ã), through the critics that have just moved.
+2. Critics: one step on ½ Σᵢ (Qᵢ(s,a) − y)², y = r + discount · (min Q̄(s′,a′) − α log π(a′)).
+3. Actor: one step on α log π(ã) − min Q(s,ã), through the critics that have just moved.
+4. Temperature, where it is learned: one step on −log α · (log π(ã) + H̄), H̄ being `target_entropy`
+   for each free dimension.
 5. The target critics follow by τ.
+
+What is not a number is refused before the critics move, and again before the actor does.
 
 No noise is added to actions: the policy's own is what explores, and its density is what is stored.
 """
@@ -64,7 +66,7 @@ class SAC(OffPolicy):
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
             target_q = batch.reward + batch.discount * (q_next - alpha * ahead.log_prob)
 
-        excess = self._learn_temperature(obs, now)
+        excess = self._excess(obs, now)
         critic_loss = self._learn_critic(batch, target_q, scale=0.5)
 
         q = torch.minimum(*self.critic(obs, now.action))
@@ -72,6 +74,9 @@ class SAC(OffPolicy):
         self.actor_descent.gradient(actor_loss, only=True)
         self._descend(self.actor_descent, actor_loss)
 
+        if self.settings.entropy == "auto":
+            self.log_alpha.grad = torch.full_like(self.log_alpha, -excess)
+            self.alpha_descent.step(self.settings.warmth(self.updates))
         self.target_critic.follow()
         self.updates += 1
         if not want_metrics:
@@ -104,16 +109,13 @@ class SAC(OffPolicy):
         log_prob = raw_log_prob - squash_log_det(raw, free)
         return Sampled(torch.tanh(raw), raw, log_prob, raw_log_prob)
 
-    def _learn_temperature(self, obs: Obs, sampled: Sampled) -> float:
-        """One step of log α; the mean of log π + H̄: how much too little is left to chance."""
+    def _excess(self, obs: Obs, sampled: Sampled) -> float:
+        """Mean of log π + H̄: how much too little is left to chance."""
         free = self.actor.free(obs)
         n_free = sampled.action.shape[1] if free is None else float(free.sum()) / len(free)
         excess = float(sampled.log_prob.detach().mean()) + self.settings.target_entropy * n_free
         if not math.isfinite(excess):
             self._refuse({"losses/entropy": excess}, "networks")
-        if self.settings.entropy == "auto":
-            self.log_alpha.grad = torch.full_like(self.log_alpha, -excess)
-            self.alpha_descent.step(self.settings.warmth(self.updates))
         return excess
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
