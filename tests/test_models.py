@@ -29,7 +29,7 @@ from echelon.models.actor_critic import JoinedLinear
 
 G, S, N, F, W, D, E, P = 2, 17, 5, 6, 9, 16, 3, 2
 BARS = S - W + 1
-ENCODERS = ("TimeCNN", "Transformer")
+ENCODERS = ("TimeCNN", "Transformer", "TimesNet")
 CROSS = ("mlp", "attention", "none")
 
 
@@ -43,7 +43,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _config(*, window: int = W, state: dict[str, bool] | None = None, **model: Any) -> Config:
-    model = {"d_model": D, "n_layers": 2, "hidden": 8, **model}
+    model = {"d_model": D, "n_layers": 2, "hidden": 8, "periods": (9, 4), **model}
     return Config.model_validate({"window": window, "state": state or {}, "model": model})
 
 

@@ -10,6 +10,7 @@ from echelon.models.actor_critic import (
 )
 from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
 from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
+from echelon.models.timesnet import TimesNet, choose_periods
 
 __all__ = [
     "N_ACTIONS",
@@ -22,7 +23,9 @@ __all__ = [
     "Market",
     "Output",
     "TimeCNN",
+    "TimesNet",
     "TransformerEncoder",
     "build_actor_critic",
     "build_encoder",
+    "choose_periods",
 ]

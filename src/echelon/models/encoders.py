@@ -88,6 +88,12 @@ class Encoder(nn.Module, ABC):
         assert z.shape == (*x.shape[:-3], x.shape[-3] - self.window + 1, x.shape[-2], self.d_model)
         return z
 
+    def fit(self, x: Tensor) -> None:
+        """Look at the train window before training, where this encoder has something to choose.
+
+        x: float32 [S, N, F], features of the train window and nothing else.
+        """
+
     @abstractmethod
     def _encode(self, x: Tensor) -> Tensor:
         """Do the work of `forward` on checked features."""
@@ -279,9 +285,18 @@ def _split_heads(x: Tensor, n_heads: int) -> Tensor:
 def build_encoder(config: Config, n_features: int) -> Encoder:
     """The encoder that `config.model` asks for, over windows of `config.window` bars.
 
+    TimesNet needs `fit` before its first use, unless `config.model.periods` names its periods or
+    a state is loaded that has them; the others do without, and may be fitted all the same.
+
     Raises:
-        ConfigError: if the window is too short or the width cannot be split over the heads.
+        ConfigError: if the window is too short, the width cannot be split, or a period is longer
+            than the window.
     """
+    # It is built on this module, and so cannot be imported at its top.
+    from echelon.models.timesnet import TimesNet
+
     model = config.model
-    kind = {"TimeCNN": TimeCNN, "Transformer": TransformerEncoder}[model.encoder]
-    return kind(n_features, model.d_model, model.n_layers, config.window, model.dropout)
+    shape = (n_features, model.d_model, model.n_layers, config.window, model.dropout)
+    if model.encoder == "TimesNet":
+        return TimesNet(*shape, periods=model.periods, n_periods=model.n_periods)
+    return {"TimeCNN": TimeCNN, "Transformer": TransformerEncoder}[model.encoder](*shape)
