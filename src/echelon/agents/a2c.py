@@ -83,6 +83,7 @@ class A2C:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(seed, "weights").integers(2**62)))
             self.net = build_actor_critic(config, world.x.shape[2])
+        self._fit_encoders()
         self.optimizer = torch.optim.Adam(
             [
                 {"params": self.net.actor_parameters(), "lr": train.lr_actor},
@@ -238,6 +239,14 @@ class A2C:
         self._actions_chance.set_state(tensors["chance.actions"])
         self._starts_chance = unpack_generator(state["starts"])
         self.steps = int(state["steps"])
+
+    def _fit_encoders(self) -> None:
+        """Show the train window to the encoders, which may choose something by it."""
+        first = self.span.start - self.world.window + 1
+        seen = torch.from_numpy(np.array(self.world.x[first : self.span.stop]))
+        for encoder in (self.net.encoder, self.net.critic_encoder):
+            if encoder is not None:
+                encoder.fit(seen)
 
     def _begin_episodes(self, *, first: bool = False) -> None:
         """Start a new episode in every group whose own has ended, and in all of them at first."""
