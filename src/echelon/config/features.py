@@ -67,6 +67,8 @@ class FeaturesConfig(Section):
     """Technical indicators."""
     stationary: StationaryConfig = StationaryConfig()
     """Returns, volatilities, volume ratios, ranks, distance to limits."""
+    calendar: bool = False
+    """Day of the week, month and, within the day, time of day, as sines and cosines."""
     modules: tuple[str, ...] = ()
     """Python files with your own factors (`@factor`); running the command runs these files."""
     custom: tuple[str, ...] = ()
@@ -87,7 +89,9 @@ class NormalizationConfig(Section):
     """zscore: per feature, over all train time × assets."""
     fit_on: Literal["train"] = "train"
     """The scaler sees the train window and nothing else: other values would leak."""
-    include: tuple[Literal["OHLCV", "indicators", "stationary", "custom", "exogenous"], ...] = (
+    include: tuple[
+        Literal["OHLCV", "indicators", "stationary", "calendar", "custom", "exogenous"], ...
+    ] = (
         "OHLCV",
         "indicators",
         "stationary",

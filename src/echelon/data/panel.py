@@ -78,10 +78,12 @@ class Panel:
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """What the source has, of open, high, low, close, volume and limits."""
+        """What the source has, of open, high, low, close, volume, limits and time (of day)."""
         have = {f for f in ("open", "high", "low", "volume") if getattr(self, f) is not None}
         if self.band is not None:
             have.add("limits")
+        if self.freq != "1d":
+            have.add("time")
         return frozenset(have | {"close"})
 
     def valuation_close(self) -> Floats:

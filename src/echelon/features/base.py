@@ -29,8 +29,9 @@ import numpy as np
 
 from echelon.types import Floats, Times
 
-Group = Literal["OHLCV", "indicators", "stationary", "custom", "exogenous"]
-Field = Literal["open", "high", "low", "close", "volume", "limits"]
+Group = Literal["OHLCV", "indicators", "stationary", "calendar", "custom", "exogenous"]
+Field = Literal["open", "high", "low", "close", "volume", "limits", "time"]
+"""What a feature may need of a source; time: bars that have a time of day."""
 
 
 @dataclass(frozen=True, slots=True)

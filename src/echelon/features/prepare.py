@@ -116,8 +116,11 @@ def prepare(
 def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
     """Fields a panel of this dataset will have, without building it."""
     fields = set(dataset.info.fields) & {"open", "high", "low", "close", "volume"}
-    limited = has_limits(config.data.limits, dataset.info)
-    return frozenset(fields | ({"limits"} if limited else set()))
+    if has_limits(config.data.limits, dataset.info):
+        fields.add("limits")
+    if dataset.info.freq != "1d":
+        fields.add("time")
+    return frozenset(fields)
 
 
 def panel_request(config: Config) -> PanelRequest:

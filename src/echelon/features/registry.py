@@ -42,6 +42,7 @@ from echelon.features.base import (
     Field,
     Group,
 )
+from echelon.features.calendar import calendar_features
 from echelon.features.indicators import indicator_features, ohlcv_features
 from echelon.features.stationary import stationary_features
 from echelon.types import Bools, Floats
@@ -155,13 +156,15 @@ def factor(
 def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
     """Return the features `config` asks for that a source with `fields` can give.
 
-    fields: of open, high, low, close, volume and limits (`Panel.fields`). Order: OHLCV,
-    indicators, the stationary set, the user's factors, and last the ranks, which need the rest.
+    fields: of open, high, low, close, volume, limits and time (`Panel.fields`). Order: OHLCV,
+    indicators, the stationary set, the calendar, the user's factors, and last the ranks, which need
+    the rest.
     """
     shipped: list[FeatureSpec] = [
         *(ohlcv_features() if config.ohlcv else ()),
         *indicator_features(config.indicators),
         *(stationary_features(config.stationary) if config.wants_stationary else ()),
+        *(calendar_features() if config.calendar else ()),
     ]
     names = [name for spec in shipped for name in columns(spec)]
     for name in names:
