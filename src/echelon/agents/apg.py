@@ -1,0 +1,238 @@
+"""Analytic policy gradient: the actor is moved by gradients that flow through the market itself.
+
+Without impact prices do not react to orders, so what a book earns can be differentiated in its
+weights (`market.differentiable`), and no critic has to guess it. One update:
+
+1. `train.books` books begin at rows by lot of the train window, with weights by lot. Embeddings of
+   the rows they will pass are looked up.
+2. They trade `expert.horizon` bars. At each the actor says tanh(mean), the softmax of `act` makes
+   target weights of it, and the market a return and new weights; the graph is kept.
+3. U = mean over books and bars of r − c·r², c being `reward.variance_penalty`; −U goes back through
+   all bars: costs paid now against what the holding earns later. Clipped; one step of AdamW.
+
+An update counts as many environment steps as books times bars.
+
+It learns one path by heart quickly, because its gradients have no noise but the market's: train it
+on several draws or with `expert.weight_decay`, and let validation choose the checkpoint. Rules that
+make the return depend on an order's size are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.agents.a2c import Metrics, learning_rate_share
+from echelon.agents.policy import WeightPolicy
+from echelon.agents.starts import Starts
+from echelon.agents.tables import EmbeddingTable
+from echelon.config import Config
+from echelon.config.agents import RewardConfig
+from echelon.envs.act import EXPERT_GAIN
+from echelon.envs.world import World
+from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.market.differentiable import (
+    allowed,
+    diff_market,
+    differentiable_step,
+    weights_of_scores,
+)
+from echelon.models import Encoder, ExpertActor, ExpertObs
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    pack_generator,
+    restore_optimizer,
+    unpack_generator,
+    with_prefix,
+)
+
+_SCALE_ROWS = 4_096
+"""Rows of the train window that the scale of embeddings is taken from."""
+
+
+class Run(NamedTuple):
+    """What books did over H bars, with gradients: gain, cash[H,E], the share of it after each."""
+
+    gain: Tensor
+    cash: Tensor
+
+
+class APG:
+    """The learner: actor, optimizer, table, and the chance that books begin by."""
+
+    def __init__(
+        self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
+    ) -> None:
+        """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
+        _refuse_settings(config, world)
+        self.config = config
+        self.world = world
+        self.seed = seed
+        self.steps = 0
+        self.updates = 0
+        self.market = diff_market(
+            world.rows,
+            world.rules,
+            fill_open=world.fill_open,
+            members=world.present & world.member,
+        )
+        self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
+        path = None if tables is None else tables / "embeddings.npy"
+        self.table = EmbeddingTable(world, encoder.d_model, path)
+        self.table.refresh(self.serving)
+        self.starts = Starts(world.spans("train"), config.expert.horizon, stream(seed, "starts"))
+        self.actor = self._new_actor(encoder.d_model)
+        self.optimizer = torch.optim.AdamW(
+            self.actor.parameters(),
+            lr=config.train.lr_actor,
+            weight_decay=config.expert.weight_decay,
+            fused=True,
+        )
+        self._present = torch.from_numpy(np.array(world.present))
+        self._known = torch.from_numpy(np.array(world.present & (world.rows.close > 0.0)))
+        self._policy = WeightPolicy(self.serving, self.actor, config, seed, keep=True)
+
+    def train_once(self) -> Metrics:
+        """Let the books trade, and move the actor along the gradient of what they made of it."""
+        first, _ = self.starts.draw(self.config.train.books)
+        rows = torch.from_numpy(first)
+        weights, cash = self._drawn_weights(rows)
+        self.actor.train()
+        run = self.trade(rows, weights, cash)
+        self.steps += run.gain.numel()
+        paid = utility(run.gain, self.config.reward)
+        return self._descend(-paid.mean()) | {
+            "charts/reward": float(paid.detach().mean()),
+            "charts/exposure": 1.0 - float(run.cash.detach().mean()),
+        }
+
+    def trade(self, rows: Tensor, weights: Tensor, cash: Tensor) -> Run:
+        """H bars of books that stand at rows[E] with weights[E,N] and cash[E]."""
+        horizon = self.config.expert.horizon
+        passed = rows[None, :] + torch.arange(horizon)[:, None]
+        z = self.table.look(passed.flatten()).view(*passed.shape, self.world.n_assets, -1)
+        gains, shares = [], []
+        for row, z_t in zip(passed, z, strict=True):
+            may = allowed(self.market, weights, row)
+            mean, _ = self.actor(ExpertObs(z_t, weights, cash, self._present[row], may.free))
+            target = weights_of_scores(torch.tanh(mean), weights, may, EXPERT_GAIN)
+            gain, weights, cash = differentiable_step(self.market, weights, cash, target, row)
+            gains.append(gain)
+            shares.append(cash)
+        return Run(torch.stack(gains), torch.stack(shares))
+
+    def policy(self) -> WeightPolicy:
+        """The actor on the encoder."""
+        return self._policy
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `policy.load_policy` makes the policy from again."""
+        encoder = with_prefix("encoder.", self.serving.state_dict())
+        return encoder | with_prefix("actor.", self.actor.state_dict())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        optimizer, optimizer_state = flatten_optimizer(self.optimizer)
+        tensors = with_prefix("actor.", self.actor.state_dict())
+        json_state = {
+            "steps": self.steps,
+            "updates": self.updates,
+            "optimizer": optimizer_state,
+            "starts": pack_generator(self.starts.chance),
+        }
+        return tensors | with_prefix("optimizer.", optimizer), json_state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.actor.load_state_dict(below_prefix("actor.", tensors))
+        restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
+        self.starts.chance = unpack_generator(state["starts"])
+        self.steps, self.updates = int(state["steps"]), int(state["updates"])
+
+    def close(self) -> None:
+        """Remove the file of the table."""
+        self.table.close()
+
+    def _new_actor(self, d_model: int) -> ExpertActor:
+        """The actor, with the scale of the embeddings on the train window."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(self.seed, "weights").integers(2**62)))
+            actor = ExpertActor(d_model, self.config.expert.hidden)
+        rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
+        some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
+        actor.scale.fit(self.table.look(some), torch.from_numpy(self.world.present[some]))
+        return actor
+
+    def _drawn_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights[E,N], cash[E]) drawn evenly from all portfolios of what is there at rows[E]."""
+        n_assets = self.world.n_assets
+        lots = self.starts.chance.standard_exponential((len(rows), n_assets + 1), dtype=np.float32)
+        parts = torch.from_numpy(lots)
+        parts[:, :n_assets] *= self._known[rows]
+        parts /= parts.sum(-1, keepdim=True)
+        return parts[:, :n_assets], parts[:, n_assets]
+
+    def _descend(self, loss: Tensor) -> Metrics:
+        """One step of AdamW, unless a number is none."""
+        rate = self._set_learning_rate()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), self.config.train.grad_clip)
+        metrics = {"losses/total": float(loss.detach()), "losses/gradient_norm": float(norm)}
+        bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+        if bad:
+            shown = ", ".join(f"{name} = {metrics[name]}" for name in bad)
+            raise TrainingError(
+                f"training diverged at step {self.steps:,}: {shown}. The weights were not changed "
+                "by this step; the last checkpoint is good. Lower train.lr_actor or expert.horizon,"
+                " and check the features for outliers."
+            )
+        self.optimizer.step()
+        self.updates += 1
+        return metrics | {"charts/learning_rate": rate, "charts/updates": float(self.updates)}
+
+    def _set_learning_rate(self) -> float:
+        train, warmup = self.config.train, self.config.expert.warmup_updates
+        warmth = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
+        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
+        rate = train.lr_actor * share * warmth
+        self.optimizer.param_groups[0]["lr"] = rate
+        return float(rate)
+
+
+def utility(gain: Tensor, reward: RewardConfig) -> Tensor:
+    """What returns are worth, elementwise: what `rewards.reward` pays for them."""
+    base = torch.log1p(gain) if reward.kind == "log_return" else gain
+    return (base - reward.variance_penalty * gain.square()) * reward.scale
+
+
+def _refuse_settings(config: Config, world: World) -> None:
+    """Raise where the configuration asks for what gradients through the market cannot give."""
+    reward = config.reward
+    found = [
+        (reward.kind not in ("return", "log_return"), f"reward.kind={reward.kind}", "return"),
+        (reward.drawdown_penalty > 0, f"reward.drawdown_penalty={reward.drawdown_penalty:g}", "0"),
+        (reward.cvar_penalty > 0, f"reward.cvar_penalty={reward.cvar_penalty:g}", "0"),
+        (config.lora.enabled, "lora.enabled=true", "false"),
+    ]
+    wrong = [f"{given} (take {instead})" for bad, given, instead in found if bad]
+    if wrong:
+        raise ConfigError(
+            f"train.algo=APG cannot learn with {', '.join(wrong)}: its gradient is that of each "
+            "bar's return and of its square, and adapters are moved by critics, of which it has "
+            "none. Change these, or learn with SAC or TD3."
+        )
+    shortest = min(len(span) for span in world.spans("train"))
+    if config.expert.horizon + 1 > shortest:
+        raise DataError(
+            f"expert.horizon={config.expert.horizon} does not fit into split.train, in which a "
+            f"book can take {shortest - 1} steps. Shorten the horizon."
+        )
