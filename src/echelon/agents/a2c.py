@@ -240,6 +240,9 @@ class A2C:
         self._starts_chance = unpack_generator(state["starts"])
         self.steps = int(state["steps"])
 
+    def close(self) -> None:
+        """Nothing was kept outside of it."""
+
     def _fit_encoders(self) -> None:
         """Show the train window to the encoders, which may choose something by it."""
         first = self.span.start - self.world.window + 1

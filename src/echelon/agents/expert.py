@@ -132,6 +132,12 @@ class ExpertLearner:
         encoder = with_prefix("encoder.", self.serving.state_dict())
         return encoder | with_prefix("actor.", self._actor().state_dict())
 
+    def close(self) -> None:
+        """Remove the files of the tables."""
+        self.table.close()
+        if self.adapter is not None:
+            self.adapter.slow_table.close()
+
     def _core(self, d_model: int) -> OffPolicy:
         """The networks, with the scale of the embeddings on the train window, and their learner."""
         hidden = self.config.expert.hidden

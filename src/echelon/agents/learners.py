@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from echelon.agents.a2c import A2C
+from echelon.agents.apg import APG
+from echelon.agents.expert import ExpertLearner
+from echelon.agents.pretrain import Pretrained, ensure_encoder
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.world import World, world_of
@@ -57,7 +61,45 @@ class Learner(Protocol):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
 
+    def close(self) -> None:
+        """Training has ended: remove what can be computed again."""
+
 
 def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
-    """The learner that `train.algo` names; directory: the seed's own."""
-    return A2C(config, worlds.train, seed)
+    """The learner that `train.algo` names; directory: the seed's own.
+
+    The encoder of experts is the run's, two directories up; `ready` has it pre-trained beforehand,
+    otherwise that is done here.
+    """
+    if config.train.algo == "A2C":
+        return A2C(config, worlds.train, seed)
+    base = _encoder(config, worlds, directory, lambda: False)
+    assert base is not None, "nobody asked it to stop"
+    tables = directory / "tables"
+    if config.train.algo == "APG":
+        return APG(config, worlds.train, seed, base.encoder, tables)
+    return ExpertLearner(config, worlds.train, seed, base.encoder, tables)
+
+
+def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
+    """Whether everything is there that the learner needs; False: stopped before it was.
+
+    Experts need the run's encoder: whichever seed comes first pre-trains it, the others wait.
+    """
+    if config.train.algo == "A2C":
+        return True
+    return _encoder(config, worlds, directory, should_stop) is not None
+
+
+def _encoder(
+    config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]
+) -> Pretrained | None:
+    return ensure_encoder(
+        config,
+        worlds.train,
+        directory.parents[1],
+        config.seed,
+        should_stop=should_stop,
+        valid=worlds.valid,
+        data=worlds.data,
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
-from echelon.agents.learners import Worlds
+from echelon.agents.learners import Worlds, ready
 from echelon.agents.training import (
     Outcome,
     Progress,
@@ -15,6 +15,7 @@ from echelon.agents.training import (
     finished_outcome,
     resume_point,
     seed_directory,
+    unbegun,
 )
 from echelon.config import Config
 from echelon.features.prepared import Prepared
@@ -43,6 +44,8 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
                 return done
             point = resume_point(directory)
         worlds = Worlds.of(Prepared.open(job.run), job.config)
+        if not ready(job.config, worlds, directory, should_stop):
+            return unbegun(job.seed)
         training = Training(job.config, worlds, directory, job.seed, resume=point)
         return training.run(report, should_stop)
 

@@ -74,6 +74,12 @@ class EmbeddingTable:
         assert self._standing[which].all(), "a row was asked for that has no whole window"
         return torch.from_numpy(self._z[which])
 
+    def close(self) -> None:
+        """Remove the file, if there is one; the table cannot be looked at any more."""
+        self._z = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
     def _chunks(self, encoder: Encoder) -> Iterator[tuple[range, Floats32]]:
         """(rows, their embeddings), from the first row to the last."""
         was_training = encoder.training

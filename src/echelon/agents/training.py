@@ -194,6 +194,7 @@ class Training:
                     ending = "stopped"
                     break
             self._checkpoint(log)
+            learner.close()
         except BaseException:
             self._finish(sinks, log, "failed")
             raise
@@ -423,6 +424,11 @@ def finished_outcome(config: Config, directory: Path) -> Outcome | None:
     if outcome.step >= config.train.total_env_steps or (outcome.ending == "patience" and impatient):
         return outcome
     return None
+
+
+def unbegun(seed: int) -> Outcome:
+    """Of a training that was stopped before its first step."""
+    return Outcome(seed, "stopped", 0, -1, -math.inf, 0.0)
 
 
 def resume_point(directory: Path) -> Path | None:

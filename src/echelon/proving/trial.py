@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds
+from echelon.agents.learners import Worlds, ready
 from echelon.agents.policy import load_policy
 from echelon.agents.training import Outcome, Training, finished_outcome, resume_point
 from echelon.backtest.policy import Policy
@@ -95,6 +95,8 @@ def train_agent(
     """Train, or go on, or take what is trained already; None: stopped before the end."""
     outcome = finished_outcome(config, directory)
     if outcome is None:
+        if not ready(config, worlds, directory, should_stop):
+            return None
         training = Training(config, worlds, directory, seed, resume=resume_point(directory))
         outcome = training.run(report, should_stop)
         if outcome.ending == "stopped":
