@@ -19,8 +19,9 @@ from markets import CONFIGS
 from worlds import make_world
 
 from echelon.agents.a2c import A2C
-from echelon.agents.learners import Worlds
+from echelon.agents.learners import Worlds, make_learner
 from echelon.agents.policy import ActorPolicy
+from echelon.agents.pretrain import pretrain
 from echelon.agents.training import Training
 from echelon.backtest.baselines import make_baseline, run_baselines
 from echelon.backtest.run import run_backtest
@@ -71,8 +72,11 @@ ELSEWHERE = {
     # Steers the command, not an agent: the tests of `echelon train` see to it.
     "train.seeds",
 }
-FILES = ("qtmrl", "qtmrl-fast", "hierarchical", "demo")
-OURS = ("state", "model", "train", "reward", "eval", "logging", "walk_forward")
+FILES = ("qtmrl", "qtmrl-fast", "hierarchical", "demo", "sac")
+OURS = (
+    *("state", "model", "train", "reward", "eval", "logging", "walk_forward"),
+    *("pretrain", "lora", "expert"),
+)
 """Sections of which every key must have an effect, whether a shipped file names it or not."""
 
 
@@ -181,13 +185,6 @@ def _world(config: Config) -> World:
     return make_world(n_rows=140, n_assets=4, seed=6, window=config.window, splits=splits)
 
 
-def _refused(bench: Bench, *overrides: str) -> object:
-    try:
-        return bench.config(*overrides).train.algo
-    except ConfigError as error:
-        return str(error)
-
-
 def _rule_of_thumb(bench: Bench, *overrides: str) -> object:
     config = bench.config(*overrides)
     momentum = make_baseline("momentum", config)
@@ -201,6 +198,37 @@ def _learned(bench: Bench, *overrides: str) -> object:
     for _ in range(3):
         agent.train_once()
     return [p.detach().numpy().tobytes() for p in agent.net.parameters()]
+
+
+EXPERT = (
+    *SMALL,
+    *("train.algo=SAC", "train.rollout_steps=10", "train.lr_actor=0.003", "expert.hidden=8"),
+    *("pretrain.horizons=[1, 2]", "pretrain.epochs=2", "pretrain.batch_rows=16"),
+    *("expert.batch_size=8", "expert.buffer_size=400", "expert.learning_starts=20"),
+    *("expert.updates_per_step=0.1", "expert.warmup_updates=4", "lora.rank=2", "lora.lr=0.01"),
+    *("lora.every_updates=2", "lora.refresh_updates=4"),
+)
+"""An expert as small: 40 steps a round, four updates."""
+
+
+def _expert(bench: Bench, *overrides: str) -> object:
+    """Weights of an expert and of its encoder after four rounds."""
+    bench.n += 1
+    config = bench.config(*EXPERT, *overrides)
+    world = _world(config)
+    place = bench.root / f"run{bench.n}" / "seeds" / "1"
+    learner = make_learner(config, Worlds(world, world, "data"), place, 1)
+    for _ in range(4):
+        learner.train_once()
+    return {name: value.numpy().tobytes() for name, value in learner.weights().items()}
+
+
+def _passes(bench: Bench, *overrides: str) -> object:
+    """How long pre-training went on."""
+    config = bench.config(*EXPERT, *overrides)
+    found = pretrain(config, _world(config), 1)
+    assert found is not None
+    return found.facts["epochs"]
 
 
 def _trained(bench: Bench, *overrides: str) -> dict[str, object]:
@@ -290,6 +318,11 @@ def under(observe: Observe, *base: str) -> Observe:
 _few_baselines = under(_baselines, "eval.baselines=[equal_weight, min_variance, momentum]")
 # 500 returns are known after one update.
 _tailed = under(_learned, "train.books=120", "reward.cvar_penalty=1")
+_patient = under(_passes, "pretrain.epochs=9", "pretrain.lr=0.1", "pretrain.patience=1")
+_adapted = under(_expert, "lora.enabled=true")
+_td3 = under(_expert, "train.algo=TD3")
+_apg = under(_expert, "train.algo=APG", "expert.horizon=5")
+_timesnet = under(_learned, "model.encoder=TimesNet")
 EFFECTS: dict[str, tuple[str, Observe]] = {
     "seed": ("seed=43", _market),
     "assets": ("assets=[AAPL, JNJ]", _symbols),
@@ -329,7 +362,38 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "model.hidden": ("model.hidden=12", _learned),
     "model.cross_asset": ("model.cross_asset=attention", _learned),
     "model.shared_encoder": ("model.shared_encoder=false", _learned),
-    "train.algo": ("train.algo=DQN", _refused),
+    "model.periods": ("model.periods=[2, 4]", _timesnet),
+    "model.n_periods": ("model.n_periods=1", _timesnet),
+    "pretrain.enabled": ("pretrain.enabled=false", _expert),
+    "pretrain.horizons": ("pretrain.horizons=[1, 3]", _expert),
+    "pretrain.masked_share": ("pretrain.masked_share=0.5", _expert),
+    "pretrain.epochs": ("pretrain.epochs=4", _passes),
+    "pretrain.patience": ("pretrain.patience=8", _patient),
+    "pretrain.batch_rows": ("pretrain.batch_rows=10", _expert),
+    "pretrain.lr": ("pretrain.lr=0.01", _expert),
+    "pretrain.weight_decay": ("pretrain.weight_decay=0.5", _expert),
+    "lora.enabled": ("lora.enabled=true", _expert),
+    "lora.rank": ("lora.rank=1", _adapted),
+    "lora.alpha": ("lora.alpha=4", _adapted),
+    "lora.lr": ("lora.lr=0.001", _adapted),
+    "lora.every_updates": ("lora.every_updates=1", _adapted),
+    "lora.refresh_updates": ("lora.refresh_updates=3", _adapted),
+    "expert.hidden": ("expert.hidden=12", _expert),
+    "expert.buffer_size": ("expert.buffer_size=40", _expert),
+    "expert.batch_size": ("expert.batch_size=9", _expert),
+    "expert.updates_per_step": ("expert.updates_per_step=0.2", _expert),
+    "expert.learning_starts": ("expert.learning_starts=40", _expert),
+    "expert.tau": ("expert.tau=0.5", _expert),
+    "expert.warmup_updates": ("expert.warmup_updates=0", _expert),
+    "expert.entropy": ("expert.entropy=0.3", _expert),
+    "expert.target_entropy": ("expert.target_entropy=-3", _expert),
+    "expert.exploration_noise": ("expert.exploration_noise=0.5", _td3),
+    "expert.target_noise": ("expert.target_noise=0.4", _td3),
+    "expert.noise_clip": ("expert.noise_clip=0.05", _td3),
+    "expert.policy_delay": ("expert.policy_delay=3", _td3),
+    "expert.horizon": ("expert.horizon=6", _apg),
+    "expert.weight_decay": ("expert.weight_decay=0.5", _apg),
+    "train.algo": ("train.algo=TD3", _expert),
     "train.gamma": ("train.gamma=0.5", _learned),
     "train.gae_lambda": ("train.gae_lambda=0.5", _learned),
     "train.entropy_coef": ("train.entropy_coef=0.2", _learned),
@@ -354,6 +418,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "train.threads": ("train.threads=2", _threads),
     "reward.kind": ("reward.kind=log_return", _learned),
     "reward.scale": ("reward.scale=10", _learned),
+    "reward.variance_penalty": ("reward.variance_penalty=100", _learned),
     "reward.drawdown_penalty": ("reward.drawdown_penalty=1", _learned),
     "reward.cvar_penalty": ("reward.cvar_penalty=2", _tailed),
     "reward.cvar_tail": ("reward.cvar_tail=0.2", _tailed),
