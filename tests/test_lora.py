@@ -33,7 +33,7 @@ LORA = LoraConfig(rank=4)
 X = torch.randn((30, N, F), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(params=["TimeCNN", "Transformer"])
+@pytest.fixture(params=["TimeCNN", "Transformer", "TimesNet"])
 def encoder(request: pytest.FixtureRequest) -> Encoder:
     return make_encoder(request.param)
 
@@ -44,7 +44,9 @@ def make_encoder(kind: str = "TimeCNN") -> Encoder:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build_encoder(config, F).eval()
+        encoder = build_encoder(config, F).eval()
+    encoder.fit(X)
+    return encoder
 
 
 def encode(encoder: Encoder) -> Tensor:

@@ -578,7 +578,7 @@ def test_one_step_task_is_solved(algo: type[OffPolicy]) -> None:
     settings = OffPolicySettings(lr_actor=3e-3, lr_critic=3e-3, warmup_updates=10)
     core = algo(GaussianMLP(1, 1, (32,)), TwinMLP(1, 1, (32, 32)), settings, 0)
     chance = torch.Generator().manual_seed(0)
-    for _ in range(500):
+    for _ in range(300):
         s = 2.0 * (torch.rand(128, 1, generator=chance) < 0.5) - 1.0
         a = 2.0 * torch.rand(128, 1, generator=chance) - 1.0
         paid = -(a - 0.5 * s).square()[:, 0]

@@ -27,7 +27,9 @@ def make_encoder(kind: str = "TimeCNN", seed: int = 0, *overrides: str) -> Encod
     settings = ("model.n_layers=2", f"model.encoder={kind}", f"model.d_model={D}", f"window={W}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_encoder(make_config(*settings, *overrides), F)
+        encoder = build_encoder(make_config(*settings, *overrides), F)
+    encoder.fit(torch.from_numpy(one_world().x[:36].copy()))
+    return encoder
 
 
 def one_world(n_rows: int = 60, seed: int = 0) -> World:
@@ -46,7 +48,7 @@ def direct(encoder: Encoder, x: np.ndarray, row: int) -> torch.Tensor:
         return encoder.eval()(torch.from_numpy(x[row - W + 1 : row + 1].copy()))[0]
 
 
-@pytest.mark.parametrize("kind", ["TimeCNN", "Transformer"])
+@pytest.mark.parametrize("kind", ["TimeCNN", "Transformer", "TimesNet"])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_every_row_equals_its_direct_encoding(
     kind: str, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +158,7 @@ def test_looked_up_embeddings_are_copies(tmp_path: Path) -> None:
     assert torch.equal(table.look(at(10)), before)
 
 
-@pytest.mark.parametrize("kind", ["TimeCNN", "Transformer"])
+@pytest.mark.parametrize("kind", ["TimeCNN", "Transformer", "TimesNet"])
 def test_rows_encoded_for_training_equal_the_table(kind: str) -> None:
     world, encoder = one_world(), make_encoder(kind).eval()
     table = EmbeddingTable(world, D)

@@ -102,7 +102,7 @@ class ExpertLearner:
         self.replay = Replay(max(expert.buffer_size, train.books), world.n_assets)
         self._due = 0.0
         self._latest: Metrics = dict.fromkeys(METRICS[train.algo], 0.0)
-        self._present = torch.from_numpy(np.asarray(world.present))
+        self._present = torch.from_numpy(np.array(world.present))
         self._actions_chance = torch.Generator().manual_seed(
             int(stream(seed, "actions").integers(2**62))
         )
