@@ -51,7 +51,7 @@ from echelon.report.series import (
     shortest_period,
     thinned,
 )
-from echelon.report.tables import best_of
+from echelon.report.tables import best_of, encoder_lines
 from echelon.report.texts import MEASURES_ZH, NAMES, REASONS, TEXTS, Words
 from echelon.report.write import command_for
 from echelon.runs import RunDirectory
@@ -685,3 +685,26 @@ def test_browser_draws_every_chart_of_the_open_tab(run: Path, page: str, tmp_pat
     shown = re.findall(r'<div class="chart[^"]*" data-chart="([^"]+)"', done.stdout)
     drawn = re.findall(r'class="chart js-plotly-plot" data-chart="([^"]+)"', done.stdout)
     assert set(drawn) == {key for key in shown if not key.startswith("valid/")}
+
+
+def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
+    assert encoder_lines(tmp_path, Words("en")) == []
+    file = tmp_path / "encoder" / "encoder.json"
+    file.parent.mkdir()
+    score = {
+        "cells": 9,
+        "r2": {"encoder": 0.021, "linear": 0.02, "last": None},
+        "over_linear": {"estimate": 0.001, "low": -0.002, "high": 0.004},
+    }
+    facts = {"enabled": True, "scores": {"return_5": score, "return_9": {"cells": 0}}}
+    file.write_text(json.dumps({"facts": facts}))
+    (line,) = encoder_lines(tmp_path, Words("en"))
+    assert line == (
+        "return_5: R² 2.10 %, ridge 2.00 %, last value –; error below the ridge's by 0.10 % "
+        "(-0.20 % to 0.40 %)"
+    )
+    file.write_text(json.dumps({"facts": {"enabled": False}}))
+    assert encoder_lines(tmp_path, Words("zh")) == ["随机初始化，未预训练"]
+    file.write_text("{")
+    with pytest.raises(StoreError, match=r"encoder\.json: damaged"):
+        encoder_lines(tmp_path, Words("en"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from echelon.config import Config
+from echelon.errors import StoreError
 from echelon.market import resolve_rules
 from echelon.ops.measures import LABELS
 from echelon.report.gather import Record, RunData, SplitData
@@ -240,7 +243,45 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
         ("fact_report", [command]),
         ("fact_versions", [versions or unknown]),
     ]
+    foreseen = encoder_lines(run.path, words)
+    if foreseen:
+        rows.insert(-1, ("fact_encoder", foreseen))
     return facts_list(rows, words)
+
+
+def encoder_lines(run: Path, words: Words) -> list[str]:
+    """What the pre-trained encoder foresees out of sample, a line a target; none without one."""
+    file = run / "encoder" / "encoder.json"
+    if not file.is_file():
+        return []
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))["facts"]
+        if not facts["enabled"]:
+            return [words("encoder_drawn")]
+        return [
+            _foreseen(target, score, words)
+            for target, score in facts["scores"].items()
+            if score["cells"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file}: damaged ({error}). Train the run anew.") from None
+
+
+def _foreseen(target: str, score: Mapping[str, Any], words: Words) -> str:
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.2f} %"
+
+    r2, gain = score["r2"], score["over_linear"]
+    return words(
+        "encoder_score",
+        target=target,
+        own=percent(r2["encoder"]),
+        linear=percent(r2["linear"]),
+        last=percent(r2["last"]),
+        gain=percent(gain["estimate"]),
+        low=percent(gain["low"]),
+        high=percent(gain["high"]),
+    )
 
 
 def facts_list(rows: Sequence[tuple[str, Sequence[str]]], words: Words) -> str:

@@ -236,6 +236,10 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "policy_loss": ("Policy loss", "策略损失"),
         "entropy": ("Entropy per asset", "策略熵（每资产）"),
         "gradient_norm": ("Gradient norm", "梯度范数"),
+        "critic_loss": ("Critics' loss", "价值网络损失"),
+        "actor_loss": ("Actor's loss", "策略网络损失"),
+        "action_entropy": ("Entropy of the actions", "动作熵"),
+        "temperature": ("Temperature", "温度系数"),
         "valid_measure": ("Validation: {measure}", "验证集：{measure}"),
         "chosen": ("Chosen checkpoint", "选中的检查点"),
         "steps": ("Environment steps", "环境步数"),
@@ -269,6 +273,14 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "fact_prices": ("Ledger prices", "账本价格"),
         "fact_fees": ("Costs charged", "计费规则"),
         "fact_actions": ("Actions taken", "动作选取"),
+        "fact_encoder": ("Encoder out of sample", "编码器样本外表现"),
+        "encoder_drawn": ("as drawn, not pre-trained", "随机初始化，未预训练"),
+        "encoder_score": (
+            "{target}: R² {own}, ridge {linear}, last value {last}; error below the ridge's by "
+            "{gain} ({low} to {high})",
+            "{target}：R² {own}，岭回归 {linear}，末值 {last}；"
+            "误差比岭回归低 {gain}（{low} 至 {high}）",
+        ),
         "fact_reads": ("Times evaluated", "评估次数"),
         "fact_year": ("Bars a year", "每年 K 线数"),
         "fact_versions": ("Libraries", "依赖版本"),

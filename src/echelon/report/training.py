@@ -32,6 +32,10 @@ _METRICS = (
     ("losses/value", "value_loss"),
     ("losses/policy", "policy_loss"),
     ("losses/entropy", "entropy"),
+    ("losses/critic", "critic_loss"),
+    ("losses/actor", "actor_loss"),
+    ("charts/entropy", "action_entropy"),
+    ("charts/temperature", "temperature"),
 )
 
 
