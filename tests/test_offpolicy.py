@@ -588,8 +588,8 @@ def test_one_step_task_is_solved(algo: type[OffPolicy]) -> None:
 
 
 @pytest.mark.slow
-@BOTH
-def test_pendulum_is_learned(algo: type[OffPolicy]) -> None:
-    """By lot about −1,200; held upright from most states −150 to −250."""
-    policy = train_ours(algo.__name__, seed=0, steps=5_000)
-    assert np.mean(judge(policy)) > -400
+@pytest.mark.timeout(1200)  # half a minute of processor time, but others may be using it
+@pytest.mark.parametrize(("algo", "steps"), [("SAC", 4_500), ("TD3", 6_500)])
+def test_pendulum_is_learned(algo: str, steps: int) -> None:
+    """By lot it returns about −1,200; held upright from most states −120 to −200."""
+    assert np.mean(judge(train_ours(algo, seed=0, steps=steps))) > -400
