@@ -402,6 +402,8 @@ def test_shell_completion_is_offered(tmp_path: Path) -> None:
         text=True,
         check=False,
         cwd=tmp_path,
+        # The shell is named; looking for one among our ancestors finds none in a bare process.
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     )
     assert "complete" in done.stdout
 

@@ -93,3 +93,14 @@ def test_workers_stop_in_order_when_their_parent_is_stopped_or_killed(
     assert process.wait(60) == (0 if number == signal.SIGINT else -number)
     assert _seen(tmp_path, "*.ended", 2)
     assert not (tmp_path / "c.begun").exists()
+
+
+def _blocked(job: int, report: Report, should_stop: ShouldStop) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_are_born_deaf_to_ctrl_c_and_the_parent_is_not() -> None:
+    """A terminal sends it to all of them; one that is still importing would die of it."""
+    done = run_jobs(_blocked, [1, 2], workers=2)
+    assert done.results == [True, True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -154,7 +154,13 @@ class _Pool(Generic[J, R]):
         process = self._context.Process(
             target=_work, args=(self._task, k, self._jobs[k], self._messages, self._stop)
         )
-        process.start()
+        # Born deaf to Ctrl-C, which also reaches workers from a terminal: one that is still
+        # importing would die of it before it can be asked to stop. Ours is kept until after.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._running[k] = process
 
     def _listen(self) -> None:
