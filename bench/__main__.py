@@ -4,7 +4,8 @@ A benchmark is a module of this directory with a `main()` that prints its table 
 returns something other than 0, where what it promises does not hold; its docstring says what
 that is. Each runs in a process of its own, so that one
 does not warm caches, compile kernels or raise the peak memory of another. One that fails does not
-stop the rest; the closing lines name it and the exit code is 1.
+stop the rest; the closing lines name it and the exit code is 1. Those that take half an hour
+(`LONG`) run only when they are named.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ THREADS = (
     "MKL_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
+LONG = ("pendulum",)
 SHOWN = ("numpy", "numba", "polars", "pyarrow", "pandas", "TA-Lib", "torch")
 
 
@@ -80,14 +82,14 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(known) or 'none'}")
     if args.list:
         for name, title in known.items():
-            print(f"{name}: {title}")
+            print(f"{name}: {title}{' (only when named)' if name in LONG else ''}")
         return 0
     if args.here:
         return int(importlib.import_module(f"bench.{args.here}").main() or 0)
 
     print(describe_machine(), flush=True)
     failed = []
-    for name in args.names or known:
+    for name in args.names or [name for name in known if name not in LONG]:
         print(f"\n== {name}: {known[name]}", flush=True)
         good, seconds = run(name)
         print(f"-- {name}: {'done' if good else 'FAILED'} in {seconds:.0f} s", flush=True)
