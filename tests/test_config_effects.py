@@ -386,6 +386,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "expert.tau": ("expert.tau=0.5", _expert),
     "expert.warmup_updates": ("expert.warmup_updates=0", _expert),
     "expert.entropy": ("expert.entropy=0.3", _expert),
+    "expert.first_temperature": ("expert.first_temperature=0.1", _expert),
     "expert.target_entropy": ("expert.target_entropy=-3", _expert),
     "expert.exploration_noise": ("expert.exploration_noise=0.5", _td3),
     "expert.target_noise": ("expert.target_noise=0.4", _td3),

@@ -103,6 +103,7 @@ class OffPolicySettings:
     tau: float = 0.005
     warmup_updates: int = 1_000
     entropy: float | Literal["auto"] = "auto"
+    first_temperature: float = 1.0
     target_entropy: float = -1.0
     exploration_noise: float = 0.1
     target_noise: float = 0.2
@@ -120,6 +121,7 @@ class OffPolicySettings:
             tau=expert.tau,
             warmup_updates=expert.warmup_updates,
             entropy=expert.entropy,
+            first_temperature=expert.first_temperature,
             target_entropy=expert.target_entropy,
             exploration_noise=expert.exploration_noise,
             target_noise=expert.target_noise,

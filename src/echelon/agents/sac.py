@@ -45,7 +45,8 @@ class SAC(OffPolicy):
         self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
     ) -> None:
         super().__init__(actor, critic, settings, seed)
-        first = 1.0 if settings.entropy == "auto" else settings.entropy
+        given = settings.entropy
+        first = settings.first_temperature if given == "auto" else given
         self.log_alpha = nn.Parameter(torch.tensor([math.log(first)]))
         self.alpha_descent = Descent(
             "temperature", iter([self.log_alpha]), settings.lr_actor, math.inf

@@ -101,6 +101,8 @@ class ExpertConfig(Section):
     """Updates over which the learning rates rise to their full size."""
     entropy: PositiveFloat | Literal["auto"] = "auto"
     """SAC's temperature; auto: such that the entropy of the actions is `target_entropy`."""
+    first_temperature: PositiveFloat = 1.0
+    """SAC: temperature to begin with where `entropy` is auto; rewards of 0.1 want one of 0.1."""
     target_entropy: float = -1.0
     """SAC: entropy aimed at, per asset that can be traded."""
     exploration_noise: NonNegativeFloat = 0.1
