@@ -331,6 +331,27 @@ def test_total_loss_is_the_weighted_sum_of_its_parts() -> None:
     assert metrics["losses/total"] == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.parametrize("rows", [module._PIECE_ROWS, 1])
+def test_explained_variance_is_of_the_returns_and_values_of_the_whole_update(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = learner("train.gae_lambda=0.9")
+    monkeypatch.setattr(module, "_PIECE_ROWS", rows)
+    for _ in range(3):
+        agent.train_once()
+    agent._begin_episodes()
+    rollout = agent.collect()
+    with torch.no_grad():
+        every = torch.ones(*rollout.portfolio.shape[:4], 3, dtype=torch.bool)
+        market = rollout.market.map(lambda part: part[:, :, None])
+        value = agent.net(market, rollout.portfolio, rollout.present, every).value
+        returns = module.targets(rollout, value, normalize=False, trace=0.9).returns
+    error = (returns - value[:, :-1]).numpy().astype(np.float64)
+    wanted = 1.0 - error.var() / returns.numpy().astype(np.float64).var()
+    found = agent.update(rollout)["charts/explained_variance"]
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
 def test_entropy_of_a_new_network_is_nearly_that_of_a_coin_with_three_sides() -> None:
     agent = learner(splits={"train": range(36), "valid": range(36, 48), "test": range(48, 60)})
     entropy = agent.train_once()["losses/entropy"]

@@ -171,9 +171,13 @@ def test_pieces_add_up_to_the_loss_and_to_its_gradients(
     net, rollout = made_up(*overrides)
     options = {"normalize": True, "trace": 0.7, "peers": True}
     whole = a2c_losses(net, rollout, **options)  # type: ignore[arg-type]
+    once = next(losses_by_piece(net, rollout, **options)).valued  # type: ignore[arg-type]
     monkeypatch.setattr(module, "_PIECE_ROWS", bars * 2 * 3 * 5)
-    pieces = list(losses_by_piece(net, rollout, **options))  # type: ignore[arg-type]
+    found = list(losses_by_piece(net, rollout, **options))  # type: ignore[arg-type]
+    pieces = [piece.losses for piece in found]
     assert len(pieces) == math.ceil(4 / bars)
+    for part, wanted in zip(zip(*(p.valued for p in found), strict=True), once, strict=True):
+        torch.testing.assert_close(torch.cat(part, dim=1), wanted, rtol=1e-5, atol=1e-6)
     added = Losses(*(torch.stack(parts).sum() for parts in zip(*pieces, strict=True)))
     parameters = list(net.parameters())
     for one, two in zip(whole, added, strict=True):

@@ -157,6 +157,7 @@ def training_row(step: int, rng: np.random.Generator) -> dict[str, float]:
         "losses/total": 1.0,
         "losses/policy": rng.normal(0, 0.01),
         "losses/value": float(np.exp(-step / 1000)),
+        "charts/explained_variance": 1.0 - float(np.exp(-step / 3000)),
         "losses/entropy": 1.0 - step / 10_000,
         "losses/gradient_norm": 0.5,
         "charts/reward": step / 6000,
@@ -313,6 +314,18 @@ def test_chosen_checkpoints_are_marked_on_the_validation_curve(page: str) -> Non
         "Seed 43": 5000,
         "Seed 44": 4000,
     }
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_explained_variance_is_shown_beside_the_value_loss(run: Path, lang: str) -> None:
+    words = Words(lang)
+    chart = figures(html_of(run, ["test"], lang))["training"]
+    titles = [note["text"] for note in chart["layout"]["annotations"]]
+    assert titles[1:3] == [words("value_loss"), words("explained_variance")]
+    grid = chart["layout"]["grid"]
+    assert grid["rows"] * grid["columns"] >= len(titles) == 7
+    curve = next(t for t in chart["data"] if t["xaxis"] == "x3" and len(t["x"]) == 60)
+    assert curve["y"][-1] == pytest.approx(1.0 - np.exp(-2.0), rel=1e-3)
 
 
 def test_monthly_returns_worked_out_by_hand() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from echelon.ops.returns import discounted_returns, lambda_returns, standardized
+from echelon.ops.returns import (
+    discounted_returns,
+    explained_variance,
+    lambda_returns,
+    standardized,
+)
 
 
 def column(*values: float) -> Tensor:
@@ -151,3 +158,27 @@ def test_standardized_has_mean_zero_and_deviation_one_over_all_axes() -> None:
 def test_standardized_equal_values_are_zero_and_finite() -> None:
     assert standardized(torch.full((2, 3), 4.0)).tolist() == [[0.0] * 3] * 2
     assert standardized(torch.tensor([7.0])).tolist() == [0.0]
+
+
+def test_explained_variance_by_hand() -> None:
+    # G = 4, 6, 8, 10: variance 5. G − V = 1, −1, 1, −1: variance 1.
+    returns, values = torch.tensor([[4.0, 6.0], [8.0, 10.0]]), torch.tensor([[3.0, 7.0], [7.0, 11]])
+    assert explained_variance(returns, values) == pytest.approx(1.0 - 1.0 / 5.0)
+    assert explained_variance(returns, returns + 3.0) == 1.0  # a constant error is not variance
+    assert explained_variance(returns, torch.full_like(returns, -2.0)) == 0.0
+    assert explained_variance(returns, 3.0 * returns) == pytest.approx(1.0 - 4.0)
+
+
+def test_explained_variance_of_returns_that_do_not_vary_is_zero() -> None:
+    same = torch.full((3, 2), 0.1)
+    assert explained_variance(same, torch.rand(3, 2)) == 0.0
+    assert explained_variance(same[:1, :1], same[:1, :1]) == 0.0
+
+
+def test_explained_variance_of_nearly_constant_returns_is_a_number() -> None:
+    returns = torch.tensor([0.0, 1e-30])
+    assert math.isfinite(explained_variance(returns, torch.tensor([0.0, 1e10])))
+
+
+def test_explained_variance_of_returns_that_are_no_numbers_is_none() -> None:
+    assert math.isnan(explained_variance(torch.tensor([1.0, math.nan]), torch.zeros(2)))

@@ -243,7 +243,8 @@ def test_log_has_losses_at_their_interval_and_validations_at_theirs(straight: Tr
     assert losses["step"].to_list() == [40, 80, 120]
     assert scores_of(straight.directory)["step"].to_list() == [40, 80, 120]
     wanted = {f"losses/{n}" for n in ("total", "policy", "value", "entropy", "gradient_norm")}
-    wanted |= {f"charts/{n}" for n in ("reward", "learning_rate", "steps_per_second")}
+    wanted |= {f"charts/{n}" for n in ("reward", "explained_variance", "learning_rate")}
+    wanted.add("charts/steps_per_second")
     assert wanted <= set(log.columns)
     assert losses.select(sorted(wanted)).null_count().sum_horizontal().item() == 0
 

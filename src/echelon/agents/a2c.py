@@ -32,7 +32,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError, TrainingError
 from echelon.models import Acting, ActorCritic, Market, Output, build_actor_critic
-from echelon.ops.returns import lambda_returns, standardized
+from echelon.ops.returns import explained_variance, lambda_returns, standardized
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -165,7 +165,7 @@ class A2C:
         train = self.config.train
         learning_rates = self._set_learning_rates()
         self.optimizer.zero_grad(set_to_none=True)
-        losses = self._backward(rollout)
+        losses, explained = self._backward(rollout)
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), train.grad_clip)
         metrics = {
             "losses/total": float(self._total(losses)),
@@ -174,21 +174,25 @@ class A2C:
             "losses/entropy": float(losses.entropy) / self.world.n_assets,
             "losses/gradient_norm": float(norm),
             "charts/reward": float(rollout.reward.mean()),
+            "charts/explained_variance": explained,
             "charts/learning_rate": learning_rates,
         }
         self._refuse_divergence(metrics)
         self.optimizer.step()
         return metrics
 
-    def _backward(self, rollout: Rollout) -> Losses:
-        """Leave the gradients of the loss in the network; the parts of the loss, without a history.
+    def _backward(self, rollout: Rollout) -> tuple[Losses, float]:
+        """Leave the gradients of the loss in the network.
 
         The heads take the rollout in pieces, the encoder takes it whole.
+
+        Returns: the parts of the loss, without a history, and the explained variance
         """
         gathered = rollout.market.cut()
         train = self.config.train
         done: list[Losses] = []
-        for part in losses_by_piece(
+        told: list[Valued] = []
+        for part, valued in losses_by_piece(
             self.net,
             rollout._replace(market=gathered),
             normalize=train.normalize_advantages,
@@ -197,8 +201,11 @@ class A2C:
         ):
             self._total(part).backward()  # type: ignore[no-untyped-call]
             done.append(Losses(*(loss.detach() for loss in part)))
+            told.append(valued)
         rollout.market.backward(gathered)
-        return Losses(*(torch.stack(losses).sum() for losses in zip(*done, strict=True)))
+        losses = Losses(*(torch.stack(parts).sum() for parts in zip(*done, strict=True)))
+        whole = Valued(*(torch.cat(parts, dim=1) for parts in zip(*told, strict=True)))
+        return losses, explained_variance(whole.returns, whole.values)
 
     def _total(self, losses: Losses) -> Tensor:
         train = self.config.train
@@ -312,6 +319,20 @@ class Losses(NamedTuple):
     entropy: Tensor
 
 
+class Valued(NamedTuple):
+    """Returns and what the critic had expected of them: both [G,L,B], without a history."""
+
+    returns: Tensor
+    values: Tensor
+
+
+class Piece(NamedTuple):
+    """Some bars' share of the loss, and how they were valued."""
+
+    losses: Losses
+    valued: Valued
+
+
 class Targets(NamedTuple):
     """What values and log-probabilities are moved towards: returns, advantage[G,L,B]."""
 
@@ -328,6 +349,12 @@ def a2c_losses(
     peers: bool = False,
 ) -> Losses:
     """The parts of the loss on a rollout; gradients flow into the network."""
+    return _whole(net, rollout, normalize=normalize, trace=trace, peers=peers).losses
+
+
+def _whole(
+    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float, peers: bool
+) -> Piece:
     length = rollout.reward.shape[1]
     market = rollout.market.map(lambda part: part[:, :, None])
     # The row after the last step has a value only; what is allowed there does not matter.
@@ -346,7 +373,7 @@ def losses_by_piece(
     normalize: bool,
     trace: float = 1.0,
     peers: bool = False,
-) -> Iterator[Losses]:
+) -> Iterator[Piece]:
     """The same in parts that add up to it, some bars at a time.
 
     Their gradients add up too. All at once, the tensors of a large rollout are tens of MB each,
@@ -356,7 +383,7 @@ def losses_by_piece(
     groups, length, per_group, n_assets = rollout.actions.shape
     bars = max(1, _PIECE_ROWS // (groups * per_group * n_assets))
     if length <= bars:
-        yield a2c_losses(net, rollout, normalize=normalize, trace=trace, peers=peers)
+        yield _whole(net, rollout, normalize=normalize, trace=trace, peers=peers)
         return
     firsts = range(0, length, bars)
     with torch.no_grad():
@@ -370,8 +397,8 @@ def losses_by_piece(
         count = min(bars, length - first)
         output = net(*_bars(rollout, first, count), rollout.allowed.narrow(1, first, count))
         aim = Targets(*(part.narrow(1, first, count) for part in aims))
-        losses = _losses(output, rollout.actions.narrow(1, first, count), aim)
-        yield Losses(*(loss * (count / length) for loss in losses))
+        losses, valued = _losses(output, rollout.actions.narrow(1, first, count), aim)
+        yield Piece(Losses(*(loss * (count / length) for loss in losses)), valued)
 
 
 def targets(
@@ -404,16 +431,17 @@ def targets(
     return Targets(returns, standardized(advantage) if normalize else advantage)
 
 
-def _losses(output: Output, actions: Tensor, aims: Targets) -> Losses:
+def _losses(output: Output, actions: Tensor, aims: Targets) -> Piece:
     """Means over the books and bars that are there: logits[G,L,B,N,3], value[G,L,B]."""
     log_pi = torch.log_softmax(output.logits, dim=-1)
     chosen = log_pi.gather(-1, actions[..., None]).squeeze(-1).sum(-1)
     entropy = -(log_pi.exp() * log_pi).sum((-1, -2))
-    return Losses(
+    losses = Losses(
         policy=-(chosen * aims.advantage).mean(),
         value=(output.value - aims.returns).square().mean(),
         entropy=entropy.mean(),
     )
+    return Piece(losses, Valued(aims.returns, output.value.detach()))
 
 
 def _bars(rollout: Rollout, first: int, count: int) -> tuple[Market, Tensor, Tensor]:

@@ -40,6 +40,19 @@ def lambda_returns(r_t: Tensor, discount_t: Tensor, v: Tensor, trace: float) -> 
     return returns
 
 
+def explained_variance(returns: Tensor, values: Tensor) -> float:
+    """Share of the returns' variance that the values foresaw: 1 − Var(G − V) / Var(G).
+
+    1: all of it; 0: no more than a constant would, or returns that do not vary; below 0: values
+    that are worse than a constant. returns, values: of one shape, NaN where one of them is NaN.
+    """
+    assert returns.shape == values.shape, "returns and values differ in shape"
+    # In float64 no quotient of finite float32 numbers overflows.
+    g, v = returns.detach().double(), values.detach().double()
+    whole = float(g.var(correction=0))
+    return 1.0 - float((g - v).var(correction=0)) / whole if whole != 0.0 else 0.0
+
+
 def standardized(values: Tensor, eps: float = 1e-8) -> Tensor:
     """`values` less their mean, over their standard deviation."""
     return (values - values.mean()) / (values.std(correction=0) + eps)

@@ -5,6 +5,7 @@ Chinese texts need a Chinese font; where the machine has none, the pictures are 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -25,7 +26,7 @@ from echelon.report.headline import lead, rivals
 from echelon.report.palette import LIGHT, colour_of
 from echelon.report.tables import monthly_by_key
 from echelon.report.texts import Words
-from echelon.report.training import Panel, training_panels
+from echelon.report.training import COLUMNS, Panel, training_panels
 
 _SIZE = (12.8, 7.2)
 _DPI = 150
@@ -194,12 +195,12 @@ def _training(run: RunData, words: Words) -> Figure:
     note = words("training_note" if several else "training_note_one")
     figure = _figure(run, words, words("training"), note)
     panels = training_panels(run, words)
-    grid = figure.subplots(2, 3).ravel()
+    grid = figure.subplots(max(1, math.ceil(len(panels) / COLUMNS)), COLUMNS).ravel()
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, several=several)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    for axes in grid[3:]:
+    for axes in grid[max(0, len(panels) - COLUMNS) : len(panels)]:
         axes.set_xlabel(words("steps"))
     return figure
 

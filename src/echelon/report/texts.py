@@ -233,6 +233,7 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         ),
         "reward": ("Reward, as scaled for learning", "平均奖励（训练尺度）"),
         "value_loss": ("Value loss", "价值损失"),
+        "explained_variance": ("Returns' variance explained", "价值函数解释方差"),
         "policy_loss": ("Policy loss", "策略损失"),
         "entropy": ("Entropy per asset", "策略熵（每资产）"),
         "gradient_norm": ("Gradient norm", "梯度范数"),

@@ -26,10 +26,13 @@ from echelon.types import Floats
 
 MOST_ROWS = 250
 """Of a curve; longer ones are averaged in blocks, validations excepted."""
+COLUMNS = 3
+"""Panels side by side."""
 _LOG_SPREAD = 100.0
 _METRICS = (
     ("charts/reward", "reward"),
     ("losses/value", "value_loss"),
+    ("charts/explained_variance", "explained_variance"),
     ("losses/policy", "policy_loss"),
     ("losses/entropy", "entropy"),
     ("losses/critic", "critic_loss"),
@@ -66,7 +69,7 @@ class Panel(NamedTuple):
 
 
 def training_panels(run: RunData, words: Words) -> list[Panel]:
-    """Reward, losses, entropy, validation Sharpe, and what else chose the checkpoint.
+    """Reward, losses, what values explain, entropy, validation Sharpe, what else chose checkpoints.
 
     Where the Sharpe ratio chose, the last panel is the gradient's norm. Metrics that no seed has
     logged are left out.
@@ -139,13 +142,15 @@ def _chosen(curve: Curve, best_steps: Mapping[int, int]) -> Point | None:
 def training_chart(run: RunData, words: Words) -> Figure:
     """Small panels of what training logged, a line a seed and their mean."""
     panels = training_panels(run, words)
+    rows = max(1, math.ceil(len(panels) / COLUMNS))
     data: list[Figure] = []
     layout = make_layout(
-        height=560,
+        height=120 + 220 * rows,
         hovermode="closest",
-        legend=legend_above() | {"y": 1.09},
+        legend=legend_above() | {"y": 1.0 + 0.18 / rows},
         margin={"l": 56, "r": 12, "t": 76, "b": 44},
-        grid={"rows": 2, "columns": 3, "pattern": "independent", "xgap": 0.14, "ygap": 0.30},
+        grid={"rows": rows, "columns": COLUMNS, "pattern": "independent"}
+        | {"xgap": 0.14, "ygap": 0.30},
         annotations=[],
     )
     for k, panel in enumerate(panels):
@@ -166,7 +171,7 @@ def training_chart(run: RunData, words: Words) -> Figure:
                 "font": {"size": 13, "color": colour("ink")},
             }
         )
-        if k >= 3 or len(panels) <= 3:
+        if k + COLUMNS >= len(panels):
             layout[f"xaxis{suffix}"]["title"] = axis_title(words("steps"))
     return {"data": data, "layout": layout}
 
