@@ -368,6 +368,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "pretrain.horizons": ("pretrain.horizons=[1, 3]", _expert),
     "pretrain.masked_share": ("pretrain.masked_share=0.5", _expert),
     "pretrain.epochs": ("pretrain.epochs=4", _passes),
+    "pretrain.pass_rows": ("pretrain.pass_rows=16", _expert),
     "pretrain.patience": ("pretrain.patience=8", _patient),
     "pretrain.batch_rows": ("pretrain.batch_rows=10", _expert),
     "pretrain.lr": ("pretrain.lr=0.01", _expert),

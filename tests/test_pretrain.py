@@ -350,6 +350,18 @@ def test_batches_cover_the_train_rows_and_no_others() -> None:
     assert seen == {*range(4, 40), *range(50, 72)}
 
 
+def test_a_pass_may_be_part_of_the_train_rows_another_each_time() -> None:
+    world = a_world(stretches={"train": (range(4, 40), range(50, 72))})
+    config = tiny()
+    config = config.model_copy(
+        update={"pretrain": config.pretrain.model_copy(update={"pass_rows": 20})}
+    )
+    training = pretraining.Pretraining(config, world, world, build(config, world), 0)
+    passes = [[run for runs in training._batches() for run in runs] for _ in range(20)]
+    assert all(len(runs) == 1 for runs in passes), "20 rows hold one whole run of 16"
+    assert len({runs[0].start // 16 for runs in passes}) > 1
+
+
 def build(config: Config, world: World) -> Any:
     from echelon.models import build_encoder
 
@@ -583,3 +595,14 @@ def _bayes_r2(market: PlantedMarket, worlds: list[World], horizon: int) -> float
         said.append(reach * market.predicted(world.growth)[rows])
     y, f = np.concatenate(came), np.concatenate(said)
     return float(1.0 - ((y - f) ** 2).mean() / (y**2).mean())
+
+
+def test_facts_are_read_without_the_weights_and_only_whole(tmp_path: Path) -> None:
+    assert encoder_files.read_facts(tmp_path) is None
+    made = ensured(tmp_path, tiny("pretrain.epochs=1"), a_world())
+    assert made is not None
+    (tmp_path / "encoder" / "weights.safetensors").unlink()
+    assert encoder_files.read_facts(tmp_path) == made.facts
+    _flip_a_byte(tmp_path / "encoder" / "encoder.json")
+    with pytest.raises(StoreError, match=r"encoder\.json.*damaged"):
+        encoder_files.read_facts(tmp_path)

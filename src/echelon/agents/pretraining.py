@@ -1,7 +1,8 @@
 """One encoder's pre-training, pass by pass.
 
 1. The encoder looks at the train window's features (`Encoder.fit`), then each pass goes over all
-   train rows in shuffled runs of neighbouring rows: a run shares the rows of its windows.
+   train rows, or over `pretrain.pass_rows` of them by lot, in shuffled runs of neighbouring rows:
+   a run shares the rows of its windows.
 2. A linear head on the embedding foretells the targets of `agents.forecast` for every horizon.
    Linear, so that what is known about the future lies open in the embedding.
 3. In a quarter of the runs, encoded a second time, a share of the rows is hidden (zeroed), and a
@@ -201,8 +202,10 @@ class Pretraining:
             firsts = range(piece.start + shift, piece.stop - length + 1, length)
             runs += [range(first, first + length) for first in firsts]
         order = self.chance.permutation(len(runs))
+        if self.config.pretrain.pass_rows is not None:
+            order = order[: max(1, self.config.pretrain.pass_rows // length)]
         per_step = max(1, rows // length)
-        for first in range(0, len(runs), per_step):
+        for first in range(0, len(order), per_step):
             yield [runs[k] for k in order[first : first + per_step]]
 
     def _step(

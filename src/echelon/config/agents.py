@@ -55,6 +55,8 @@ class PretrainConfig(Section):
     """Share of a window's rows that are hidden and have to be told from the rest; 0: none."""
     epochs: PositiveInt = 20
     """Passes over the train window at most."""
+    pass_rows: PositiveInt | None = None
+    """Bars in a pass at most, drawn by lot for each; null: all of the train window."""
     patience: PositiveInt = 3
     """Stop after this many passes without a lower loss on the validation window."""
     batch_rows: PositiveInt = 64
@@ -122,8 +124,9 @@ class ExpertConfig(Section):
 class TrainConfig(Section):
     """Training of an agent."""
 
-    algo: Literal["A2C", "SAC", "TD3", "APG"] = "A2C"
-    """Learning algorithm: A2C buys, sells and holds; the others say target weights."""
+    algo: Literal["A2C", "SAC", "TD3", "APG", "SB3-PPO", "SB3-SAC"] = "A2C"
+    """Learning algorithm: A2C buys, sells and holds; the others say target weights. SB3's are
+    Stable-Baselines3's, to compare with, and keep its networks, learning rates and discount."""
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.96
     """Discount per bar."""
     entropy_coef: NonNegativeFloat = 0.05
