@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from arch.bootstrap import optimal_block_length
 
-from echelon.evaluation.statistics import block_length, bootstrap, moments, sharpe_difference
+from echelon.evaluation.statistics import (
+    block_length,
+    bootstrap,
+    judge,
+    moments,
+    sharpe_difference,
+)
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -105,6 +111,22 @@ def test_replications_all_at_once_are_those_of_the_slow_twin(
     for row, estimate, error in zip(dates, estimates, errors, strict=True):
         slow = slow_replication(r, row, mean_block)
         assert (estimate, error) == pytest.approx(slow, rel=1e-9)
+
+
+def test_agents_are_compared_with_other_agents_as_with_one_series() -> None:
+    r = correlated_returns("others", columns=4)
+    alone = sharpe_difference(r[:, :2], r[:, 2], seed=1, replications=200)
+    twice = sharpe_difference(r[:, :2], r[:, [2, 2]], seed=1, replications=200)
+    assert twice == pytest.approx(alone)
+    there = sharpe_difference(r[:, :2], r[:, 2:], seed=1, replications=200, block=3.0)
+    back = sharpe_difference(r[:, 2:], r[:, :2], seed=1, replications=200, block=3.0)
+    sharpes = r.mean(axis=0) / r.std(axis=0, ddof=1)
+    assert there.estimate == pytest.approx(sharpes[:2].mean() - sharpes[2:].mean())
+    assert (back.estimate, back.standard_error) == pytest.approx(
+        (-there.estimate, there.standard_error)
+    )
+    claim = judge(r[:, :2], r[:, 2:], math.nan, seed=1, replications=200)
+    assert claim.single.low < there.estimate < claim.double.high
 
 
 def test_long_run_variance_is_that_of_the_resampled_mean() -> None:
@@ -257,8 +279,8 @@ def test_p_value_below_five_percent_goes_with_an_interval_that_leaves_out_zero()
             r"agents must have two axes, .* its shape is \(30,\)",
         ),
         (
-            lambda: sharpe_difference(np.zeros((30, 2)), np.zeros((30, 1)), seed=1),
-            r"baseline must have one axis; its shape is \(30, 1\)",
+            lambda: sharpe_difference(np.zeros((30, 2)), np.zeros((30, 1, 1)), seed=1),
+            r"baseline must have two axes, .* its shape is \(30, 1, 1\)",
         ),
         (
             lambda: sharpe_difference(np.zeros((30, 2)), np.zeros(31), seed=1),

@@ -1,4 +1,4 @@
-"""Learners behind one interface: what training asks of A2C, SAC, TD3 and APG alike."""
+"""Learners behind one interface: what training asks of A2C, SAC, TD3, APG and SB3's alike."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from echelon.agents.a2c import A2C
 from echelon.agents.apg import APG
 from echelon.agents.expert import ExpertLearner
+from echelon.agents.policy import is_sb3
 from echelon.agents.pretrain import Pretrained, ensure_encoder
 from echelon.backtest.policy import Policy
 from echelon.config import Config
@@ -73,6 +74,11 @@ def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> 
     """
     if config.train.algo == "A2C":
         return A2C(config, worlds.train, seed)
+    if is_sb3(config):
+        # Stable-Baselines3 takes a second or two to import, and our own learners never use it.
+        from echelon.agents.sb3 import Sb3Learner
+
+        return Sb3Learner(config, worlds.train, seed)
     base = _encoder(config, worlds, directory, lambda: False)
     assert base is not None, "nobody asked it to stop"
     tables = directory / "tables"
@@ -86,7 +92,7 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
 
     Experts need the run's encoder: whichever seed comes first pre-trains it, the others wait.
     """
-    if config.train.algo == "A2C":
+    if config.train.algo == "A2C" or is_sb3(config):
         return True
     return _encoder(config, worlds, directory, should_stop) is not None
 

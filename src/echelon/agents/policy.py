@@ -154,6 +154,11 @@ def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:
     )
 
 
+def is_sb3(config: Config) -> bool:
+    """Whether `train.algo` is one of Stable-Baselines3's."""
+    return config.train.algo.startswith("SB3-")
+
+
 def load_policy(
     config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
 ) -> Policy:
@@ -162,6 +167,10 @@ def load_policy(
         net = build_actor_critic(config, n_features)
         net.load_state_dict(dict(weights))
         return ActorPolicy(net, config, seed, name)
+    if is_sb3(config):
+        from echelon.agents.sb3 import load_sb3_policy
+
+        return load_sb3_policy(config, weights, n_features, seed, name)
     encoder = build_encoder(config, n_features)
     encoder.load_state_dict(below_prefix("encoder.", weights))
     actor = ExpertActor(config.model.d_model, config.expert.hidden)

@@ -28,6 +28,7 @@ from echelon.envs.face import Face, Observation, ObservationKind, told
 from echelon.envs.gym import COSTS
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
+from echelon.runs.checkpoint import pack_generator, unpack_generator
 from echelon.types import Bools
 
 
@@ -143,6 +144,31 @@ class BatchedVecEnv(VecEnv):
         """
         monitored = issubclass(wrapper_class, Monitor)
         return [monitored for _ in self._get_indices(indices)]
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """(arrays, JSON) from which `restore` goes on bit for bit, in an env made alike."""
+        lived = int(self._steps.max()) + 1
+        arrays = {f"books.{name}": part for name, part in self._books.state().items()}
+        arrays |= {
+            "steps": self._steps,
+            "length": self._length,
+            "rewards": self._rewards,
+            "costs": self._costs,
+            "values": self._values[:lived],
+        }
+        packed = {"chances": [pack_generator(chance) for chance in self._chances]}
+        return {name: np.array(part) for name, part in arrays.items()}, packed
+
+    def restore(self, arrays: dict[str, NDArray[Any]], packed: dict[str, Any]) -> Observation:
+        """Go on from what `state` gave; returns what the books see now."""
+        own = {name: part.copy() for name, part in arrays.items()}
+        books = {n.removeprefix("books."): v for n, v in own.items() if n.startswith("books.")}
+        self._books.restore(books)
+        self._steps, self._length = own["steps"], own["length"]
+        self._rewards, self._costs, self._values = own["rewards"], own["costs"], own["values"]
+        self._chances = [unpack_generator(chance) for chance in packed["chances"]]
+        self._held = self._books.holdings()
+        return self._face.observe(self._books.row, self._held)
 
     def _account(self, result: StepResult) -> None:
         """Remember what the end of an episode tells."""

@@ -30,6 +30,14 @@ def matrix(values: Floats, name: str, at_least: int) -> Floats:
     return _finite_and_long(array, name, at_least)
 
 
+def columns(values: Floats, name: str, at_least: int) -> Floats:
+    """`values`[T] or [T, K] as float64[T, K]; ValueError unless finite and long enough."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 1:
+        return series(array, name, at_least)[:, np.newaxis]
+    return matrix(array, name, at_least)
+
+
 def same_length(first: Floats, first_name: str, second: Floats, second_name: str) -> None:
     """ValueError unless both cover as many periods (axis 0)."""
     if len(first) != len(second):

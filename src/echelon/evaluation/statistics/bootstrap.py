@@ -3,7 +3,8 @@
 After Ledoit & Wolf (2008), "Robust performance hypothesis testing with the Sharpe ratio",
 Journal of Empirical Finance 15(5), with the stationary bootstrap of Politis & Romano (1994):
 
-1. The estimate is the mean over seeds of Sharpe(seed), less Sharpe(baseline).
+1. The estimate is the mean over seeds of Sharpe(seed), less Sharpe(baseline); the baseline may be
+   other agents, and their mean over seeds is taken then.
 2. Its standard error comes from the delta method: each date's influence on the estimate, and the
    long-run variance of that influence series.
 3. Dates are resampled in blocks, the same dates for every seed and the baseline, so that the
@@ -33,7 +34,7 @@ import numpy as np
 from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from numpy.typing import NDArray
 
-from echelon.evaluation.statistics._arrays import is_constant, matrix, same_length, series
+from echelon.evaluation.statistics._arrays import columns, is_constant, matrix, same_length, series
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -87,24 +88,25 @@ def sharpe_difference(
     replications: int = 2000,
     block: float | None = None,
 ) -> SharpeDifference:
-    """Compare agents[T, S], one column per seed, with baseline[T] on the same dates.
+    """Compare agents[T, S], one column per seed, with baseline[T] or [T, R] on the same dates.
 
     `block` is the mean block length; by default `block_length` of the mean agent less the
     baseline. Series that differ by a positive factor only have no difference: bounds 0, p 1.
     """
     x = matrix(agents, "agents", MIN_PERIODS)
-    y = series(baseline, "baseline", MIN_PERIODS)
+    y = columns(baseline, "baseline", MIN_PERIODS)
     same_length(x, "agents", y, "baseline")
     n_dates = len(y)
     if not 0.0 < level < 1.0:
         raise ValueError(f"level must lie between 0 and 1; it is {level}")
     if replications < 100:
         raise ValueError(f"replications must be at least 100; it is {replications}")
-    mean_block = block_length(x.mean(axis=1) - y) if block is None else float(block)
+    apart = x.mean(axis=1) - y.mean(axis=1)
+    mean_block = block_length(apart) if block is None else float(block)
     if not 1.0 <= mean_block <= n_dates:
         raise ValueError(f"block must lie between 1 and the {n_dates} dates; it is {block}")
 
-    powers = _Powers.of(np.column_stack([x, y]))
+    powers = _Powers.of(np.column_stack([x, y]), y.shape[1])
     weights = _spectral_weights(n_dates, mean_block)
     estimate, error = _on_every_date(powers, weights)
     if error * math.sqrt(n_dates) <= _NOTHING:
@@ -186,7 +188,7 @@ class _Powers(NamedTuple):
 
     values[T, 2·C]: z = (r - mean) / deviation of the C series, then z². mean[C] is
     mean / deviation, so that Sharpe ratios are unchanged. sign[C] is 1/S for each of the S seeds
-    and -1 for the baseline, the last series.
+    and -1/R for the R series of the baseline, the last ones.
     """
 
     values: Floats
@@ -194,16 +196,16 @@ class _Powers(NamedTuple):
     sign: Floats
 
     @classmethod
-    def of(cls, returns: Floats) -> _Powers:
-        """Standardise returns[T, C]; the baseline is the last column, constants become 0."""
+    def of(cls, returns: Floats, n_baseline: int = 1) -> _Powers:
+        """Standardise returns[T, C]; the baseline's are the last columns, constants become 0."""
         constant = is_constant(returns)
         deviation = np.where(constant, 1.0, returns.std(axis=0, ddof=1))
         z = np.where(constant, 0.0, (returns - returns.mean(axis=0)) / deviation)
-        n_seeds = returns.shape[1] - 1
+        n_seeds = returns.shape[1] - n_baseline
         return cls(
             values=np.concatenate([z, z**2], axis=1),
             mean=np.where(constant, 0.0, returns.mean(axis=0) / deviation),
-            sign=np.append(np.full(n_seeds, 1.0 / n_seeds), -1.0),
+            sign=np.repeat([1.0 / n_seeds, -1.0 / n_baseline], [n_seeds, n_baseline]),
         )
 
 

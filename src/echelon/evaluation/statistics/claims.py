@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from echelon.evaluation.statistics._arrays import matrix, same_length, series
+from echelon.evaluation.statistics._arrays import columns, matrix, same_length
 from echelon.evaluation.statistics.bootstrap import (
     MIN_PERIODS,
     SharpeDifference,
@@ -38,17 +38,17 @@ class Claim(NamedTuple):
 def judge(
     agents: Floats, baseline: Floats, deflated: float, *, seed: int, replications: int = 2000
 ) -> Claim:
-    """Judge agents[T, S] against baseline[T], given their deflated Sharpe ratio.
+    """Judge agents[T, S] against baseline[T] or [T, R], given their deflated Sharpe ratio.
 
     What is not a number supports no claim: neither a `deflated` of NaN (a book that never moved)
     nor such a bound.
     """
     x = matrix(agents, "agents", MIN_PERIODS)
-    y = series(baseline, "baseline", MIN_PERIODS)
+    y = columns(baseline, "baseline", MIN_PERIODS)
     same_length(x, "agents", y, "baseline")
     if deflated < 0.0 or deflated > 1.0:
         raise ValueError(f"deflated must be a probability or NaN; it is {deflated}")
-    block = block_length(x.mean(axis=1) - y)
+    block = block_length(x.mean(axis=1) - y.mean(axis=1))
     single = sharpe_difference(x, y, seed=seed, replications=replications, block=block)
     longer = min(2.0 * block, float(len(y)))
     double = sharpe_difference(x, y, seed=seed, replications=replications, block=longer)

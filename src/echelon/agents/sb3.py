@@ -1,0 +1,449 @@
+"""Agents of Stable-Baselines3 behind our interface: its PPO and SAC, to compare ours with.
+
+SB3's algorithm, network (`MultiInputPolicy`: everything an agent sees, flattened into an MLP),
+learning rates, discount and batches are SB3's defaults. They trade by target weights on our
+`BatchedVecEnv` and are paid by the configuration's reward. What is set here, and why:
+
+- Observations are row numbers. The networks look the windows up, and get just what they would get
+  from `observation="window"`, number for number; a stored transition is a hundred times smaller.
+- PPO: an update has 2,048 transitions as in SB3 with one environment, shared out among the books.
+- SAC: as many updates for a step as ours, `expert.updates_per_step`; no larger buffer than steps.
+- Chance: SB3 draws from the global generators of torch and numpy. It gets its own state of them,
+  and they are put back afterwards, so that same seeds give same numbers whatever runs beside it.
+
+The rest is `agents.training`'s: validation, the best weights, checkpoints, going on bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.buffers import DictReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import BasePolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.sac.policies import MultiInputPolicy
+from torch import Tensor
+
+from echelon.config import Config
+from echelon.envs.act import ActionRule, Holdings, Kind, Rows
+from echelon.envs.face import Face
+from echelon.envs.vec import BatchedVecEnv
+from echelon.envs.world import World
+from echelon.errors import ConfigError, TrainingError
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    pack_generator,
+    restore_optimizer,
+    unpack_generator,
+    with_prefix,
+)
+from echelon.types import Floats
+
+Metrics = dict[str, float]
+
+_ROLLOUT, _BATCH = 2048, 64
+"""SB3's defaults: transitions of an update of PPO, and of one of its minibatches."""
+_BUFFER = 1_000_000
+"""SB3's default: transitions that SAC keeps."""
+_MEMORY = ("actions", "rewards", "dones", "timeouts")
+"""Arrays of SB3's replay buffer beside the observations."""
+_TOLD: Mapping[str, Mapping[str, str]] = {
+    "SB3-PPO": {
+        "train/policy_gradient_loss": "losses/policy",
+        "train/value_loss": "losses/value",
+        "train/explained_variance": "charts/explained_variance",
+        "train/approx_kl": "charts/approx_kl",
+    },
+    "SB3-SAC": {
+        "train/critic_loss": "losses/critic",
+        "train/actor_loss": "losses/actor",
+        "train/ent_coef": "charts/temperature",
+    },
+}
+"""What SB3 calls its numbers → what our logs call them."""
+_LAST_LAYER = {"SB3-PPO": "action_net.bias", "SB3-SAC": "mu.bias"}
+"""As long as an action: a score for each asset and one for cash."""
+
+
+class Sight:
+    """What networks see of a row: its window of features and which assets have any.
+
+    All networks of a policy share one, so that it can be pointed at another world.
+    """
+
+    def __init__(self, window: int, n_assets: int, n_features: int) -> None:
+        self.n_assets = n_assets
+        self.length = window * n_assets * n_features
+        """Numbers in a window."""
+        self._window = window
+        self._world: World | None = None
+
+    def look_at(self, world: World) -> None:
+        """Take rows as those of this world from now on."""
+        if world is self._world:
+            return
+        step = world.n_assets * world.x.shape[2]
+        assert world.window * step == self.length, "another window, or other assets or features"
+        flat = torch.from_numpy(np.array(world.x, dtype=np.float32)).ravel()
+        # The bars of a window lie one after another: a view of all windows costs nothing.
+        self._windows = flat.unfold(0, self.length, step)
+        self._present = torch.from_numpy(world.present.astype(np.float32))
+        self._world = world
+
+    def windows(self, row: Tensor) -> Tensor:
+        """[B, W·N·F] of rows[B]."""
+        return self._windows[row - (self._window - 1)]
+
+    def present(self, row: Tensor) -> Tensor:
+        """[B,N] of rows[B]: 1 where an asset has features, else 0."""
+        return self._present[row]
+
+
+class Lookup(BaseFeaturesExtractor):
+    """Row numbers, weights and cash → what SB3's own extractor makes of windows, in its order."""
+
+    def __init__(self, observation_space: gymnasium.Space[Any], sight: Sight) -> None:
+        assert isinstance(observation_space, spaces.Dict)
+        shown = {name: math.prod(space.shape or ()) for name, space in observation_space.items()}
+        del shown["row"]
+        super().__init__(observation_space, sight.length + sight.n_assets + sum(shown.values()))
+        # Alphabetical, as Gymnasium sorts the parts of an observation.
+        self._order = sorted([*shown, "present", "x"])
+        self._sight = sight
+
+    def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, features]."""
+        row = observations["row"][:, 0].long()
+        looked_up = {"present": self._sight.present, "x": self._sight.windows}
+        parts = [
+            looked_up[name](row) if name in looked_up else observations[name].flatten(1)
+            for name in self._order
+        ]
+        return torch.cat(parts, dim=1)
+
+
+class _Chance:
+    """A state of the global generators of torch and numpy that belongs to one agent."""
+
+    def __init__(self, seed: int, name: str) -> None:
+        lots = stream(seed, "sb3", name)
+        self.torch = torch.Generator().manual_seed(int(lots.integers(2**62))).get_state()
+        self.numpy = np.random.Generator(np.random.MT19937(int(lots.integers(2**62))))
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Inside, the global generators are the agent's."""
+        outer_torch, outer_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+        torch.set_rng_state(self.torch)
+        np.random.set_state(dict(self.numpy.bit_generator.state))  # noqa: NPY002 (SB3 draws from it)
+        try:
+            yield
+        finally:
+            self.torch = torch.get_rng_state()
+            self.numpy.bit_generator.state = np.random.get_state(legacy=False)  # noqa: NPY002
+            torch.set_rng_state(outer_torch)
+            np.random.set_state(outer_numpy)  # noqa: NPY002
+
+
+class _Watch(BaseCallback):
+    """Adds up rewards, and ends training when a loss is no longer a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rewards: list[float] = []
+
+    def _on_rollout_start(self) -> None:
+        refuse_divergence(self.model.logger.name_to_value, self.model.num_timesteps)
+
+    def _on_step(self) -> bool:
+        self.rewards.append(float(np.mean(self.locals["rewards"])))
+        return True
+
+
+class Sb3Learner:
+    """SB3's PPO or SAC, as `agents.learners.Learner` wants it."""
+
+    def __init__(self, config: Config, world: World, seed: int) -> None:
+        if len(world.spans("train")) > 1:
+            raise ConfigError(
+                f"train.algo={config.train.algo} learns on one stretch of time, but the train "
+                "window has several. Choose one of A2C, SAC, TD3 and APG."
+            )
+        self.config = config
+        self.world = world
+        self.seed = seed
+        self.steps = 0
+        self._sight = Sight(world.window, *world.x.shape[1:])
+        self._sight.look_at(world)
+        self._chance = _Chance(seed, "training")
+        self.env = BatchedVecEnv(
+            world, config, config.train.books, actions="weights", observation="index"
+        )
+        self.env.seed(int(stream(seed, "starts").integers(2**31)))
+        with self._chance.drawn():
+            self.model = self._model()
+        self.model.set_logger(Logger(folder=None, output_formats=[]))
+        self.model.action_space.seed(int(stream(seed, "actions").integers(2**31)))
+        # As `learn` would, but before the first checkpoint, which can be gone on from too.
+        self.model._last_obs = self.env.reset()
+        self.model._last_episode_starts = np.ones(config.train.books, dtype=bool)
+        self._latest: Metrics = dict.fromkeys(_TOLD[config.train.algo].values(), 0.0)
+
+    def _model(self) -> PPO | SAC:
+        train = self.config.train
+        looks = {
+            "features_extractor_class": Lookup,
+            "features_extractor_kwargs": {"sight": self._sight},
+        }
+        if train.algo == "SB3-PPO":
+            self._round = ppo_steps(train.books, train.total_env_steps) * train.books
+            return PPO(
+                "MultiInputPolicy",
+                self.env,
+                n_steps=self._round // train.books,
+                batch_size=_BATCH,
+                policy_kwargs=looks,
+                device="cpu",
+            )
+        self._round = train.rollout_steps * train.books
+        updates = self.config.expert.updates_per_step * train.books
+        return SAC(
+            "MultiInputPolicy",
+            self.env,
+            buffer_size=max(min(_BUFFER, train.total_env_steps + self._round), train.books),
+            train_freq=max(1, round(1.0 / updates)),
+            gradient_steps=max(1, round(updates)),
+            policy_kwargs=looks,
+            device="cpu",
+        )
+
+    def train_once(self) -> Metrics:
+        """PPO: one update. SAC: `train.rollout_steps` bars of every book and their updates."""
+        self._sight.look_at(self.world)
+        watch = _Watch()
+        with self._chance.drawn():
+            self.model.learn(
+                self._round,
+                callback=watch,
+                log_interval=None,  # type: ignore[arg-type]  # never: SB3's lines are ours to write
+                reset_num_timesteps=False,
+            )
+        told = self.model.logger.name_to_value
+        refuse_divergence(told, self.model.num_timesteps)
+        self.steps = self.model.num_timesteps
+        names = _TOLD[self.config.train.algo]
+        self._latest |= {ours: float(told[name]) for name, ours in names.items() if name in told}
+        return self._latest | {
+            "charts/reward": float(np.mean(watch.rewards)),
+            "charts/updates": float(self.model._n_updates),
+        }
+
+    def policy(self) -> Sb3Policy:
+        """The policy as it is now."""
+        return Sb3Policy(self.model.policy, self._sight, self.config, self.seed)
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `load_sb3_policy` makes the policy from again: of SAC, the actor."""
+        return dict(_acting(self.model.policy).state_dict())
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
+        model = self.model
+        env, env_state = self.env.state()
+        tensors = with_prefix("policy.", model.policy.state_dict())
+        tensors |= {f"env.{name}": torch.from_numpy(part) for name, part in env.items()}
+        tensors["chance.torch"] = self._chance.torch
+        assert model._last_episode_starts is not None
+        tensors["episode_starts"] = torch.from_numpy(model._last_episode_starts.copy())
+        state: dict[str, Any] = {
+            "steps": self.steps,
+            "updates": model._n_updates,
+            "latest": self._latest,
+            "env": env_state,
+            "numpy": pack_generator(self._chance.numpy),
+            "lots": pack_generator(model.action_space.np_random),
+            "optimizers": {},
+        }
+        for name, optimizer in self._optimizers().items():
+            flat, state["optimizers"][name] = flatten_optimizer(optimizer)
+            tensors |= with_prefix(f"optimizer.{name}.", flat)
+        if isinstance(model, SAC):
+            assert model.log_ent_coef is not None
+            tensors["temperature"] = model.log_ent_coef
+            memory, state["memory"] = _memory_state(_memory(model))
+            tensors |= with_prefix("memory.", memory)
+        return tensors, state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        model = self.model
+        model.policy.load_state_dict(below_prefix("policy.", tensors))
+        env = {name: part.numpy() for name, part in below_prefix("env.", tensors).items()}
+        model._last_obs = self.env.restore(env, state["env"])
+        model._last_episode_starts = tensors["episode_starts"].numpy().copy()
+        self._chance.torch = tensors["chance.torch"].clone()
+        self._chance.numpy = unpack_generator(state["numpy"])
+        lots = unpack_generator(state["lots"])
+        model.action_space.np_random.bit_generator.state = lots.bit_generator.state
+        for name, optimizer in self._optimizers().items():
+            flat = below_prefix(f"optimizer.{name}.", tensors)
+            restore_optimizer(optimizer, flat, state["optimizers"][name])
+        if isinstance(model, SAC):
+            assert model.log_ent_coef is not None
+            model.log_ent_coef.data.copy_(tensors["temperature"])
+            _restore_memory(_memory(model), below_prefix("memory.", tensors), state["memory"])
+        self.steps = model.num_timesteps = int(state["steps"])
+        model._n_updates = int(state["updates"])
+        self._latest = {name: float(value) for name, value in state["latest"].items()}
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        model = self.model
+        if isinstance(model, PPO):
+            return {"policy": model.policy.optimizer}
+        assert model.ent_coef_optimizer is not None, "SB3 learns the temperature by default"
+        return {
+            "actor": model.actor.optimizer,
+            "critic": model.critic.optimizer,
+            "temperature": model.ent_coef_optimizer,
+        }
+
+
+class Sb3Policy:
+    """An SB3 policy in a backtest: the middle of its actions, or a draw, as target weights."""
+
+    kind: Kind = "weights"
+
+    def __init__(
+        self, policy: BasePolicy, sight: Sight, config: Config, seed: int, name: str = "agent"
+    ) -> None:
+        """seed: of the draws, where `eval.deterministic` is off."""
+        self.name = name
+        self._policy = policy
+        self._sight = sight
+        self._config = config
+        self._seed = seed
+
+    def start(self, world: World, span: range) -> None:
+        """Look at this world, with draws begun anew."""
+        state = self._config.state
+        self._sight.look_at(world)
+        self._face = Face(
+            world=world,
+            span=span,
+            rule=ActionRule.of(self._config, self.kind),
+            reward=self._config.reward,
+            observation="index",
+            include_pos=state.include_pos,
+            include_cash=state.include_cash,
+            random_start=False,
+            episode_steps=None,
+        )
+        self._chance = _Chance(self._seed, "evaluation")
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Show the books as the environment does, and take scores as it does."""
+        seen = self._face.observe(row, held)
+        with self._chance.drawn():
+            scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)
+        return self._face.actions(scores, held)
+
+
+def load_sb3_policy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
+) -> Sb3Policy:
+    """The policy of an `Sb3Learner`'s weights; raises RuntimeError where they do not fit."""
+    algo = config.train.algo
+    last = weights.get(_LAST_LAYER[algo])
+    if last is None:
+        raise RuntimeError(f"{_LAST_LAYER[algo]} is missing: not the weights of {algo}")
+    n_assets = len(last) - 1
+    sight = Sight(config.window, n_assets, n_features)
+    with torch.random.fork_rng(devices=[]):  # its first weights, drawn by lot, are not kept
+        policy = _POLICIES[algo](
+            _index_space(config, n_assets),
+            spaces.Box(-1.0, 1.0, (n_assets + 1,), np.float32),
+            lambda _left: 0.0,
+            features_extractor_class=Lookup,
+            features_extractor_kwargs={"sight": sight},
+        )
+    _acting(policy).load_state_dict(dict(weights))
+    return Sb3Policy(policy, sight, config, seed, name)
+
+
+_POLICIES: Mapping[str, type[MultiInputActorCriticPolicy] | type[MultiInputPolicy]] = {
+    "SB3-PPO": MultiInputActorCriticPolicy,
+    "SB3-SAC": MultiInputPolicy,
+}
+
+
+def ppo_steps(books: int, total: int) -> int:
+    """Bars of a rollout: 2,048 transitions in all, or `total`, and whole minibatches of them."""
+    least = _BATCH // math.gcd(_BATCH, books)
+    return least * max(1, round(min(_ROLLOUT, total) / (books * least)))
+
+
+def refuse_divergence(told: Mapping[str, Any], steps: int) -> None:
+    """Raise `TrainingError` where a loss that SB3 logged is not a finite number."""
+    bad = sorted(k for k, v in told.items() if "loss" in k and not math.isfinite(float(v)))
+    if bad:
+        raise TrainingError(
+            f"{', '.join(bad)} of Stable-Baselines3 is not a finite number after {steps:,} steps: "
+            "training has diverged. Lower reward.scale, or leave extreme features out; the "
+            "checkpoints on disk are from before."
+        )
+
+
+def _index_space(config: Config, n_assets: int) -> spaces.Dict:
+    """What the environment shows; how many rows there are matters to no network."""
+    parts: dict[str, spaces.Space[Any]] = {"row": spaces.Box(0.0, np.inf, (1,), np.float32)}
+    if config.state.include_pos:
+        parts["weights"] = spaces.Box(0.0, 1.0, (n_assets,), np.float32)
+    if config.state.include_cash:
+        parts["cash"] = spaces.Box(0.0, 1.0, (1,), np.float32)
+    return spaces.Dict(parts)
+
+
+def _acting(policy: BasePolicy) -> torch.nn.Module:
+    """The part of a policy that acts."""
+    return policy.actor if isinstance(policy, MultiInputPolicy) else policy
+
+
+def _memory(model: SAC) -> DictReplayBuffer:
+    assert isinstance(model.replay_buffer, DictReplayBuffer)
+    return model.replay_buffer
+
+
+def _memory_arrays(memory: DictReplayBuffer) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {name: getattr(memory, name) for name in _MEMORY}
+    arrays |= {f"now.{name}": part for name, part in memory.observations.items()}
+    return arrays | {f"next.{name}": part for name, part in memory.next_observations.items()}
+
+
+def _memory_state(memory: DictReplayBuffer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The filled part of SB3's replay buffer."""
+    filled = memory.buffer_size if memory.full else memory.pos
+    tensors = {k: torch.from_numpy(v[:filled]) for k, v in _memory_arrays(memory).items()}
+    return tensors, {"pos": memory.pos, "full": memory.full}
+
+
+def _restore_memory(
+    memory: DictReplayBuffer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
+    for name, part in _memory_arrays(memory).items():
+        part[: len(tensors[name])] = tensors[name].numpy()
+    memory.pos, memory.full = int(state["pos"]), bool(state["full"])
