@@ -144,6 +144,19 @@ def test_momentum_is_the_trend_alone(tmp_path: Path) -> None:
     assert (market["facts"]["seeds"], market["facts"]["draws"]) == ([42], 1)
 
 
+def test_signals_can_be_named_alone_and_experts_have_all_seeds_on_each() -> None:
+    from echelon.cli.prove import _sized
+
+    config = load_config(CONFIGS / "sac.yaml")
+    sizes = _sized(FULL, {"momentum", "reversion"}, None, None, None, None)
+    parts = plan(config, ["planted"], sizes).parts["planted"]
+    names = [(part.market.signal, part.seed) for part in parts]  # type: ignore[attr-defined]
+    assert names == [(s, 42 + k) for s in ("trend", "reversion") for k in range(5)]
+    flat = plan(load_config(CONFIGS / "qtmrl-fast.yaml"), ["planted"], sizes).parts["planted"]
+    assert len(flat) == FULL.planted_seeds + FULL.other_seeds
+    assert _sized(FULL, {"momentum", "planted"}, None, None, None, None) == FULL
+
+
 def test_without_a_configuration_the_shipped_agent_is_proved(tmp_path: Path) -> None:
     result = prove("regime", "--output-dir", str(tmp_path), config=False)
     assert certificate(tmp_path)["markets"][0]["name"] == "regime", result.output

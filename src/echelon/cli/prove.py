@@ -43,6 +43,12 @@ class MarketChoice(StrEnum):
     leaky = "leaky"
     costly = "costly"
     momentum = "momentum"
+    reversion = "reversion"
+    cross_section = "cross_section"
+
+
+_SIGNALS = {"momentum": "trend", "reversion": "reversion", "cross_section": "cross_section"}
+"""Choices that are one signal of the planted market."""
 
 
 def prove(
@@ -50,8 +56,8 @@ def prove(
         list[MarketChoice] | None,
         typer.Argument(
             metavar="[MARKET]...",
-            help="planted, regime, null, leaky, costly; default: all five. momentum: the trend "
-            "of planted alone.",
+            help="planted, regime, null, leaky, costly; default: all five. momentum, "
+            "reversion, cross_section: one signal of planted alone.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +73,7 @@ def prove(
     ] = False,
     output_dir: OutputDir = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Agents on the planted trend.")
+        int | None, typer.Option("--seeds", min=1, help="Agents on the planted market.")
     ] = None,
     draws: Annotated[
         int | None, typer.Option("--draws", min=1, help="Unseen draws to test them on.")
@@ -100,8 +106,8 @@ def prove(
     tree = _configured(config, override, log_level)
     chosen = {choice.value for choice in markets or ()}
     sizes = _sized(QUICK if quick else FULL, chosen, seeds, draws, bars, null_draws)
-    if "momentum" in chosen:
-        chosen = chosen - {"momentum"} | {"planted"}
+    if chosen & set(_SIGNALS):
+        chosen = chosen - set(_SIGNALS) | {"planted"}
     wanted = [name for name in MARKETS if not chosen or name in chosen]
     directory = output_dir or tree.logging.output_dir / _name(config, quick)
     RunDirectory.claim(directory)
@@ -171,9 +177,10 @@ def _sized(
     bars: int | None,
     null_draws: int | None,
 ) -> Sizes:
-    """The mode's sizes with what the command line says; momentum is the trend alone."""
-    if "momentum" in chosen and "planted" not in chosen:
-        sizes = replace(sizes, signals=("trend",))
+    """The mode's sizes with what the command line says; signals named alone are the only ones."""
+    named = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
+    if named and "planted" not in chosen:
+        sizes = replace(sizes, signals=named)
     told: dict[str, Any] = {
         "planted_seeds": seeds,
         "n_draws": draws,

@@ -165,8 +165,10 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
 
 def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
     config = with_steps(agent, sizes.planted_steps, sizes.validations)
-    fewer = min(sizes.planted_seeds, sizes.other_seeds)
-    seeds = {name: sizes.planted_seeds if name == "trend" else fewer for name in sizes.signals}
+    # Experts are held to the same bar on every signal; of the flat agent the trend alone is asked.
+    all_seeds, expert = sizes.planted_seeds, agent.train.algo != "A2C"
+    fewer = all_seeds if expert else min(all_seeds, sizes.other_seeds)
+    seeds = {name: all_seeds if name == "trend" else fewer for name in sizes.signals}
     return [
         PlantedPart(
             config,
