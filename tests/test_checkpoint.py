@@ -20,7 +20,7 @@ from torch import nn
 from echelon.errors import StoreError
 from echelon.files import sha256_file
 from echelon.rng import stream
-from echelon.runs import checkpoint as module
+from echelon.runs import tensor_files
 from echelon.runs.checkpoint import (
     STATE,
     TENSORS,
@@ -212,7 +212,7 @@ def test_tensor_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     (path / TENSORS).write_bytes(b"x" * 64)
     tree = json.loads((path / STATE).read_text()) | {"tensors_sha256": sha256_file(path / TENSORS)}
     del tree["sha256"]
-    (path / STATE).write_text(json.dumps(tree | {"sha256": module._digest(tree)}))
+    (path / STATE).write_text(json.dumps(tree | {"sha256": tensor_files._digest(tree)}))
     with pytest.raises(StoreError, match=rf"{TENSORS}: missing or damaged"):
         load_checkpoint(path)
 

@@ -25,7 +25,7 @@ from echelon.agents.training import (
 )
 from echelon.config import Config
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
-from echelon.runs import checkpoint as checkpoints
+from echelon.runs import tensor_files
 from echelon.runs.checkpoint import best_checkpoint, list_checkpoints, load_checkpoint
 from echelon.runs.metrics import WALL_CLOCK, read_metrics
 
@@ -418,7 +418,7 @@ def test_diverging_loss_stops_and_leaves_a_good_checkpoint(
 def test_full_disk_at_a_checkpoint_surfaces_and_leaves_the_earlier_one(
     straight: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoints.write_atomic
+    write = tensor_files.write_atomic
 
     def full(path: Path, data: bytes | str) -> None:
         if ".step-000000080" in str(path):
@@ -426,7 +426,7 @@ def test_full_disk_at_a_checkpoint_surfaces_and_leaves_the_earlier_one(
         write(path, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_atomic", full)
+        patch.setattr(tensor_files, "write_atomic", full)
         with pytest.raises(StoreError, match=r"step-000000080.*No space left.*resume"):
             trained(tmp_path)
     assert steps_of(tmp_path) == [0, 40]

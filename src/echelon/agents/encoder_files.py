@@ -3,8 +3,7 @@
     DIR/encoder/weights.safetensors    the encoder's tensors
     DIR/encoder/encoder.json           what it was made of, hashes, how pre-training went
 
-Both appear at once, by renaming a finished directory; both are covered by a SHA-256; nothing is
-unpickled.
+Both are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
 """
 
 from __future__ import annotations
@@ -16,27 +15,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from echelon import __version__
 from echelon.config import Config
 from echelon.errors import StoreError
-from echelon.files import (
-    exclusive_lock,
-    recover_directory,
-    staging_directory,
-    standing_directory,
-    swap_directory,
-    sync,
-    write_atomic,
-)
+from echelon.files import exclusive_lock, recover_directory, standing_directory
+from echelon.runs.tensor_files import DamagedError, TensorFiles
 
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
 FACTS = "encoder.json"
 
+_FILES = TensorFiles(WEIGHTS, FACTS, "encoder", FORMAT, "another directory")
 _NAME = "encoder"
 _SECTIONS = ("window", "features", "normalization", "split", "pretrain")
 _MODEL_KEYS = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
@@ -83,24 +73,10 @@ def write_encoder(
 ) -> None:
     """Write both files, or none."""
     target = encoder_path(directory)
-    data = save({name: value.detach().contiguous() for name, value in tensors.items()})
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "echelon": __version__,
-        "origin": origin._asdict(),
-        "tensors_sha256": hashlib.sha256(data).hexdigest(),
-        "facts": dict(facts),
-    }
-    document["sha256"] = _digest(document)
-    text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
     try:
         recover_directory(target)
-        with staging_directory(directory, f".{target.name}-") as staging:
-            write_atomic(staging / WEIGHTS, data)
-            write_atomic(staging / FACTS, text)
-            sync(staging)
-            swap_directory(staging, target)
-        sync(directory)
+        document = {"origin": origin._asdict(), "facts": dict(facts)}
+        _FILES.write(target, tensors, document, allow_nan=False)
     except OSError as error:
         raise StoreError(
             f"{target}: the pre-trained encoder cannot be written ({error.strerror or error}). "
@@ -116,43 +92,29 @@ def read_encoder(directory: Path, origin: Origin) -> Stored | None:
     path = standing_directory(encoder_path(directory))
     if path is None:
         return None
-    document = _document(path / FACTS)
-    _require_origin(path / FACTS, document["origin"], origin)
     try:
-        data = (path / WEIGHTS).read_bytes()
-        if hashlib.sha256(data).hexdigest() != document["tensors_sha256"]:
-            raise _damaged(path / WEIGHTS, f"its {len(data)} bytes do not have the hash in {FACTS}")
-        tensors = load(data)
-    except OSError as error:
-        raise _damaged(path / WEIGHTS, error.strerror or str(error)) from None
-    except SafetensorError as error:
-        raise _damaged(path / WEIGHTS, str(error)) from None
-    return Stored(tensors, document["facts"])
+        document, data = _FILES.read(path)
+        _require_origin(path / FACTS, document["origin"], origin)
+        return Stored(_FILES.unpack(data), document["facts"])
+    except DamagedError as damage:
+        raise _damaged(path / damage.name, damage.what) from None
+
+
+def read_facts(directory: Path) -> dict[str, Any] | None:
+    """What is known of the encoder of a run, checked; None where it has none."""
+    path = standing_directory(encoder_path(directory))
+    if path is None:
+        return None
+    try:
+        facts: dict[str, Any] = _FILES.read_document(path)["facts"]
+    except DamagedError as damage:
+        raise _damaged(path / damage.name, damage.what) from None
+    return facts
 
 
 def foreign_weights(directory: Path, what: str) -> StoreError:
     """The error for whole weights that belong to another network."""
     return _damaged(encoder_path(directory) / WEIGHTS, f"of another network: {what[:200]}")
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from None
-    except ValueError as error:
-        raise _damaged(path, f"not JSON: {error}") from None
-    if not isinstance(document, dict) or "format" not in document:
-        raise _damaged(path, "not the description of an encoder")
-    if document["format"] != FORMAT:
-        raise StoreError(
-            f"{path}: encoder format {document['format']!r} of Echelon "
-            f"{document.get('echelon', 'unknown')}; this version reads format {FORMAT}. Use the "
-            "version that wrote it, or another directory."
-        )
-    if document.pop("sha256", None) != _digest(document):
-        raise _damaged(path, "its content does not have the hash it states")
-    return document
 
 
 def _require_origin(path: Path, found: Mapping[str, Any], wanted: Origin) -> None:
@@ -176,7 +138,3 @@ def _damaged(path: Path, what: str) -> StoreError:
         f"{path}: missing or damaged ({what}). Remove the directory {path.parent}, and it is "
         "pre-trained anew."
     )
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -4,9 +4,7 @@
     checkpoints/step-000123456/state.json             step, counters, generators, hashes
     checkpoints/best/                                 the same two files
 
-1. A checkpoint is written under a staging name, synced, then renamed: it is whole or not there.
-2. Both files are covered by a SHA-256, so a damaged checkpoint is an error and never a weight.
-3. Nothing is pickled: reading one runs no code of whoever wrote it.
+Both are whole or an error, and nothing is pickled: see `runs.tensor_files`.
 
 A run directory has one writer; reading (`list_checkpoints`, `latest_checkpoint`,
 `load_checkpoint`) changes nothing and may happen beside it. torch is imported on use, so that
@@ -15,8 +13,6 @@ listing runs stays cheap.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -25,16 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from echelon import __version__
 from echelon.errors import StoreError
-from echelon.files import (
-    recover_directory,
-    staging_directory,
-    standing_directory,
-    swap_directory,
-    sync,
-    write_atomic,
-)
+from echelon.files import recover_directory, standing_directory
+from echelon.runs.tensor_files import DamagedError, TensorFiles
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +32,8 @@ FORMAT = 1
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 BEST = "best"
+
+_FILES = TensorFiles(TENSORS, STATE, "checkpoint", FORMAT, "start a new run")
 
 _STEP = re.compile(r"step-(\d{9,})")
 _NAME = re.compile(r"(step-\d{9,})|\.(step-\d{9,})-[0-9a-f]+\.old")  # the second: set aside
@@ -146,9 +137,6 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
 
     config_hash: of the configuration it must have been made with; None reads any
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     document, data = _read_whole(path)
     if config_hash is not None and document["config_hash"] != config_hash:
         raise StoreError(
@@ -157,9 +145,9 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
             "it was made with (config.yaml in its run directory), or start a new run."
         )
     try:
-        tensors = load(data)
-    except SafetensorError as error:
-        raise _explain(path, _DamagedError(TENSORS, str(error))) from None
+        tensors = _FILES.unpack(data)
+    except DamagedError as damage:
+        raise _explain(path, damage) from None
     return Checkpoint(document["step"], tensors, document["state"])
 
 
@@ -266,26 +254,10 @@ def _write(
     state: Mapping[str, Any],
     config_hash: str,
 ) -> None:
-    from safetensors.torch import save
-
     _require_plain(state, "state")
-    data = save(_storable(tensors))
-    document = {
-        "format": FORMAT,
-        "echelon": __version__,
-        "step": step,
-        "config_hash": config_hash,
-        "tensors_sha256": hashlib.sha256(data).hexdigest(),
-        "state": dict(state),
-    }
-    document["sha256"] = _digest(document)
+    facts = {"step": step, "config_hash": config_hash, "state": dict(state)}
     try:
-        with staging_directory(target.parent, f".{target.name}-") as staging:
-            write_atomic(staging / TENSORS, data)
-            write_atomic(staging / STATE, json.dumps(document, indent=1, sort_keys=True) + "\n")
-            sync(staging)
-            swap_directory(staging, target)
-        sync(target.parent)
+        _FILES.write(target, tensors, facts)
     except OSError as error:
         raise StoreError(
             f"{target}: the checkpoint cannot be written ({error.strerror or error}). Those before "
@@ -293,68 +265,15 @@ def _write(
         ) from error
 
 
-def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors, no two of one memory: safetensors refuses shared weights."""
-    seen: set[int] = set()
-    ready = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        memory = plain.untyped_storage().data_ptr()
-        ready[name] = plain.clone() if memory in seen else plain
-        seen.add(memory)
-    return ready
-
-
-class _DamagedError(Exception):
-    """What is wrong with which file of a checkpoint; never leaves this module."""
-
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name}: {what}")
-        self.name = name
-        self.what = what
-
-
 def _read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
-    """As `_read`, with an error a user can act on."""
+    """state.json and the bytes of the tensor file, checked, with an error a user can act on."""
     try:
-        return _read(path)
-    except _DamagedError as damage:
+        return _FILES.read(path)
+    except DamagedError as damage:
         raise _explain(path, damage) from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """state.json and the bytes of the tensor file, both checked against their hashes."""
-    document = _read_state(path)
-    try:
-        data = (path / TENSORS).read_bytes()
-    except OSError as error:
-        raise _DamagedError(TENSORS, error.strerror or str(error)) from None
-    if hashlib.sha256(data).hexdigest() != document["tensors_sha256"]:
-        raise _DamagedError(TENSORS, f"its {len(data)} bytes do not have the hash in {STATE}")
-    return document, data
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((path / STATE).read_bytes())
-    except OSError as error:
-        raise _DamagedError(STATE, error.strerror or str(error)) from None
-    except ValueError as error:
-        raise _DamagedError(STATE, f"not JSON: {error}") from None
-    if not isinstance(document, dict) or "format" not in document:
-        raise _DamagedError(STATE, "not the state of a checkpoint")
-    if document["format"] != FORMAT:
-        raise StoreError(
-            f"{path / STATE}: checkpoint format {document['format']!r} of Echelon "
-            f"{document.get('echelon', 'unknown')}; this version reads format {FORMAT}. Use the "
-            "version that wrote it, or start a new run."
-        )
-    if document.pop("sha256", None) != _digest(document):
-        raise _DamagedError(STATE, "its content does not have the hash it states")
-    return document
-
-
-def _explain(path: Path, damage: _DamagedError) -> StoreError:
+def _explain(path: Path, damage: DamagedError) -> StoreError:
     """The error for a damaged checkpoint, with the one to resume from instead."""
     periodic = list_checkpoints(path.parent)
     if _STEP.search(path.name):
@@ -370,8 +289,8 @@ def _explain(path: Path, damage: _DamagedError) -> StoreError:
 
 def _is_whole(path: Path) -> bool:
     try:
-        _read(path)
-    except (_DamagedError, StoreError):
+        _FILES.read(path)
+    except (DamagedError, StoreError):
         return False
     return True
 
@@ -440,10 +359,6 @@ def _arrays(value: Any) -> Any:  # noqa: ANN401 (the state of any bit generator)
     if set(value) == {"dtype", "values"}:
         return np.array(value["values"], dtype=value["dtype"])
     return {key: _arrays(item) for key, item in value.items()}
-
-
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _step_of(path: Path) -> int:
