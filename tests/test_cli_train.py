@@ -22,6 +22,7 @@ from echelon.agents.training import seed_directory
 from echelon.cli.app import main
 from echelon.files import exclusive_lock
 from echelon.runs import checkpoint as checkpoints
+from echelon.runs import tensor_files
 
 LONGER = ("train.total_env_steps=1600",)
 BEST = "checkpoints/best/tensors.safetensors"
@@ -274,7 +275,7 @@ def test_full_disk_is_said_and_earlier_checkpoints_stay(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(_path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_atomic", full)
+        patch.setattr(tensor_files, "write_atomic", full)
         code, _, err = shell("train", "--resume", "run", "--workers", "1")
     assert code == 5
     assert "No space left on device" in err
@@ -450,3 +451,39 @@ def test_demo_ends_with_a_report_and_can_be_run_again(shell: Shell, bars_file: P
         assert Path("demo/prepared.png").read_bytes().startswith(b"\x89PNG")
         assert "valid: 2016-02-01" in out
         assert "test: 2016-07-01" in out
+
+
+EXPERT = (
+    *("train.algo=SAC", "lora.enabled=true", "lora.rank=2", "model.n_layers=1", "expert.hidden=8"),
+    *("pretrain.epochs=1", "pretrain.horizons=[1]", "expert.batch_size=16"),
+    *("expert.buffer_size=1000", "expert.learning_starts=40", "train.total_env_steps=200"),
+    "train.normalize_advantages=false",
+)
+
+
+def test_experts_say_once_what_encoder_adapter_and_replay_are(
+    shell: Shell, bars_file: Path
+) -> None:
+    words = tiny(bars_file, *EXPERT)
+    _, err = shell.works(
+        "train", *words, "--seeds", "2", "--workers", "1", "--output-dir", "run", columns=60
+    )
+    told = [line for line in err.splitlines() if line.startswith(("encoder", "adapter", "replay"))]
+    assert [line.split(":")[0] for line in told] == ["encoder", "adapter", "replay"]
+    assert "out of sample return_1 R²" in told[0]
+    facts = json.loads((seed_directory(Path("run"), 42) / "learner.json").read_text())
+    trained, whole = facts["adapter"]["trained"], facts["adapter"]["whole"]
+    wanted = f"{trained:,} of {whole:,} encoder weights train ({100 * trained / whole:.1f} %)"
+    assert told[1] == f"adapter: {wanted}"
+    # 3 assets: row, weights, cash, mask, action, its density, reward, end, and what came after.
+    size = 4 + 12 + 4 + 1 + 12 + 4 + 4 + 1 + 12 + 4 + 1
+    assert told[2] == f"replay: {size} bytes a transition, {size} kB for 1,000"
+    shell.works("report", "run", "--split", "valid")
+    page = next(Path("run").glob("report/**/*.html")).read_text(encoding="utf-8")
+    assert wanted in page
+    assert f"{size} bytes a transition" in page
+    # What replaces the run replaces its encoder, which here is of another configuration.
+    words = tiny(bars_file, *EXPERT, "lora.enabled=false", "pretrain.enabled=false")
+    _, err = shell.works("train", *words, "--output-dir", "run", "--overwrite")
+    assert "encoder: as drawn, not pre-trained" in err
+    assert "adapter:" not in err

@@ -51,7 +51,7 @@ from echelon.report.series import (
     shortest_period,
     thinned,
 )
-from echelon.report.tables import best_of, encoder_lines
+from echelon.report.tables import best_of, encoder_lines, learner_lines
 from echelon.report.texts import MEASURES_ZH, NAMES, REASONS, TEXTS, Words
 from echelon.report.write import command_for
 from echelon.runs import RunDirectory
@@ -721,3 +721,22 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(StoreError, match=r"encoder\.json: damaged"):
         encoder_lines(tmp_path, Words("en"))
+
+
+def test_adapter_and_replay_of_a_learner_have_their_lines(tmp_path: Path) -> None:
+    assert learner_lines(tmp_path, Words("en")) == []
+    file = tmp_path / "learner.json"
+    facts: dict[str, Any] = {"replay": {"transition_bytes": 217, "capacity": 1_000_000}}
+    file.write_text(json.dumps({"adapter": {"trained": 12_345, "whole": 234_567}} | facts))
+    assert learner_lines(tmp_path, Words("en")) == [
+        ("fact_adapter", ["12,345 of 234,567 encoder weights train (5.3 %)"]),
+        ("fact_replay", ["217 bytes a transition, 217 MB for 1,000,000"]),
+    ]
+    assert learner_lines(tmp_path, Words("zh"))[1][1] == [
+        "每条转移 217 字节，1,000,000 条共 217 MB"
+    ]
+    file.write_text(json.dumps({"adapter": None} | facts))
+    assert [key for key, _ in learner_lines(tmp_path, Words("en"))] == ["fact_replay"]
+    file.write_text("[]")
+    with pytest.raises(StoreError, match=r"learner\.json: damaged"):
+        learner_lines(tmp_path, Words("en"))

@@ -3,6 +3,7 @@
     SEED_DIR/checkpoints/step-…/, best/    state and weights (see runs.checkpoint)
     SEED_DIR/metrics.jsonl, .parquet       the training log
     SEED_DIR/tensorboard/                  the same for TensorBoard
+    SEED_DIR/learner.json                  sizes of adapter and replay (see agents.learner_facts)
     SEED_DIR/result.json                   how training ended
 
 After each update, in this order: log, validate, checkpoint. All are due when the number of steps
@@ -24,6 +25,7 @@ from typing import Any, Literal
 
 import torch
 
+from echelon.agents.learner_facts import write_learner_facts
 from echelon.agents.learners import Metrics, Worlds, make_learner
 from echelon.agents.policy import load_policy
 from echelon.backtest.policy import Policy
@@ -170,6 +172,7 @@ class Training:
         ending: Ending = "done"
         # From here on an earlier ending is no longer how this training ended.
         (self.directory / RESULT).unlink(missing_ok=True)
+        write_learner_facts(self.directory, learner)
         log = MetricLog(self.directory, resume_step=self.resumed_at)
         sinks: list[Sink] = []
         try:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
-from echelon.cli.console import add_row, out, titled
+from echelon.cli.console import add_row, err, out, titled
 from echelon.cli.options import (
     ConfigFile,
     Level,
@@ -31,7 +32,7 @@ from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
     from echelon.agents.jobs import Failure
-    from echelon.agents.training import Outcome
+    from echelon.agents.training import Outcome, Progress
     from echelon.features import PrepareReport
 
 Seeds = Annotated[
@@ -127,9 +128,13 @@ def train_run(
     number = {seed: k for k, seed in enumerate(wanted)}
     totals = [config.train.total_env_steps] * len(jobs)
     with watching([f"seed {seed}" for seed in wanted], totals) as watch:
-        done = train_seeds(
-            jobs, workers=count, on_progress=lambda now: watch.progress(number[now.seed], now)
-        )
+        tell = _TellOnce(directory)
+
+        def on_progress(now: Progress) -> None:
+            tell(now.seed)
+            watch.progress(number[now.seed], now)
+
+        done = train_seeds(jobs, workers=count, on_progress=on_progress)
     if len(jobs) > 1:
         _name_seeds(wanted, done.results)
     outcomes = done.all_or_raise()
@@ -144,6 +149,28 @@ def train_run(
         outcomes=[outcome.__dict__ for outcome in _with_others(outcomes, config, directory)],
     )
     return outcomes
+
+
+class _TellOnce:
+    """Says of a run's experts what is the same for all, as soon as the first of them trains."""
+
+    def __init__(self, run: Path) -> None:
+        self._run: Path | None = run
+
+    def __call__(self, seed: int) -> None:
+        """seed: one that trains"""
+        from echelon.agents.encoder_files import read_facts
+        from echelon.agents.learner_facts import read_learner_facts
+        from echelon.agents.pretrain import summary
+        from echelon.agents.training import seed_directory
+
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        encoder = read_facts(run)
+        lines = [] if encoder is None else [summary(encoder)]
+        for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
+            err.print(Text(line), soft_wrap=True)
 
 
 def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None]) -> None:
@@ -237,7 +264,7 @@ def _make_room(directory: Path, overwrite: bool) -> None:
             if seed.is_dir():
                 lock = exclusive_lock(seed / ".train.lock", f"the training in {seed}")
                 locks.enter_context(lock)
-        for part in ("seeds", "evaluations", "report"):
+        for part in ("seeds", "encoder", "evaluations", "report"):
             shutil.rmtree(directory / part, ignore_errors=True)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -139,11 +139,20 @@ def merged(encoder: Encoder, name: str) -> Iterator[None]:
         unmerge(encoder)
 
 
-def trainable_share(encoder: Encoder) -> float:
-    """Parameters that would be trained now, as a share of the base and the adapter in use.
+class Trainable(NamedTuple):
+    """Numbers of weights: those that would be trained now, and all of base and adapter in use."""
 
-    Other adapters do not count: 0.12 means that an expert trains 12 % of what it computes with.
-    """
+    trained: int
+    whole: int
+
+    @property
+    def share(self) -> float:
+        """0.12: an expert trains 12 % of what it computes with."""
+        return self.trained / self.whole
+
+
+def trainable(encoder: Encoder) -> Trainable:
+    """How much of an encoder would be trained now; adapters that are not in use do not count."""
     idle = {
         id(parameter)
         for name in adapter_names(encoder)
@@ -151,7 +160,13 @@ def trainable_share(encoder: Encoder) -> float:
         if not parameter.requires_grad
     }
     counted = [p for p in encoder.parameters() if id(p) not in idle]
-    return sum(p.numel() for p in counted if p.requires_grad) / sum(p.numel() for p in counted)
+    trained = sum(p.numel() for p in counted if p.requires_grad)
+    return Trainable(trained, sum(p.numel() for p in counted))
+
+
+def trainable_share(encoder: Encoder) -> float:
+    """`trainable` as a share."""
+    return trainable(encoder).share
 
 
 def _peft() -> Any:  # noqa: ANN401 (a module)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from echelon.agents.learner_facts import read_learner_facts
+from echelon.agents.training import seed_directory
 from echelon.config import Config
 from echelon.errors import StoreError
 from echelon.market import resolve_rules
@@ -246,6 +248,10 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
     foreseen = encoder_lines(run.path, words)
     if foreseen:
         rows.insert(-1, ("fact_encoder", foreseen))
+    # Of any seed: all are made alike.
+    trained = next((r.seed for r in run.main.agents if r.seed is not None), None)
+    if trained is not None:
+        rows[-1:-1] = learner_lines(seed_directory(run.path, trained), words)
     return facts_list(rows, words)
 
 
@@ -265,6 +271,21 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file}: damaged ({error}). Train the run anew.") from None
+
+
+def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
+    """Facts of a seed's learner: how much of the encoder it trains, how large its replay is."""
+    adapter, replay = read_learner_facts(directory)
+    rows = []
+    if adapter is not None:
+        share = f"{100 * adapter.share:.1f}"
+        numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
+        rows.append(("fact_adapter", [words("adapter_share", **numbers)]))
+    if replay is not None:
+        size, capacity = (f"{number:,}" for number in replay)
+        line = words("replay_size", size=size, capacity=capacity, whole=replay.whole)
+        rows.append(("fact_replay", [line]))
+    return rows
 
 
 def _foreseen(target: str, score: Mapping[str, Any], words: Words) -> str:

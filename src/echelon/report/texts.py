@@ -282,6 +282,16 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
             "{target}：R² {own}，岭回归 {linear}，末值 {last}；"
             "误差比岭回归低 {gain}（{low} 至 {high}）",
         ),
+        "fact_adapter": ("Adapter", "适配器"),
+        "adapter_share": (
+            "{trained} of {whole} encoder weights train ({share} %)",
+            "编码器 {whole} 个权重中训练 {trained} 个（{share} %）",
+        ),
+        "fact_replay": ("Replay", "经验回放"),
+        "replay_size": (
+            "{size} bytes a transition, {whole} for {capacity}",
+            "每条转移 {size} 字节，{capacity} 条共 {whole}",
+        ),
         "fact_reads": ("Times evaluated", "评估次数"),
         "fact_year": ("Bars a year", "每年 K 线数"),
         "fact_versions": ("Libraries", "依赖版本"),
