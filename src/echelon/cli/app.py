@@ -11,7 +11,18 @@ import typer
 from rich.text import Text
 
 import echelon
-from echelon.cli import ablate, config, demo, evaluate, prepare, prove, runs, train, walk_forward
+from echelon.cli import (
+    ablate,
+    compare,
+    config,
+    demo,
+    evaluate,
+    prepare,
+    prove,
+    runs,
+    train,
+    walk_forward,
+)
 from echelon.cli.console import err
 from echelon.cli.data import app as data_app
 from echelon.errors import EchelonError, Stopped
@@ -29,6 +40,7 @@ app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("ablate")(ablate.ablate)
+app.command("compare")(compare.compare)
 app.command("walk-forward")(walk_forward.walk_forward)
 app.command("report")(evaluate.report)
 app.add_typer(runs.app, name="runs")

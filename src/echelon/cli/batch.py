@@ -1,4 +1,4 @@
-"""What `ablate` and `walk-forward` share: many runs worked through, with a display to watch."""
+"""What `ablate`, `compare` and `walk-forward` share: many runs worked through, and watched."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Study(Protocol):
         """Write down what is to be done."""
 
 
-def refuse_beside_resume(noun: str, *given: object) -> None:
-    """Refuse options that would change what --resume goes on with."""
+def refuse_beside_resume(noun: str, *given: object, also: str = "--seeds") -> None:
+    """Refuse options that would change what --resume goes on with. also: those that may"""
     if any(given):
         raise UsageError(
-            f"--resume goes on with its own {noun}; of the other options, only --seeds and "
+            f"--resume goes on with its own {noun}; of the other options, only {also} and "
             "--workers go with it."
         )
 

@@ -66,7 +66,7 @@ def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
         top = 1.0 - 1.25 / height
         axes = figure.add_axes((0.235, 0.62 / height, 0.55, top - 0.62 / height))
         _write_titles(figure, result, height, grid=grid)
-        _draw_lines(axes, lines, _values(result.base), grid=grid)
+        draw_lines(axes, lines, _values(result.base), grid=grid)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=_DPI)
     write_atomic(path, buffer.getvalue())
@@ -164,7 +164,16 @@ def _write_titles(figure: Figure, result: AblationResult, height: float, *, grid
     )
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Line], base: Sequence[float], *, grid: bool) -> None:
+def draw_lines(
+    axes: Axes,
+    lines: Sequence[Line],
+    base: Sequence[float],
+    *,
+    grid: bool = False,
+    window: str = "validation",
+    reference: str = "base",
+) -> None:
+    """Draw a line each, with `base`, the points of the reference, behind them."""
     centre = mean_std(base) if base else MeanStd(math.nan, math.nan)
     if math.isfinite(centre.mean):
         axes.axvline(centre.mean, color=LIGHT["benchmark"], linewidth=1.1, linestyle="--", zorder=1)
@@ -190,11 +199,11 @@ def _draw_lines(axes: Axes, lines: Sequence[Line], base: Sequence[float], *, gri
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.06)
-    axes.set_xlabel(f"{LABELS[_MEASURE].text}, validation")
+    axes.set_xlabel(f"{LABELS[_MEASURE].text}, {window}")
     several = any(len(line.points) > 1 for line in lines)
     over = "mean ± std" if several else "value"
     axes.text(1.03, 0.62, over, **_at_left(axes, color=LIGHT["soft"], fontsize=10))
-    axes.text(1.235, 0.62, "less base", **_at_left(axes, color=LIGHT["soft"], fontsize=10))
+    axes.text(1.235, 0.62, f"less {reference}", **_at_left(axes, color=LIGHT["soft"], fontsize=10))
 
 
 def _draw_line(axes: Axes, line: Line, y: float, *, grid: bool) -> None:

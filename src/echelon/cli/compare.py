@@ -1,0 +1,200 @@
+"""`echelon compare`: several kinds of agents on one market, side by side with the baselines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli.batch import (
+    batch_directory,
+    claimed,
+    raise_failures,
+    refuse_beside_resume,
+    run_batch,
+)
+from echelon.cli.console import add_row, err, numbers, out, set_up_logging
+from echelon.cli.evaluate import COLUMNS, Column
+from echelon.cli.options import (
+    ConfigFile,
+    Level,
+    LogLevel,
+    OutputDir,
+    Overrides,
+    Quarantine,
+    configured,
+)
+from echelon.cli.train import Seeds, Workers, default_workers
+from echelon.errors import UsageError
+
+if TYPE_CHECKING:
+    from echelon.evaluation.comparison import Comparison, ComparisonResult, Row
+    from echelon.evaluation.looks import SplitName
+
+
+class Window(StrEnum):
+    """Windows to compare on."""
+
+    valid = "valid"
+    test = "test"
+
+
+Agents = Annotated[
+    str | None,
+    typer.Option(
+        "--agents",
+        help="Which, with commas between; default: a2c,sb3-ppo,sb3-sac,sac,td3,apg.",
+    ),
+]
+Steps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--steps",
+        help="NAME=N: environment steps of one agent, where not train.total_env_steps, e.g. "
+        "--steps sb3-sac=100000.",
+    ),
+]
+Split = Annotated[
+    Window | None,
+    typer.Option("--split", help="Window to compare on; default: valid. test counts its readings."),
+]
+ResumeComparison = Annotated[
+    Path | None, typer.Option("--resume", help="Go on with the comparison in this directory.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Run anew where the directory holds a comparison.")
+]
+
+_COLUMNS = {**COLUMNS, "cost_share": Column("costs\n%", True, 1)}
+_MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
+
+
+def compare(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    output_dir: OutputDir = None,
+    agents: Agents = None,
+    steps: Steps = None,
+    split: Split = None,
+    seeds: Seeds = None,
+    workers: Workers = None,
+    resume: ResumeComparison = None,
+    overwrite: Overwrite = False,
+    quarantine: Quarantine = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Train agents of several kinds on one market and compare them with one another.
+
+    Our experts (sac, td3, apg), QTMRL's a2c, and PPO and SAC of Stable-Baselines3, all on the
+    configuration's data, windows, features, costs, fills and reward; the best checkpoint of each is
+    chosen on the validation window, and one backtest measures all of them and the baselines.
+    Ctrl-C stops in order, and `--resume` goes on, also with another `--split`: nothing is trained
+    again for it.
+    """
+    from echelon.evaluation.batch import with_seeds
+    from echelon.evaluation.comparison import AGENTS, Comparison
+
+    if resume is not None:
+        refuse_beside_resume(
+            *("comparison", config, override, output_dir, agents, steps, overwrite),
+            also="--split, --seeds",
+        )
+        set_up_logging(log_level.value)
+        window: SplitName | None = None if split is None else split.value
+        comparison = Comparison.open(resume, seeds=seeds, split=window)
+    else:
+        base = configured(config, override, log_level)
+        if seeds is not None:
+            base = with_seeds(base, seeds)
+        comparison = Comparison.of(
+            batch_directory(config, output_dir, base, "comparison"),
+            base,
+            list(AGENTS) if agents is None else _names(agents),
+            steps=_steps(steps or []),
+            split=(split or Window.valid).value,
+        )
+    with claimed(comparison, resumed=resume is not None, overwrite=overwrite):
+        run_comparison(comparison, workers or default_workers(comparison.batch.base), quarantine)
+
+
+def run_comparison(comparison: Comparison, workers: int, quarantine: bool) -> None:
+    """Prepare, train, evaluate, print, write and draw; raises at the end where an agent failed."""
+    from echelon.evaluation.comparison import summarise
+    from echelon.report.comparison import draw_comparison
+
+    batch, directory, split = (
+        comparison.batch,
+        comparison.batch.directory,
+        comparison.batch.kind.split,
+    )
+    course = run_batch(batch, workers, quarantine)
+    with err.status("comparing"):
+        result = summarise(comparison, course)
+    picture = directory / f"comparison-{split}.png"
+    picture.unlink(missing_ok=True)  # of an earlier session, perhaps
+    result.write(directory, split)
+    if result.facts:
+        draw_comparison(result, picture)
+        print_result(result)
+        typer.echo(f"picture: {picture}")
+    typer.echo(f"table: {directory / f'comparison-{split}.csv'}")
+    raise_failures(batch, course)
+
+
+def print_result(result: ComparisonResult) -> None:
+    """Two lines per agent, mean and ± std over seeds, and its Sharpe ratio less the reference's."""
+    facts = result.facts
+    title = (
+        f"{facts['split']}: {facts['first']} to {facts['last']}, fills at "
+        f"{facts['ledger']['fill']}; mean over seeds, below it ± std"
+    )
+    sharpe = _COLUMNS["sharpe_annual"].heading
+    shown = [_COLUMNS[m].heading for m in _MEASURES]
+    table = numbers(title, "agent\nsteps", sharpe, f"less {result.reference}\n95 %", *shown)
+    before = "agent"
+    for row in result.rows:
+        if row.kind != before:
+            table.add_section()
+            before = row.kind
+        name = f"{row.name}\n{row.steps:,}" if row.kind == "agent" else row.name
+        if not row.seeds:
+            add_row(table, name, "failed", *("–",) * (len(shown) + 1))
+            continue
+        cells = [_cell(row, measure) for measure in _MEASURES]
+        add_row(table, name, _cell(row, "sharpe_annual"), _gap(row), *cells)
+    out.print(table)
+
+
+def _cell(row: Row, measure: str) -> str:
+    found = row.over_seeds(measure)
+    number = _COLUMNS[measure].format
+    return (
+        f"{number(found.mean)}\n± {number(found.std)}" if len(row.seeds) > 1 else number(found.mean)
+    )
+
+
+def _gap(row: Row) -> str:
+    if row.gap is None:
+        return ""
+    number = _COLUMNS["sharpe_annual"].format
+    sign = "+" if row.gap.estimate > 0 else ""
+    return f"{sign}{number(row.gap.estimate)}\n{number(row.gap.low)} to {number(row.gap.high)}"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _steps(items: list[str]) -> dict[str, int]:
+    found = {}
+    for item in items:
+        name, _, count = item.partition("=")
+        try:
+            found[name.strip()] = int(count.replace("_", ""))
+        except ValueError:
+            raise UsageError(
+                f"--steps {item!r}: expected NAME=N, such as sb3-sac=100000."
+            ) from None
+    return found
