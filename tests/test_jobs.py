@@ -104,3 +104,13 @@ def test_workers_are_born_deaf_to_ctrl_c_and_the_parent_is_not() -> None:
     done = run_jobs(_blocked, [1, 2], workers=2)
     assert done.results == [True, True]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def _process(job: int, report: Report, should_stop: ShouldStop) -> int:
+    return os.getpid()
+
+
+def test_a_worker_that_has_done_a_job_gets_the_next() -> None:
+    done = run_jobs(_process, range(6), workers=2)
+    assert len(set(done.all_or_raise())) <= 2
+    assert os.getpid() not in done.results

@@ -1,7 +1,8 @@
-"""Several trainings side by side: one process each, one progress display, one Ctrl-C.
+"""Several trainings side by side: a few processes, one progress display, one Ctrl-C.
 
 A task is a module-level function `task(job, report, should_stop) -> result`; jobs, reports and
-results are pickled between our own processes only. With one worker everything happens in this
+results are pickled between our own processes only. A worker that has done a job gets the next one:
+starting one takes seconds, most of them imports. With one worker everything happens in this
 process.
 
 Ctrl-C asks every task to stop at its next good moment (a checkpoint, say) and waits for it; a
@@ -12,15 +13,16 @@ fails in one process does not stop the others; see `Failure`.
 from __future__ import annotations
 
 import multiprocessing
-import queue
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from echelon.errors import EchelonError, TrainingError
 
@@ -112,8 +114,25 @@ def _ctrl_c() -> Iterator[ShouldStop]:
         signal.signal(signal.SIGINT, before)
 
 
+class _Worker(NamedTuple):
+    """A process, and our end of the pipe between it and us.
+
+    It is given (number, job), and None where there are no more or where it is to stop; it gives
+    (number, kind, content). Each has a pipe of its own: what workers share (a queue, an event)
+    has a lock, and one that is killed while it holds the lock would halt the others.
+    """
+
+    process: Any  # a multiprocessing.context.SpawnProcess
+    pipe: Connection
+
+    def dismiss(self) -> None:
+        """Ask it to stop, or to end where it has nothing to do."""
+        with suppress(BrokenPipeError):  # it has ended already
+            self.pipe.send(None)
+
+
 class _Pool(Generic[J, R]):
-    """Worker processes, one per job, so many at a time."""
+    """Worker processes, each of which does one job after the other."""
 
     def __init__(
         self,
@@ -128,32 +147,44 @@ class _Pool(Generic[J, R]):
         self._jobs = jobs
         self._workers = workers
         self._on_report = on_report
-        self._messages: Any = self._context.Queue()
-        self._stop = self._context.Event()
-        self._running: dict[int, Any] = {}
+        self._running: dict[int, _Worker] = {}
+        self._idle: list[_Worker] = []
         self._results: list[R | Failure | None] = [None] * len(jobs)
 
     def run(self) -> JobResults[R]:
         waiting = list(range(len(self._jobs)))
+        asked = False
         with _ctrl_c() as stopped:
             try:
                 while waiting or self._running:
-                    if stopped():
-                        self._stop.set()
+                    if stopped() and not asked:
+                        asked = True
                         waiting.clear()
+                        for worker in self._running.values():
+                            worker.dismiss()
                     while waiting and len(self._running) < self._workers:
                         self._start(waiting.pop(0))
                     self._listen()
             finally:
-                for process in self._running.values():
-                    process.terminate()
-                    process.join()
+                for worker in self._running.values():
+                    worker.process.terminate()
+                for worker in self._idle:
+                    worker.dismiss()
+                for worker in (*self._running.values(), *self._idle):
+                    worker.process.join()
+                    worker.pipe.close()
             return JobResults(self._results, stopped())
 
     def _start(self, k: int) -> None:
-        process = self._context.Process(
-            target=_work, args=(self._task, k, self._jobs[k], self._messages, self._stop)
-        )
+        alive = [worker for worker in self._idle if worker.process.is_alive()]
+        worker = alive.pop() if alive else self._hire()
+        self._idle = alive
+        worker.pipe.send((k, self._jobs[k]))
+        self._running[k] = worker
+
+    def _hire(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(self._task, theirs))
         # Born deaf to Ctrl-C, which also reaches workers from a terminal: one that is still
         # importing would die of it before it can be asked to stop. Ours is kept until after.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -161,64 +192,83 @@ class _Pool(Generic[J, R]):
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        self._running[k] = process
+        theirs.close()
+        return _Worker(process, ours)
 
     def _listen(self) -> None:
-        try:
-            k, kind, content = self._messages.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            self._bury()
-            return
-        if kind == "report":
-            self._on_report(k, content)
-            return
-        self._results[k] = content if kind == "result" else Failure(_error(kind, content))
-        self._running.pop(k).join()
+        by_pipe = {worker.pipe: k for k, worker in self._running.items()}
+        for pipe in wait(list(by_pipe), timeout=_POLL_SECONDS):
+            assert isinstance(pipe, Connection), "nothing else is waited for"
+            try:
+                k, kind, content = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                self._bury(by_pipe[pipe])
+                continue
+            if kind == "report":
+                self._on_report(k, content)
+                continue
+            self._results[k] = content if kind == "result" else Failure(_error(kind, content))
+            self._idle.append(self._running.pop(k))
 
-    def _bury(self) -> None:
-        """Find processes that ended without a word: killed, or out of memory."""
-        for k, process in list(self._running.items()):
-            if process.exitcode is not None and self._messages.empty():
-                how = f"exit code {process.exitcode}"
-                if process.exitcode < 0:
-                    how = f"killed by {signal.Signals(-process.exitcode).name}"
-                self._results[k] = Failure(
-                    TrainingError(
-                        f"a worker process ended unexpectedly ({how}), perhaps for want of memory. "
-                        "Go on with --resume, with fewer --workers."
-                    )
-                )
-                del self._running[k]
+    def _bury(self, k: int) -> None:
+        """A process ended without a word: killed, or out of memory."""
+        worker = self._running.pop(k)
+        worker.process.join()
+        worker.pipe.close()
+        exitcode = worker.process.exitcode
+        how = f"exit code {exitcode}"
+        if exitcode < 0:
+            how = f"killed by {signal.Signals(-exitcode).name}"
+        self._results[k] = Failure(
+            TrainingError(
+                f"a worker process ended unexpectedly ({how}), perhaps for want of memory. "
+                "Go on with --resume, with fewer --workers."
+            )
+        )
 
 
-def _work(task: Task[J, R], k: int, job: J, messages: Any, stop: Any) -> None:  # noqa: ANN401
-    """Run one job in a process of its own, and say how it went."""
+def _work(task: Task[J, R], pipe: Connection) -> None:
+    """Do one job after the other in a process of its own, and say how each went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker process has a parent"
+    stopped = False
 
     def should_stop() -> bool:
-        # A killed parent asks nobody: on its own, a worker would train to the end unwatched.
-        return stop.is_set() or not parent.is_alive()
+        # While a job is done nothing is sent but the wish to stop; where the parent was killed,
+        # the pipe has an end, which counts as one: else we would train on unwatched.
+        nonlocal stopped
+        stopped = stopped or pipe.poll()
+        return stopped
 
-    try:
-        result = task(job, lambda message: messages.put((k, "report", message)), should_stop)
-        messages.put((k, "result", result))
-    except EchelonError as error:
-        messages.put((k, "error", (type(error), str(error))))
-    except OSError as error:
-        messages.put((k, "os", (error.errno, error.strerror or str(error), error.filename)))
-    except Exception:  # noqa: BLE001 (carried to the parent, which shows it as a bug)
-        messages.put((k, "bug", traceback.format_exc()))
-    messages.close()
-    if parent.is_alive():
-        messages.join_thread()
-    else:
-        messages.cancel_join_thread()  # nobody reads them any more
+    def tell(k: int, kind: str, content: object) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # nobody is there any more
+            pipe.send((k, kind, content))
+
+    while not stopped:
+        try:
+            given = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            break
+        if given is None:
+            break
+        k, job = given
+        tell(k, *_done(task, job, partial(tell, k, "report"), should_stop))
+    pipe.close()
     sys.exit(0)
 
 
-def _error(kind: str, content: Any) -> BaseException:  # noqa: ANN401 (what `_work` sent)
+def _done(task: Task[J, R], job: J, report: Report, should_stop: ShouldStop) -> tuple[str, object]:
+    """(kind, content) of what a job came to, such that it can be sent."""
+    try:
+        return "result", task(job, report, should_stop)
+    except EchelonError as error:
+        return "error", (type(error), str(error))
+    except OSError as error:
+        return "os", (error.errno, error.strerror or str(error), error.filename)
+    except Exception:  # noqa: BLE001 (carried to the parent, which shows it as a bug)
+        return "bug", traceback.format_exc()
+
+
+def _error(kind: str, content: Any) -> BaseException:  # noqa: ANN401 (what `_done` gave)
     if kind == "error":
         error_class, text = content
         error = EchelonError.__new__(error_class)
