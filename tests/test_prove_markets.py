@@ -151,7 +151,7 @@ def test_the_best_thresholds_trade_less_where_trading_costs_more() -> None:
     for fee in (5.0, 500.0):
         config = at_fee(CONFIG, fee)
         (world,) = planted_worlds([market.draw(0, "x")], config)
-        pair = best_thresholds(market, world, config)
+        pair = best_thresholds(market, [world], config)
         assert pair[0] >= pair[1]
         traded = trade(ThresholdFilter(market, np.array([pair])), [world], config)
         turnover.append(float(traded.turnover[0]))

@@ -33,7 +33,7 @@ from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference, weighted_rules_of_thumb
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import Draw, Rule, joined, planted_worlds, reference
-from echelon.proving.trial import WARMUP, Trained, last_bars, trade, train_agent
+from echelon.proving.trial import WARMUP, Trained, is_expert, last_bars, trade, train_agent
 from echelon.types import Floats
 
 RETURNS = "returns.npz"
@@ -81,7 +81,7 @@ class PlantedPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent and let it and the references trade the test draws."""
         market, config = self.market, self.config
-        own = self._own_draws()
+        own = own_draws(market, config, self.seed)
         unseen = [market.draw(k, "proof") for k in range(self.n_draws)]
         worlds = planted_worlds([*own.train, *own.valid, *unseen], config)
         first = len(own.train) + len(own.valid)
@@ -114,18 +114,7 @@ class PlantedPart:
             "turnover": {name: float(traded.turnover.mean()) for name, traded in done.items()},
         }
 
-    def _own_draws(self) -> _Own:
-        """Draws of this seed alone."""
-        if self.config.train.algo == "A2C":
-            return _Own(*([self.market.draw(self.seed, name)] for name in _Own._fields))
-        return _Own(
-            *(
-                [self.market.draw(1000 * self.seed + k, f"{name}s") for k in range(count)]
-                for name, count in zip(_Own._fields, EXPERT_DRAWS, strict=True)
-            )
-        )
-
-    def _keep_returns(self, trained: Trained, own: _Own, directory: Path) -> None:
+    def _keep_returns(self, trained: Trained, own: Own, directory: Path) -> None:
         """Write the agent's returns on its first validation draw and on the draws for claims."""
         others = claim_draws(self.market, self.config, self.claim_draws, self.claim_bars)
         worlds = planted_worlds([own.train[0], own.valid[0], *others], self.config)
@@ -136,11 +125,26 @@ class PlantedPart:
         write_atomic(directory / RETURNS, buffer.getvalue())
 
 
-class _Own(NamedTuple):
+class Own(NamedTuple):
     """Draws that one seed learns from, and that choose its checkpoint."""
 
     train: list[Draw]
     valid: list[Draw]
+
+
+def own_draws(market: Any, config: Config, seed: int, valid_bars: int | None = None) -> Own:  # noqa: ANN401
+    """Draws of one seed alone: one of each kind, and several of each for experts.
+
+    valid_bars: length of those for validation, if not the market's own
+    """
+    shorter = replace(market, n_bars=valid_bars or market.n_bars)
+    if not is_expert(config):
+        return Own([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
+    n_train, n_valid = EXPERT_DRAWS
+    return Own(
+        [market.draw(1000 * seed + k, "trains") for k in range(n_train)],
+        [shorter.draw(1000 * seed + k, "valids") for k in range(n_valid)],
+    )
 
 
 def together(worlds: Sequence[World]) -> World:
@@ -196,10 +200,12 @@ def assess_planted(parts: Sequence[Done]) -> MarketResult:
     for part in parts:
         found.setdefault(part.key.split("-")[1], []).append(part)
     checks, rows = [], {}
+    by_weights = parts[0].finding.get("kind") == "weights"
+    notes = ("planted_weights",) if by_weights else ("planted_others",) * (len(found) > 1)
     for signal, done in found.items():
         scores = SeedScore.all_of(done)
         bars = TREND_BARS if signal == "trend" else OTHER_BARS
-        if done[0].finding.get("kind") == "weights":
+        if by_weights:
             bars = EXPERT_BARS
         checks.append(over_seeds(f"{signal}_share", "share", [s.share() for s in scores], *bars))
         for name in scores[0].sharpes:
@@ -216,5 +222,5 @@ def assess_planted(parts: Sequence[Done]) -> MarketResult:
             "best_steps": {part.key: part.finding["best_step"] for part in parts},
         },
         rows=rows,
-        notes=("planted_others",) if len(found) > 1 else (),
+        notes=notes,
     )

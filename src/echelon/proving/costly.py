@@ -7,8 +7,11 @@ points a side and not nearly worth 500. An agent is trained and tested at each f
     at 500 bp   its turnover, as a share of what it trades at 5 bp
 
 The filter buys above one half and sells below at any fee, as in the trend market. Beside it stands
-the filter with the two thresholds that earned most on the seed's validation draw: what knowing
-the fee is worth to a filter.
+the filter with the two thresholds that earned most on the seed's validation draws: what knowing
+the fee is worth to a filter. Agents that say target weights are compared with filters that do:
+1/N of the book in each asset above the hurdle of `continuous`, rebalanced at every bar whatever
+that costs; and 1/N bought above one threshold, sold below the other and left alone in between.
+Experts train on several draws, as in the trend market (see `capture`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World
+from echelon.proving.capture import own_draws, together
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
+from echelon.proving.continuous import continuous_reference
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import PlantedMarket, planted_worlds, reference
 from echelon.proving.trial import trade, train_agent
@@ -72,13 +77,14 @@ class CostlyPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent at the fee; let it and the filters trade the test draws at it."""
         config = at_fee(self.config, self.fee_bps)
-        valid_market = replace(self.market, n_bars=self.valid_bars)
-        own = [self.market.draw(self.seed, "train"), valid_market.draw(self.seed, "valid")]
+        own = own_draws(self.market, config, self.seed, self.valid_bars)
         unseen = [self.market.draw(k, "proof") for k in range(self.n_draws)]
-        train, valid, *tests = planted_worlds([*own, *unseen], config)
+        worlds = planted_worlds([*own.train, *own.valid, *unseen], config)
+        n_train, n_own = len(own.train), len(own.train) + len(own.valid)
+        train, valid, tests = worlds[:n_train], worlds[n_train:n_own], worlds[n_own:]
         trained = train_agent(
             config,
-            Worlds(train, valid, self.key),
+            Worlds(together(train), together(valid), self.key),
             directory / "seeds" / str(self.seed),
             self.seed,
             report,
@@ -88,13 +94,17 @@ class CostlyPart:
             return None
         policies: dict[str, Policy] = {"agent": trained.policy}
         thresholds: tuple[float, ...] = ()
+        kind = trained.policy.kind
         if self.references:
-            thresholds = best_thresholds(valid_market, valid, config)
-            policies["bayes"] = reference(self.market)
-            policies["thresholds"] = ThresholdFilter(self.market, np.array([thresholds]))
+            shorter = replace(self.market, n_bars=self.valid_bars)
+            thresholds = best_thresholds(shorter, valid, config, kind)
+            plain = reference if kind == "discrete" else continuous_reference
+            policies["bayes"] = plain(self.market)
+            policies["thresholds"] = threshold_filter(self.market, np.array([thresholds]), kind)
         done = {name: trade(policy, tests, config) for name, policy in policies.items()}
         return {
             "seed": self.seed,
+            "kind": kind,
             "fee_bps": self.fee_bps,
             "steps": trained.outcome.step,
             "best_step": trained.outcome.best_step,
@@ -141,12 +151,32 @@ class ThresholdFilter:
         return only_allowed(np.where(up > self._buy_above, Action.BUY, wish), held)
 
 
-def best_thresholds(market: PlantedMarket, world: World, config: Config) -> tuple[float, float]:
-    """(buy above, sell below) with the highest growth on a world's test window."""
+class ThresholdWeights(ThresholdFilter):
+    """The same by target weights: 1/N bought or sold whole, and nothing in between."""
+
+    kind: Kind = "weights"
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:  # type: ignore[override]
+        """Compare with the thresholds; what is held already is not bought again."""
+        up, share = self._up[row], 1.0 / held.weights.shape[1]
+        buys = (up > self._buy_above) & (held.weights < 0.5 * share)
+        return np.where(buys, share, np.where(up < self._sell_below, 0.0, np.nan))
+
+
+def threshold_filter(market: PlantedMarket, pairs: Floats, kind: Kind) -> Policy:
+    """The filter with thresholds that acts in the way of `kind`; pairs as it takes them."""
+    return (ThresholdFilter if kind == "discrete" else ThresholdWeights)(market, pairs)
+
+
+def best_thresholds(
+    market: PlantedMarket, worlds: Sequence[World], config: Config, kind: Kind = "discrete"
+) -> tuple[float, float]:
+    """(buy above, sell below) with the highest growth over the test windows of all worlds."""
     pairs = list(product(_BUY_ABOVE, _SELL_BELOW))
-    policy = ThresholdFilter(market, np.array(pairs))
-    returns = trade(policy, [world] * len(pairs), config).returns
-    return pairs[int(np.argmax(np.log1p(returns).sum(axis=0)))]
+    policy = threshold_filter(market, np.repeat(pairs, len(worlds), axis=0), kind)
+    returns = trade(policy, [*worlds] * len(pairs), config).returns
+    growth = np.log1p(returns).sum(axis=0).reshape(len(pairs), len(worlds))
+    return pairs[int(np.argmax(growth.sum(axis=1)))]
 
 
 def assess_costly(parts: Sequence[Done]) -> MarketResult:
@@ -174,10 +204,12 @@ def assess_costly(parts: Sequence[Done]) -> MarketResult:
             "seeds": sorted({finding["seed"] for finding in findings}),
             "steps": {f"{f['fee_bps']:g}": f["steps"] for f in findings},
             "draws": len(findings[0]["sharpes"]["agent"]),
+            "kind": findings[0].get("kind", "discrete"),
             "fees_bps": list(FEES),
             "thresholds": {
                 f"{f['fee_bps']:g}": f["thresholds"] for f in findings if f["thresholds"]
             },
         },
         rows=rows,
+        notes=("costly_weights",) if findings[0].get("kind") == "weights" else (),
     )

@@ -39,7 +39,7 @@ from echelon.proving.parts import Done, Part, identity_of, locked, run_parts
 from echelon.proving.planted import PLANTED
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
-from echelon.proving.trial import proof_config, with_steps
+from echelon.proving.trial import is_expert, proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
 MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
@@ -189,7 +189,7 @@ def _regime(agent: Config, sizes: Sizes) -> list[Part]:
     market = RegimeMarket(n_bars=sizes.regime_bars)
     agents = [
         RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
-        for k in range(sizes.regime_seeds)
+        for k in range(0 if is_expert(agent) else sizes.regime_seeds)
         for shown in (False, True)
     ]
     return [RegimePart(agent, market, sizes.regime_pairs), *agents]

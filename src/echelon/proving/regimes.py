@@ -6,6 +6,8 @@
 2. Flat agents, in the full mode: one that sees x alone, which can earn nothing over a pair, and one
    that is also shown what a router sees. Neither is held to a bar: they say that the advantage is
    information. Neither sees its holdings, which drift with returns and would give the regime away.
+   Experts always see what they hold, so none of them is shown here: theirs is the proof of the
+   references alone.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.agents.learners import Worlds
 from echelon.config import Config
 from echelon.config.agents import StateConfig
+from echelon.errors import ConfigError
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.costly import at_fee
 from echelon.proving.parts import Done, Finding
 from echelon.proving.regime import RegimeDraw, RegimeMarket, regime_worlds
 from echelon.proving.regime_references import router_view, run_references
-from echelon.proving.trial import YEAR, trade, train_agent
+from echelon.proving.trial import YEAR, is_expert, trade, train_agent
 from echelon.types import Floats
 
 FEE_BPS = 5.0
@@ -59,7 +62,8 @@ class RegimePart:
         """Let the references trade."""
         draws = self.market.pairs(self.n_pairs, "test")
         found = run_references(self.market, draws, at_fee(self.config, FEE_BPS))
-        return {"sharpes": {name: by_pair(returns) for name, returns in found.items()}}
+        sharpes = {name: by_pair(returns) for name, returns in found.items()}
+        return {"sharpes": sharpes, "expert": is_expert(self.config)}
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,13 @@ class RegimeAgentPart:
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train on one draw, choose on another, trade the test pairs."""
+        if is_expert(self.config):
+            raise ConfigError(
+                f"train.algo={self.config.train.algo} sees what it holds, which drifts with "
+                "returns and gives the hidden regime away, so it cannot be the regime market's "
+                "flat agent. Prove it on planted, null, leaky and costly; of regime the "
+                "references alone."
+            )
         blind = StateConfig(include_pos=False, include_cash=False)
         config = at_fee(self.config, FEE_BPS).model_copy(update={"state": blind})
         draws: list[RegimeDraw] = [
@@ -130,6 +141,7 @@ def assess_regime(references: Done, agents: Sequence[Done]) -> MarketResult:
             rows[f"{kind} agent"] = np.mean(found, axis=0).tolist()
             checks.append(over_seeds(f"regime_{kind}_agent", "sharpe", rows[f"{kind} agent"]))
     parts = [references, *agents]
+    shown = "regime_experts" if references.finding.get("expert") else "regime_references_only"
     return MarketResult(
         name="regime",
         checks=tuple(checks),
@@ -142,5 +154,5 @@ def assess_regime(references: Done, agents: Sequence[Done]) -> MarketResult:
             "fee_bps": FEE_BPS,
         },
         rows=rows,
-        notes=("regime_information", "regime_agents" if agents else "regime_references_only"),
+        notes=("regime_information", "regime_agents" if agents else shown),
     )

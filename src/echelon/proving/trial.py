@@ -84,6 +84,15 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
+EXPERTS = ("SAC", "TD3", "APG")
+"""Agents on a pre-trained encoder. They see what they hold, whatever `state` says."""
+
+
+def is_expert(config: Config) -> bool:
+    """Whether the agent of a configuration is one of `EXPERTS`."""
+    return config.train.algo in EXPERTS
+
+
 def train_agent(
     config: Config,
     worlds: Worlds,

@@ -176,7 +176,9 @@ def _planted(market: MarketResult, words: CertificateWords) -> Iterator[tuple[st
             check = checks[f"{signal}_share"] if name == "agent" else None
             label = f"{words.policy(signal)}: {words.policy(name)}"
             lines.append(_line(label, shares, check))
-    yield "pic_share", dots(lines, unit="share", bars=[Mark(0.85, "85 %"), Mark(0.80, "80 %")])
+    asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
+    marks = [Mark(value, f"{100 * value:.0f} %") for value in reversed(asked)]
+    yield "pic_share", dots(lines, unit="share", bars=marks)
 
 
 def _regime(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:

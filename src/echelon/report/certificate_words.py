@@ -128,12 +128,12 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "knows the market's law, has the exact probability of what is hidden, and trades "
             "under the same rules, costs and clock. The result is the share of its Sharpe ratio "
             "that the agent captures on draws nobody has seen. The filter is the best judge of "
-            "the signal, not the best trader under the 20/50 rule: a rule of thumb that happens "
-            "to fit the market can come out a little above it.",
+            "the signal, not the best trader under the rules: a rule of thumb that happens to fit "
+            "the market can come out a little above it.",
             "在噪声中植入强度已知的信号。参考为贝叶斯滤波器：它知道市场规律，掌握隐藏状态的精确概"
             "率，并在相同规则、成本与时序下交易。结果为智能体在未见过的抽样上取得其夏普比率的比例"
-            "。滤波器对信号的判断最优，但在 20/50 "
-            "规则下未必是最优交易者：恰好契合市场的经验规则可能略高于它。",
+            "。滤波器对信号的判断最优，但在交易规则下未必是最优交易者：恰好契合市场的经验规则可能"
+            "略高于它。",
         ),
         "about_regime": (
             "A signal everybody sees changes its meaning now and then, and when is hidden. Each "
@@ -213,6 +213,18 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "held to finding anything at all.",
             "85 % 与 80 % 的标准只用于趋势；均值回复与横截面只要求确有所得。",
         ),
+        "note_planted_weights": (
+            "The agent says target weights, and so does the filter: it holds equal parts of the "
+            "assets of which it expects enough, and cash for the rest. One bar for every signal.",
+            "智能体给出目标权重，滤波器亦然：等份持有预期足够高的资产，其余为现金。各信号标准相同。",
+        ),
+        "note_costly_weights": (
+            "The agent says target weights, and so do the filters: equal parts of the assets of "
+            "which they expect enough. The plain one rebalances at every bar, whatever that costs; "
+            "the one with thresholds buys and sells whole parts, and nothing in between.",
+            "智能体给出目标权重，滤波器亦然：等份持有预期足够高的资产。普通滤波器每根 K 线再平衡，"
+            "不计成本；带阈值者只整份买卖，其间不动。",
+        ),
         "note_regime_information": (
             "The advantage of those that choose is information: they see what the experts earned, "
             "the others do not. It does not show that a hierarchy is better than a flat agent "
@@ -230,6 +242,13 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "References only; flat agents are part of the full proof, the router comes with the "
             "hierarchy.",
             "仅含参考策略；单层智能体属于完整验证，路由器随层级结构加入。",
+        ),
+        "note_regime_experts": (
+            "References only. An expert always sees what it holds, which drifts with returns and "
+            "would give the regime away, so it cannot stand here as the agent that sees the signal "
+            "alone.",
+            "仅含参考策略。专家始终能看到自己的持仓，而持仓随收益漂移，会泄露状态，"
+            "因此不能作为只看信号的智能体。",
         ),
         "note_null_trials": (
             "An agent is one configuration, so one trial (its seeds are averaged); the rule is the "

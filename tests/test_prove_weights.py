@@ -1,0 +1,165 @@
+"""Agents that say target weights on the proving ground: every market, with references of theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from markets import CONFIGS
+from provings import SIZES, TINY, shrink_leaky, tiny_config
+from typer.testing import CliRunner
+
+from echelon.cli import app
+from echelon.config import load_config
+from echelon.envs.act import Holdings
+from echelon.errors import ConfigError, EchelonError
+from echelon.proving import capture
+from echelon.proving import prove as proving
+from echelon.proving.capture import own_draws
+from echelon.proving.continuous import FilterWeights
+from echelon.proving.costly import CostlyPart, ThresholdWeights, at_fee, best_thresholds
+from echelon.proving.planted import PlantedMarket, planted_worlds
+from echelon.proving.prove import FULL, MARKETS, plan
+from echelon.proving.regime import RegimeMarket
+from echelon.proving.regimes import RegimeAgentPart
+from echelon.proving.trial import proof_config, trade
+from echelon.report.certificate_words import TEXTS
+
+SMALL = (
+    *("expert.hidden=8", "expert.batch_size=16", "expert.buffer_size=400"),
+    *("expert.learning_starts=40", "pretrain.epochs=1", "pretrain.horizons=[1]"),
+)
+EXPERT = ("train.algo=SAC", *SMALL)
+MARKET = PlantedMarket(n_bars=500, n_assets=4, flip=0.04)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "EXPERT_DRAWS", (2, 2))
+
+
+def test_an_expert_is_proved_on_all_five_markets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink_leaky(monkeypatch)
+    monkeypatch.setattr(proving, "QUICK", replace(SIZES, planted_seeds=1))
+    settings = [word for item in (*TINY, *SMALL) for word in ("-o", item)]
+    where = ("--config", str(CONFIGS / "sac.yaml"), "-o", "model.encoder=TimeCNN")
+    command = ("prove", "--quick", "--workers", "1", "--output-dir", str(tmp_path))
+    result = CliRunner().invoke(app, [*command, *where, *settings])
+    assert isinstance(result.exception, EchelonError), result.output
+    assert "not passed" in str(result.exception)
+    tree = json.loads((tmp_path / "certificate.json").read_text(encoding="utf-8"))
+    found = {market["name"]: market for market in tree["markets"]}
+    assert tuple(found) == MARKETS
+    assert found["planted"]["notes"] == ["planted_weights"]
+    assert found["costly"]["notes"] == ["costly_weights"]
+    assert found["regime"]["notes"] == ["regime_information", "regime_experts"]
+    assert not any(name.endswith("agent") for name in found["regime"]["rows"])
+    assert found["null"]["facts"]["claims"]["agent"][1] == 1
+    assert found["leaky"]["facts"]["steps"] == 200
+    assert {check["name"] for check in found["leaky"]["checks"] if check["passed"]} == {
+        "leaky_refused"
+    }
+    page = (tmp_path / "certificate.html").read_text(encoding="utf-8")
+    assert TEXTS["note_regime_experts"][0] in page
+    assert "20/50" not in page
+    assert "85 %" not in page
+
+
+def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -> None:
+    config = proof_config(tiny_config(*EXPERT))
+    market = PlantedMarket(n_bars=200, n_assets=3, flip=0.04)
+    part = CostlyPart(config, market, 500.0, 1, 2, 150)
+    finding = part.run(tmp_path, lambda _: None, lambda: False)
+    assert finding is not None
+    assert finding["kind"] == "weights"
+    draws = [market.draw(1000 + k, "trains") for k in range(2)]
+    unseen = [market.draw(k, "proof") for k in range(2)]
+    costs = at_fee(config, 500.0)
+    worlds = planted_worlds([*draws, *unseen], costs)[2:]
+    traded = trade(FilterWeights(market), worlds, costs)
+    assert finding["sharpes"]["bayes"] == traded.sharpes.tolist()
+    assert max(finding["turnover"]["thresholds"]) < 0.5 * min(finding["turnover"]["bayes"])
+
+
+def test_experts_have_several_draws_and_flat_agents_one() -> None:
+    market = PlantedMarket(n_bars=100, n_assets=2)
+    expert = own_draws(market, tiny_config(*EXPERT), 3, valid_bars=60)
+    assert ([len(d.close) for d in expert.train], [len(d.close) for d in expert.valid]) == (
+        [100, 100],
+        [60, 60],
+    )
+    assert not np.array_equal(expert.train[0].close, expert.train[1].close)
+    for algo in ("A2C", "SB3-PPO"):
+        flat = own_draws(market, tiny_config(f"train.algo={algo}"), 3)
+        assert len(flat.train) == len(flat.valid) == 1
+        assert np.array_equal(flat.valid[0].close, market.draw(3, "valid").close)
+
+
+def held(*weights: float) -> Holdings:
+    array = np.array([weights], dtype=np.float32)
+    cash = np.array([1.0 - sum(weights)], dtype=np.float32)
+    return Holdings(array, cash, np.ones((1, len(weights), 3), dtype=bool))
+
+
+def test_thresholds_buy_and_sell_whole_parts_and_leave_the_rest_alone() -> None:
+    policy = ThresholdWeights(replace(MARKET, n_assets=4), np.array([[0.7, 0.3]]))
+    policy._up = np.array([[0.8, 0.8, 0.5, 0.2]])
+    row = np.array([0])
+    # Bought; held already, though it drifted; in between; sold.
+    found = policy.decide(row, held(0.0, 0.2, 0.3, 0.3))
+    np.testing.assert_array_equal(found, [[0.25, np.nan, np.nan, 0.0]])
+
+
+def test_the_best_thresholds_of_weights_trade_less_where_trading_costs_more() -> None:
+    turnover = []
+    for fee in (5.0, 500.0):
+        config = at_fee(proof_config(tiny_config()), fee)
+        worlds = planted_worlds([MARKET.draw(k, "x") for k in range(2)], config)
+        pair = best_thresholds(MARKET, worlds, config, "weights")
+        assert pair[0] >= pair[1]
+        traded = trade(ThresholdWeights(MARKET, np.array([pair])), worlds, config)
+        turnover.append(float(traded.turnover.mean()))
+    assert turnover[1] < 0.4 * turnover[0]
+
+
+def test_thresholds_are_those_that_earn_most_over_all_the_worlds() -> None:
+    config = at_fee(proof_config(tiny_config()), 100.0)
+    worlds = planted_worlds([MARKET.draw(k, "x") for k in range(2)], config)
+    pair = best_thresholds(MARKET, worlds, config, "weights")
+
+    def growth(pair: tuple[float, float]) -> float:
+        policy = ThresholdWeights(MARKET, np.array([pair]))
+        return float(np.log1p(trade(policy, worlds, config).returns).sum())
+
+    others = [(0.5, 0.5), (0.9, 0.1), (0.7, 0.3), (0.5, 0.1)]
+    assert all(growth(pair) >= growth(other) - 1e-9 for other in others)
+
+
+@pytest.mark.parametrize("algo", ["SAC", "TD3", "APG"])
+def test_experts_are_no_flat_agents_of_the_regime_market(algo: str, tmp_path: Path) -> None:
+    config = load_config(CONFIGS / "sac.yaml", [f"train.algo={algo}"])
+    planned = plan(config, ["regime"], FULL)
+    assert [part.key for part in planned.parts["regime"]] == ["regime-references"]
+    part = RegimeAgentPart(config, RegimeMarket(n_bars=300), 1, 5, shown=False)
+    with pytest.raises(ConfigError, match=rf"{algo}.*planted, null, leaky and costly"):
+        part.run(tmp_path, lambda _: None, lambda: False)
+
+
+def test_agents_whose_holdings_can_be_hidden_stay_part_of_the_regime_market() -> None:
+    config = tiny_config("train.algo=SB3-PPO")
+    assert len(plan(config, ["regime"], FULL).parts["regime"]) == 1 + 2 * FULL.regime_seeds
