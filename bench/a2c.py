@@ -74,12 +74,12 @@ def config_of(crew: Crew = CREWS[0]) -> Config:
     return load_config(FAST, [*NETWORK, *sizes])
 
 
-def make_world(config: Config) -> World:
+def make_world(config: Config, bars: int = BARS) -> World:
     """A random walk of which everything may be traded and nothing can be known."""
     rng = np.random.default_rng(SEED)
-    close = 50 * np.exp(np.cumsum(rng.normal(0, 0.01, (BARS, ASSETS)), axis=0))
+    close = 50 * np.exp(np.cumsum(rng.normal(0, 0.01, (bars, ASSETS)), axis=0))
     history = PriceHistory(
-        times=np.datetime64("2000-01-03", "us") + np.arange(BARS) * np.timedelta64(1, "D"),
+        times=np.datetime64("2000-01-03", "us") + np.arange(bars) * np.timedelta64(1, "D"),
         symbols=tuple(f"T{n:02d}" for n in range(ASSETS)),
         price_basis="adjusted",
         close=close,
@@ -91,13 +91,13 @@ def make_world(config: Config) -> World:
     return World(
         rows=market_rows(history, lots=False, stamp_duty=False),
         rules=resolve_rules(config, discrete=False).rules,
-        x=rng.standard_normal((BARS, ASSETS, FEATURES)).astype(np.float32),
+        x=rng.standard_normal((bars, ASSETS, FEATURES)).astype(np.float32),
         present=everywhere,
         member=everywhere,
         growth=close,
         times=history.times,
         symbols=history.symbols,
-        splits={"train": range(BARS)},
+        splits={"train": range(bars)},
         window=config.window,
         fill_open=True,
         initial_cash=config.market.initial_cash,
