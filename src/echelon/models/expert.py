@@ -136,15 +136,21 @@ class ExpertCritic(nn.Module):
         batch, assets = action.shape
         counts = (action * obs.free)[..., None]
         x = torch.cat([*_inputs(obs, self.scale(obs.z)), counts], dim=-1)
-        share = (obs.present / obs.present.sum(-1, keepdim=True).clamp(min=1))[None, :, None]
+        share = obs.present / obs.present.sum(-1, keepdim=True).clamp(min=1)
         h = fn.relu(self.first(x)).view(batch, assets, N_CRITICS, -1).permute(2, 0, 1, 3)
-        # [1,B,1,N] @ [C,B,N,H]: means over the assets that are present.
-        mean = (share @ h).expand_as(h)
-        joined = torch.cat([h, mean], dim=-1).reshape(N_CRITICS, batch * assets, -1)
-        deep = fn.relu(self.second(joined)).view(N_CRITICS, batch, assets, -1)
-        pooled = (share @ deep).squeeze(2)
+        # Of [h, mean over the assets] the second part is the same for all assets: one product.
+        mean = _weighted_mean(h, share)
+        deep = self.second(h.reshape(N_CRITICS, batch * assets, -1), rows=slice(None, h.shape[-1]))
+        common = self.second(mean, rows=slice(h.shape[-1], None), bias=False)
+        deep = deep.view(N_CRITICS, batch, assets, -1) + common[:, :, None]
+        pooled = _weighted_mean(fn.relu(deep), share)
         q: Tensor = self.last(fn.relu(self.third(pooled))).squeeze(-1)
         return q
+
+
+def _weighted_mean(h: Tensor, share: Tensor) -> Tensor:
+    """[C,B,N,H] with shares[B,N] -> [C,B,H]."""
+    return (h * share[None, :, :, None]).sum(2)
 
 
 class _Twin(nn.Module):
@@ -155,5 +161,7 @@ class _Twin(nn.Module):
         self.weight = nn.Parameter(torch.randn(N_CRITICS, n_in, n_out) * (gain / math.sqrt(n_in)))
         self.bias = nn.Parameter(torch.zeros(N_CRITICS, 1, n_out))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, rows: slice = slice(None), *, bias: bool = True) -> Tensor:
+        """rows: of the weights, where x is a part of the input"""
+        weight = self.weight[:, rows]
+        return torch.baddbmm(self.bias, x, weight) if bias else torch.bmm(x, weight)
