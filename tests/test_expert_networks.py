@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor
 
+from echelon.config.agents import StateConfig
 from echelon.envs.act import Action, Holdings, free, weights_of_actions
 from echelon.errors import ConfigError
 from echelon.models import ExpertActor, ExpertCritic, ExpertObs
@@ -152,3 +153,18 @@ def test_what_cannot_be_traded_keeps_its_weight_and_is_not_free() -> None:
     got = weights_of_actions(np.zeros((1, 3), dtype=np.float32), held)
     assert np.isnan(got[0, 0])
     assert free(held).tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "shown"), [("include_pos", "cash"), ("include_cash", "weights")]
+)
+def test_what_the_state_hides_changes_nothing(hidden: str, shown: str) -> None:
+    torch.manual_seed(0)
+    state = StateConfig(**{hidden: False})
+    actor, critic = ExpertActor(D, H, state), ExpertCritic(D, H, state)
+    seen, action = make_obs(3, 5), torch.zeros(3, 5)
+    other = {"weights": seen.weights * 0.5, "cash": seen.cash + 0.1}
+    unseen = "weights" if shown == "cash" else "cash"
+    for net in (lambda o: actor(o)[0], lambda o: critic(o, action)):
+        assert torch.equal(net(seen), net(seen._replace(**{unseen: other[unseen]})))
+        assert not torch.equal(net(seen), net(seen._replace(**{shown: other[shown]})))

@@ -165,7 +165,7 @@ class APG:
         """The actor, with the scale of the embeddings on the train window."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.seed, "weights").integers(2**62)))
-            actor = ExpertActor(d_model, self.config.expert.hidden)
+            actor = ExpertActor(d_model, self.config.expert.hidden, self.config.state)
         rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
         some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
         actor.scale.fit(self.table.look(some), torch.from_numpy(self.world.present[some]))

@@ -143,7 +143,8 @@ class ExpertLearner:
         hidden = self.config.expert.hidden
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.seed, "weights").integers(2**62)))
-            actor, critic = ExpertActor(d_model, hidden), ExpertCritic(d_model, hidden)
+            actor = ExpertActor(d_model, hidden, self.config.state)
+            critic = ExpertCritic(d_model, hidden, self.config.state)
         rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
         some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
         z, present = self.table.look(some), torch.from_numpy(self.world.present[some])

@@ -173,6 +173,6 @@ def load_policy(
         return load_sb3_policy(config, weights, n_features, seed, name)
     encoder = build_encoder(config, n_features)
     encoder.load_state_dict(below_prefix("encoder.", weights))
-    actor = ExpertActor(config.model.d_model, config.expert.hidden)
+    actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
     actor.load_state_dict(below_prefix("actor.", weights))
     return WeightPolicy(encoder, actor, config, seed, name)

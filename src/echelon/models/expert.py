@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
+from echelon.config.agents import StateConfig
 from echelon.errors import ConfigError
 from echelon.models.encoders import init_linear
 
@@ -31,6 +32,8 @@ _FIRST_GAIN = 0.01
 """Gain of the actor's last layer: the first policy hardly depends on the state."""
 _FIRST_LOG_STD = -1.0
 N_CRITICS = 2
+_ALL = StateConfig()
+"""What is seen of the book where nothing else is said: all of it."""
 
 
 class ExpertObs(NamedTuple):
@@ -68,18 +71,22 @@ class InputScale(nn.Module):
         return (z - self.shift) * self.scale
 
 
-def _inputs(obs: ExpertObs, z: Tensor) -> list[Tensor]:
-    """Per asset: embedding, weight in units of an equal share, cash share."""
+def _inputs(obs: ExpertObs, z: Tensor, state: StateConfig) -> list[Tensor]:
+    """Per asset: embedding, weight in units of an equal share, cash share; 0 for what is hidden."""
     count = obs.present.sum(-1, keepdim=True).clamp(min=1)
     weights = (obs.weights * count)[..., None]
-    return [z, weights, obs.cash[:, None, None].expand_as(weights)]
+    cash = obs.cash[:, None, None].expand_as(weights)
+    if not state.include_pos:
+        weights = torch.zeros_like(weights)
+    return [z, weights, cash if state.include_cash else torch.zeros_like(cash)]
 
 
 class ExpertActor(nn.Module):
     """A Gaussian per asset, before the tanh: mean and log of the standard deviation."""
 
-    def __init__(self, d_model: int, hidden: int) -> None:
+    def __init__(self, d_model: int, hidden: int, state: StateConfig = _ALL) -> None:
         super().__init__()
+        self.state = state
         if hidden % _HEADS:
             raise ConfigError(
                 f"expert.hidden = {hidden} cannot be split over the {_HEADS} heads of the "
@@ -96,7 +103,7 @@ class ExpertActor(nn.Module):
 
     def forward(self, obs: ExpertObs) -> tuple[Tensor, Tensor]:
         """(mean[B,N], log_std[B,N])."""
-        h = fn.relu(self.first(torch.cat(_inputs(obs, self.scale(obs.z)), dim=-1)))
+        h = fn.relu(self.first(torch.cat(_inputs(obs, self.scale(obs.z), self.state), dim=-1)))
         h = h + self._others(h, obs.present)
         mean, log_std = self.last(fn.relu(self.second(h))).unbind(-1)
         return mean, log_std
@@ -121,8 +128,9 @@ class ExpertActor(nn.Module):
 class ExpertCritic(nn.Module):
     """Two values of an action in a state, from weights that have nothing in common."""
 
-    def __init__(self, d_model: int, hidden: int) -> None:
+    def __init__(self, d_model: int, hidden: int, state: StateConfig = _ALL) -> None:
         super().__init__()
+        self.state = state
         self.scale = InputScale(d_model)
         # The first layer of both reads the same input: one matrix product.
         self.first = nn.Linear(d_model + 3, N_CRITICS * hidden)
@@ -135,7 +143,7 @@ class ExpertCritic(nn.Module):
         """q[2,B] of action[B,N]."""
         batch, assets = action.shape
         counts = (action * obs.free)[..., None]
-        x = torch.cat([*_inputs(obs, self.scale(obs.z)), counts], dim=-1)
+        x = torch.cat([*_inputs(obs, self.scale(obs.z), self.state), counts], dim=-1)
         share = obs.present / obs.present.sum(-1, keepdim=True).clamp(min=1)
         h = fn.relu(self.first(x)).view(batch, assets, N_CRITICS, -1).permute(2, 0, 1, 3)
         # Of [h, mean over the assets] the second part is the same for all assets: one product.
