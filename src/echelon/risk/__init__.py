@@ -1,0 +1,84 @@
+"""Risk control: who may trade, how much, and what is written down about it.
+
+    drawdown.py    experts that fell too far are masked for the router
+    cvar.py        tail loss: a limit on positions while trading, a cost while training
+    lagrange.py    the price of that cost (PID-Lagrangian)
+    portfolio.py   halt, turnover limit and position limit of what is really held
+    events.py      the log of all that, and alerts
+
+Everything here is told what happened, bar by bar, for many books at once, and answers with what
+holds for the next decision. Nothing here reads a market.
+"""
+
+from echelon.risk.cvar import (
+    CvarGuard,
+    CvarSettings,
+    CvarVerdict,
+    QuantileSettings,
+    Tail,
+    TailQuantile,
+    tail_cost,
+    tail_of,
+    tail_points,
+)
+from echelon.risk.drawdown import DrawdownGuard, DrawdownSettings, DrawdownVerdict
+from echelon.risk.events import (
+    Alert,
+    RiskEvent,
+    RiskKind,
+    RiskLog,
+    from_lines,
+    read_events,
+    to_lines,
+)
+from echelon.risk.lagrange import Pid, PidLagrangian, PidSettings, combined, new_pid, pid_step
+from echelon.risk.portfolio import (
+    HaltSettings,
+    HaltVerdict,
+    PortfolioHalt,
+    Positions,
+    PositionSettings,
+    Turnover,
+    TurnoverLimit,
+    TurnoverSettings,
+    limit_positions,
+    position_events,
+)
+
+__all__ = [
+    "Alert",
+    "CvarGuard",
+    "CvarSettings",
+    "CvarVerdict",
+    "DrawdownGuard",
+    "DrawdownSettings",
+    "DrawdownVerdict",
+    "HaltSettings",
+    "HaltVerdict",
+    "Pid",
+    "PidLagrangian",
+    "PidSettings",
+    "PortfolioHalt",
+    "PositionSettings",
+    "Positions",
+    "QuantileSettings",
+    "RiskEvent",
+    "RiskKind",
+    "RiskLog",
+    "Tail",
+    "TailQuantile",
+    "Turnover",
+    "TurnoverLimit",
+    "TurnoverSettings",
+    "combined",
+    "from_lines",
+    "limit_positions",
+    "new_pid",
+    "pid_step",
+    "position_events",
+    "read_events",
+    "tail_cost",
+    "tail_of",
+    "tail_points",
+    "to_lines",
+]

@@ -1,0 +1,90 @@
+"""What the guards of this package share: settings that are checked, and a memory that can resume.
+
+A guard keeps arrays that change in place and the place its ring is at. `state` gives copies of
+them, `restore` takes them back bit by bit, after all of them were found to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.errors import ConfigError, StoreError
+from echelon.types import Bools, Floats
+
+
+class Memory:
+    """Base of the guards: `REMEMBERED` names the arrays, each kept as an attribute `_name`."""
+
+    WHAT: ClassVar[str]
+    REMEMBERED: ClassVar[tuple[str, ...]]
+
+    cursor: int = 0
+    """Slot of the ring that the next bar writes to."""
+    slots: int = 1
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """(arrays, JSON): copies of all that is remembered."""
+        arrays = {name: getattr(self, f"_{name}").copy() for name in self.REMEMBERED}
+        return arrays, {"cursor": self.cursor}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; nothing changes if it is of another shape."""
+        remedy = "Resume with the settings it was made with, or start the run anew."
+        for name in self.REMEMBERED:
+            own, saved = getattr(self, f"_{name}"), arrays.get(name)
+            if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
+                found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
+                raise StoreError(
+                    f"the saved {self.WHAT}'s {name} is {found}, expected "
+                    f"{own.dtype}{list(own.shape)}. {remedy}"
+                )
+        cursor = facts.get("cursor")
+        if not isinstance(cursor, int) or not 0 <= cursor < self.slots:
+            raise StoreError(
+                f"the saved {self.WHAT}'s cursor is {cursor!r}, expected 0 to {self.slots - 1}. "
+                f"{remedy}"
+            )
+        for name in self.REMEMBERED:
+            np.copyto(getattr(self, f"_{name}"), arrays[name])
+        self.cursor = cursor
+
+    def _advance(self) -> None:
+        self.cursor = (self.cursor + 1) % self.slots
+
+
+def require(holds: bool, name: str, value: object, expected: str) -> None:
+    """Refuse a setting that makes no sense."""
+    if not holds:
+        raise ConfigError(f"{name} = {value!r}: expected {expected}")
+
+
+def require_shape(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Refuse an array of another shape."""
+    if values.shape != shape:
+        raise ValueError(f"{name} has shape {values.shape}, expected {shape}")
+
+
+def below_peak(peak: Floats, equity: Floats) -> Floats:
+    """Share of the peak that is lost; 1 where the peak is nothing, NaN where `equity` is no number.
+
+    (peak − equity) / peak and not 1 − equity / peak: the difference is exact, so that a loss of
+    15 of 100 is 0.15 and not a little more.
+    """
+    equity = np.where(np.isfinite(equity), equity, np.nan)
+    lost = np.ones_like(equity)
+    np.divide(peak - equity, peak, out=lost, where=peak > 0.0)
+    lost[np.isnan(equity)] = np.nan
+    return lost
+
+
+def spread(which: Bools, shape: tuple[int, ...]) -> Bools:
+    """`which`[E], or already of the full shape, as a mask of `shape`, whose first axis is E."""
+    if which.dtype != np.bool_ or which.shape != shape[: which.ndim]:
+        raise ValueError(
+            f"which is {which.dtype}{list(which.shape)}, expected bool{list(shape)} or one a book"
+        )
+    return np.broadcast_to(which.reshape(which.shape + (1,) * (len(shape) - which.ndim)), shape)

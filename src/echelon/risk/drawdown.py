@@ -1,0 +1,174 @@
+"""Which experts the router may choose: one whose own book has fallen too far is masked.
+
+At the close of a bar, after the books were marked and before anything is decided:
+
+1. The drawdown of each expert's own book is what it has lost since its highest mark of the last
+   `window` bars. A bar begins at the mark before it, so 30 bars span 31 marks: whoever loses 16 %
+   in 30 days has a drawdown of at least 16 %, on whichever of these days it was lost.
+2. Above `limit` the expert is masked at once: no confirmation, no grace.
+3. If it is in charge, `forced` says that the router decides anew at this very bar, and so that
+   its next order is already another expert's.
+4. It is released when the drawdown has been below `release` for `confirm` bars in a row and at
+   least `cooldown` bars have gone by since it was masked. As the drawdown is a rolling one, time
+   heals too: a fall that is more than `window` bars old no longer counts.
+5. The cash expert is never masked, so that there is always something to choose.
+
+A mark that is not a finite number masks its expert as a loss does; it is never a peak.
+
+Axes: `E` books (episodes side by side), `K` experts, each with a book of its own in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.errors import DataError
+from echelon.risk._memory import Memory, below_peak, require, require_shape, spread
+from echelon.risk.events import RiskEvent, RiskKind
+from echelon.types import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DrawdownSettings:
+    """When an expert is masked, and when it is released."""
+
+    window: int = 30
+    """Bars that the peak may lie back."""
+    limit: float = 0.15
+    """Masked above this share lost."""
+    release: float = 0.10
+    """Calm below this one."""
+    confirm: int = 5
+    """Calm bars in a row before a release."""
+    cooldown: int = 20
+    """Bars that a mask lasts at least."""
+
+    def __post_init__(self) -> None:
+        require(self.window >= 1, "drawdown.window", self.window, "at least 1 bar")
+        require(0 < self.limit < 1, "drawdown.limit", self.limit, "a share between 0 and 1")
+        require(
+            0 < self.release <= self.limit,
+            "drawdown.release",
+            self.release,
+            f"more than 0 and at most the limit, {self.limit}",
+        )
+        require(self.confirm >= 1, "drawdown.confirm", self.confirm, "at least 1 bar")
+        require(self.cooldown >= 0, "drawdown.cooldown", self.cooldown, "0 bars or more")
+
+
+class DrawdownVerdict(NamedTuple):
+    """What holds for the decision at this bar.
+
+    drawdown[E,K]: share lost since the rolling peak, NaN where the mark is no number
+    allowed[E,K]: the router's action mask; the cash expert's is always True
+    masked_now, released_now[E,K]: changed at this bar
+    in_charge[E]: as handed in, −1 for nobody
+    forced[E]: the expert in charge is not allowed, decide now
+    """
+
+    drawdown: Floats
+    allowed: Bools
+    masked_now: Bools
+    released_now: Bools
+    in_charge: NDArray[np.int64]
+    forced: Bools
+
+
+class DrawdownGuard(Memory):
+    """The masks of K experts in E books, bar by bar."""
+
+    WHAT = "drawdown guard"
+    REMEMBERED = ("marks", "masked", "calm", "age")
+
+    def __init__(self, n_books: int, n_experts: int, cash: int, settings: DrawdownSettings) -> None:
+        """cash: index of the expert that is never masked."""
+        if not 0 <= cash < n_experts:
+            raise ValueError(f"cash = {cash}: expected the index of one of {n_experts} experts")
+        self.shape = (n_books, n_experts)
+        self.cash = cash
+        self.settings = settings
+        self.slots = settings.window + 1
+        self._marks = np.full((self.slots, *self.shape), -np.inf)
+        self._masked = np.zeros(self.shape, dtype=np.bool_)
+        self._calm = np.zeros(self.shape, dtype=np.int64)
+        self._age = np.zeros(self.shape, dtype=np.int64)
+
+    @property
+    def allowed(self) -> Bools:
+        """[E,K]: who may be chosen, as of the last bar."""
+        return ~self._masked
+
+    def update(self, equity: Floats, in_charge: NDArray[np.int64]) -> DrawdownVerdict:
+        """Take the marks of a bar; the first ones are the values the books begin with.
+
+        equity[E,K]: what the experts' own books are worth at the close
+        in_charge[E]: who traded up to this close, −1 for nobody
+        """
+        self._check(equity, in_charge)
+        settings = self.settings
+        broken = ~np.isfinite(equity)
+        self._marks[self.cursor] = np.where(broken, -np.inf, equity)
+        self._advance()
+        drawdown = below_peak(self._marks.max(axis=0), equity)
+
+        masked = self._masked.copy()
+        self._age[:] = np.where(masked, self._age + 1, 0)
+        self._calm[:] = np.where(masked & (drawdown < settings.release), self._calm + 1, 0)
+        released_now = masked & (self._calm >= settings.confirm) & (self._age >= settings.cooldown)
+        masked_now = ~masked & (broken | (drawdown > settings.limit))
+        masked_now[:, self.cash] = False
+        self._masked[:] = (masked & ~released_now) | masked_now
+
+        chosen = np.maximum(in_charge, 0)[:, None]
+        forced = np.take_along_axis(self._masked, chosen, axis=1)[:, 0] & (in_charge >= 0)
+        return DrawdownVerdict(
+            drawdown, self.allowed, masked_now, released_now, in_charge.copy(), forced
+        )
+
+    def restart(self, which: Bools) -> None:
+        """Forget the past of the books `which`[E], or of single experts in them, `which`[E,K].
+
+        For a new episode, and for an expert that was replaced.
+        """
+        chosen = spread(which, self.shape)
+        self._marks[:, chosen] = -np.inf
+        self._masked[chosen] = False
+        self._calm[chosen] = 0
+        self._age[chosen] = 0
+
+    def events(self, verdict: DrawdownVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
+        """What to log of a verdict; `names`[K] are the experts'."""
+        settings = self.settings
+        kinds = (
+            (verdict.masked_now, RiskKind.MASKED, settings.limit, "masked for the router"),
+            (verdict.released_now, RiskKind.RELEASED, settings.release, "released to the router"),
+        )
+        found = [
+            RiskEvent(time, kind, names[k], float(verdict.drawdown[e, k]), limit, done, int(e))
+            for happened, kind, limit, done in kinds
+            for e, k in np.argwhere(happened)
+        ]
+        for e in np.flatnonzero(verdict.forced):
+            k = verdict.in_charge[e]
+            value, done = float(verdict.drawdown[e, k]), "in charge and masked: decided anew"
+            found.append(
+                RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, done, int(e))
+            )
+        return found
+
+    def _check(self, equity: Floats, in_charge: NDArray[np.int64]) -> None:
+        n_books, n_experts = self.shape
+        require_shape("equity", equity, self.shape)
+        require_shape("in_charge", in_charge, (n_books,))
+        if in_charge.min(initial=0) < -1 or in_charge.max(initial=0) >= n_experts:
+            raise ValueError(f"in_charge = {in_charge}: expected -1 to {n_experts - 1}")
+        if not np.isfinite(equity[:, self.cash]).all():
+            raise DataError(
+                f"the cash expert (index {self.cash}) is worth {equity[:, self.cash]}: it is the "
+                "last resort and must be a number. Check its book and the index."
+            )

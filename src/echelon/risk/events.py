@@ -1,0 +1,194 @@
+"""What risk control did, when, to whom and why: a log, and those who want to be told at once.
+
+1. `append` records an event, then calls every alert with it.
+2. An alert that raises does not stop trading, nor keep the others from being told: its failure
+   is recorded as an event of its own (`alert_failed`), which is not alerted again.
+3. `write` puts the log into one file of JSON lines, whole or not at all; `read_events` refuses a
+   line it does not understand and names it.
+
+JSON has no NaN and no infinities: as in the metric log, such a number is a string, "NaN",
+"Infinity" or "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from echelon.errors import Stopped, StoreError
+from echelon.files import write_atomic
+
+
+class RiskKind(StrEnum):
+    """What happened."""
+
+    MASKED = "masked"
+    """An expert may no longer be chosen."""
+    RELEASED = "released"
+    FORCED = "forced"
+    """The expert in charge was masked: the router decides anew at this bar."""
+    HALVED = "halved"
+    """CVaR beyond its limit: smaller positions."""
+    RESTORED = "restored"
+    HALTED = "halted"
+    """The portfolio fell too far: all to cash."""
+    RESUMED = "resumed"
+    TURNOVER_CUT = "turnover_cut"
+    POSITION_CUT = "position_cut"
+    ALERT_FAILED = "alert_failed"
+    """Somebody was to be told of an event, and that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RiskEvent:
+    """One thing risk control did.
+
+    time: index of the bar at whose close it was decided
+    who: the expert, the portfolio or, if it failed, the alert
+    value, limit: what was measured, and what it was held against
+    done: in words
+    book: which of the books traded side by side
+    """
+
+    time: int
+    kind: RiskKind
+    who: str
+    value: float
+    limit: float
+    done: str
+    book: int = 0
+
+
+Alert: TypeAlias = Callable[[RiskEvent], None]
+
+
+class RiskLog:
+    """Events in the order they happened. Iterating gives them."""
+
+    def __init__(self, alerts: Iterable[Alert] = (), events: Iterable[RiskEvent] = ()) -> None:
+        """alerts: told of every event from now on; events: earlier ones, which alert nobody."""
+        self._alerts = list(alerts)
+        self._events = list(events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[RiskEvent]:
+        return iter(self._events)
+
+    def subscribe(self, alert: Alert) -> None:
+        """Call `alert` with every event from now on."""
+        self._alerts.append(alert)
+
+    def append(self, event: RiskEvent) -> None:
+        """Record an event and tell all who want to know."""
+        self._events.append(event)
+        for alert in tuple(self._alerts):
+            try:
+                alert(event)
+            except Stopped:
+                raise  # the user's Ctrl-C, not a fault of the alert
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not end trading
+                self._events.append(_failure(event, alert, error))
+
+    def extend(self, events: Iterable[RiskEvent]) -> None:
+        """Record several."""
+        for event in events:
+            self.append(event)
+
+    def of(self, *kinds: RiskKind) -> tuple[RiskEvent, ...]:
+        """Only the events of these kinds."""
+        return tuple(event for event in self._events if event.kind in kinds)
+
+    def write(self, path: Path) -> None:
+        """Put all events into a file, one a line."""
+        try:
+            write_atomic(path, to_lines(self._events))
+        except OSError as error:
+            raise StoreError(
+                f"{path}: the risk log cannot be written ({error}). Make room or mend the disk."
+            ) from error
+
+
+def to_lines(events: Iterable[RiskEvent]) -> str:
+    """Events as JSON lines."""
+    return "".join(json.dumps(_row(event), allow_nan=False) + "\n" for event in events)
+
+
+def from_lines(text: str, source: str = "risk log") -> tuple[RiskEvent, ...]:
+    """Events of JSON lines; `source` names them in an error."""
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return tuple(_event(line, f"{source}, line {k}") for k, line in enumerate(lines, 1))
+
+
+def read_events(path: Path) -> tuple[RiskEvent, ...]:
+    """Events of a file that `RiskLog.write` wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: the risk log cannot be read ({error})") from error
+    return from_lines(text, str(path))
+
+
+_FIELDS = tuple(field.name for field in fields(RiskEvent))
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _failure(event: RiskEvent, alert: Alert, error: Exception) -> RiskEvent:
+    name = getattr(alert, "__qualname__", type(alert).__name__)
+    done = f"told of {event.kind} of {event.who}, it raised {type(error).__name__}: {error}"
+    return RiskEvent(
+        event.time, RiskKind.ALERT_FAILED, name, event.value, event.limit, done, event.book
+    )
+
+
+def _row(event: RiskEvent) -> dict[str, int | float | str]:
+    return {
+        "time": int(event.time),
+        "kind": event.kind.value,
+        "who": event.who,
+        "value": _plain(event.value),
+        "limit": _plain(event.limit),
+        "done": event.done,
+        "book": int(event.book),
+    }
+
+
+def _plain(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)
+
+
+def _event(line: str, place: str) -> RiskEvent:
+    remedy = "The file is damaged or not a risk log: restore it, or delete it to go on without."
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or tuple(row) != _FIELDS:
+            raise ValueError(f"expected the keys {', '.join(_FIELDS)}")
+        for name in ("time", "book"):
+            if type(row[name]) is not int:
+                raise ValueError(f"{name} = {row[name]!r} is not a whole number")
+        for name in ("who", "done"):
+            if not isinstance(row[name], str):
+                raise ValueError(f"{name} = {row[name]!r} is not text")
+        row |= {"kind": RiskKind(row["kind"])}
+        row |= {name: _number(name, row[name]) for name in ("value", "limit")}
+    except (ValueError, OverflowError) as error:
+        raise StoreError(f"{place}: {error}. {remedy}") from error
+    return RiskEvent(**row)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} = {value!r} is not a number")
+    return float(value)

@@ -1,0 +1,144 @@
+"""The risk log: order, files, damaged lines, and alerts that fail."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echelon.errors import Stopped, StoreError
+from echelon.risk import RiskEvent, RiskKind, RiskLog, from_lines, read_events, to_lines
+
+MASKED = RiskEvent(28, RiskKind.MASKED, "trend 趋势", 0.16, 0.15, "masked\u2028\nfor the router", 3)
+HALTED = RiskEvent(40, RiskKind.HALTED, "portfolio", 0.31, 0.25, "all to cash")
+
+
+def broken_pager(event: RiskEvent) -> None:
+    raise ConnectionError("no line")
+
+
+def test_log_written_and_read_again_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "risk.jsonl"
+    log = RiskLog()
+    log.extend([MASKED, HALTED, MASKED])
+    log.write(path)
+    assert read_events(path) == (MASKED, HALTED, MASKED)
+    assert len(path.read_text().splitlines()) == 3
+    assert [p.name for p in path.parent.iterdir()] == ["risk.jsonl"]
+    again = RiskLog(events=read_events(path))
+    again.append(HALTED)
+    again.write(path)
+    assert read_events(path) == (MASKED, HALTED, MASKED, HALTED)
+
+
+def test_line_is_plain_json() -> None:
+    assert to_lines([HALTED]) == (
+        '{"time": 40, "kind": "halted", "who": "portfolio", "value": 0.31, "limit": 0.25, '
+        '"done": "all to cash", "book": 0}\n'
+    )
+    assert to_lines([]) == ""
+    assert from_lines("") == ()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1 + 0.2, 5e-324])
+def test_any_number_survives_the_file(value: float) -> None:
+    event = RiskEvent(np.int64(1), RiskKind.HALVED, "x", np.float64(value), 0.05, "", np.int64(2))
+    [back] = from_lines(to_lines([event]))
+    assert math.isnan(back.value) if math.isnan(value) else back.value == value
+    assert (back.time, back.book) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda line: line[:40], r"line 2: .*damaged or not a risk log"),
+        (lambda line: "\n" + line, "line 2: "),
+        (lambda line: line.replace('"halted"', '"exploded"'), "'exploded' is not a valid RiskKind"),
+        (lambda line: line.replace('"time"', '"when"'), "line 2: expected the keys time, kind"),
+        (lambda line: line.replace("40", "40.5"), "time = 40.5 is not a whole number"),
+        (lambda line: line.replace("0.31", '"much"'), "value = 'much' is not a number"),
+        (lambda line: line.replace("0.31", "true"), "value = True is not a number"),
+        (lambda line: line.replace("0.31", "9" * 400), "line 2: int too large"),
+        (lambda line: line.replace('"portfolio"', "7"), "who = 7 is not text"),
+        (lambda line: "[1]\n", "line 2: expected the keys"),
+    ],
+)
+def test_damaged_line_is_refused_and_named(damage, message: str, tmp_path: Path) -> None:  # noqa: ANN001
+    path = tmp_path / "risk.jsonl"
+    path.write_text(to_lines([MASKED]) + damage(to_lines([HALTED])), encoding="utf-8")
+    with pytest.raises(StoreError, match=message):
+        read_events(path)
+
+
+def test_missing_or_unwritable_file_is_a_store_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_events(tmp_path / "none.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(StoreError, match="cannot be read"):
+        read_events(tmp_path / "binary")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="the risk log cannot be written"):
+        RiskLog().write(tmp_path / "file" / "risk.jsonl")
+
+
+def test_failed_write_leaves_the_earlier_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "risk.jsonl"
+    RiskLog(events=[MASKED]).write(path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        RiskLog(events=[MASKED, HALTED]).write(path)
+    assert read_events(path) == (MASKED,)
+
+
+# --- alerts -------------------------------------------------------------------------------------
+
+
+def test_alerts_are_told_of_new_events_in_order_and_not_of_old_ones() -> None:
+    told: list[RiskEvent] = []
+    log = RiskLog(alerts=[told.append], events=[HALTED])
+    log.append(MASKED)
+    log.subscribe(lambda event: told.append(event))
+    log.append(HALTED)
+    assert told == [MASKED, HALTED, HALTED]
+    assert list(log) == [HALTED, MASKED, HALTED]
+    assert log.of(RiskKind.MASKED) == (MASKED,)
+
+
+def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() -> None:
+    told: list[RiskEvent] = []
+    log = RiskLog(alerts=[broken_pager, told.append])
+    log.append(MASKED)
+    assert told == [MASKED]
+    recorded, failure = log
+    assert recorded == MASKED
+    assert (failure.kind, failure.who) == (RiskKind.ALERT_FAILED, "broken_pager")
+    assert (failure.time, failure.book) == (28, 3)
+    assert failure.done == "told of masked of trend 趋势, it raised ConnectionError: no line"
+    assert from_lines(to_lines(log)) == (recorded, failure)
+
+
+def test_failures_of_all_alerts_are_recorded_once_each() -> None:
+    log = RiskLog(alerts=[broken_pager, broken_pager])
+    log.append(MASKED)
+    log.append(HALTED)
+    assert len(log.of(RiskKind.ALERT_FAILED)) == 4
+    assert len(log) == 6
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("stopped; resume with …")])
+def test_alert_does_not_hold_up_ctrl_c(error: BaseException) -> None:
+    def interrupted(event: RiskEvent) -> None:
+        raise error
+
+    log = RiskLog(alerts=[interrupted])
+    with pytest.raises(type(error)):
+        log.append(MASKED)
+    assert list(log) == [MASKED]
