@@ -1,0 +1,408 @@
+"""Who copies whom: population-based training at several frequencies, inside niches.
+
+MF-PBT (Doulazmi et al., 2025, 2506.03225) as published, with one restriction of ours: a niche is a
+skill, and weights never leave it, since copies across niches are the collapse that the population
+is there to prevent. One evolution, of round r, in this order:
+
+1. Subpopulation i of each niche evolves if δ_i divides r.
+2. Its members are ranked by fitness into quarters. The last quarter copies the first (weights and
+   hyperparameters) and perturbs each hyperparameter, ×0.8 or ×1.25.
+3. Each of the third quarter is replaced by a better member of another subpopulation of its niche,
+   the best first and each once: from a slower one with weights and hyperparameters, from a
+   faster one with weights only. The hyperparameters are then those of the best of its own
+   subpopulation: what pays at short sight does not spread to those that see far.
+4. Where there is no such member, the best fitter one of another niche, of a subpopulation as slow
+   or slower, gives its hyperparameters (`between_niches`).
+
+All copies are of the population as it was before the round. With one member per niche there are no
+quarters: `propose` changes the weakest's hyperparameters, `settle` keeps the change unless fitness
+fell, and `reseed` begins the worst niche anew where the experts have become alike.
+
+Nothing here holds a network: decisions are records that the caller carries out (with "weights" go
+the optimizer's state and the adapter); `lineage.Lineage` remembers them. A fitness that is not
+finite ranks last and is copied by none.
+
+Axes: `M` members, numbered niche by niche and within it subpopulation by subpopulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from echelon.errors import ConfigError
+from echelon.rng import stream
+from echelon.types import Bools, Floats
+
+FACTORS = (0.8, 1.25)
+QUARTERS = 4
+
+Hyperparameters = Mapping[str, float]
+Kind = Literal["exploit", "migrate", "borrow", "propose", "keep", "revert", "reseed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a hyperparameter; `of_rest`: factors act on 1 − value.
+
+    A discount of 0.99 belongs to `of_rest`: ×0.8 would make it 0.79, a horizon of 5 bars for 100.
+    """
+
+    low: float
+    high: float
+    of_rest: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
+            raise ConfigError(
+                f"expected finite bounds low ≤ high, found low {self.low} and high {self.high}"
+            )
+
+    def times(self, value: float, factor: float) -> float:
+        """The value changed by the factor, within the bounds."""
+        changed = 1.0 - (1.0 - value) * factor if self.of_rest else value * factor
+        return min(max(changed, self.low), self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The population's form: `niches` × `per_niche` members, by subpopulations of equal size.
+
+    frequencies: δ of each subpopulation, in rounds, rising; their number is the subpopulations'
+    space: the hyperparameters that evolve, each with its bounds
+    between_niches: hyperparameters (never weights) may come from another niche
+    """
+
+    niches: int
+    per_niche: int
+    frequencies: tuple[int, ...]
+    space: Mapping[str, Range]
+    between_niches: bool = True
+
+    def __post_init__(self) -> None:
+        if self.niches < 1 or self.per_niche < 1:
+            raise ConfigError(
+                f"expected at least one niche of one member, found niches {self.niches} and "
+                f"members per niche {self.per_niche}"
+            )
+        deltas = self.frequencies
+        if not deltas or deltas[0] < 1 or any(b <= a for a, b in pairwise(deltas)):
+            raise ConfigError(
+                f"expected frequencies of at least 1, each greater than the one before (such as "
+                f"1, 5), found {list(deltas)}"
+            )
+        _require_division(self.per_niche, len(deltas))
+
+    @property
+    def members(self) -> int:
+        """Their number, M."""
+        return self.niches * self.per_niche
+
+    @property
+    def size(self) -> int:
+        """Members of one subpopulation of one niche."""
+        return self.per_niche // len(self.frequencies)
+
+    def niche_of(self, member: int) -> int:
+        """Niche of a member."""
+        return member // self.per_niche
+
+    def subpopulation_of(self, member: int) -> int:
+        """Subpopulation of a member within its niche."""
+        return member % self.per_niche // self.size
+
+    def delta_of(self, member: int) -> int:
+        """Rounds between two evolutions of a member's subpopulation."""
+        return self.frequencies[self.subpopulation_of(member)]
+
+    def group(self, niche: int, subpopulation: int) -> range:
+        """Members of one subpopulation of one niche."""
+        first = niche * self.per_niche + subpopulation * self.size
+        return range(first, first + self.size)
+
+    def niche(self, niche: int) -> range:
+        """Members of one niche."""
+        return range(niche * self.per_niche, (niche + 1) * self.per_niche)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of one member; members without one go on as they are.
+
+    weights_from: member whose weights, optimizer state and adapter it takes; None: keeps its own
+    hyperparameters_from: member whose hyperparameters it takes, before any change; None: its own
+    hyperparameters: what it goes on with
+    fresh: begins with fresh weights and its niche's fresh skill
+    """
+
+    round: int
+    member: int
+    kind: Kind
+    weights_from: int | None
+    hyperparameters_from: int | None
+    hyperparameters: Hyperparameters
+    reason: str
+    fresh: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        return asdict(self) | {"hyperparameters": dict(self.hyperparameters)}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A change on trial: what to do now, what it was before, and the fitness it must keep."""
+
+    decision: Decision
+    before: Hyperparameters
+    fitness: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types, for a checkpoint."""
+        before = dict(self.before)
+        return {"decision": self.decision.as_json(), "before": before, "fitness": self.fitness}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Proposal:
+        """What `as_json` wrote."""
+        return cls(Decision(**record["decision"]), dict(record["before"]), record["fitness"])
+
+
+def fitness(windows: Floats, variance_penalty: float) -> Floats:
+    """Fitness[M]: mean over validation windows[M,V], less the penalty times their variance.
+
+    windows: extrinsic results only, a window's return or Sharpe ratio; NaN where one is not finite
+    """
+    assert windows.ndim == 2, f"windows should be [M,V], are {windows.shape}"
+    assert windows.shape[1] > 0, "there are no validation windows"
+    assert variance_penalty >= 0.0, f"variance_penalty should be ≥ 0, is {variance_penalty}"
+    known: Bools = np.all(np.isfinite(windows), axis=1)
+    x = np.where(known[:, None], windows, 0.0)
+    return np.where(known, x.mean(axis=1) - variance_penalty * x.var(axis=1), np.nan)
+
+
+def evolve(
+    plan: Plan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
+) -> list[Decision]:
+    """Decisions of one evolution of niches with several members, by rising member.
+
+    round_: counted from 1; fit[M]; present[M]: hyperparameters of each member
+    """
+    _require_members(plan, fit, present)
+    if plan.per_niche == 1:
+        raise ConfigError(
+            "expected niches of at least 4 members, found one of 1: with one member per niche use "
+            "propose, settle and reseed"
+        )
+    assert round_ >= 1, f"rounds are counted from 1, found {round_}"
+    decisions = []
+    for niche in range(plan.niches):
+        for sub, delta in enumerate(plan.frequencies):
+            if round_ % delta == 0:
+                group = ranked(plan.group(niche, sub), fit)
+                decisions += _exploit(plan, round_, group, fit, present, seed)
+                decisions += _migrate(plan, round_, group, fit, present)
+    return sorted(decisions, key=lambda d: d.member)
+
+
+def propose(
+    plan: Plan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
+) -> Proposal | None:
+    """Perturbed hyperparameters for the weakest, on trial; None if no fitness is known."""
+    _require_members(plan, fit, present)
+    known = [m for m in range(plan.members) if math.isfinite(fit[m])]
+    if not known:
+        return None
+    weakest = ranked(known, fit)[-1]
+    changed = perturbed(plan, present[weakest], round_, weakest, seed)
+    reason = f"fitness {fit[weakest]:.4g} is the least of {len(known)}; on trial"
+    decision = Decision(round_, weakest, "propose", None, None, changed, reason)
+    return Proposal(decision, dict(present[weakest]), float(fit[weakest]))
+
+
+def settle(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
+    """The end of the trial: the change stays unless fitness fell, or is no longer a number.
+
+    `revert` gives the former hyperparameters back; the weights stay what training made of them.
+    """
+    trial = proposal.decision
+    if fitness_now >= proposal.fitness:
+        reason = f"fitness {proposal.fitness:.4g} → {fitness_now:.4g} did not fall"
+        return Decision(round_, trial.member, "keep", None, None, trial.hyperparameters, reason)
+    reason = f"fitness {proposal.fitness:.4g} → {fitness_now:.4g} fell"
+    return Decision(round_, trial.member, "revert", None, None, proposal.before, reason)
+
+
+def reseed(
+    plan: Plan,
+    round_: int,
+    fit: Floats,
+    present: Sequence[Hyperparameters],
+    mapd: float,
+    threshold: float = 0.25,
+) -> list[Decision]:
+    """Begin the worst niche anew, with a fresh skill, if MAPD is under the threshold.
+
+    The worst niche is that whose best member is the least fit; all its members share the skill, so
+    all begin anew, with the hyperparameters of the fittest niche's best (`between_niches`).
+    """
+    _require_members(plan, fit, present)
+    if mapd >= threshold or plan.niches < 2:
+        return []
+    best = [ranked(plan.niche(niche), fit)[0] for niche in range(plan.niches)]
+    order = ranked(best, fit)
+    reason = f"MAPD {mapd:.3f} is under {threshold:g} and this niche is the least fit"
+    return begin_anew(plan, round_, plan.niche(plan.niche_of(order[-1])), fit, present, reason)
+
+
+def begin_anew(
+    plan: Plan,
+    round_: int,
+    members: Sequence[int],
+    fit: Floats,
+    present: Sequence[Hyperparameters],
+    reason: str,
+) -> list[Decision]:
+    """Decisions to begin these members anew, as for one whose numbers are no longer finite.
+
+    Weights come from the fittest of the niche that goes on; where none does, the niche begins
+    afresh. Hyperparameters come from the fittest that goes on and whose δ is at least the
+    member's own, else stay.
+    """
+    others = ranked([m for m in range(plan.members) if m not in members], fit)
+    others = [m for m in others if math.isfinite(fit[m])]
+    decisions = []
+    for member in members:
+        mates = [m for m in others if plan.niche_of(m) == plan.niche_of(member)]
+        lenders = [m for m in others if _may_lend(plan, m, member)]
+        source, mate = next(iter(lenders), None), next(iter(mates), None)
+        values = dict(present[member if source is None else source])
+        fresh = mate is None
+        decisions.append(Decision(round_, member, "reseed", mate, source, values, reason, fresh))
+    return decisions
+
+
+def ranked(members: Sequence[int], fit: Floats) -> list[int]:
+    """Members, the fittest first; ties by number; those of no finite fitness last."""
+    return sorted(members, key=lambda m: (-fit[m] if math.isfinite(fit[m]) else math.inf, m))
+
+
+def perturbed(
+    plan: Plan, values: Hyperparameters, round_: int, member: int, seed: int
+) -> dict[str, float]:
+    """Each hyperparameter ×0.8 or ×1.25 within its bounds, by its own stream of chance."""
+    return {
+        name: plan.space[name].times(
+            value, FACTORS[stream(seed, "mfpbt", round_, member, name).integers(len(FACTORS))]
+        )
+        for name, value in values.items()
+    }
+
+
+def _exploit(
+    plan: Plan,
+    round_: int,
+    group: list[int],
+    fit: Floats,
+    present: Sequence[Hyperparameters],
+    seed: int,
+) -> list[Decision]:
+    share = plan.size // QUARTERS
+    decisions = []
+    for winner, loser in zip(group[:share], group[-share:], strict=True):
+        if not math.isfinite(fit[winner]):
+            continue
+        changed = perturbed(plan, present[winner], round_, loser, seed)
+        reason = f"last quarter ({fit[loser]:.4g}) copies the first ({fit[winner]:.4g})"
+        decisions.append(Decision(round_, loser, "exploit", winner, winner, changed, reason))
+    return decisions
+
+
+def _migrate(
+    plan: Plan, round_: int, group: list[int], fit: Floats, present: Sequence[Hyperparameters]
+) -> list[Decision]:
+    share = plan.size // QUARTERS
+    home = plan.niche_of(group[0])
+    outsiders = ranked([m for m in plan.niche(home) if m not in group], fit)
+    decisions = []
+    for member in group[2 * share : 3 * share]:
+        if outsiders and _fitter(fit, outsiders[0], member):
+            migrant = outsiders.pop(0)
+            decisions.append(_migration(plan, round_, member, migrant, group[0], fit, present))
+            continue
+        lenders = ranked([m for m in range(plan.members) if plan.niche_of(m) != home], fit)
+        lenders = [m for m in lenders if _may_lend(plan, m, member) and _fitter(fit, m, member)]
+        if lenders:
+            lender = lenders[0]
+            reason = f"third quarter ({fit[member]:.4g}), fitter niche ({fit[lender]:.4g})"
+            values = dict(present[lender])
+            decisions.append(Decision(round_, member, "borrow", None, lender, values, reason))
+    return decisions
+
+
+def _migration(
+    plan: Plan,
+    round_: int,
+    member: int,
+    migrant: int,
+    best: int,
+    fit: Floats,
+    present: Sequence[Hyperparameters],
+) -> Decision:
+    slower = plan.delta_of(migrant) > plan.delta_of(member)
+    # The best of its own group may have no fitness: then it has nothing to teach either.
+    source = migrant if slower else best if math.isfinite(fit[best]) else None
+    values = dict(present[member if source is None else source])
+    pace = "slower: weights and hyperparameters" if slower else "faster: weights only"
+    reason = f"third quarter ({fit[member]:.4g}), outside better ({fit[migrant]:.4g}), {pace}"
+    return Decision(round_, member, "migrate", migrant, source, values, reason)
+
+
+def _may_lend(plan: Plan, lender: int, borrower: int) -> bool:
+    if plan.niche_of(lender) != plan.niche_of(borrower) and not plan.between_niches:
+        return False
+    return plan.delta_of(lender) >= plan.delta_of(borrower)
+
+
+def _fitter(fit: Floats, candidate: int, member: int) -> bool:
+    if not math.isfinite(fit[candidate]):
+        return False
+    return not math.isfinite(fit[member]) or bool(fit[candidate] > fit[member])
+
+
+def _require_division(per_niche: int, subpopulations: int) -> None:
+    step = subpopulations * QUARTERS
+    if per_niche % step == 0 or (per_niche == 1 and subpopulations == 1):
+        return
+    below, above = per_niche // step * step, -(-per_niche // step) * step
+    sizes = " or ".join(str(n) for n in (below, above) if n > 0)
+    fitting = [str(n) for n in range(1, per_niche // QUARTERS + 1) if per_niche % (n * 4) == 0]
+    other = f", or {' or '.join(fitting)} subpopulation(s)" if fitting else ""
+    raise ConfigError(
+        f"expected members per niche that divide into {subpopulations} subpopulation(s) of four "
+        f"equal quarters, found {per_niche}: use {sizes} members per niche{other}, or 1 member "
+        "per niche with one subpopulation"
+    )
+
+
+def _require_members(plan: Plan, fit: Floats, present: Sequence[Hyperparameters]) -> None:
+    assert fit.shape == (plan.members,), f"fit should be [{plan.members}], is {fit.shape}"
+    assert len(present) == plan.members, f"{len(present)} sets of hyperparameters"
+    for member, values in enumerate(present):
+        if values.keys() != plan.space.keys():
+            raise ConfigError(
+                f"expected hyperparameters {sorted(plan.space)} of member {member}, found "
+                f"{sorted(values)}"
+            )
+        for name, value in values.items():
+            bounds = plan.space[name]
+            if not bounds.low <= value <= bounds.high:
+                raise ConfigError(
+                    f"expected {name} of member {member} within [{bounds.low:g}, "
+                    f"{bounds.high:g}], found {value:g}: widen the bounds or begin inside them"
+                )
