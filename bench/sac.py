@@ -129,9 +129,10 @@ def check_environments(learner: ExpertLearner, see: See) -> None:
         mine = np.concatenate([z, held.weights, held.cash_share[:, None]], axis=1)
         np.testing.assert_array_equal(shown, mine)
         actions = rng.uniform(-1, 1, (3, world.n_assets)).astype(np.float32)
-        shown, paid, _, _ = env.step(actions)
+        shown, paid, done, _ = env.step(actions)
         expected = books.step(weights_of_actions(actions, held)).reward
         np.testing.assert_allclose(paid, expected, rtol=1e-6, atol=1e-9)
+        books.reset(env.books.row, done)
 
 
 def check_networks(learner: ExpertLearner, peer: SB3, see: See) -> None:

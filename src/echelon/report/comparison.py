@@ -66,7 +66,7 @@ def _write_titles(figure: Figure, result: ComparisonResult, window: str, height:
         below += f"dot and bar: mean ± standard deviation over {seeds} seeds · ring: a seed · "
     else:
         below += "1 seed each: how much of a difference is chance cannot be seen · "
-    below += f"dashed: {result.reference} · fills at {facts['ledger']['fill']}"
+    below += f"dashed, band: {result.reference} · fills at {facts['ledger']['fill']}"
     title = f"{result.name} · {LABELS[_MEASURE].text} by agent"
     figure.text(0.018, 1 - 0.42 / height, title, fontsize=17, fontweight="bold")
     figure.text(
