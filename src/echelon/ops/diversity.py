@@ -1,0 +1,231 @@
+"""How different experts are, how evenly they are used, and what a router is paid for either.
+
+Portfolios are compared as target weights, cash included, on probe states that all experts share:
+
+- `mapd`: mean over states and pairs of half the L1 distance (0 the same portfolio, 1 disjoint);
+- `population_volume`: the determinant of a kernel over whole behaviours (DvD, Parker-Holder et al.,
+  2020). Two clones among five leave MAPD high and the volume at naught, so both are watched.
+
+The router's bonus is one of two: `usage_bonus`, for the expert that was seldom chosen, and
+`policy_kl`, for the one whose portfolio is unlike the population's. Both lie in [0, log K], both
+are plain arrays through which no gradient can pass.
+
+Axes: `K` experts, `S` probe states, `N` assets, `B` decisions. Weights are shares of the book's
+value, none negative, their sum at most 1; the rest is cash, whether or not it has a column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.errors import StoreError, TrainingError
+from echelon.types import Floats
+
+Ints = NDArray[np.int64]
+
+USAGE_WINDOW = 1000
+"""Decisions over which the router's usage of experts is counted."""
+_ROUNDING = 1e-4
+
+
+def with_cash(weights: NDArray[np.floating[Any]]) -> Floats:
+    """Weights[...,N] in float64 with one more column, the cash that is left; sums to 1.
+
+    A column of cash already among the N leaves 0 for the new one, which changes no distance.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(w).all():
+        raise TrainingError(
+            "expected finite target weights, found NaN or infinity: leave out an expert that is "
+            "in quarantine before its portfolio is compared with others'"
+        )
+    rest = 1.0 - w.sum(axis=-1, keepdims=True)
+    assert w.min(initial=0.0) >= -_ROUNDING, f"weights should be ≥ 0, least is {w.min()}"
+    assert rest.min(initial=0.0) >= -_ROUNDING, f"weights should sum to ≤ 1, found {1 - rest.min()}"
+    return np.concatenate([w, np.maximum(rest, 0.0)], axis=-1)
+
+
+def pairwise_distance(weights: NDArray[np.floating[Any]]) -> Floats:
+    """Half the L1 distance[K,K] of every pair of experts, meaned over states of weights[K,S,N]."""
+    assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
+    assert weights.shape[1] > 0, "there are no probe states"
+    w = with_cash(weights)
+    out = np.zeros((len(w), len(w)))
+    for k in range(len(w)):  # an expert at a time: K² S N numbers at once would be too many
+        out[k] = 0.5 * np.abs(w - w[k]).sum(axis=-1).mean(axis=-1)
+    return out
+
+
+def mapd(weights: NDArray[np.floating[Any]]) -> float:
+    """Mean action pairwise distance of weights[K,S,N], in [0, 1]; K at least 2."""
+    distance = pairwise_distance(weights)
+    assert len(distance) >= 2, "one expert has no pairs"
+    return float(distance[np.triu_indices(len(distance), 1)].mean())
+
+
+class Volume(NamedTuple):
+    """Determinant of the population's kernel, in (0, 1], and its logarithm."""
+
+    volume: float
+    log_volume: float
+
+
+def population_volume(
+    weights: NDArray[np.floating[Any]], length_scale: float = 0.5, jitter: float = 1e-6
+) -> Volume:
+    """Volume that the behaviours of K experts span: 1 far apart, about `jitter` with two clones.
+
+    weights[K,S,N]; the kernel is exp(−d² / 2l²), d² the squared Euclidean distance of two
+    portfolios, meaned over states so that the number of probes does not change the scale. Two
+    portfolios of one asset each are at d² = 2.
+    jitter: added to the diagonal, which is then scaled back to 1: clones have a logarithm
+    """
+    assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
+    assert length_scale > 0.0, f"length_scale should be > 0, is {length_scale}"
+    w = with_cash(weights)
+    squared = np.stack([np.square(w - one).sum(axis=-1).mean(axis=-1) for one in w])
+    kernel = np.exp(-squared / (2.0 * length_scale**2))
+    kernel = (kernel + jitter * np.eye(len(w))) / (1.0 + jitter)
+    # The logarithm from the factor: the determinant of many experts would underflow.
+    log_volume = 2.0 * float(np.log(np.diag(np.linalg.cholesky(kernel))).sum())
+    return Volume(math.exp(log_volume), log_volume)
+
+
+def smoothed_shares(chosen: Ints, n_experts: int) -> Floats:
+    """Share[K] of each expert among decisions[B], each counted once more than it was chosen."""
+    counts = np.bincount(np.asarray(chosen, dtype=np.int64), minlength=n_experts)
+    assert len(counts) == n_experts, f"a decision names expert {len(counts) - 1} of {n_experts}"
+    shares: Floats = (counts + 1.0) / (counts.sum() + n_experts)
+    return shares
+
+
+def entropy(shares: Floats) -> float:
+    """−Σ p log p in nats, of shares[K] that sum to 1; a share of 0 adds nothing."""
+    p = np.asarray(shares, dtype=np.float64)
+    assert abs(p.sum() - 1.0) < _ROUNDING, f"shares should sum to 1, sum to {p.sum()}"
+    held = p[p > 0.0]
+    return float(max(-(held * np.log(held)).sum(), 0.0))
+
+
+def usage_bonus(shares: Floats, chosen: Ints) -> Floats:
+    """−log of the chosen expert's share, for chosen[B], clipped to [0, log K]."""
+    assert (shares > 0.0).all(), "a share is 0: smooth the shares first"
+    return np.clip(-np.log(shares)[chosen], 0.0, math.log(len(shares)))
+
+
+class UsageWindow:
+    """The router's last decisions, and what they say of its usage of K experts.
+
+    The bonus of a decision is that of the shares before it: read `bonus`, then `record`.
+    """
+
+    def __init__(self, n_experts: int, length: int = USAGE_WINDOW) -> None:
+        assert n_experts >= 1, "there are no experts"
+        assert length >= 1, "the window holds no decision"
+        self.n_experts = n_experts
+        self.length = length
+        self._chosen: Ints = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def record(self, chosen: Ints) -> None:
+        """Remember decisions[B], the oldest first."""
+        new = np.asarray(chosen, dtype=np.int64)
+        assert ((new >= 0) & (new < self.n_experts)).all(), f"no expert of that number: {new}"
+        self._chosen = np.concatenate([self._chosen, new])[-self.length :]
+
+    def shares(self) -> Floats:
+        """Smoothed share[K] of each expert; even before the first decision."""
+        return smoothed_shares(self._chosen, self.n_experts)
+
+    def bonus(self, chosen: Ints) -> Floats:
+        """Usage bonus[B] of decisions that are about to be made."""
+        return usage_bonus(self.shares(), chosen)
+
+    def entropy(self) -> float:
+        """Entropy of the smoothed shares, in nats."""
+        return entropy(self.shares())
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; fit for JSON."""
+        return {"n_experts": self.n_experts, "length": self.length, "chosen": self._chosen.tolist()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; refuses that of another population."""
+        found = (state["n_experts"], state["length"])
+        if found != (self.n_experts, self.length):
+            raise StoreError(
+                f"expected usage of {self.n_experts} experts over {self.length} decisions, found "
+                f"{found[0]} over {found[1]}: resume with the configuration of the run"
+            )
+        self._chosen = np.zeros(0, dtype=np.int64)
+        self.record(np.asarray(state["chosen"], dtype=np.int64))
+
+
+def policy_kl(
+    weights: NDArray[np.floating[Any]],
+    chance: np.random.Generator,
+    *,
+    sigma: float = 0.05,
+    samples: int = 64,
+) -> Floats:
+    """KL(π_k ‖ mean_j π_j)[K,B] at the states of weights[K,B,N], clipped to [0, log K].
+
+    π_k is the normal distribution of width `sigma` around expert k's target weights, cash
+    included. The divergence of one part from a mixture has no closed form, hence the draws:
+    x = w_k + σε, with the same ε for every expert and state. With d = w_k − w_j,
+
+        log π_j(x) / π_k(x) = −(d·ε / σ + |d|² / 2σ²),
+
+    so nothing overflows, and as the sum over j holds a 1 for j = k no draw exceeds log K.
+    """
+    assert weights.ndim == 3, f"weights should be [K,B,N], are {weights.shape}"
+    assert sigma > 0.0, f"sigma should be > 0, is {sigma}"
+    assert samples >= 1, f"samples should be ≥ 1, are {samples}"
+    w = with_cash(weights)
+    n_experts = len(w)
+    noise = chance.standard_normal((samples, w.shape[-1]))
+    out = np.empty(w.shape[:2])
+    for k in range(n_experts):
+        gap = (w[k] - w) / sigma  # [K,B,N+1]
+        log_ratio = -(gap @ noise.T + 0.5 * np.square(gap).sum(axis=-1)[..., None])  # [K,B,samples]
+        top = log_ratio.max(axis=0)
+        log_mean = top + np.log(np.exp(log_ratio - top).mean(axis=0))
+        out[k] = -log_mean.mean(axis=-1)
+    return np.clip(out, 0.0, math.log(n_experts))
+
+
+@dataclass(frozen=True, slots=True)
+class KlWeightRule:
+    """How λ of the KL bonus moves: up while usage is too uneven, otherwise down to nothing.
+
+    floor: least entropy of usage, as a share of log K
+    rate: step, times how far the entropy's share of log K is from the floor
+    most: λ never exceeds it
+    """
+
+    floor: float = 0.4
+    rate: float = 0.05
+    most: float = 0.2
+
+    def __post_init__(self) -> None:
+        assert 0.0 <= self.floor <= 1.0, f"floor should be in [0, 1], is {self.floor}"
+        assert self.rate > 0.0, f"rate should be > 0, is {self.rate}"
+        assert self.most >= 0.0, f"most should be ≥ 0, is {self.most}"
+
+    def next(self, weight: float, usage_entropy: float, n_experts: int) -> float:
+        """λ after one look at the usage, in [0, most]: a step of dual ascent on the constraint.
+
+        usage_entropy: in nats. With a single expert there is nothing to spread: λ is 0.
+        """
+        if n_experts < 2:
+            return 0.0
+        share = usage_entropy / math.log(n_experts)
+        return min(max(weight + self.rate * (self.floor - share), 0.0), self.most)
