@@ -130,6 +130,13 @@ def test_masking_an_expert_that_is_not_in_charge_forces_nothing() -> None:
     assert watch([100, 80], QUICK, charge=-1)[2] == [False, False]
 
 
+def test_nobody_in_charge_is_not_the_first_expert() -> None:
+    guard = DrawdownGuard(2, 2, 1, QUICK)
+    guard.update(np.full((2, 2), 100.0), np.array([-1, 0]))
+    verdict = guard.update(np.full((2, 2), 50.0), np.array([-1, 0]))
+    assert verdict.forced.tolist() == [False, True]
+
+
 def test_charge_left_to_a_masked_expert_is_forced_at_every_bar() -> None:
     assert watch([100, 80, 80], QUICK, charge=1)[2] == [False, True, True]
 
