@@ -65,7 +65,8 @@ def limit_positions(target: Floats, settings: PositionSettings, scale: Floats) -
     exposure = np.abs(weights).sum(axis=1)
     shrink = _fraction(settings.total * scale, exposure)
     weights = weights * shrink[:, None]
-    return Positions(weights, (np.abs(weights - target) > SLACK).any(axis=1))
+    cut = np.abs(weights - target).max(axis=1, initial=0.0) > SLACK
+    return Positions(weights, np.asarray(cut))
 
 
 @dataclass(frozen=True, slots=True)
