@@ -108,6 +108,15 @@ def test_resuming_a_book_that_is_not_halted_is_not_saved_up() -> None:
     assert halt.update(np.array([70.0])).halted[0]
 
 
+def test_resuming_once_does_not_resume_the_next_halt() -> None:
+    halt = PortfolioHalt(1, HaltSettings(limit=0.2, cooldown=None))
+    halt.update(np.array([100.0]))
+    halt.update(np.array([70.0]))
+    halt.resume(np.array([True]))
+    got = [bool(halt.update(np.array([v])).halted[0]) for v in (70.0, 50.0, 50.0)]
+    assert got == [False, True, True]
+
+
 def test_value_that_is_no_number_halts_and_does_not_resume() -> None:
     halt = PortfolioHalt(1, HaltSettings(limit=0.2, cooldown=2))
     halt.update(np.array([100.0]))
