@@ -304,13 +304,14 @@ class Encode(BaseFeaturesExtractor):
 class Setting:
     """How SB3 is set up.
 
+    n_envs: environments; None: as many as we have books
     ours: with our very own networks inside, both critics being one of them
     fused: torch's fused Adam, which ours has
     share: one encoder for actor and critics, which the actor's loss alone moves
     frozen: the encoder learns nothing, as ours
     """
 
-    n_envs: int = 64
+    n_envs: int | None = None
     ours: bool = False
     fused: bool = False
     share: bool = False
@@ -326,7 +327,8 @@ def make_learner(
 ) -> SAC:
     """SB3's SAC with the configuration's settings; make_encoder: of windows, None: embeddings."""
     train, expert, n_assets = config.train, config.expert, world.n_assets
-    env = BooksVec(world, config, setting.n_envs, see)
+    n_envs = setting.n_envs or train.books
+    env = BooksVec(world, config, n_envs, see)
     extractor: dict[str, Any] = {"features_extractor_class": FlattenExtractor}
     if make_encoder is not None:
         extractor = {
@@ -339,7 +341,7 @@ def make_learner(
             "share_features_extractor": setting.share,
         }
     # A step of SB3 is one of all its environments: so many of them make a bar of `train.books`.
-    steps = train.books // setting.n_envs
+    steps = train.books // n_envs
     learner = SAC(
         PeerPolicy,
         env,

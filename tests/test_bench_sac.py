@@ -51,7 +51,7 @@ def test_peer_sees_is_paid_and_answers_as_our_learner(
 ) -> None:
     see = see_embeddings(table_of(learner))
     sac.check_environments(learner, see)
-    peer = make_learner(learner.config, learner.world, see, Setting(n_envs=4, ours=ours))
+    peer = make_learner(learner.config, learner.world, see, Setting(ours=ours))
     sac.check_networks(learner, peer, see)
 
 
@@ -61,8 +61,8 @@ def test_peer_on_windows_answers_as_on_embeddings(learner: ExpertLearner) -> Non
     def made() -> Encoder:
         return sac.make_encoder(config, world)
 
-    windows = make_learner(config, world, see_windows(world), Setting(n_envs=4), made)
-    looked_up = make_learner(config, world, see_embeddings(table_of(learner)), Setting(n_envs=4))
+    windows = make_learner(config, world, see_windows(world), Setting(), made)
+    looked_up = make_learner(config, world, see_embeddings(table_of(learner)), Setting())
     windows.actor.net.load_state_dict(looked_up.actor.net.state_dict())
     rows = np.arange(30, 34)
     book = np.full((4, ASSETS + 1), 0.1, dtype=np.float32)
@@ -74,8 +74,8 @@ def test_peer_on_windows_answers_as_on_embeddings(learner: ExpertLearner) -> Non
     torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("n_envs", [1, 4])
-def test_both_sides_make_two_updates_a_bar(learner: ExpertLearner, n_envs: int) -> None:
+@pytest.mark.parametrize("n_envs", [1, None])
+def test_both_sides_make_as_many_updates_a_bar(learner: ExpertLearner, n_envs: int | None) -> None:
     see = see_embeddings(table_of(learner))
     peer = make_learner(learner.config, learner.world, see, Setting(n_envs=n_envs))
     for one in (sac.ours(learner), sac.theirs("peer", peer, learner.config, 6)):
