@@ -61,6 +61,11 @@ def compared(first: Path, second: Path) -> list[Compared]:
             f"{first} has the seeds {seeds[0]} and {second} {seeds[1]}; only the same seeds can be "
             "paired. Prove both with the same --seeds and seed."
         )
+    if not a.keys() & b.keys():
+        raise UsageError(
+            f"{first} has {sorted(a)} and {second} {sorted(b)}: no signal in common. Prove "
+            "the same one in both."
+        )
     found = []
     for signal in sorted(a.keys() & b.keys()):
         gains = [y - x for x, y in zip(a[signal], b[signal], strict=True)]

@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def certificate(
-    directory: Path, agent: list[float], seeds: list[int], name: str = "planted"
+    directory: Path,
+    agent: list[float],
+    seeds: list[int],
+    name: str = "planted",
+    signal: str = "trend",
 ) -> str:
     market = MarketResult(
         name=name,
@@ -24,7 +28,7 @@ def certificate(
         seconds=1.0,
         cpu_seconds=1.0,
         facts={"seeds": seeds},
-        rows={"trend/agent": agent, "trend/bayes": [4.0] * len(agent)},
+        rows={f"{signal}/agent": agent, f"{signal}/bayes": [4.0] * len(agent)},
     )
     about = {"command": "", "finished": "", "seconds": 1.0}
     return str(Certificate("full", (market,), about).write(directory))
@@ -51,16 +55,22 @@ def test_the_difference_is_that_of_pairs_with_students_interval(tmp_path: Path) 
     assert done.stdout.startswith("trend, 3 seeds: 81.7 %")
 
 
-@pytest.mark.parametrize("fault", ["seeds", "market", "file"])
+@pytest.mark.parametrize("fault", ["seeds", "market", "file", "signal"])
 def test_what_cannot_be_paired_is_refused(fault: str, tmp_path: Path) -> None:
     first = certificate(tmp_path / "a", [3.0, 3.2], [1, 2])
     other = [1, 3] if fault == "seeds" else [1, 2]
     name = "null" if fault == "market" else "planted"
-    second = certificate(tmp_path / "b", [3.0, 3.2], other, name)
+    signal = "reversion" if fault == "signal" else "trend"
+    second = certificate(tmp_path / "b", [3.0, 3.2], other, name, signal)
     if fault == "file":
         Path(second).write_text(json.dumps({"format": 1}))
     done = compare(first, second)
     assert done.returncode == 1
-    expected = {"seeds": "same seeds", "market": "no planted market", "file": "damaged"}
+    expected = {
+        "seeds": "same seeds",
+        "market": "no planted market",
+        "file": "damaged",
+        "signal": "no signal in common",
+    }
     assert expected[fault] in done.stderr
     assert str(tmp_path / "b") in done.stderr

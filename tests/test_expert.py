@@ -13,12 +13,13 @@ from torch import Tensor
 from worlds import make_config, make_world
 
 from echelon.agents.expert import METRICS, ExpertLearner, by_lot
+from echelon.agents.learners import Worlds, ready
 from echelon.agents.policy import load_policy
 from echelon.agents.starts import Starts
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.envs import World
-from echelon.errors import DataError, TrainingError
+from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
 from echelon.rng import stream
 
@@ -240,3 +241,26 @@ def test_starts_without_a_length_go_to_the_end_of_their_stretch() -> None:
 def test_an_episode_that_does_not_fit_is_refused() -> None:
     with pytest.raises(DataError, match=r"train\.episode_steps=30 does not fit"):
         Starts((range(10, 40),), 30, stream(1, "x"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("expert.learning_starts=100000", r"leaves no update"),
+        ("train.books=300", r"expert\.buffer_size = 200 cannot hold a bar of 300 books"),
+        ("lora.refresh_updates=1000", r"the adapter would never reach the policy"),
+    ],
+)
+def test_training_that_could_learn_nothing_is_refused_before_pretraining(
+    setting: str, told: str, world: World, tmp_path: Path
+) -> None:
+    config = make_config(*LORA, "train.total_env_steps=2000", setting)
+    with pytest.raises(ConfigError, match=told):
+        ready(config, Worlds(world, world, "data"), tmp_path / "seeds" / "7", lambda: False)
+    assert not list(tmp_path.iterdir()), "nothing was made"
+
+
+@pytest.mark.parametrize("setting", ["expert.hidden=10", "expert.batch_size=201"])
+def test_settings_that_cannot_be_used_are_refused_with_the_configuration(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting.split("=")[0].split(".")[1]):
+        make_config(*SMALL, setting)

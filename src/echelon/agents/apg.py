@@ -38,6 +38,7 @@ from echelon.envs.act import EXPERT_GAIN
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.market.differentiable import (
+    DiffMarket,
     allowed,
     diff_market,
     differentiable_step,
@@ -72,18 +73,13 @@ class APG:
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
         """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
-        _refuse_settings(config, world)
+        refuse_settings(config, world)
         self.config = config
         self.world = world
         self.seed = seed
         self.steps = 0
         self.updates = 0
-        self.market = diff_market(
-            world.rows,
-            world.rules,
-            fill_open=world.fill_open,
-            members=world.present & world.member,
-        )
+        self.market = _market(world)
         self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
         path = None if tables is None else tables / "embeddings.npy"
         self.table = EmbeddingTable(world, encoder.d_model, path)
@@ -214,8 +210,18 @@ def utility(gain: Tensor, reward: RewardConfig) -> Tensor:
     return (base - reward.variance_penalty * gain.square()) * reward.scale
 
 
-def _refuse_settings(config: Config, world: World) -> None:
+def _market(world: World) -> DiffMarket:
+    return diff_market(
+        world.rows,
+        world.rules,
+        fill_open=world.fill_open,
+        members=world.present & world.member,
+    )
+
+
+def refuse_settings(config: Config, world: World) -> None:
     """Raise where the configuration asks for what gradients through the market cannot give."""
+    _market(world)  # refuses rules by name
     reward = config.reward
     found = [
         (reward.kind not in ("return", "log_return"), f"reward.kind={reward.kind}", "return"),

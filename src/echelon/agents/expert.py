@@ -38,7 +38,7 @@ from echelon.config import Config
 from echelon.envs.act import ActionRule, Holdings, free, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import TrainingError
+from echelon.errors import ConfigError, TrainingError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.models.lora import (
     adapt,
@@ -82,6 +82,7 @@ class ExpertLearner:
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
         """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
+        refuse_settings(config)
         self.config = config
         self.world = world
         self.seed = seed
@@ -99,7 +100,7 @@ class ExpertLearner:
         self.books = Books(world, rule, config.reward, train.books, self.starts.whole)
         self.ends = np.empty(train.books, dtype=np.int64)
         self._begin(np.ones(train.books, dtype=bool))
-        self.replay = Replay(max(expert.buffer_size, train.books), world.n_assets)
+        self.replay = Replay(expert.buffer_size, world.n_assets)
         self._due = 0.0
         self._latest: Metrics = dict.fromkeys(METRICS[train.algo], 0.0)
         self._present = torch.from_numpy(np.array(world.present))
@@ -366,6 +367,30 @@ class _Adapter:
         self.norm = float(state["norm"])
         self.slow_serving.load_state_dict(below_prefix("slow_serving.", tensors))
         self.slow_table.refresh(self.slow_serving)
+
+
+def refuse_settings(config: Config) -> None:
+    """Raise where nothing could be learned."""
+    train, expert = config.train, config.expert
+    if expert.buffer_size < train.books:
+        raise ConfigError(
+            f"expert.buffer_size = {expert.buffer_size:,} cannot hold a bar of {train.books:,} "
+            f"books (train.books). Take at least {train.books:,}."
+        )
+    updates = (train.total_env_steps - expert.learning_starts) * expert.updates_per_step
+    if updates < 1:
+        raise ConfigError(
+            f"of train.total_env_steps = {train.total_env_steps:,} steps the first "
+            f"{expert.learning_starts:,} (expert.learning_starts) are by lot, and "
+            f"expert.updates_per_step = {expert.updates_per_step:g} leaves no update after them. "
+            "Train longer, or let learning start earlier."
+        )
+    if config.lora.enabled and updates < config.lora.refresh_updates:
+        raise ConfigError(
+            f"lora.refresh_updates = {config.lora.refresh_updates:,} is more than the "
+            f"{int(updates):,} updates of this training, so the adapter would never reach the "
+            "policy. Take fewer, or train longer."
+        )
 
 
 def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:

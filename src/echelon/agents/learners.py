@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from echelon.agents import apg, expert
 from echelon.agents.a2c import A2C
 from echelon.agents.apg import APG
 from echelon.agents.expert import ExpertLearner
@@ -94,6 +95,11 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     """
     if config.train.algo == "A2C" or is_sb3(config):
         return True
+    # Before the encoder is pre-trained, which takes minutes.
+    if config.train.algo == "APG":
+        apg.refuse_settings(config, worlds.train)
+    else:
+        expert.refuse_settings(config)
     return _encoder(config, worlds, directory, should_stop) is not None
 
 

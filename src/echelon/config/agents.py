@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from echelon.config._base import Section
 
@@ -88,7 +95,7 @@ class ExpertConfig(Section):
     """A single expert by target weights: SAC, TD3 or APG (`train.algo`)."""
 
     hidden: PositiveInt = 64
-    """Width of actor and critics."""
+    """Width of actor and critics; a multiple of 4, the heads of the actor's attention."""
     buffer_size: PositiveInt = 1_000_000
     """Transitions that the replay buffer holds."""
     batch_size: PositiveInt = 256
@@ -119,6 +126,22 @@ class ExpertConfig(Section):
     """APG: bars over which gradients flow through the market."""
     weight_decay: NonNegativeFloat = 0.0
     """APG: decay of the actor's weights, apart from the gradient (AdamW)."""
+
+    @field_validator("hidden")
+    @classmethod
+    def _splits_into_heads(cls, hidden: int) -> int:
+        if hidden % 4:
+            raise ValueError(f"must be a multiple of 4, such as {4 * (hidden // 4 + 1)}")
+        return hidden
+
+    @model_validator(mode="after")
+    def _holds_a_batch(self) -> Self:
+        if self.batch_size > self.buffer_size:
+            raise ValueError(
+                f"batch_size ({self.batch_size:,}) exceeds buffer_size ({self.buffer_size:,}): a "
+                "batch would hold transitions more than once"
+            )
+        return self
 
 
 class TrainConfig(Section):

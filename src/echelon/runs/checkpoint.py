@@ -275,9 +275,13 @@ def _read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
 
 def _explain(path: Path, damage: DamagedError) -> StoreError:
     """The error for a damaged checkpoint, with the one to resume from instead."""
+    if not _STEP.search(path.name):
+        return StoreError(
+            f"{path / damage.name}: missing or damaged ({damage.what}). The best weights are kept "
+            "nowhere else: train the run anew (--overwrite)."
+        )
     periodic = list_checkpoints(path.parent)
-    if _STEP.search(path.name):
-        periodic = [other for other in periodic if _step_of(other) < _step_of(path)]
+    periodic = [other for other in periodic if _step_of(other) < _step_of(path)]
     usable = next((other for other in reversed(periodic) if _is_whole(other)), None)
     advice = (
         f"Resume from an earlier one: --resume {usable}"
