@@ -131,6 +131,9 @@ def slow_trade(
             if claimed + claim > spendable * (1 + 1e-9):
                 out.reason[n] = Reason.CASH
                 continue
+        elif spent + cost > spendable * (1 + 1e-9):
+            out.reason[n] = Reason.CASH
+            continue
         if quantity <= 0:
             continue
         if quantity * prices[n] < rules.min_value:
@@ -138,9 +141,6 @@ def slow_trade(
             continue
         if rules.in_order:
             claimed += claim
-        elif spent + cost > spendable * (1 + 1e-9):
-            out.reason[n] = Reason.CASH
-            continue
         spent += cost
         book.shares[n] += quantity
         book.locked[n] += quantity

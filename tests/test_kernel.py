@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slow_kernel import SlowBook, slow_settle, slow_trade
 
@@ -356,7 +356,18 @@ def cases(draw: st.DrawFn) -> tuple[Book, Orders, MarketRows, Rules, bool]:
     return book, orders._replace(spend=spend), market, rules, draw(st.booleans())
 
 
+_CUT_TWICE = (
+    one(50.0, [0.0]),
+    order([10.0]),
+    rows([[6.0]], [[6.0]]),
+    FREE._replace(min_commission=5.0, min_value=500.0, in_order=False, spend_proceeds=False),
+    True,
+)
+"""An order that the cash cuts, and that would be too small even whole: the cash is named."""
+
+
 @settings(max_examples=400)
+@example(_CUT_TWICE)
 @given(cases())
 def test_compiled_kernel_agrees_with_the_slow_twin(
     case: tuple[Book, Orders, MarketRows, Rules, bool],
