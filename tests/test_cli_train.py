@@ -454,7 +454,14 @@ def test_demo_ends_with_a_report_and_can_be_run_again(shell: Shell, bars_file: P
 
 
 EXPERT = (
-    *("train.algo=SAC", "lora.enabled=true", "lora.rank=2", "model.n_layers=1", "expert.hidden=8"),
+    *(
+        "train.algo=SAC",
+        "lora.enabled=true",
+        "lora.refresh_updates=1",
+        "lora.rank=2",
+        "model.n_layers=1",
+        "expert.hidden=8",
+    ),
     *("pretrain.epochs=1", "pretrain.horizons=[1]", "expert.batch_size=16"),
     *("expert.buffer_size=1000", "expert.learning_starts=40", "train.total_env_steps=200"),
     "train.normalize_advantages=false",
