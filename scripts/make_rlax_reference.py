@@ -178,7 +178,8 @@ def _asked(
 def _compiled(operator: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
-    return jax.jit(operator)
+    compiled: Callable[..., Any] = jax.jit(operator)
+    return compiled
 
 
 def _pieces(truncated: NDArray[np.bool_]) -> Iterator[slice]:
