@@ -14,7 +14,6 @@ from torch import Tensor
 from worlds import make_config, make_world
 
 from echelon.agents.apg import APG, utility
-from echelon.agents.policy import load_policy
 from echelon.config.agents import RewardConfig
 from echelon.envs import rewards
 from echelon.envs.act import ActionRule
@@ -22,6 +21,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
+from echelon.training.loading import load_policy
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=APG"),

@@ -18,11 +18,11 @@ import pytest
 from safetensors.torch import load_file
 from shells import Shell, tiny
 
-from echelon.agents.training import seed_directory
 from echelon.cli.app import main
 from echelon.files import exclusive_lock
 from echelon.runs import checkpoint as checkpoints
 from echelon.runs import tensor_files
+from echelon.training.run import seed_directory
 
 LONGER = ("train.total_env_steps=1600",)
 BEST = "checkpoints/best/tensors.safetensors"

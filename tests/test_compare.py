@@ -15,7 +15,6 @@ from markets import CONFIGS
 from matplotlib.image import imread
 from shells import Shell, tiny
 
-from echelon.agents.training import TrainedRun
 from echelon.cli.compare import print_result
 from echelon.cli.watch import Watch
 from echelon.config import load_config
@@ -32,6 +31,7 @@ from echelon.evaluation.comparison import (
 )
 from echelon.ops.measures import LABELS
 from echelon.report.comparison import comparison_lines, draw_comparison
+from echelon.training.run import TrainedRun
 
 SMALL = (
     *("train.algo=SAC", "model.encoder=TimeCNN", "model.n_layers=1", "pretrain.epochs=1"),

@@ -19,10 +19,8 @@ from markets import CONFIGS
 from worlds import make_world
 
 from echelon.agents.a2c import A2C
-from echelon.agents.learners import Worlds, make_learner
 from echelon.agents.policy import ActorPolicy
 from echelon.agents.pretrain import pretrain
-from echelon.agents.training import Training
 from echelon.backtest.baselines import make_baseline, run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
@@ -43,6 +41,8 @@ from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import read_metrics
 from echelon.runs.registry import Registry
 from echelon.runs.tracking import open_sinks
+from echelon.training.learners import Worlds, make_learner
+from echelon.training.run import Training
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
@@ -67,6 +67,7 @@ PENDING = {
     *("trainer.training_schedule.experts.freq", "trainer.training_schedule.experts.steps"),
     "trainer.training_schedule.population.freq",
     "trainer.training_schedule.population.mutation_rate",
+    *("risk.drawdown_window", "risk.drawdown_limit", "risk.cvar_limit", "risk.release_bars"),
 }
 ELSEWHERE = {
     # Steers the command, not an agent: the tests of `echelon train` see to it.

@@ -16,8 +16,6 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.learners import Worlds
-from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, to_yaml
@@ -27,6 +25,8 @@ from echelon.evaluation.looks import Look
 from echelon.features import Prepared
 from echelon.files import exclusive_lock
 from echelon.runs.metrics import read_metrics
+from echelon.training.learners import Worlds
+from echelon.training.run import TrainedRun, Training, seed_directory
 
 SMALL = (
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

@@ -13,8 +13,6 @@ from torch import Tensor
 from worlds import make_config, make_world
 
 from echelon.agents.expert import METRICS, ExpertLearner, by_lot
-from echelon.agents.learners import Worlds, ready
-from echelon.agents.policy import load_policy
 from echelon.agents.starts import Starts
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
@@ -22,6 +20,8 @@ from echelon.envs import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
 from echelon.rng import stream
+from echelon.training.learners import Worlds, ready
+from echelon.training.loading import load_policy
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=SAC"),

@@ -13,7 +13,6 @@ import pytest
 import torch
 from provings import NULL, tiny_config
 
-from echelon.agents.training import TrainedRun
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.looks import Look
@@ -35,6 +34,7 @@ from echelon.proving.pipeline import on_file, write_bars
 from echelon.proving.planted import Draw, PlantedMarket, rules_of_thumb
 from echelon.proving.trial import EqualWeight, proof_config, trade, window_of
 from echelon.runs.registry import Registry
+from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
 CONFIG = proof_config(tiny_config())

@@ -14,8 +14,6 @@ import torch
 from provings import tiny_config
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds
-from echelon.agents.training import Progress
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
@@ -33,6 +31,8 @@ from echelon.proving.trial import (
     train_agent,
     with_steps,
 )
+from echelon.training.learners import Worlds
+from echelon.training.run import Progress
 
 
 @pytest.fixture(scope="module", autouse=True)

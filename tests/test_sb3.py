@@ -14,8 +14,6 @@ import torch
 from stable_baselines3 import PPO, SAC
 from worlds import make_config, make_world
 
-from echelon.agents.learners import Worlds, make_learner
-from echelon.agents.policy import load_policy
 from echelon.agents.sb3 import Sb3Learner, Sb3Policy, ppo_steps, refuse_divergence
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
@@ -23,6 +21,8 @@ from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
 from echelon.errors import ConfigError, TrainingError
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
+from echelon.training.learners import Worlds, make_learner
+from echelon.training.loading import load_policy
 
 SMALL = (
     *("window=4", "train.books=4", "train.rollout_steps=10", "train.episode_steps=12"),

@@ -18,8 +18,6 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.learners import Worlds
-from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.config import load_config
 from echelon.envs.registration import make_trading_env
 from echelon.errors import DataError
@@ -29,6 +27,8 @@ from echelon.features import Prepared
 from echelon.runs.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from echelon.runs.metrics import read_metrics
 from echelon.runs.registry import Registry, Window
+from echelon.training.learners import Worlds
+from echelon.training.run import TrainedRun, Training, seed_directory
 
 TEST_STARTS = datetime(2016, 7, 1)
 SMALL = (

@@ -14,8 +14,13 @@ import pytest
 import torch
 from worlds import make_config, make_world
 
-from echelon.agents.learners import Worlds
-from echelon.agents.training import (
+from echelon.config import Config
+from echelon.errors import ConfigError, DataError, StoreError, TrainingError
+from echelon.runs import tensor_files
+from echelon.runs.checkpoint import best_checkpoint, list_checkpoints, load_checkpoint
+from echelon.runs.metrics import WALL_CLOCK, read_metrics
+from echelon.training.learners import Worlds
+from echelon.training.run import (
     Outcome,
     Progress,
     Training,
@@ -23,11 +28,6 @@ from echelon.agents.training import (
     resume_point,
     training_hash,
 )
-from echelon.config import Config
-from echelon.errors import ConfigError, DataError, StoreError, TrainingError
-from echelon.runs import tensor_files
-from echelon.runs.checkpoint import best_checkpoint, list_checkpoints, load_checkpoint
-from echelon.runs.metrics import WALL_CLOCK, read_metrics
 
 SMALL = (
     *("window=4", "model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

@@ -13,8 +13,6 @@ import pytest
 import torch
 from worlds import prepared_run
 
-from echelon.agents.learners import Worlds
-from echelon.agents.training import TrainedRun, Training, seed_directory
 from echelon.config import load_config
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import evaluate, load_evaluation
@@ -28,6 +26,8 @@ from echelon.evaluation.statistics import (
 from echelon.evaluation.trust import load_trust, verdict
 from echelon.features import Prepared
 from echelon.runs.registry import new_entry
+from echelon.training.learners import Worlds
+from echelon.training.run import TrainedRun, Training, seed_directory
 
 SMALL = (
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

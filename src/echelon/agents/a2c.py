@@ -216,7 +216,7 @@ class A2C:
         return ActorPolicy(self.net, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What a policy is made from again, in `policy.load_policy`."""
+        """What a policy is made from again, in `training.load_policy`."""
         return dict(self.net.state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -129,7 +129,7 @@ class ExpertLearner:
         return self._policy
 
     def weights(self) -> dict[str, Tensor]:
-        """What `policy.load_policy` makes the policy from again."""
+        """What `training.load_policy` makes the policy from again."""
         encoder = with_prefix("encoder.", self.serving.state_dict())
         return encoder | with_prefix("actor.", self._actor().state_dict())
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.agents.acting import portfolio_inputs, sample
-from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Holdings, Kind, Rows, free, weights_of_actions
 from echelon.envs.world import World
@@ -21,12 +18,9 @@ from echelon.models import (
     ExpertActor,
     ExpertObs,
     Market,
-    build_actor_critic,
-    build_encoder,
 )
 from echelon.ops.squashed import clip_log_std
 from echelon.rng import stream
-from echelon.runs.checkpoint import below_prefix
 from echelon.types import Floats
 
 _CHUNK = 512
@@ -152,27 +146,3 @@ def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:
         present,
         torch.from_numpy(free(held)),
     )
-
-
-def is_sb3(config: Config) -> bool:
-    """Whether `train.algo` is one of Stable-Baselines3's."""
-    return config.train.algo.startswith("SB3-")
-
-
-def load_policy(
-    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
-) -> Policy:
-    """The policy of a learner's `weights`; raises RuntimeError where they do not fit."""
-    if config.train.algo == "A2C":
-        net = build_actor_critic(config, n_features)
-        net.load_state_dict(dict(weights))
-        return ActorPolicy(net, config, seed, name)
-    if is_sb3(config):
-        from echelon.agents.sb3 import load_sb3_policy
-
-        return load_sb3_policy(config, weights, n_features, seed, name)
-    encoder = build_encoder(config, n_features)
-    encoder.load_state_dict(below_prefix("encoder.", weights))
-    actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
-    actor.load_state_dict(below_prefix("actor.", weights))
-    return WeightPolicy(encoder, actor, config, seed, name)

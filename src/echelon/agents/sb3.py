@@ -11,7 +11,7 @@ learning rates, discount and batches are SB3's defaults. They trade by target we
 - Chance: SB3 draws from the global generators of torch and numpy. It gets its own state of them,
   and they are put back afterwards, so that same seeds give same numbers whatever runs beside it.
 
-The rest is `agents.training`'s: validation, the best weights, checkpoints, going on bit for bit.
+The rest is `training.run`'s: validation, the best weights, checkpoints, going on bit for bit.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class _Watch(BaseCallback):
 
 
 class Sb3Learner:
-    """SB3's PPO or SAC, as `agents.learners.Learner` wants it."""
+    """SB3's PPO or SAC, as `training.learners.Learner` wants it."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
         if len(world.spans("train")) > 1:

@@ -84,8 +84,8 @@ def report(
 
 def evaluate_run(run: Path, split: SplitName) -> Evaluation:
     """Evaluate, and print the measures beside the baselines'."""
-    from echelon.agents.training import TrainedRun
     from echelon.evaluation.evaluate import evaluate as evaluate_split
+    from echelon.training.run import TrainedRun
 
     trained = TrainedRun.open(run)
     result = evaluate_split(trained, split)

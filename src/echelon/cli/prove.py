@@ -146,8 +146,8 @@ class _Display:
 
     def __call__(self, part: Part, message: object) -> None:
         """Take a training's `Progress`, or the `Done` of a part."""
-        from echelon.agents.training import Progress
         from echelon.proving.parts import Done
+        from echelon.training.run import Progress
 
         if isinstance(message, Progress):
             self._steps[part.key] = message.step

@@ -32,8 +32,8 @@ from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
     from echelon.agents.jobs import Failure
-    from echelon.agents.training import Outcome, Progress
     from echelon.features import PrepareReport
+    from echelon.training.run import Outcome, Progress
 
 Seeds = Annotated[
     int | None,
@@ -110,7 +110,7 @@ def train_run(
     on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
-    from echelon.agents.many import SeedJob, train_seeds
+    from echelon.training.many import SeedJob, train_seeds
 
     RunDirectory.claim(directory)
     if resume:
@@ -160,9 +160,9 @@ class _TellOnce:
     def __call__(self, seed: int) -> None:
         """seed: one that trains"""
         from echelon.agents.encoder_files import read_facts
-        from echelon.agents.learner_facts import read_learner_facts
         from echelon.agents.pretrain import summary
-        from echelon.agents.training import seed_directory
+        from echelon.training.learner_facts import read_learner_facts
+        from echelon.training.run import seed_directory
 
         if self._run is None:
             return
@@ -184,7 +184,7 @@ def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None
 
 def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -> list[Outcome]:
     """Outcomes of all the run's seeds, also where only one of them was resumed."""
-    from echelon.agents.training import finished_outcome, seed_directory
+    from echelon.training.run import finished_outcome, seed_directory
 
     known = {outcome.seed: outcome for outcome in outcomes}
     for seed in range(config.seed, config.seed + config.train.seeds):
@@ -238,7 +238,7 @@ def _resumed(path: Path | None) -> tuple[Path | None, Path | None]:
 
 def _refuse_change(config: Config, directory: Path) -> None:
     """Refuse to go on with a run in another way than it began, before anything is written."""
-    from echelon.agents.training import training_hash
+    from echelon.training.run import training_hash
 
     before = load_config(directory / "config.yaml")
     if training_hash(config) != training_hash(before):

@@ -11,20 +11,18 @@ from echelon.config._base import Section
 from echelon.config.agents import (
     EvalConfig,
     ExpertConfig,
-    ExpertsConfig,
     Fraction,
     LoggingConfig,
     LoraConfig,
-    MetaRouterConfig,
     ModelConfig,
     PretrainConfig,
     RewardConfig,
     StateConfig,
     TrainConfig,
-    TrainerConfig,
 )
 from echelon.config.data import DataConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
+from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig, RiskConfig, TrainerConfig
 from echelon.config.market import MarketConfig
 from echelon.config.walkforward import WalkForwardConfig
 
@@ -106,6 +104,8 @@ class Config(Section):
     """The router."""
     trainer: TrainerConfig = TrainerConfig()
     """Training of the hierarchy."""
+    risk: RiskConfig = RiskConfig()
+    """Risk control of the hierarchy."""
     walk_forward: WalkForwardConfig = WalkForwardConfig()
     """Folds of `echelon walk-forward`."""
 

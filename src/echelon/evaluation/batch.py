@@ -27,8 +27,6 @@ import polars as pl
 
 from echelon import __version__
 from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
-from echelon.agents.many import SeedJob, train_seed
-from echelon.agents.training import Outcome, TrainedRun, finished_outcome, seed_directory
 from echelon.config import Config, fingerprint, load_config, to_yaml
 from echelon.errors import EchelonError, StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
@@ -42,6 +40,8 @@ from echelon.files import (
     write_atomic,
 )
 from echelon.runs import RunDirectory
+from echelon.training.many import SeedJob, train_seed
+from echelon.training.run import Outcome, TrainedRun, finished_outcome, seed_directory
 
 FORMAT = 1
 

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from echelon.agents.training import TrainedRun
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.files import Tables, load_tables, save_backtest
 from echelon.backtest.policy import Policy
@@ -26,6 +25,7 @@ from echelon.evaluation.looks import Look, SplitName
 from echelon.evaluation.trust import TRUST, assess
 from echelon.files import exclusive_lock, write_atomic
 from echelon.ops.measures import MeanStd, mean_std
+from echelon.training.run import TrainedRun
 
 FORMAT = 1
 

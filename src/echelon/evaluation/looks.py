@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from echelon.agents.training import TrainedRun, training_hash
 from echelon.backtest.run import Backtest
 from echelon.envs.world import World, world_of
 from echelon.ops.measures import sharpe_annual
 from echelon.runs.registry import Entry, Registry, TestRead, Window, new_entry, window_of
+from echelon.training.run import TrainedRun, training_hash
 from echelon.types import Floats, Times
 
 SplitName = Literal["train", "valid", "test"]

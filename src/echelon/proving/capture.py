@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Kind
@@ -34,6 +33,7 @@ from echelon.proving.continuous import continuous_reference, weighted_rules_of_t
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import Draw, Rule, joined, planted_worlds, reference
 from echelon.proving.trial import WARMUP, Trained, is_expert, last_bars, trade, train_agent
+from echelon.training.learners import Worlds
 from echelon.types import Floats
 
 RETURNS = "returns.npz"

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
 from echelon.config import Config
@@ -37,6 +36,7 @@ from echelon.proving.continuous import continuous_reference
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import PlantedMarket, planted_worlds, reference
 from echelon.proving.trial import trade, train_agent
+from echelon.training.learners import Worlds
 from echelon.types import Floats
 
 MARKET = PlantedMarket(drift=0.003, flip=0.04)

@@ -21,8 +21,6 @@ import numpy as np
 import polars as pl
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.many import SeedJob, train_seed
-from echelon.agents.training import Outcome, Progress, TrainedRun
 from echelon.config import Config
 from echelon.config.agents import LoggingConfig
 from echelon.config.data import CacheConfig, DataConfig
@@ -33,6 +31,8 @@ from echelon.files import write_atomic
 from echelon.proving.planted import Draw
 from echelon.rng import stream
 from echelon.runs import RunDirectory
+from echelon.training.many import SeedJob, train_seed
+from echelon.training.run import Outcome, Progress, TrainedRun
 from echelon.types import Floats
 
 FIRST = date(2000, 1, 3)

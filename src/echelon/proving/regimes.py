@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds
 from echelon.config import Config
 from echelon.config.agents import StateConfig
 from echelon.errors import ConfigError
@@ -30,6 +29,7 @@ from echelon.proving.parts import Done, Finding
 from echelon.proving.regime import RegimeDraw, RegimeMarket, regime_worlds
 from echelon.proving.regime_references import router_view, run_references
 from echelon.proving.trial import YEAR, is_expert, trade, train_agent
+from echelon.training.learners import Worlds
 from echelon.types import Floats
 
 FEE_BPS = 5.0

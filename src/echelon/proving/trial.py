@@ -16,9 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.learners import Worlds, ready
-from echelon.agents.policy import load_policy
-from echelon.agents.training import Outcome, Training, finished_outcome, resume_point
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
@@ -30,6 +27,9 @@ from echelon.errors import StoreError
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.worlds import joined
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
+from echelon.training.learners import Worlds, ready
+from echelon.training.loading import load_policy
+from echelon.training.run import Outcome, Training, finished_outcome, resume_point
 from echelon.types import Floats
 
 YEAR = 252.0

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from echelon.agents.learner_facts import read_learner_facts
-from echelon.agents.training import seed_directory
 from echelon.config import Config
 from echelon.errors import StoreError
 from echelon.market import resolve_rules
@@ -22,6 +20,8 @@ from echelon.report.headline import MEASURES, rivals
 from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import Words
+from echelon.training.learner_facts import read_learner_facts
+from echelon.training.run import seed_directory
 
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""

@@ -3,7 +3,7 @@
     SEED_DIR/checkpoints/step-…/, best/    state and weights (see runs.checkpoint)
     SEED_DIR/metrics.jsonl, .parquet       the training log
     SEED_DIR/tensorboard/                  the same for TensorBoard
-    SEED_DIR/learner.json                  sizes of adapter and replay (see agents.learner_facts)
+    SEED_DIR/learner.json                  sizes of adapter and replay (see training.learner_facts)
     SEED_DIR/result.json                   how training ended
 
 After each update, in this order: log, validate, checkpoint. All are due when the number of steps
@@ -25,9 +25,6 @@ from typing import Any, Literal
 
 import torch
 
-from echelon.agents.learner_facts import write_learner_facts
-from echelon.agents.learners import Metrics, Worlds, make_learner
-from echelon.agents.policy import load_policy
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config
@@ -48,6 +45,9 @@ from echelon.runs.checkpoint import (
 )
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
+from echelon.training.learner_facts import write_learner_facts
+from echelon.training.learners import Metrics, Worlds, make_learner
+from echelon.training.loading import load_policy
 
 RESULT = "result.json"
 _LEAST_VALID = 3

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
-from echelon.agents.learners import Worlds, ready
-from echelon.agents.training import (
+from echelon.config import Config
+from echelon.features.prepared import Prepared
+from echelon.files import exclusive_lock
+from echelon.training.learners import Worlds, ready
+from echelon.training.run import (
     Outcome,
     Progress,
     Training,
@@ -17,9 +20,6 @@ from echelon.agents.training import (
     seed_directory,
     unbegun,
 )
-from echelon.config import Config
-from echelon.features.prepared import Prepared
-from echelon.files import exclusive_lock
 
 
 @dataclass(frozen=True)

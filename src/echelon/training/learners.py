@@ -12,12 +12,12 @@ from echelon.agents import apg, expert
 from echelon.agents.a2c import A2C
 from echelon.agents.apg import APG
 from echelon.agents.expert import ExpertLearner
-from echelon.agents.policy import is_sb3
 from echelon.agents.pretrain import Pretrained, ensure_encoder
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.world import World, world_of
 from echelon.features.prepared import Prepared
+from echelon.training.loading import is_sb3
 
 Metrics = dict[str, float]
 
@@ -55,7 +55,7 @@ class Learner(Protocol):
         """The agent as it is now."""
 
     def weights(self) -> dict[str, Tensor]:
-        """What `policy.load_policy` makes the policy from again."""
+        """What `training.load_policy` makes the policy from again."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""

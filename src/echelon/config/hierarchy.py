@@ -1,0 +1,245 @@
+"""Configuration of the hierarchy: the sections of seed 001, and what else they need to be run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from echelon.config._base import Section
+from echelon.config.agents import Fraction
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Range = tuple[float, float]
+
+
+class SharingConfig(Section):
+    """Replay that the experts share, and how far each believes the others' data."""
+
+    enabled: bool = True
+    """false: every expert learns from its own data alone."""
+    buffer_size: PositiveInt = 2_000_000
+    """Steps remembered in all; every expert writes into an equal part."""
+    on_disk: bool = False
+    """Keep the arrays in files that are mapped instead of in memory."""
+    own_share: Fraction = 0.5
+    """Share of a batch that is the expert's own fresh data; the rest comes from everybody."""
+    fresh_steps: PositiveInt = 50_000
+    """The expert's own steps that count as fresh, the latest ones."""
+    sequence_steps: PositiveInt = 5
+    """Steps of a sequence; targets reach that far."""
+    trace: Fraction = 0.95
+    """λ of Retrace: how much of what later steps found is credited to earlier ones."""
+    kl_limit: PositiveFloat = 1.0
+    """Shared steps are dropped where the policies differ by more than this per dimension."""
+    corrected: bool = True
+    """false: others' data count as the expert's own, to show what that does."""
+
+
+class ExpertsConfig(Section):
+    """The population of experts."""
+
+    n_experts: Annotated[int, Field(ge=2)] = 5
+    """Number of experts."""
+    skill_dim: PositiveInt = 10
+    """Dimension of an expert's skill vector."""
+    mi_reward_weight: NonNegativeFloat = 0.5
+    """Weight β of the mutual-information reward."""
+    mi_estimator: Literal["infonce", "diayn"] = "infonce"
+    """infonce: what an action tells of the skill; diayn: what a book tells of it."""
+    mi_margin: NonNegativeFloat = 0.5
+    """The reward is paid where an expert's Sharpe ratio (annual) is this near to the best one's."""
+    responsibility: bool = True
+    """Weight each expert's loss by how much a bar is its own; false: every bar counts alike."""
+    responsibility_bars: PositiveInt = 40
+    """Trailing bars of the experts' own books that tell whose a bar is."""
+    responsibility_temperature: PositiveFloat = 0.5
+    """Of the softmax over the experts' standardised trailing returns."""
+    responsibility_floor: Fraction = 0.05
+    """Share of every bar that is spread over all experts."""
+    sharing: SharingConfig = SharingConfig()
+    """Replay that the experts share."""
+
+
+class MetaRouterConfig(Section):
+    """The router: MaskablePPO over the experts and cash."""
+
+    every_bars: PositiveInt = 5
+    """Bars between its decisions."""
+    horizons: tuple[PositiveInt, ...] = (5, 20, 40, 120)
+    """Trailing bars over which it sees the experts' books and the market."""
+    window_share: Share = 0.3
+    """Last part of the train window, kept from the experts: the router learns on it."""
+    kl_lambda: NonNegativeFloat = 0.1
+    """Weight λ of the KL bonus, at first."""
+    kl_lambda_max: NonNegativeFloat = 0.2
+    """λ never exceeds it."""
+    kl_bonus: Literal["usage", "policy"] = "usage"
+    """usage: for the expert that was seldom chosen; policy: for the one unlike the others."""
+    entropy_floor: Fraction = 0.4
+    """Least entropy of usage, as a share of log K, that λ adapts to keep."""
+    ent_coef: NonNegativeFloat = 0.01
+    """Entropy coefficient of MaskablePPO."""
+    lr: PositiveFloat = 3.0e-4
+    """Learning rate of MaskablePPO."""
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Discount per decision."""
+    gae_lambda: Fraction = 0.95
+    """λ of the advantage estimates."""
+    n_steps: PositiveInt = 1024
+    """Decisions of a rollout, over all its environments."""
+    n_envs: PositiveInt = 16
+    """Environments side by side; must divide `n_steps`."""
+    batch_size: PositiveInt = 64
+    """Decisions of a minibatch."""
+    episode_decisions: PositiveInt = 100
+    """Decisions of an episode."""
+
+    @model_validator(mode="after")
+    def _rollout_divides(self) -> Self:
+        if self.n_steps % self.n_envs:
+            raise ValueError(
+                f"meta_router.n_envs ({self.n_envs}) does not divide meta_router.n_steps "
+                f"({self.n_steps})"
+            )
+        if self.n_steps % self.batch_size:
+            raise ValueError(
+                f"meta_router.batch_size ({self.batch_size}) does not divide meta_router.n_steps "
+                f"({self.n_steps})"
+            )
+        return self
+
+
+class UpdateSchedule(Section):
+    """How often a part is trained, in rounds, and for how many steps."""
+
+    freq: PositiveInt
+    """Every this many rounds."""
+    steps: PositiveInt
+    """Environment steps each time."""
+
+
+class PopulationSchedule(Section):
+    """How often the population evolves, in rounds, and how much it mutates."""
+
+    freq: PositiveInt = 20
+    """Every this many rounds."""
+    mutation_rate: Fraction = 0.1
+    """Relative size of the noise on the weights of an expert that copies another's."""
+
+
+class TrainingSchedule(Section):
+    """The three frequencies of MF-PBT."""
+
+    router: UpdateSchedule = UpdateSchedule(freq=10, steps=10_000)
+    """Training of the router."""
+    experts: UpdateSchedule = UpdateSchedule(freq=5, steps=5_000)
+    """Training of the experts."""
+    population: PopulationSchedule = PopulationSchedule()
+    """Evolution of the population."""
+
+
+class EvolutionConfig(Section):
+    """MF-PBT: hyperparameters that evolve, and within which bounds."""
+
+    enabled: bool = True
+    """false: hyperparameters stay what they are."""
+    members_per_niche: PositiveInt = 1
+    """Members that compete for each expert's place; 1, or a multiple of 4 · `subpopulations`."""
+    subpopulations: PositiveInt = 1
+    """Parts of a niche, each evolving at a pace of its own."""
+    paces: tuple[PositiveInt, ...] = (1,)
+    """δ of each subpopulation: it evolves every so many evolution rounds."""
+    variance_penalty: NonNegativeFloat = 0.5
+    """Fitness is the mean over validation windows less this times their standard deviation."""
+    windows: PositiveInt = 4
+    """Pieces of the validation window that fitness is measured on."""
+    lr: Range = (3.0e-4, 3.0e-3)
+    """Learning rate of experts."""
+    router_lr: Range = (1.0e-4, 1.0e-3)
+    """Learning rate of the router."""
+    target_entropy: Range = (-2.0, -0.2)
+    """Entropy aimed at per asset."""
+    mi_reward_weight: Range = (0.05, 1.0)
+    """β."""
+    kl_lambda: Range = (0.01, 0.2)
+    """λ."""
+    gamma: Range = (0.8, 0.995)
+    """Discount of experts, per bar."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        for name in ("lr", "router_lr", "target_entropy", "mi_reward_weight", "kl_lambda", "gamma"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"trainer.evolution.{name}: {low:g} is above {high:g}")
+        if len(self.paces) != self.subpopulations:
+            raise ValueError(
+                f"trainer.evolution.paces names {len(self.paces)} for "
+                f"{self.subpopulations} subpopulation(s)"
+            )
+        return self
+
+
+class TrainerConfig(Section):
+    """Training of the hierarchy."""
+
+    diversity_threshold: Fraction = 0.25
+    """Least mean action pairwise distance; below it the worst expert is re-seeded."""
+    round_steps: PositiveInt = 1_000
+    """Environment steps that every expert collects in a round."""
+    probe_states: PositiveInt = 256
+    """Shared states on which portfolios are compared."""
+    workers: PositiveInt = 1
+    """Processes that the experts are spread over; results do not depend on it."""
+    training_schedule: TrainingSchedule = TrainingSchedule()
+    """Who is trained when."""
+    evolution: EvolutionConfig = EvolutionConfig()
+    """MF-PBT."""
+
+
+class RiskConfig(Section):
+    """Risk control of the hierarchy; drawdowns and losses are shares of a book."""
+
+    enabled: bool = True
+    """false: nobody is masked, nothing is limited."""
+    drawdown_window: PositiveInt = 30
+    """Bars that a book's peak may lie back."""
+    drawdown_limit: Share = 0.15
+    """An expert that lost more is masked for the router at once."""
+    drawdown_release: Share = 0.10
+    """It is calm below this."""
+    release_bars: PositiveInt = 5
+    """Calm bars in a row before an expert is released, or a position limit restored."""
+    cooldown_bars: NonNegativeInt = 20
+    """Bars that a mask lasts at least."""
+    cvar_limit: PositiveFloat = 0.05
+    """Beyond this CVaR at 95 %, as a loss per bar, an expert's position limit is halved."""
+    cvar_window: PositiveInt = 500
+    """Returns that CVaR is estimated from; fewer are not judged."""
+    cvar_constraint: bool = False
+    """Hold the experts' CVaR to `cvar_limit` in training, by a Lagrange multiplier."""
+    halt_drawdown: Share = 0.25
+    """The whole portfolio goes to cash after losing more."""
+    halt_bars: PositiveInt | None = 20
+    """Bars in cash; null: for good."""
+    turnover_per_bar: PositiveFloat = 2.0
+    """Two-way turnover of one bar, in multiples of the book's value; 2 exchanges everything."""
+    turnover_per_month: PositiveFloat = 40.0
+    """Two-way turnover of 20 bars; 40 is no limit."""
+
+    @model_validator(mode="after")
+    def _release_below_limit(self) -> Self:
+        if self.drawdown_release > self.drawdown_limit:
+            raise ValueError(
+                f"risk.drawdown_release ({self.drawdown_release:g}) is above risk.drawdown_limit "
+                f"({self.drawdown_limit:g})"
+            )
+        return self
