@@ -1,0 +1,1 @@
+"""The hierarchy: a population of experts, the router over them, and how both are trained."""
