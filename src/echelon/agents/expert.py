@@ -60,6 +60,7 @@ from echelon.runs.checkpoint import (
 
 _SCALE_ROWS = 4_096
 """Rows of the train window that the scale of embeddings is taken from."""
+_LOT_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
 _MINE, _SLOW = "expert", "target"
 """Names of the adapter that learns and of the one that follows it."""
 
@@ -399,7 +400,9 @@ def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:
     density = torch.full_like(action, math.log(0.5)) * free
     # Of what comes before the tanh: da/du = 1 − a².
     raw_density = density + torch.log1p(-action.square())
-    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1))
+    # Seen from before the tanh these are half a logistic variable, of this mean and deviation.
+    mean, log_std = torch.zeros_like(action), torch.full_like(action, _LOT_LOG_STD)
+    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1), mean, log_std)
 
 
 def _plain(encoder: Encoder, name: str) -> dict[str, Tensor]:

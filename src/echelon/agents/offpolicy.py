@@ -80,17 +80,55 @@ class Batch(NamedTuple):
     next_obs: Obs
 
 
+class Stretches(NamedTuple):
+    """Sequences of L steps, B side by side, made by this policy or by others.
+
+    obs, next_obs, action, raw: of all steps, time first: [L·B,…]; raw: action before the tanh
+    raw_log_prob, reward, discount[L,B]: of the step, as in `Batch`; truncated[L,B] bool
+    weight[L,B]: of the step in the losses of critics and actor
+    shared[B] bool: made by another policy; mean, log_std[L·B,A]: the Gaussian it was drawn from
+    """
+
+    obs: Obs
+    action: Tensor
+    raw: Tensor
+    raw_log_prob: Tensor
+    reward: Tensor
+    discount: Tensor
+    truncated: Tensor
+    next_obs: Obs
+    weight: Tensor
+    shared: Tensor
+    mean: Tensor
+    log_std: Tensor
+
+
+class Correction(NamedTuple):
+    """How far sequences of others are believed.
+
+    trace: λ; kl_limit: per dimension, beyond which a shared step is dropped
+    corrected: false: all are taken for this policy's own, to show what that does
+    """
+
+    trace: float
+    kl_limit: float
+    corrected: bool = True
+
+
 class Sampled(NamedTuple):
     """Actions and how probable they were.
 
     action[B,A] = tanh(raw); raw[B,A]: before the tanh; both 0 where not free
     log_prob[B]: of the action; raw_log_prob[B]: the Gaussian's, of raw; free dimensions only
+    mean, log_std[B,A]: of the Gaussian; as actors that have none would, TD3 gives no spread
     """
 
     action: Tensor
     raw: Tensor
     log_prob: Tensor
     raw_log_prob: Tensor
+    mean: Tensor
+    log_std: Tensor
 
 
 @dataclass(frozen=True)
@@ -302,10 +340,18 @@ class OffPolicy(ABC):
     def _descents(self) -> list[Descent]:
         return [self.actor_descent, self.critic_descent]
 
-    def _learn_critic(self, batch: Batch, target_q: Tensor, scale: float) -> Tensor:
-        """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE."""
-        q = self.critic(batch.obs, batch.action)
-        loss = mse_loss(q, target_q.expand_as(q)) * (2 * scale)
+    def _learn_critic(
+        self, obs: Obs, action: Tensor, target_q: Tensor, scale: float, weight: Tensor | None = None
+    ) -> Tensor:
+        """One step of the critics towards target_q[B]; the loss, Σ over both of scale · MSE.
+
+        weight[B]: of each error, None: 1
+        """
+        q = self.critic(obs, action)
+        if weight is None:
+            loss = mse_loss(q, target_q.expand_as(q)) * (2 * scale)
+        else:
+            loss = ((q - target_q).square() * weight).mean() * (2 * scale)
         self.critic_descent.gradient(loss, only=False)
         self._descend(self.critic_descent, loss)
         return loss.detach()

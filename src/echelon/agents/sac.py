@@ -11,6 +11,10 @@ One update, in this order:
 
 What is not a number is refused before the critics move, and again before the actor does.
 
+`update_sequences` does the same on stretches of several steps, which may be other policies': then y
+is Retrace's target with soft values (`ops.offpolicy_returns`), traces are cut where π would not
+have acted so, and shared steps of a policy too far from π are left out of the critics' loss.
+
 No noise is added to actions: the policy's own is what explores, and its density is what is stored.
 """
 
@@ -18,13 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from echelon.agents.offpolicy import (
     Batch,
+    Correction,
     Descent,
     GaussianActor,
     Metrics,
@@ -32,10 +37,21 @@ from echelon.agents.offpolicy import (
     OffPolicy,
     OffPolicySettings,
     Sampled,
+    Stretches,
     TwinCritic,
     detached,
 )
+from echelon.ops.offpolicy_returns import retrace
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
+from echelon.ops.traces import kl_per_dimension, log_ratio, too_far, trace_coefficients
+
+
+class Traced(NamedTuple):
+    """Metrics of an update on sequences, and how its steps were believed: c, dropped[L,B]."""
+
+    metrics: Metrics
+    trace: Tensor
+    dropped: Tensor
 
 
 class SAC(OffPolicy):
@@ -66,12 +82,78 @@ class SAC(OffPolicy):
             ahead = self._sample(batch.next_obs, self.chance)
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
             target_q = batch.reward + batch.discount * (q_next - alpha * ahead.log_prob)
+        return self._learn(batch.obs, obs, batch.action, now, target_q, want_metrics=want_metrics)
 
+    def update_sequences(
+        self, batch: Stretches, correction: Correction, *, want_metrics: bool = True
+    ) -> Traced:
+        """One step of gradient descent of temperature, critics and actor, on sequences."""
+        obs = detached(batch.obs)
+        now = self._sample(obs, self.chance)
+        shape = batch.reward.shape
+        with torch.no_grad():
+            ahead = self._sample(batch.next_obs, self.chance)
+            q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
+            alpha = math.exp(float(self.log_alpha.detach()))
+            v_next = (q_next - alpha * ahead.log_prob).view(shape)
+            q_taken = torch.minimum(*self.target_critic.net(obs, batch.action)).view(shape)
+            trace, dropped = self._believed(batch, obs, now, correction)
+            target_q = retrace(
+                batch.reward,
+                batch.discount,
+                v_next,
+                q_taken,
+                trace,
+                truncated=batch.truncated,
+            )
+        metrics = self._learn(
+            batch.obs,
+            obs,
+            batch.action,
+            now,
+            target_q.view(-1),
+            weight=(batch.weight * ~dropped).view(-1),
+            actor_weight=batch.weight.view(-1),
+            want_metrics=want_metrics,
+        )
+        return Traced(metrics, trace, dropped)
+
+    def _believed(
+        self, batch: Stretches, obs: Obs, now: Sampled, correction: Correction
+    ) -> tuple[Tensor, Tensor]:
+        """(c[L,B], dropped[L,B]): trace coefficients, and which steps are left out."""
+        shape = batch.reward.shape
+        if not correction.corrected:
+            everywhere = torch.full_like(batch.reward, correction.trace)
+            return everywhere, torch.zeros(shape, dtype=torch.bool)
+        free = self.actor.free(obs)
+        ratio = log_ratio(
+            batch.raw, batch.raw_log_prob.reshape(-1), now.mean, now.log_std, free
+        ).view(shape)
+        kl = kl_per_dimension(now.mean, now.log_std, batch.mean, batch.log_std, free).view(shape)
+        dropped = too_far(kl, batch.shared.expand(shape), correction.kl_limit)
+        return trace_coefficients(ratio, correction.trace) * ~dropped, dropped
+
+    def _learn(
+        self,
+        obs_with_history: Obs,
+        obs: Obs,
+        action: Tensor,
+        now: Sampled,
+        target_q: Tensor,
+        *,
+        weight: Tensor | None = None,
+        actor_weight: Tensor | None = None,
+        want_metrics: bool,
+    ) -> Metrics:
+        """Steps of critics, actor and temperature towards target_q[B]."""
+        alpha = math.exp(float(self.log_alpha.detach()))
         excess = self._excess(obs, now)
-        critic_loss = self._learn_critic(batch, target_q, scale=0.5)
+        critic_loss = self._learn_critic(obs_with_history, action, target_q, 0.5, weight)
 
         q = torch.minimum(*self.critic(obs, now.action))
-        actor_loss = (alpha * now.log_prob - q).mean()
+        regret = alpha * now.log_prob - q
+        actor_loss = (regret if actor_weight is None else regret * actor_weight).mean()
         self.actor_descent.gradient(actor_loss, only=True)
         self._descend(self.actor_descent, actor_loss)
 
@@ -108,7 +190,9 @@ class SAC(OffPolicy):
             raw = raw * free
         raw_log_prob = gaussian_log_prob(noise, log_std, free)
         log_prob = raw_log_prob - squash_log_det(raw, free)
-        return Sampled(torch.tanh(raw), raw, log_prob, raw_log_prob)
+        return Sampled(
+            torch.tanh(raw), raw, log_prob, raw_log_prob, mean.detach(), log_std.detach()
+        )
 
     def _excess(self, obs: Obs, sampled: Sampled) -> float:
         """Mean of log π + H̄: how much too little is left to chance."""

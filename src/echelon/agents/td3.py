@@ -13,6 +13,7 @@ tanh. It has no density worth the name: log-probabilities are zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,9 @@ class TD3(OffPolicy):
         if free is not None:
             raw = raw * free
         nothing = mean.new_zeros(len(mean))
-        return Sampled(torch.tanh(raw), raw, nothing, nothing)
+        return Sampled(
+            torch.tanh(raw), raw, nothing, nothing, mean, torch.full_like(mean, -math.inf)
+        )
 
     def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
         """One step of gradient descent of the critics and, where it is due, of the actor."""
@@ -68,7 +71,7 @@ class TD3(OffPolicy):
             action = self._target_action(batch)
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, action))
             target_q = batch.reward + batch.discount * q_next
-        critic_loss = self._learn_critic(batch, target_q, scale=1.0)
+        critic_loss = self._learn_critic(batch.obs, batch.action, target_q, scale=1.0)
         if (self.updates + 1) % self.settings.policy_delay == 0:
             self._learn_actor(detached(batch.obs))
             self.target_critic.follow()
