@@ -131,7 +131,7 @@ def check_environments(learner: ExpertLearner, see: See) -> None:
     env = BooksVec(world, config, 3, see)
     shown = env.reset()
     rule = ActionRule.of(config, "weights")
-    books = Books(world, rule, config.reward, 3, learner.starts.whole)
+    books = Books(world, rule, config.reward, 3, learner.collector.starts.whole)
     books.reset(env.books.row)
     for _ in range(50):
         held = books.holdings()
@@ -149,8 +149,8 @@ def check_networks(learner: ExpertLearner, peer: SB3, see: See) -> None:
     """The peer's policy and its critics, given our weights, answer as our networks do."""
     core: OffPolicy = learner.core
     heads = Heads(learner.world.n_assets, learner.config.model.d_model, 0, ours=True)
-    rows = learner.books.row
-    held = learner.books.holdings()
+    rows = learner.collector.books.row
+    held = learner.collector.books.holdings()
     seen = np.concatenate([see(rows), held.weights, held.cash_share[:, None]], axis=1)
     obs, action = torch.from_numpy(seen), torch.rand(len(seen), heads.n_assets) * 2 - 1
     policy: Any = peer.policy
@@ -193,7 +193,7 @@ class Contestant:
 
 def ours(learner: ExpertLearner) -> Contestant:
     """Our learner, past its first steps by lot."""
-    books, bars = learner.books.n_books, learner.config.train.rollout_steps
+    books, bars = learner.collector.books.n_books, learner.config.train.rollout_steps
     due = updates_of(learner.config)
     while learner.steps < learner.config.expert.learning_starts + books * bars:
         learner.train_once()

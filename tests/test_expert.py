@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.expert import METRICS, ExpertLearner, by_lot
+from echelon.agents.collector import by_lot
+from echelon.agents.expert import METRICS, ExpertLearner
 from echelon.agents.starts import Starts
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
@@ -78,7 +79,7 @@ def same(left: ExpertLearner, right: ExpertLearner) -> bool:
 
 def test_a_transition_is_what_the_book_saw_did_and_got(world: World) -> None:
     learner = make_learner(world)
-    before, held = learner.books.row.copy(), learner.books.holdings()
+    before, held = learner.collector.books.row.copy(), learner.collector.books.holdings()
     learner.train_once()
     arrays, _ = learner.replay.state()
     first = {name: values[:4] for name, values in arrays.items()}

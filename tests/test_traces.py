@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from echelon.agents.expert import by_lot
+from echelon.agents.collector import by_lot
 from echelon.agents.replay import Replay, Transitions
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squashed_log_prob
 from echelon.ops.traces import (

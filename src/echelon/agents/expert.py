@@ -18,7 +18,6 @@ Policies act with the encoder that made the table, so what validation sees is wh
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,42 +26,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.offpolicy import Batch, Metrics, OffPolicy, OffPolicySettings, Sampled
-from echelon.agents.policy import WeightPolicy, expert_obs
+from echelon.agents.adapter import AdapterTraining, table_file
+from echelon.agents.collector import Collector
+from echelon.agents.offpolicy import Batch, Metrics, OffPolicy, OffPolicySettings
+from echelon.agents.policy import WeightPolicy
 from echelon.agents.replay import Replay, Transitions
 from echelon.agents.sac import SAC
-from echelon.agents.starts import Starts
-from echelon.agents.tables import EmbeddingTable, encode_rows
+from echelon.agents.tables import EmbeddingTable
 from echelon.agents.td3 import TD3
 from echelon.config import Config
-from echelon.envs.act import ActionRule, Holdings, free, weights_of_actions
-from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import ConfigError, TrainingError
+from echelon.errors import ConfigError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
-from echelon.models.lora import (
-    adapt,
-    adapter_parameters,
-    adapter_state,
-    load_adapter_state,
-    merged,
-    use_adapter,
-)
 from echelon.rng import stream
-from echelon.runs.checkpoint import (
-    below_prefix,
-    flatten_optimizer,
-    pack_generator,
-    restore_optimizer,
-    unpack_generator,
-    with_prefix,
-)
+from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 
 _SCALE_ROWS = 4_096
 """Rows of the train window that the scale of embeddings is taken from."""
-_LOT_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
-_MINE, _SLOW = "expert", "target"
-"""Names of the adapter that learns and of the one that follows it."""
 
 
 _COMMON = (
@@ -89,25 +69,17 @@ class ExpertLearner:
         self.seed = seed
         self.steps = 0
         train, expert = config.train, config.expert
-        self.table = EmbeddingTable(world, encoder.d_model, _file(tables, "embeddings"))
+        self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
         self.adapter = (
-            _Adapter(config, world, encoder, seed, tables) if config.lora.enabled else None
+            AdapterTraining(config, world, encoder, seed, tables) if config.lora.enabled else None
         )
         self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
         self.table.refresh(self.serving)
         self.core = self._core(encoder.d_model)
-        self.starts = Starts(world.spans("train"), train.episode_steps, stream(seed, "starts"))
-        rule = ActionRule.of(config, "weights")
-        self.books = Books(world, rule, config.reward, train.books, self.starts.whole)
-        self.ends = np.empty(train.books, dtype=np.int64)
-        self._begin(np.ones(train.books, dtype=bool))
+        self.collector = Collector(config, world, seed)
         self.replay = Replay(expert.buffer_size, world.n_assets)
         self._due = 0.0
         self._latest: Metrics = dict.fromkeys(METRICS[train.algo], 0.0)
-        self._present = torch.from_numpy(np.array(world.present))
-        self._actions_chance = torch.Generator().manual_seed(
-            int(stream(seed, "actions").integers(2**62))
-        )
         self._draws = stream(seed, "replay")
         self._policy = WeightPolicy(self.serving, self._actor(), config, seed, keep=True)
 
@@ -118,7 +90,7 @@ class ExpertLearner:
             rewards.append(self._collect())
             if self.steps < self.config.expert.learning_starts:
                 continue
-            self._due += self.books.n_books * self.config.expert.updates_per_step
+            self._due += self.collector.n_books * self.config.expert.updates_per_step
             while self._due >= 1.0:
                 self._due -= 1.0
                 found = self._update(want_metrics=self._due < 1.0)
@@ -162,45 +134,11 @@ class ExpertLearner:
 
     def _collect(self) -> float:
         """One bar of every book; the mean of the rewards."""
-        row, held = self.books.row, self.books.holdings()
-        chosen = self._act(row, held)
-        result = self.books.step(weights_of_actions(chosen.action.numpy(), held))
-        after = self.books.holdings()
-        truncated = (self.books.row >= self.ends) & ~result.terminated
-        self.replay.add(
-            Transitions(
-                row=row.astype(np.int32),
-                weights=held.weights,
-                cash=held.cash_share,
-                free=free(held),
-                raw=chosen.raw.numpy(),
-                raw_log_prob=chosen.raw_log_prob.numpy(),
-                reward=result.reward.astype(np.float32),
-                terminated=result.terminated,
-                truncated=truncated,
-                next_weights=after.weights,
-                next_cash=after.cash_share,
-                next_free=free(after),
-            )
-        )
-        self._begin(truncated | result.terminated)
-        self.steps += self.books.n_books
-        return float(result.reward.mean())
-
-    def _act(self, row: np.ndarray[Any, np.dtype[np.int64]], held: Holdings) -> Sampled:
-        """Actions to collect with: the policy's, and at first by lot."""
-        obs = expert_obs(self.table.look(row), self._present[torch.from_numpy(row)], held)
-        if self.steps < self.config.expert.learning_starts:
-            return by_lot(obs.free, self._actions_chance)
-        return self.core.act(obs, self._actions_chance, explore=True)
-
-    def _begin(self, which: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-        """New episodes for the books `which`[E]."""
-        if which.any():
-            rows, ends = self.starts.draw(int(which.sum()))
-            starts = self.books.row.copy()
-            starts[which], self.ends[which] = rows, ends
-            self.books.reset(starts, which)
+        lot = self.steps < self.config.expert.learning_starts
+        done = self.collector.step(self.core, self.table, lot=lot).transitions
+        self.replay.add(done)
+        self.steps += self.collector.n_books
+        return float(done.reward.mean())
 
     def _update(self, *, want_metrics: bool) -> Metrics:
         drawn = self.replay.sample(self.config.expert.batch_size, self._draws)
@@ -229,9 +167,9 @@ class ExpertLearner:
                 *(drawn.next_weights, drawn.next_cash),
             )
         )
-        gamma = self.config.train.gamma
+        gamma, present = self.config.train.gamma, self.collector.present
         return Batch(
-            obs=ExpertObs(z, weights, cash, self._present[rows], torch.from_numpy(drawn.free)),
+            obs=ExpertObs(z, weights, cash, present[rows], torch.from_numpy(drawn.free)),
             action=torch.tanh(torch.from_numpy(drawn.raw)),
             reward=reward,
             discount=torch.where(torch.from_numpy(drawn.terminated), 0.0, gamma),
@@ -239,7 +177,7 @@ class ExpertLearner:
                 later.look(drawn.next_row),
                 next_weights,
                 next_cash,
-                self._present[rows + 1],
+                present[rows + 1],
                 torch.from_numpy(drawn.next_free),
             ),
         )
@@ -260,16 +198,15 @@ class ExpertLearner:
         replay, replay_state = self.replay.state()
         tensors = with_prefix("core.", core)
         tensors |= {f"replay.{k}": torch.from_numpy(v) for k, v in replay.items()}
-        books = self.books.state() | {"ends": self.ends}
-        tensors |= {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
-        tensors["chance.actions"] = self._actions_chance.get_state()
+        collector, starts = self.collector.state()
+        tensors |= collector
         json_state: dict[str, Any] = {
             "steps": self.steps,
             "due": self._due,
             "latest": self._latest,
             "core": core_state,
             "replay": replay_state,
-            "starts": pack_generator(self.starts.chance),
+            "starts": starts,
             "draws": pack_generator(self._draws),
         }
         if self.adapter is not None:
@@ -284,11 +221,7 @@ class ExpertLearner:
         self.core.restore(below_prefix("core.", tensors), state["core"])
         replay = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
         self.replay.restore(replay, state["replay"])
-        books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
-        self.ends = books.pop("ends")
-        self.books.restore(books)
-        self._actions_chance.set_state(tensors["chance.actions"])
-        self.starts.chance = unpack_generator(state["starts"])
+        self.collector.restore(tensors, state["starts"])
         self._draws = unpack_generator(state["draws"])
         self.steps, self._due = int(state["steps"]), float(state["due"])
         self._latest = {name: float(value) for name, value in state["latest"].items()}
@@ -298,76 +231,6 @@ class ExpertLearner:
             self.table.version = int(state["table_version"])
             self.adapter.restore(below_prefix("adapter.", tensors), state["adapter"])
             self._policy.forget()
-
-
-class _Adapter:
-    """The encoder with an adapter that learns, a slow copy of it, and the table of the copy."""
-
-    def __init__(
-        self, config: Config, world: World, encoder: Encoder, seed: int, tables: Path | None
-    ) -> None:
-        self.world = world
-        self.clip = config.train.grad_clip
-        self.tau = config.expert.tau
-        self.norm = 0.0
-        self.encoder = copy.deepcopy(encoder).eval()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(stream(seed, "adapter").integers(2**62)))
-            adapt(self.encoder, config.lora, (_MINE, _SLOW))
-        load_adapter_state(self.encoder, _SLOW, adapter_state(self.encoder, _MINE))
-        self.parameters = adapter_parameters(self.encoder, _MINE)
-        self.slow = adapter_parameters(self.encoder, _SLOW)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lora.lr)
-        self.slow_serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
-        self.slow_table = EmbeddingTable(world, encoder.d_model, _file(tables, "target"))
-        self.slow_table.refresh(self.slow_serving)
-
-    def encode(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
-        """Embeddings[B,N,D] of rows[B], with the adapter's gradients, which begin at zero."""
-        self.optimizer.zero_grad(set_to_none=True)
-        return encode_rows(self.encoder, self.world, rows)
-
-    def step(self) -> None:
-        """Move the adapter along the gradient that the critics left in it; the copy follows."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self.norm = float(norm)
-        if not math.isfinite(self.norm):
-            raise TrainingError(
-                f"training diverged: the gradient of the adapter is {self.norm}. The adapter was "
-                "not changed; the last checkpoint is good. Lower lora.lr or train.lr_critic."
-            )
-        self.optimizer.step()
-        with torch.no_grad():
-            for slow, fast in zip(self.slow, self.parameters, strict=True):
-                slow.lerp_(fast, self.tau)
-
-    def serve(self, serving: Encoder, table: EmbeddingTable) -> None:
-        """Compute both tables anew from the adapters as they are."""
-        serving.load_state_dict(_plain(self.encoder, _MINE))
-        table.refresh(serving)
-        self.slow_serving.load_state_dict(_plain(self.encoder, _SLOW))
-        self.slow_table.refresh(self.slow_serving)
-        use_adapter(self.encoder, _MINE)
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON)."""
-        optimizer, json_state = flatten_optimizer(self.optimizer)
-        tensors = with_prefix("optimizer.", optimizer)
-        for name in (_MINE, _SLOW):
-            tensors |= with_prefix(f"{name}.", adapter_state(self.encoder, name))
-        return tensors | with_prefix("slow_serving.", self.slow_serving.state_dict()), {
-            "optimizer": json_state,
-            "norm": self.norm,
-        }
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        for name in (_MINE, _SLOW):
-            load_adapter_state(self.encoder, name, below_prefix(f"{name}.", tensors))
-        restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
-        self.norm = float(state["norm"])
-        self.slow_serving.load_state_dict(below_prefix("slow_serving.", tensors))
-        self.slow_table.refresh(self.slow_serving)
 
 
 def refuse_settings(config: Config) -> None:
@@ -392,28 +255,3 @@ def refuse_settings(config: Config) -> None:
             f"{int(updates):,} updates of this training, so the adapter would never reach the "
             "policy. Take fewer, or train longer."
         )
-
-
-def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:
-    """Actions drawn evenly from (−1, 1), for collecting before there is a policy."""
-    action = (2.0 * torch.rand(free.shape, generator=chance) - 1.0) * (1.0 - 1e-6) * free
-    density = torch.full_like(action, math.log(0.5)) * free
-    # Of what comes before the tanh: da/du = 1 − a².
-    raw_density = density + torch.log1p(-action.square())
-    # Seen from before the tanh these are half a logistic variable, of this mean and deviation.
-    mean, log_std = torch.zeros_like(action), torch.full_like(action, _LOT_LOG_STD)
-    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1), mean, log_std)
-
-
-def _plain(encoder: Encoder, name: str) -> dict[str, Tensor]:
-    """Weights of the encoder without adapters that computes what this one does with `name`."""
-    with merged(encoder, name):
-        return {
-            key.replace(".base_layer.", "."): value.clone()
-            for key, value in encoder.state_dict().items()
-            if ".lora_" not in key
-        }
-
-
-def _file(directory: Path | None, name: str) -> Path | None:
-    return None if directory is None else directory / f"{name}.npy"

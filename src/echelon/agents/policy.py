@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.agents.acting import portfolio_inputs, sample
+from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.act import Holdings, Kind, Rows, free, weights_of_actions
 from echelon.envs.world import World
@@ -84,10 +87,12 @@ class WeightPolicy:
         name: str = "agent",
         *,
         keep: bool = False,
+        tables: Sequence[EmbeddingTable] = (),
     ) -> None:
         """seed: of the draws, where `eval.deterministic` is off.
 
         keep: embeddings of a span are kept for the next start on it, until `forget`
+        tables: of worlds in which nothing needs to be encoded
         """
         self.name = name
         self._encoder = encoder
@@ -96,13 +101,15 @@ class WeightPolicy:
         self._seed = seed
         self._keep = keep
         self._kept: dict[tuple[int, range], Tensor] = {}
+        self._tables = tables
+        self._table: EmbeddingTable | None = None
 
     def forget(self) -> None:
         """The encoder has changed: what was encoded with it no longer holds."""
         self._kept.clear()
 
     def start(self, world: World, span: range) -> None:
-        """Encode every row of the span, once."""
+        """Encode every row of the span, once, where no table has it."""
         self._encoder.eval()
         self._actor.eval()
         self._first = span.start
@@ -110,6 +117,9 @@ class WeightPolicy:
         self._chance = torch.Generator().manual_seed(
             int(stream(self._seed, "evaluation").integers(2**62))
         )
+        self._table = next((table for table in self._tables if table.covers(world)), None)
+        if self._table is not None:
+            return
         known = self._kept.get((id(world), span))
         self._z = self._encoded(world, span) if known is None else known
         if self._keep:
@@ -127,7 +137,8 @@ class WeightPolicy:
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Look the encodings of the rows up and ask the actor."""
         at = torch.from_numpy(row - self._first)
-        obs = expert_obs(self._z[at], self._present[at], held)
+        z = self._z[at] if self._table is None else self._table.look(row)
+        obs = expert_obs(z, self._present[at], held)
         with torch.no_grad():
             mean, log_std = self._actor(obs)
             if not self._config.eval.deterministic:

@@ -67,6 +67,31 @@ class EmbeddingTable:
             self._z = _write(self._path, self._shape, chunks)
         self.version += 1
 
+    def share(self, made: EmbeddingTable) -> None:
+        """Read the version that another table of the same world holds, in its file or in memory."""
+        assert made._shape == self._shape, "the tables are of different worlds"
+        self._z, self.version = made._z, made.version
+
+    def attach(self, version: int) -> None:
+        """Map the file that another process wrote, as its version says."""
+        assert self._path is not None, "only a table in a file can be shared by processes"
+        try:
+            z = np.load(self._path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{self._path}: the embedding table cannot be read ({error})."
+            ) from error
+        if z.shape != self._shape or z.dtype != np.float32:
+            raise StoreError(
+                f"{self._path}: an embedding table {z.dtype}{list(z.shape)}, expected "
+                f"float32{list(self._shape)}. It belongs to another run: remove it and resume."
+            )
+        self._z, self.version = np.asarray(z), version
+
+    def covers(self, world: World) -> bool:
+        """Whether the embeddings are of that world's features; its splits may be others."""
+        return world.x is self._world.x
+
     def look(self, rows: Tensor | NDArray[np.integer]) -> Tensor:
         """Embeddings[B,N,D] of rows[B], a copy without gradients."""
         assert self._z is not None, "refresh the table first"

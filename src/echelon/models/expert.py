@@ -4,6 +4,7 @@ The market comes as embeddings z that are looked up, never encoded here. Actor a
 each asset with the same weights, so the number of assets may change; absent assets are left out.
 
     actor    [z, weight, cash] per asset → layer → attention over the assets → layer → mean, log_std
+             (in a population the expert's skill, the same for all assets, joins the first layer)
     critics  [z, weight, cash, action] per asset → layer → joined with its mean over the assets →
              layer → mean over the assets → layer → value; two of them, worked out as one batch
 
@@ -84,7 +85,12 @@ def _inputs(obs: ExpertObs, z: Tensor, state: StateConfig) -> list[Tensor]:
 class ExpertActor(nn.Module):
     """A Gaussian per asset, before the tanh: mean and log of the standard deviation."""
 
-    def __init__(self, d_model: int, hidden: int, state: StateConfig = _ALL) -> None:
+    skill: Tensor
+
+    def __init__(
+        self, d_model: int, hidden: int, state: StateConfig = _ALL, skill_dim: int = 0
+    ) -> None:
+        """skill_dim: 0 for an expert that has no skill"""
         super().__init__()
         self.state = state
         if hidden % _HEADS:
@@ -100,10 +106,18 @@ class ExpertActor(nn.Module):
         self.last = init_linear(nn.Linear(hidden, 2), _FIRST_GAIN)
         with torch.no_grad():
             self.last.bias[1] = _FIRST_LOG_STD
+        self.skilled: nn.Linear | None = None
+        if skill_dim:
+            self.skilled = init_linear(nn.Linear(skill_dim, hidden, bias=False), _RELU_GAIN)
+            self.register_buffer("skill", torch.zeros(skill_dim))
 
     def forward(self, obs: ExpertObs) -> tuple[Tensor, Tensor]:
         """(mean[B,N], log_std[B,N])."""
-        h = fn.relu(self.first(torch.cat(_inputs(obs, self.scale(obs.z), self.state), dim=-1)))
+        h = self.first(torch.cat(_inputs(obs, self.scale(obs.z), self.state), dim=-1))
+        if self.skilled is not None:
+            # As if the skill were joined to every asset's input: it is the same for all of them.
+            h = h + self.skilled(self.skill)
+        h = fn.relu(h)
         h = h + self._others(h, obs.present)
         mean, log_std = self.last(fn.relu(self.second(h))).unbind(-1)
         return mean, log_std

@@ -1,0 +1,120 @@
+"""Books that an expert trades to learn from: episodes, one bar at a time, as transitions.
+
+Every book stands at a row of its own. Embeddings of the rows are looked up, the actor says one
+action per asset, `envs.act` makes target weights of them, the books go one bar on; a book whose
+episode is over begins another somewhere in the train window.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.agents.offpolicy import OffPolicy, Sampled
+from echelon.agents.policy import expert_obs
+from echelon.agents.replay import Transitions
+from echelon.agents.starts import Starts
+from echelon.agents.tables import EmbeddingTable
+from echelon.config import Config
+from echelon.envs.act import ActionRule, free, weights_of_actions
+from echelon.envs.books import Books
+from echelon.envs.world import World
+from echelon.rng import stream
+from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator
+from echelon.types import Bools, Floats
+
+_LOT_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
+
+
+class Collected(NamedTuple):
+    """One bar of E books: what is remembered of it, how the actions came about, bar_return[E]."""
+
+    transitions: Transitions
+    chosen: Sampled
+    bar_return: Floats
+
+
+class Collector:
+    """E books and where their episodes end."""
+
+    def __init__(self, config: Config, world: World, seed: int) -> None:
+        self.present = torch.from_numpy(np.array(world.present))
+        self.starts = Starts(
+            world.spans("train"), config.train.episode_steps, stream(seed, "starts")
+        )
+        rule = ActionRule.of(config, "weights")
+        self.books = Books(world, rule, config.reward, config.train.books, self.starts.whole)
+        self.ends = np.empty(config.train.books, dtype=np.int64)
+        self._chance = torch.Generator().manual_seed(int(stream(seed, "actions").integers(2**62)))
+        self._begin(np.ones(config.train.books, dtype=bool))
+
+    @property
+    def n_books(self) -> int:
+        """E."""
+        return self.books.n_books
+
+    def step(self, core: OffPolicy, table: EmbeddingTable, *, lot: bool) -> Collected:
+        """One bar of every book; lot: actions are drawn evenly, there being no policy yet."""
+        row, held, before = self.books.row, self.books.holdings(), self.books.value
+        obs = expert_obs(table.look(row), self.present[torch.from_numpy(row)], held)
+        chosen = (
+            by_lot(obs.free, self._chance) if lot else core.act(obs, self._chance, explore=True)
+        )
+        result = self.books.step(weights_of_actions(chosen.action.numpy(), held))
+        after = self.books.holdings()
+        truncated = (self.books.row >= self.ends) & ~result.terminated
+        transitions = Transitions(
+            row=row.astype(np.int32),
+            weights=held.weights,
+            cash=held.cash_share,
+            free=free(held),
+            raw=chosen.raw.numpy(),
+            raw_log_prob=chosen.raw_log_prob.numpy(),
+            reward=result.reward.astype(np.float32),
+            terminated=result.terminated,
+            truncated=truncated,
+            next_weights=after.weights,
+            next_cash=after.cash_share,
+            next_free=free(after),
+        )
+        bar_return = result.value / before - 1.0
+        self._begin(truncated | result.terminated)
+        return Collected(transitions, chosen, bar_return)
+
+    def _begin(self, which: Bools) -> None:
+        """New episodes for the books `which`[E]."""
+        if which.any():
+            rows, ends = self.starts.draw(int(which.sum()))
+            starts = self.books.row.copy()
+            starts[which], self.ends[which] = rows, ends
+            self.books.reset(starts, which)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        books = self.books.state() | {"ends": self.ends}
+        tensors = {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
+        tensors["chance.actions"] = self._chance.get_state()
+        return tensors, pack_generator(self.starts.chance)
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave; the tensors may be those of the whole learner."""
+        books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
+        self.ends = books.pop("ends")
+        self.books.restore(books)
+        self._chance.set_state(tensors["chance.actions"])
+        self.starts.chance = unpack_generator(state)
+
+
+def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:
+    """Actions drawn evenly from (−1, 1), for collecting before there is a policy."""
+    action = (2.0 * torch.rand(free.shape, generator=chance) - 1.0) * (1.0 - 1e-6) * free
+    density = torch.full_like(action, math.log(0.5)) * free
+    # Of what comes before the tanh: da/du = 1 − a².
+    raw_density = density + torch.log1p(-action.square())
+    # Seen from before the tanh these are half a logistic variable, of this mean and deviation.
+    mean, log_std = torch.zeros_like(action), torch.full_like(action, _LOT_LOG_STD)
+    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1), mean, log_std)
