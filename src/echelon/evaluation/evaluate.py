@@ -2,7 +2,8 @@
 
 RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds, provenance
 RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
-RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files)
+RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files) and,
+                                       of a hierarchy, who was in charge (population.record)
 RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
 """
 
@@ -25,6 +26,7 @@ from echelon.evaluation.looks import Look, SplitName
 from echelon.evaluation.trust import TRUST, assess
 from echelon.files import exclusive_lock, write_atomic
 from echelon.ops.measures import MeanStd, mean_std
+from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.training.run import TrainedRun
 
 FORMAT = 1
@@ -65,13 +67,18 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
         look = Look.at(run, split)
         world = look.world(1.0 if config.eval.use_fee else 0.0)
         span = world.span(split)
-        agents = {seed: run_backtest(p, world, span, config) for seed, p in policies.items()}
+        agents: dict[int, Backtest] = {}
+        records: dict[int, CommandRecord | None] = {}
+        for seed, policy in policies.items():
+            agents[seed] = run_backtest(policy, world, span, config)
+            records[seed] = record_of(policy)  # before the policy is run at other costs
         baselines = run_baselines(world, span, config)
         look.note(agents)
         directory = run.path / "evaluations" / split
         reads = _reads(directory) + 1
         for seed, backtest in agents.items():
             save_backtest(backtest, directory, f"seed-{seed}")
+            _save_record(records[seed], directory, f"seed-{seed}")
         for name, backtest in baselines.items():
             save_backtest(backtest, directory, name)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
@@ -134,6 +141,14 @@ def _reads(directory: Path) -> int:
         return int(tree["reads"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0  # never, or its summary is damaged
+
+
+def _save_record(record: CommandRecord | None, directory: Path, stem: str) -> None:
+    """Write what a hierarchy left behind; without one, what is there is of another agent."""
+    if record is None:
+        remove_record(directory, stem)
+    else:
+        record.write(directory, stem)
 
 
 def _write(path: Path, tree: Mapping[str, Any]) -> None:

@@ -1,0 +1,222 @@
+"""What training a population leaves behind for reports: SEED_DIR/population.json.
+
+    format      1
+    experts     [K] names
+    skills      [K][D] their skill vectors at the end
+    lineage     lives, by id (see agents.lineage)
+    rounds      of training: round, step, mapd, volume, usage_entropy (nats), fitness[K],
+                hyperparameters[K] (name → value)
+    events      what befell the population: round, step, kind, who, done
+
+JSON has no NaN: what is not known, or not finite, is null. The file is written whole or not at
+all, and one that does not hold together is refused.
+
+Axes: `K` experts, `D` dimensions of a skill.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from echelon.agents.lineage import FOUNDER, Life
+from echelon.errors import StoreError
+from echelon.files import write_atomic
+from echelon.types import Floats
+
+POPULATION = "population.json"
+_FORMAT = 1
+_REMEDY = "Restore the file, or delete it: the report then does without it."
+
+
+@dataclass(frozen=True)
+class Round:
+    """The population after one round; NaN where something was not measured.
+
+    mapd, volume: how different the experts are (ops.diversity), on shared probe states
+    usage_entropy: of the router's last decisions, in nats
+    fitness[K], hyperparameters[K]: of each expert
+    """
+
+    round: int
+    step: int
+    mapd: float
+    volume: float
+    usage_entropy: float
+    fitness: tuple[float, ...]
+    hyperparameters: tuple[Mapping[str, float], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        return {
+            "round": int(self.round),
+            "step": int(self.step),
+            "mapd": _plain(self.mapd),
+            "volume": _plain(self.volume),
+            "usage_entropy": _plain(self.usage_entropy),
+            "fitness": [_plain(value) for value in self.fitness],
+            "hyperparameters": [
+                {name: _plain(value) for name, value in one.items()} for one in self.hyperparameters
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class PopulationEvent:
+    """Something that befell the population: an expert re-seeded, quarantined, a worker lost.
+
+    kind: one word; who: the expert, the router or the worker; done: in words
+    """
+
+    round: int
+    step: int
+    kind: str
+    who: str
+    done: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        return {
+            "round": int(self.round),
+            "step": int(self.step),
+            "kind": self.kind,
+            "who": self.who,
+            "done": self.done,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationHistory:
+    """All of population.json.
+
+    skills[K,D]; lineage: by id; rounds and events in the order they happened
+    """
+
+    experts: tuple[str, ...]
+    skills: Floats
+    lineage: tuple[Life, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    events: tuple[PopulationEvent, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError where the parts do not belong together."""
+        experts = len(self.experts)
+        if not experts or len(set(self.experts)) != experts:
+            raise ValueError(f"expected experts of different names, found {list(self.experts)}")
+        if self.skills.ndim != 2 or len(self.skills) != experts:
+            raise ValueError(f"expected skills[{experts}][D], found the shape {self.skills.shape}")
+        for place, life in enumerate(self.lineage):
+            _require_descent(place, life, self.lineage)
+        for one in self.rounds:
+            for name in ("fitness", "hyperparameters"):
+                found = len(getattr(one, name))
+                if found != experts:
+                    raise ValueError(
+                        f"round {one.round}: expected {name} of {experts} experts, found {found}"
+                    )
+        steps = [(one.round, one.step) for one in self.rounds]
+        if steps != sorted(steps) or len({r for r, _ in steps}) != len(steps):
+            raise ValueError("expected rounds in order, each once")
+
+    @property
+    def members(self) -> int:
+        """How many members the lineage has."""
+        return 1 + max((life.member for life in self.lineage), default=-1)
+
+    def write(self, directory: Path) -> None:
+        """Put it into `directory`/population.json."""
+        tree = {
+            "format": _FORMAT,
+            "experts": list(self.experts),
+            "skills": [[_plain(value) for value in row] for row in self.skills.tolist()],
+            "lineage": [life.as_json() for life in self.lineage],
+            "rounds": [one.as_json() for one in self.rounds],
+            "events": [one.as_json() for one in self.events],
+        }
+        path = directory / POPULATION
+        text = json.dumps(tree, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            write_atomic(path, text)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be written ({error}). Make room or mend the disk."
+            ) from error
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """What `write` wrote; refuses a missing or damaged file."""
+        path = directory / POPULATION
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            if tree["format"] != _FORMAT:
+                raise ValueError(f"format {tree['format']!r}, expected {_FORMAT}")
+            return cls(
+                experts=tuple(str(name) for name in tree["experts"]),
+                skills=_matrix(tree["skills"]),
+                lineage=tuple(Life(**life) for life in tree["lineage"]),
+                rounds=tuple(_round(one) for one in tree["rounds"]),
+                events=tuple(PopulationEvent(**one) for one in tree["events"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{path}: missing or damaged ({error}). {_REMEDY}") from None
+
+    @classmethod
+    def find(cls, directory: Path) -> Self | None:
+        """The same; None where there is no such file."""
+        return cls.read(directory) if (directory / POPULATION).exists() else None
+
+
+def _round(tree: Mapping[str, Any]) -> Round:
+    names = {field.name for field in fields(Round)}
+    if set(tree) != names:
+        raise ValueError(f"expected the keys {', '.join(sorted(names))} in a round")
+    return Round(
+        round=_whole(tree["round"], "round"),
+        step=_whole(tree["step"], "step"),
+        mapd=_number(tree["mapd"]),
+        volume=_number(tree["volume"]),
+        usage_entropy=_number(tree["usage_entropy"]),
+        fitness=tuple(_number(value) for value in tree["fitness"]),
+        hyperparameters=tuple(
+            {str(name): _number(value) for name, value in one.items()}
+            for one in tree["hyperparameters"]
+        ),
+    )
+
+
+def _require_descent(place: int, life: Life, lineage: Sequence[Life]) -> None:
+    """ValueError unless a life descends from earlier ones."""
+    sources = [source for source in (life.parent, life.lender) if source is not None]
+    earlier = all(0 <= source < place for source in sources)
+    in_time = earlier and all(lineage[source].round <= life.round for source in sources)
+    founds = life.kind == FOUNDER
+    if life.id != place or not in_time or life.member < 0 or (founds and bool(sources)):
+        raise ValueError(f"life {place} of the lineage does not descend from earlier ones")
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _number(value: object) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _whole(value: object, name: str) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{name} = {value!r} is not a whole number")
+    return value
+
+
+def _matrix(rows: Sequence[Sequence[float | None]]) -> Floats:
+    return np.array([[_number(value) for value in row] for row in rows], dtype=np.float64)

@@ -1,0 +1,266 @@
+"""Where the hierarchy's result came from: the market, its experts, its router, and what it paid.
+
+In log returns, bar by bar, so that the parts add up to the whole exactly. Of a bar let
+
+    net     log(V' / V) of the real book
+    gross   log(V' / V + c), c being what was paid for trading, as a share of V: as if trading
+            had been free at that bar
+    e_k     the same gross return of expert k's own book; 0 of cash
+    chosen  e of whoever was in charge
+    mean    of e_k over the K experts, cash not among them
+    market  log return of the benchmark: equal weight of the assets, or the index given
+
+Then net = market + skill + routing + holding + costs, with
+
+    skill    mean − market      what an expert drawn by lot adds to the benchmark
+    routing  chosen − mean      what choosing adds to drawing by lot
+    holding  gross − chosen     the real book does not hold what the expert in charge holds in its
+                                own book: it is on its way there after a switch, was cut by risk
+                                control, or is of another size
+    costs    net − gross ≤ 0    commission, stamp duty and slippage of the real book, shared out by
+                                the money each of them took
+
+What experts' own books pay is in no part: only the real book's costs were paid. The interval of a
+part is that of its mean bar by a block bootstrap (`ops.blocks`), times the number of bars: how the
+part would vary on other days like these, for the same experts and router.
+
+Axes: `S` bars, `K` experts; the choice of number K is cash.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.ops.blocks import mean_interval
+from echelon.population.record import CommandRecord
+from echelon.rng import stream
+from echelon.types import Bools, Floats
+
+
+class RealBook(NamedTuple):
+    """What the real book was worth, values[S+1], and the money it paid at each bar, [S] each."""
+
+    values: Floats
+    commission: Floats
+    stamp: Floats
+    slippage: Floats
+
+
+class PartSeries(NamedTuple):
+    """Log return[S] of each part; together they are the net log return of the real book."""
+
+    market: Floats
+    skill: Floats
+    routing: Floats
+    holding: Floats
+    commission: Floats
+    stamp: Floats
+    slippage: Floats
+
+    @property
+    def total(self) -> Floats:
+        """[S] of the real book, after costs."""
+        return np.asarray(np.sum(self, axis=0))
+
+    @property
+    def costs(self) -> Floats:
+        """[S] all costs; never above 0."""
+        return np.asarray(self.commission + self.stamp + self.slippage)
+
+
+class Part(NamedTuple):
+    """A part's log return over the run, with a 95 % interval; block: bars drawn together.
+
+    The bounds are NaN where the run is too short to resample.
+    """
+
+    total: float
+    low: float
+    high: float
+    block: int
+
+
+class HitRate(NamedTuple):
+    """How often a choice was right: the chosen book's next return was above the experts' mean.
+
+    chance: that of a choice by lot among those allowed, cash included; NaN with `decisions` 0
+    """
+
+    rate: float
+    low: float
+    high: float
+    chance: float
+    decisions: int
+
+
+class ExpertAccount(NamedTuple):
+    """One of those whom the router can choose.
+
+    share: of the bars at which it was in charge; chosen: decisions for it
+    in_charge: log return of the real book, after costs, over those bars
+    own, own_gross: log return of its own book over the whole run, after and before costs
+    hit_rate: share of the decisions for it that were right; NaN where there is none to judge
+    """
+
+    name: str
+    share: float
+    chosen: int
+    in_charge: float
+    own: float
+    own_gross: float
+    hit_rate: float
+
+
+class Attribution(NamedTuple):
+    """All of it.
+
+    parts: by name, in the order in which they add up; costs is the sum of the three after it
+    horizon: bars over which a choice is judged
+    """
+
+    bars: int
+    total: Part
+    parts: dict[str, Part]
+    experts: tuple[ExpertAccount, ...]
+    router: HitRate
+    horizon: int
+    series: PartSeries
+
+
+SUMMED = ("market", "skill", "routing", "holding", "costs")
+"""The parts that add up to the whole."""
+COSTS = ("commission", "stamp", "slippage")
+"""The parts of costs."""
+
+
+def attribute(
+    record: CommandRecord, book: RealBook, market: Floats, *, horizon: int, seed: int = 0
+) -> Attribution | None:
+    """Share the result of a run out; None where a book lost everything: it has no log return.
+
+    market: [S] simple returns of the benchmark; horizon: bars between the router's decisions
+    """
+    assert horizon >= 1, f"horizon should be ≥ 1, is {horizon}"
+    series = part_series(record, book, market)
+    if series is None:
+        return None
+    every = series._asdict() | {"costs": series.costs}
+    parts = {name: _part(every[name], seed, name) for name in (*SUMMED, *COSTS)}
+    return Attribution(
+        bars=record.bars,
+        total=_part(series.total, seed, "total"),
+        parts=parts,
+        experts=_accounts(record, series, horizon),
+        router=hit_rate(record, horizon, seed),
+        horizon=horizon,
+        series=series,
+    )
+
+
+def part_series(record: CommandRecord, book: RealBook, market: Floats) -> PartSeries | None:
+    """Every part by bar; None where a book lost everything. market: [S] simple returns"""
+    bars = record.bars
+    for name, values, length in (
+        ("values", book.values, bars + 1),
+        *((name, getattr(book, name), bars) for name in COSTS),
+        ("market", market, bars),
+    ):
+        assert values.shape == (length,), f"{name} should be [{length}], is {values.shape}"
+    # Asked in this way a value that is not a number counts as lost too.
+    if not (
+        (book.values > 0.0).all() and (record.own_values > 0.0).all() and (market > -1.0).all()
+    ):
+        return None
+    paid = np.stack([book.commission, book.stamp, book.slippage])  # [3,S]
+    ratio = book.values[1:] / book.values[:-1]
+    gross = np.log(ratio + paid.sum(axis=0) / book.values[:-1])
+    net = np.log(ratio)
+    own = gross_returns(record)
+    mean = own.mean(axis=1)
+    with_cash = np.concatenate([own, np.zeros((bars, 1))], axis=1)
+    chosen = with_cash[np.arange(bars), record.in_charge]
+    base = np.log1p(market)
+    shares = paid / np.maximum(paid.sum(axis=0), np.finfo(np.float64).tiny)
+    commission, stamp, slippage = (net - gross) * shares
+    return PartSeries(
+        market=base,
+        skill=mean - base,
+        routing=chosen - mean,
+        holding=gross - chosen,
+        commission=commission,
+        stamp=stamp,
+        slippage=slippage,
+    )
+
+
+def gross_returns(record: CommandRecord) -> Floats:
+    """[S,K] log returns of the experts' own books, as if their trading had been free."""
+    return np.asarray(np.log1p(record.own_returns + record.own_costs))
+
+
+def hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
+    """How often the router's choice was right, over the next `horizon` bars of the own books.
+
+    Decisions whose horizon lies beyond the run are not judged.
+    """
+    judged = _judged(record, horizon)
+    if not len(judged.right):
+        return HitRate(math.nan, math.nan, math.nan, math.nan, 0)
+    rate = mean_interval(judged.right.astype(np.float64), stream(seed, "attribution", "hit rate"))
+    return HitRate(rate.estimate, rate.low, rate.high, judged.chance, len(judged.right))
+
+
+class _Judged(NamedTuple):
+    """Decisions that can be judged: chosen[D], right[D], and the rate of a choice by lot."""
+
+    chosen: np.ndarray
+    right: Bools
+    chance: float
+
+
+def _judged(record: CommandRecord, horizon: int) -> _Judged:
+    at = np.flatnonzero(record.decided)
+    at = at[at + horizon <= record.bars]
+    values = record.own_values
+    later = values[at + horizon] / values[at] - 1.0
+    above = np.concatenate([later, np.zeros((len(at), 1))], axis=1) > later.mean(axis=1)[:, None]
+    chosen = record.in_charge[at]
+    right = above[np.arange(len(at)), chosen]
+    # Cash may always be chosen, so nobody is divided by.
+    allowed = np.concatenate([record.allowed[at], np.ones((len(at), 1), dtype=bool)], axis=1)
+    by_lot = (above & allowed).sum(axis=1) / allowed.sum(axis=1)
+    return _Judged(chosen, right, float(by_lot.mean()) if len(at) else math.nan)
+
+
+def _accounts(record: CommandRecord, series: PartSeries, horizon: int) -> tuple[ExpertAccount, ...]:
+    judged = _judged(record, horizon)
+    net = np.log(record.own_values[-1] / record.own_values[0])
+    gross = gross_returns(record).sum(axis=0)
+    total = series.total
+    found = []
+    for k, name in enumerate(record.choices):
+        mine = record.in_charge == k
+        right = judged.right[judged.chosen == k]
+        is_expert = k < len(record.experts)
+        found.append(
+            ExpertAccount(
+                name=name,
+                share=float(mine.mean()) if len(mine) else 0.0,
+                chosen=int((mine & record.decided).sum()),
+                in_charge=float(total[mine].sum()),
+                own=float(net[k]) if is_expert else 0.0,
+                own_gross=float(gross[k]) if is_expert else 0.0,
+                hit_rate=float(right.mean()) if len(right) else math.nan,
+            )
+        )
+    return tuple(found)
+
+
+def _part(values: Floats, seed: int, name: str) -> Part:
+    """Sum of values[S], and its interval."""
+    mean = mean_interval(values, stream(seed, "attribution", name))
+    bars = len(values)
+    return Part(float(values.sum()), mean.low * bars, mean.high * bars, mean.block)
