@@ -7,10 +7,15 @@ weights: the learner looks the market up again (`agents.tables`). The next row i
     book   0   1   …  E−1    0    1   …        ring: a book's transitions lie at a stride of E
 
 So a stretch of one book is a slice of the ring, and `sequences` can draw some that cross neither
-the end of an episode nor the seam at which the newest transitions overwrite the oldest.
+the end of an episode nor the seam at which the newest transitions overwrite the oldest
+(`agents.stretches`).
+
+Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
+keep who acted and how (`Behaviour`) beside what happened, and its columns can lie in files that
+several processes map. What is in such files is only ever as good as the process that writes it:
 
 `save` writes one safetensors file with a checksum; a file that is damaged, cut short or of
-something else is refused before anything in memory changes.
+something else is refused before anything in memory changes. It alone is gone on from.
 
 Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions, `L` steps of a sequence.
 """
@@ -21,6 +26,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +36,20 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from echelon.agents.stretches import Mark, draw, window
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.files import sync
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
+Columns = dict[str, NDArray[Any]]
+"""Arrays by name, [C,…] each, as `layout` has them."""
+
 FORMAT = "echelon-replay-1"
-_ROUNDS = 16
 _TERMINATED, _TRUNCATED = np.uint8(1), np.uint8(2)
+_BITS = ("free", "next_free")
+_ADVICE = "Resume from an earlier checkpoint, or start the run anew."
 
 
 class Transitions(NamedTuple):
@@ -70,67 +81,173 @@ class Transitions(NamedTuple):
         return self.row + np.int32(1)
 
 
+class Behaviour(NamedTuple):
+    """Who acted, and how: what others need to know before they learn from it.
+
+    mean[E,N], log_std[E,N]: of the policy's Gaussian before the tanh
+    version[E] int32: of that policy; skill[E] int32: the skill it acted with
+    bar_return[E]: simple return of the book over the bar, from which costs are computed anew
+    """
+
+    mean: Floats
+    log_std: Floats
+    version: NDArray[np.int32]
+    skill: NDArray[np.int32]
+    bar_return: Floats
+
+
+class Remembered(NamedTuple):
+    """What a ring that keeps behaviour gives back."""
+
+    transitions: Transitions
+    behaviour: Behaviour
+
+
+class Column(NamedTuple):
+    """What one transition takes in an array of the ring."""
+
+    shape: tuple[int, ...]
+    kind: type[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        """Of one transition."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.kind).itemsize
+
+
+def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, Column]:
+    """The columns of a ring: masks packed into bits, both kinds of end in one byte."""
+    one, each = Column((), np.float32), Column((n_assets,), np.float32)
+    bits = Column(((n_assets + 7) // 8,), np.uint8)
+    number = Column((), np.int32)
+    columns = {
+        "row": number,
+        "weights": each,
+        "cash": one,
+        "free": bits,
+        "raw": each,
+        "raw_log_prob": one,
+        "reward": one,
+        "ended": Column((), np.uint8),
+        "next_weights": each,
+        "next_cash": one,
+        "next_free": bits,
+    }
+    if behaviour:
+        columns |= {"mean": each, "log_std": each}
+        columns |= {"version": number, "skill": number, "bar_return": one}
+    return columns
+
+
+def allocate(
+    columns: Mapping[str, Column], capacity: int, setting: str, directory: Path | None = None
+) -> Columns:
+    """Zeroed arrays [C,…] in memory, or mapped from files, one per column, in a directory.
+
+    Refused where they cannot fit: a ring fills slowly, and would be killed hours later. Files that
+    another process has made are opened as they are; new ones take room on disk as they fill.
+    """
+    each = sum(column.bytes for column in columns.values())
+    if directory is None:
+        _require_room(capacity, each, setting, memory_available(), "of memory")
+        return {
+            name: np.zeros((capacity, *shape), dtype=kind)
+            for name, (shape, kind) in columns.items()
+        }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        paths = {name: directory / f"{name}.bin" for name in columns}
+        taken = sum(path.stat().st_blocks * 512 for path in paths.values() if path.exists())
+        _require_room(capacity, each, setting, shutil.disk_usage(directory).free + taken, "on disk")
+        return {name: _mapped(paths[name], capacity, columns[name]) for name in columns}
+    except OSError as error:
+        raise StoreError(
+            f"{directory}: the replay buffer's files cannot be made ({error}). Mend the disk, or "
+            "keep the replay buffer in memory."
+        ) from error
+
+
+def read_columns(columns: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> Transitions:
+    """The transitions at slots[…] of the columns."""
+    found = {name: values.take(slots, axis=0) for name, values in columns.items()}
+    ended = found["ended"]
+    n_assets = found["raw"].shape[-1]
+    found |= {
+        name: np.unpackbits(found[name], axis=-1, count=n_assets).view(np.bool_) for name in _BITS
+    }
+    found["terminated"] = (ended & _TERMINATED).astype(np.bool_)
+    found["truncated"] = (ended & _TRUNCATED).astype(np.bool_)
+    return Transitions(**{name: found[name] for name in Transitions._fields})
+
+
+def read_behaviour(columns: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> Behaviour:
+    """Who made the transitions at slots[…], and how."""
+    return Behaviour(*(columns[name].take(slots, axis=0) for name in Behaviour._fields))
+
+
 class Replay:
     """The ring; every array of it is allocated at the beginning."""
 
-    def __init__(self, capacity: int, n_assets: int) -> None:
-        """capacity: transitions (`expert.buffer_size`); the number of books is the first add's."""
+    def __init__(
+        self,
+        capacity: int,
+        n_assets: int,
+        *,
+        behaviour: bool = False,
+        directory: Path | None = None,
+        columns: Columns | None = None,
+        setting: str = "expert.buffer_size",
+    ) -> None:
+        """capacity: transitions (`setting`); the number of books is the first add's.
+
+        behaviour: keep `Behaviour` too; directory: map the columns from files there
+        columns: arrays of `layout` that were allocated elsewhere
+        """
         self.capacity = capacity
         self.n_assets = n_assets
-        self.books = 0
-        self.size = 0
-        self._next = 0
-        packed = (n_assets + 7) // 8
-        layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
-            "row": ((), np.int32),
-            "weights": ((n_assets,), np.float32),
-            "cash": ((), np.float32),
-            "free": ((packed,), np.uint8),
-            "raw": ((n_assets,), np.float32),
-            "raw_log_prob": ((), np.float32),
-            "reward": ((), np.float32),
-            "ended": ((), np.uint8),
-            "next_weights": ((n_assets,), np.float32),
-            "next_cash": ((), np.float32),
-            "next_free": ((packed,), np.uint8),
-        }
-        self.bytes_per_transition = sum(
-            int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
-            for shape, kind in layout.values()
-        )
-        _require_memory(capacity, self.bytes_per_transition)
-        self._arrays: dict[str, NDArray[Any]] = {
-            name: np.zeros((capacity, *shape), dtype=kind) for name, (shape, kind) in layout.items()
-        }
+        self.setting = setting
+        self.mark = Mark()
+        self.behaviour = behaviour
+        kinds = layout(n_assets, behaviour=behaviour)
+        self.bytes_per_transition = sum(column.bytes for column in kinds.values())
+        if columns is None:
+            columns = allocate(kinds, capacity, setting, directory)
+        self._arrays = columns
+        self._plain = {name: columns[name] for name in layout(n_assets)}
 
     def __len__(self) -> int:
-        return self.size
+        return self.mark.size
 
-    def add(self, step: Transitions) -> None:
+    @property
+    def books(self) -> int:
+        """Books side by side; 0 before the first step."""
+        return self.mark.books
+
+    @property
+    def size(self) -> int:
+        """Transitions in use."""
+        return self.mark.size
+
+    def add(self, step: Transitions, behaviour: Behaviour | None = None) -> None:
         """Remember one step of every book, in the place of the oldest one if the ring is full."""
+        if (behaviour is not None) != self.behaviour:
+            raise ValueError(f"expected a behaviour: {self.behaviour}, found {type(behaviour)}")
         books = len(step.row)
-        if self.books == 0:
-            self._begin(books)
-        if books != self.books:
-            raise ValueError(f"expected a step of {self.books} books, found one of {books}")
-        _require_finite(step)
-        place = slice(self._next, self._next + books)
-        arrays = self._arrays
-        for name in ("row", "weights", "cash", "raw", "raw_log_prob", "reward"):
-            arrays[name][place] = getattr(step, name)
-        arrays["next_weights"][place] = step.next_weights
-        arrays["next_cash"][place] = step.next_cash
-        arrays["free"][place] = np.packbits(step.free, axis=-1)
-        arrays["next_free"][place] = np.packbits(step.next_free, axis=-1)
-        arrays["ended"][place] = step.terminated * _TERMINATED | step.truncated * _TRUNCATED
-        self._next = (self._next + books) % self._usable
-        self.size = min(self.size + books, self._usable)
+        mark = self.mark if self.mark.books else self._begin(books)
+        if books != mark.books:
+            raise ValueError(f"expected a step of {mark.books} books, found one of {books}")
+        values = step._asdict() | ({} if behaviour is None else behaviour._asdict())
+        _require_finite(values)
+        values |= {name: np.packbits(values[name], axis=-1) for name in _BITS}
+        values["ended"] = step.terminated * _TERMINATED | step.truncated * _TRUNCATED
+        for name, array in self._arrays.items():
+            array[mark.next : mark.next + books] = values[name]
+        usable = mark.usable(self.capacity)
+        self.mark = Mark(books, min(mark.size + books, usable), (mark.next + books) % usable)
 
     def sample(self, n: int, chance: np.random.Generator) -> Transitions:
         """Transitions drawn at random, each as likely as any other, with repetition: [n,…]."""
-        if self.size == 0:
-            raise ValueError("nothing can be drawn from an empty replay buffer")
-        return self._at(chance.integers(0, self.size, n))
+        return read_columns(self._plain, self._slots(n, chance))
 
     def sequences(self, n: int, length: int, chance: np.random.Generator) -> Transitions:
         """Stretches of one book within one episode, each as likely as any other: [n,L,…].
@@ -138,40 +255,52 @@ class Replay:
         Only its last transition may end an episode. Raises DataError where there is no such
         stretch.
         """
-        starts = self._starts(n, length, chance)
-        return self._at(self._follow(starts, length))
+        return read_columns(self._plain, self._stretches(n, length, chance))
+
+    def sample_both(self, n: int, chance: np.random.Generator) -> Remembered:
+        """As `sample`, with who acted and how, of a ring that keeps it."""
+        return self._both(self._slots(n, chance))
+
+    def sequences_both(self, n: int, length: int, chance: np.random.Generator) -> Remembered:
+        """As `sequences`, with who acted and how, of a ring that keeps it."""
+        return self._both(self._stretches(n, length, chance))
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """(arrays, JSON): the slots in use, and where the ring stands. The arrays are views."""
         arrays = {name: values[: self.size] for name, values in self._arrays.items()}
-        facts = {
-            "capacity": self.capacity,
-            "n_assets": self.n_assets,
-            "books": self.books,
-            "size": self.size,
-            "next": self._next,
-        }
+        facts = {"capacity": self.capacity, "n_assets": self.n_assets, **self.mark._asdict()}
         return arrays, facts
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, into a ring of the same size."""
-        for name, setting in (("capacity", "expert.buffer_size"), ("n_assets", "the assets")):
+        mark = self.accept(arrays, state)
+        for name, values in self._arrays.items():
+            values[: mark.size] = arrays[name]
+        self.mark = mark
+
+    def accept(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> Mark:
+        """Where the ring would stand after `restore`; StoreError where that cannot be."""
+        for name, setting in (("capacity", self.setting), ("n_assets", "the assets")):
             if state[name] != getattr(self, name):
                 raise StoreError(
                     f"the saved replay buffer has {name} = {state[name]:,}, this one "
                     f"{getattr(self, name):,}. Resume with the {setting} it was made with."
                 )
-        size = int(state["size"])
+        if arrays.keys() != self._arrays.keys():
+            differing = sorted(arrays.keys() ^ self._arrays.keys())
+            raise StoreError(
+                f"the saved replay buffer and this one do not keep the same: {differing} are in "
+                "one of them only. Resume with the settings it was made with."
+            )
+        mark = Mark(*(int(state[name]) for name in Mark._fields))
         for name, values in self._arrays.items():
             saved = arrays[name]
-            if saved.shape != (size, *values.shape[1:]) or saved.dtype != values.dtype:
+            if saved.shape != (mark.size, *values.shape[1:]) or saved.dtype != values.dtype:
                 raise StoreError(
                     f"the saved replay buffer's {name} is {saved.dtype}{list(saved.shape)}, "
-                    f"expected {values.dtype}{[size, *values.shape[1:]]}. Start the run anew."
+                    f"expected {values.dtype}{[mark.size, *values.shape[1:]]}. Start the run anew."
                 )
-        for name, values in self._arrays.items():
-            values[:size] = arrays[name]
-        self.books, self.size, self._next = int(state["books"]), size, int(state["next"])
+        return mark
 
     def save(self, path: Path) -> None:
         """Write the ring to one file, whole or not at all."""
@@ -194,101 +323,63 @@ class Replay:
 
     def load(self, path: Path) -> None:
         """Go on from a file that `save` wrote; it is checked before anything here changes."""
-        advice = "Resume from an earlier checkpoint, or start the run anew."
+        self.restore(*self.check(path))
+
+    def check(self, path: Path) -> tuple[Columns, dict[str, Any]]:
+        """What `restore` takes, from a file that `save` wrote; StoreError unless it can."""
         try:
             with safe_open(path, framework="numpy") as file:
                 header = file.metadata() or {}
                 if header.get("format") != FORMAT:
                     raise StoreError(
                         f"{path}: not a replay buffer of this version (format "
-                        f"{header.get('format')!r}, expected {FORMAT!r}). {advice}"
+                        f"{header.get('format')!r}, expected {FORMAT!r}). {_ADVICE}"
                     )
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise StoreError(f"{path}: missing or damaged ({error}). {advice}") from error
+            raise StoreError(f"{path}: missing or damaged ({error}). {_ADVICE}") from error
         if _digest(arrays, header.get("facts", "")) != header.get("sha256"):
             raise StoreError(
-                f"{path}: damaged: its content does not have the hash it states. {advice}"
+                f"{path}: damaged: its content does not have the hash it states. {_ADVICE}"
             )
+        facts: dict[str, Any] = json.loads(header["facts"])
         try:
-            self.restore(arrays, json.loads(header["facts"]))
+            self.accept(arrays, facts)
         except StoreError as error:
             raise StoreError(f"{path}: {error}") from None
+        return arrays, facts
 
-    @property
-    def _usable(self) -> int:
-        """Slots that the books fill evenly."""
-        return self.capacity - self.capacity % self.books
-
-    def _begin(self, books: int) -> None:
+    def _begin(self, books: int) -> Mark:
         if not 1 <= books <= self.capacity:
             raise ConfigError(
-                f"expert.buffer_size = {self.capacity:,} cannot hold a step of {books:,} books "
+                f"{self.setting} = {self.capacity:,} cannot hold a step of {books:,} books "
                 f"(train.books). Take at least {books:,}."
             )
-        self.books = books
+        return Mark(books)
 
     def _at(self, slots: NDArray[np.int64]) -> Transitions:
-        arrays, n_assets = self._arrays, self.n_assets
-        ended = arrays["ended"].take(slots)
+        return read_columns(self._plain, slots)
 
-        def bits(name: str) -> Bools:
-            packed = arrays[name].take(slots, axis=0)
-            return np.unpackbits(packed, axis=-1, count=n_assets).view(np.bool_)
+    def _both(self, slots: NDArray[np.int64]) -> Remembered:
+        if not self.behaviour:
+            raise ValueError("this replay buffer keeps no behaviour; make it with behaviour=True")
+        return Remembered(self._at(slots), read_behaviour(self._arrays, slots))
 
-        return Transitions(
-            row=arrays["row"].take(slots),
-            weights=arrays["weights"].take(slots, axis=0),
-            cash=arrays["cash"].take(slots),
-            free=bits("free"),
-            raw=arrays["raw"].take(slots, axis=0),
-            raw_log_prob=arrays["raw_log_prob"].take(slots),
-            reward=arrays["reward"].take(slots),
-            terminated=(ended & _TERMINATED).astype(np.bool_),
-            truncated=(ended & _TRUNCATED).astype(np.bool_),
-            next_weights=arrays["next_weights"].take(slots, axis=0),
-            next_cash=arrays["next_cash"].take(slots),
-            next_free=bits("next_free"),
-        )
+    def _slots(self, n: int, chance: np.random.Generator) -> NDArray[np.int64]:
+        if self.size == 0:
+            raise ValueError("nothing can be drawn from an empty replay buffer")
+        return chance.integers(0, self.size, n)
 
-    def _starts(self, n: int, length: int, chance: np.random.Generator) -> NDArray[np.int64]:
-        """Positions by age (0: the oldest slot) at which a whole stretch begins."""
-        if length < 1:
-            raise ValueError(f"expected length ≥ 1, found {length}")
-        possible = self.size - (length - 1) * self.books
-        found = np.empty(0, dtype=np.int64)
-        if possible > 0:
-            # Most stretches are whole where episodes are long: draw, and draw again for the rest.
-            for _ in range(_ROUNDS):
-                drawn = chance.integers(0, possible, n)
-                found = np.concatenate([found, drawn[self._whole(drawn, length)]])
-                if len(found) >= n:
-                    return found[:n]
-            everything = np.arange(possible)
-            whole = everything[self._whole(everything, length)]
-            if len(whole):
-                return chance.choice(whole, n)
-        raise DataError(
-            f"none of the {self.size:,} transitions in the replay buffer begins a stretch of "
-            f"{length} within an episode. Take shorter sequences, longer episodes "
-            "(train.episode_steps) or a larger expert.buffer_size."
-        )
-
-    def _whole(self, starts: NDArray[np.int64], length: int) -> Bools:
-        """Whether a stretch of `length` from each position stays in one episode."""
+    def _stretches(self, n: int, length: int, chance: np.random.Generator) -> NDArray[np.int64]:
+        """Slots[n,L]."""
+        windows = [window(self.mark, self.capacity, length)]
         row, ended = self._arrays["row"], self._arrays["ended"]
-        whole = np.ones(len(starts), dtype=np.bool_)
-        for slots, after in zip(
-            *(self._follow(starts, length).T[k:] for k in (0, 1)), strict=False
-        ):
-            whole &= (ended[slots] == 0) & (row[after] == row[slots] + 1)
-        return whole
-
-    def _follow(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Slots[n,L] of the stretches that begin at these ages."""
-        oldest = self._next if self.size == self._usable else 0
-        ages = starts[:, None] + np.arange(length) * self.books
-        return (oldest + ages) % self._usable
+        advice = (
+            "Take shorter sequences, longer episodes (train.episode_steps) or a larger "
+            f"{self.setting}."
+        )
+        drawn = draw(row, ended, windows, n, length, chance, advice)
+        return np.ascontiguousarray(drawn.slots.T)
 
 
 def memory_available() -> int:
@@ -305,24 +396,37 @@ def memory_available() -> int:
     return min(known)
 
 
-def _require_memory(capacity: int, per_transition: int) -> None:
-    """Refuse a ring that cannot fit: it fills slowly, and would be killed hours later."""
-    available = memory_available()
-    if capacity * per_transition > available:
+def _require_room(capacity: int, each: int, setting: str, available: int, where: str) -> None:
+    if capacity * each > available:
         raise ConfigError(
-            f"expert.buffer_size = {capacity:,} transitions of {per_transition} bytes need "
-            f"{capacity * per_transition / 1e9:.1f} GB; {available / 1e9:.1f} GB are available. "
-            f"At most {available // per_transition:,} fit: lower expert.buffer_size."
+            f"{setting} = {capacity:,} transitions of {each} bytes need "
+            f"{capacity * each / 1e9:.1f} GB; {available / 1e9:.1f} GB {where} are available. "
+            f"At most {available // each:,} fit: lower {setting}."
         )
 
 
-def _require_finite(step: Transitions) -> None:
-    for name in ("weights", "cash", "raw", "raw_log_prob", "reward", "next_weights", "next_cash"):
-        if not np.isfinite(getattr(step, name)).all():
+def _mapped(path: Path, capacity: int, column: Column) -> NDArray[Any]:
+    """The column's file as an array; it is made, all holes, where it is not there yet."""
+    with path.open("ab") as file:
+        found, wanted = os.fstat(file.fileno()).st_size, capacity * column.bytes
+        if found not in (0, wanted):  # another process may have it mapped at that size
+            raise StoreError(
+                f"{path}: {found:,} bytes, expected {wanted:,}: made with another size of the "
+                "replay buffer or another number of assets. Remove the directory, or take another."
+            )
+        file.truncate(wanted)
+    mapped = np.memmap(path, dtype=column.kind, mode="r+", shape=(capacity, *column.shape))
+    return np.asarray(mapped)
+
+
+def _require_finite(values: Mapping[str, NDArray[Any]]) -> None:
+    for name, found in values.items():
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            row = values["row"]
             raise DataError(
                 f"a transition's {name} is not finite; in the replay buffer it would spoil every "
                 "batch that draws it. Check prices and features around rows "
-                f"{int(step.row.min())} to {int(step.row.max()) + 1}."
+                f"{int(row.min())} to {int(row.max()) + 1}."
             )
 
 

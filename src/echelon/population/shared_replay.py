@@ -1,0 +1,349 @@
+"""Replay that the experts share: one ring each, drawn from together.
+
+    expert      0        1     …    K−1
+    slots    │ ring 0 │ ring 1 │ … │ ring K−1 │      of the same columns: one look-up serves a batch
+
+Each expert writes its own ring (`agents.replay`), with the policy that acted beside every
+transition. A batch is made of stretches of one book within one episode: a set share from the
+expert's own latest steps, the rest from everybody's, its own included, each start as likely as any
+other.
+
+What is drawn must not depend on how experts are spread over processes, nor on which is ahead. So a
+phase goes by what stood at its beginning:
+
+1. the coordinator takes `marks = shared.snapshot()` and hands them, plain numbers, to the workers;
+2. each worker lets its view stand there, `shared.refresh(marks)`, collects for its expert with
+   `add`, and draws with `batch(..., marks=marks, margin=m)`: of others' rings what lay before the
+   mark, without the oldest m steps, which their writers may overwrite meanwhile; of its own all;
+3. the coordinator takes over how far each ring was written, and the next phase begins.
+
+With a `directory` the columns are files that every process maps; without one, all experts are in
+one process, and steps 1 to 3 give the same numbers there. Mapped files may be ahead of the last
+checkpoint, so a run goes on from what `save` wrote, copied back, never from them.
+
+Axes: `K` experts, `E` books, `N` assets, `n` sequences, `L` steps of a sequence, time first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.agents.replay import (
+    Behaviour,
+    Columns,
+    Replay,
+    Transitions,
+    allocate,
+    layout,
+    read_behaviour,
+    read_columns,
+)
+from echelon.agents.stretches import Mark, Stretches, Window, draw, window
+from echelon.errors import ConfigError, StoreError
+from echelon.files import (
+    recover_directory,
+    staging_directory,
+    standing_directory,
+    swap_directory,
+    sync,
+)
+
+Marks = tuple[Mark, ...]
+"""How far each expert's ring was written: plain numbers, fit for JSON and other processes."""
+
+SETTING = "experts.sharing.buffer_size"
+
+
+class SharedBatch(NamedTuple):
+    """Sequences to learn from, time first; those of the expert's own fresh steps come first.
+
+    transitions, behaviour: [L,n,…] each
+    source[n] int64: the expert that made the sequence; shared[n] bool: it is another one
+    """
+
+    transitions: Transitions
+    behaviour: Behaviour
+    source: NDArray[np.int64]
+    shared: NDArray[np.bool_]
+
+
+class SharedReplay:
+    """K rings in the same columns."""
+
+    def __init__(
+        self,
+        capacity: int,
+        n_experts: int,
+        n_assets: int,
+        directory: Path | None = None,
+        *,
+        writable: Collection[int] | None = None,
+    ) -> None:
+        """capacity: transitions in all (`experts.sharing.buffer_size`), an equal part for each.
+
+        directory: of the mapped files; made where it is not there, opened where it is
+        writable: experts that this process collects for, None: all; others' rings are read-only
+        """
+        each = capacity // n_experts
+        if each < 1:
+            raise ConfigError(
+                f"{SETTING} = {capacity:,} leaves none of the {n_experts} experts a single step. "
+                f"Take at least {n_experts} times the books (train.books)."
+            )
+        kinds = layout(n_assets, behaviour=True)
+        self.capacity = each * n_experts
+        self.n_experts = n_experts
+        self.n_assets = n_assets
+        self.directory = directory
+        self._asked = capacity
+        self._columns = allocate(kinds, self.capacity, SETTING, directory)
+        self._plain = {name: self._columns[name] for name in layout(n_assets)}
+        self._rings = tuple(
+            Replay(
+                each,
+                n_assets,
+                behaviour=True,
+                columns=_part(self._columns, k * each, each, writable is None or k in writable),
+                setting=SETTING,
+            )
+            for k in range(n_experts)
+        )
+
+    def __len__(self) -> int:
+        return sum(len(ring) for ring in self._rings)
+
+    @property
+    def ring_capacity(self) -> int:
+        """Transitions that each expert's ring has room for."""
+        return self.capacity // self.n_experts
+
+    @property
+    def bytes_per_transition(self) -> int:
+        """Of a transition with the behaviour that made it."""
+        return self._rings[0].bytes_per_transition
+
+    @property
+    def bytes_without_behaviour(self) -> int:
+        """Of a transition alone, as the single expert's replay keeps it."""
+        return sum(column.bytes for column in layout(self.n_assets).values())
+
+    def size(self, expert: int) -> int:
+        """Transitions in an expert's ring."""
+        return self._rings[expert].size
+
+    def add(self, expert: int, transitions: Transitions, behaviour: Behaviour) -> None:
+        """Remember one step [E,…] of every book of an expert."""
+        books = len(transitions.row)
+        if books > self.ring_capacity:
+            raise ConfigError(
+                f"{SETTING} = {self._asked:,} gives each of {self.n_experts} experts "
+                f"{self.ring_capacity:,} steps, which cannot hold one of its {books:,} books "
+                f"(train.books). Take at least {books * self.n_experts:,}."
+            )
+        self._rings[expert].add(transitions, behaviour)
+
+    def batch(
+        self,
+        expert: int,
+        n_sequences: int,
+        length: int,
+        own_share: float,
+        fresh_steps: int,
+        chance: np.random.Generator,
+        *,
+        marks: Marks | None = None,
+        margin: int = 0,
+    ) -> SharedBatch:
+        """Sequences of one book within one episode, to learn from as `expert`.
+
+        round(own_share · n) come from its own latest `fresh_steps` transitions, the rest from
+        everybody's (own_share 1 and a fresh_steps as large as the ring: from all its own).
+        marks, margin: see `visible`. Raises DataError where no sequence is long enough.
+        """
+        n_own = round(own_share * n_sequences)
+        drawn: list[Stretches] = []
+        if n_own:
+            fresh = self._fresh(expert, length, fresh_steps)
+            own = self._draw((fresh,), n_own, length, chance, "fresh_steps")
+            drawn.append(Stretches(own.slots, np.full(n_own, expert)))
+        if n_own < n_sequences:
+            windows = self.visible(expert, length, marks, margin)
+            rest = n_sequences - n_own
+            drawn.append(self._draw(windows, rest, length, chance, "buffer_size"))
+        slots = np.concatenate([part.slots for part in drawn], axis=1)
+        source = np.concatenate([part.window for part in drawn])
+        return SharedBatch(
+            read_columns(self._plain, slots),
+            read_behaviour(self._columns, slots),
+            source,
+            source != expert,
+        )
+
+    def visible(
+        self, expert: int, length: int, marks: Marks | None = None, margin: int = 0
+    ) -> tuple[Window, ...]:
+        """The part of each ring that `expert` may draw sequences of `length` steps from.
+
+        marks: others' rings as they stood there, None: as they stand; the own one as it stands
+        margin: transitions that each of the others may add before new marks are taken; as many of
+        its oldest are left out as those would overwrite
+        """
+        if marks is None:
+            marks = self.snapshot()
+        _require_marks(marks, self.n_experts)
+        each = self.ring_capacity
+        windows = []
+        for k, (ring, mark) in enumerate(zip(self._rings, marks, strict=True)):
+            skip = 0
+            if k == expert:
+                mark = ring.mark
+            elif mark.size:
+                skip = self._endangered(k, mark, length, margin)
+            windows.append(window(mark, each, length, base=k * each, skip=skip))
+        return tuple(windows)
+
+    def snapshot(self) -> Marks:
+        """How far each ring is written now."""
+        return tuple(ring.mark for ring in self._rings)
+
+    def refresh(self, marks: Marks, keep: Collection[int] = ()) -> None:
+        """Let the rings stand at the marks that other processes reached, but those in `keep`."""
+        _require_marks(marks, self.n_experts)
+        for k, (ring, mark) in enumerate(zip(self._rings, marks, strict=True)):
+            if k in keep or mark == ring.mark:
+                continue
+            usable = mark.usable(self.ring_capacity)
+            if not (0 <= mark.size <= usable and 0 <= mark.next < max(usable, 1)):
+                raise ValueError(f"no ring of {self.ring_capacity} slots can stand at {mark}")
+            if self.directory is None:
+                raise ValueError(
+                    f"ring {k} stands at {ring.mark}, not at {mark}, and what another process "
+                    "writes cannot be seen here: give the replay a directory"
+                )
+            ring.mark = mark
+
+    def state(self) -> tuple[Columns, dict[str, Any]]:
+        """(arrays, JSON) from which `restore` goes on bit for bit. The arrays are views."""
+        arrays: Columns = {}
+        facts = []
+        for k, ring in enumerate(self._rings):
+            own, fact = ring.state()
+            arrays |= {f"{k}.{name}": values for name, values in own.items()}
+            facts.append(fact)
+        return arrays, {"n_experts": self.n_experts, "rings": facts}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; it is checked before anything here changes."""
+        if state["n_experts"] != self.n_experts:
+            raise StoreError(
+                f"the saved replay has rings of {state['n_experts']} experts, this one of "
+                f"{self.n_experts}. Resume with the experts.n_experts it was made with."
+            )
+        parts = [_below(arrays, f"{k}.") for k in range(self.n_experts)]
+        for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
+            ring.accept(part, facts)
+        for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
+            ring.restore(part, facts)
+
+    def save(self, directory: Path) -> None:
+        """Write every ring to a file of its own in the directory: all of them, or none."""
+        try:
+            recover_directory(directory)
+            with staging_directory(directory.parent, f".{directory.name}-") as staging:
+                for k, ring in enumerate(self._rings):
+                    ring.save(_file(staging, k))
+                sync(staging)
+                swap_directory(staging, directory)
+        except OSError as error:
+            raise StoreError(
+                f"{directory}: the shared replay cannot be written ({error}). Make room or mend "
+                "the disk, then resume from the last checkpoint."
+            ) from error
+
+    def load(self, directory: Path) -> None:
+        """Go on from what `save` wrote; every file is checked before anything here changes."""
+        standing = standing_directory(directory) or directory
+        found = len(list(standing.glob("expert-*.safetensors")))
+        if found != self.n_experts:
+            raise StoreError(
+                f"{directory}: holds the rings of {found} experts, expected {self.n_experts}. "
+                "Resume with the experts.n_experts it was made with, or, where files are missing, "
+                "from an earlier checkpoint."
+            )
+        # Read twice rather than held twice: two million steps are most of a gigabyte.
+        for k, ring in enumerate(self._rings):
+            ring.check(_file(standing, k))
+        for k, ring in enumerate(self._rings):
+            ring.load(_file(standing, k))
+
+    def _draw(
+        self,
+        windows: Sequence[Window],
+        n: int,
+        length: int,
+        chance: np.random.Generator,
+        key: str,
+    ) -> Stretches:
+        advice = (
+            "Collect more before the first update (expert.learning_starts), take shorter "
+            "sequences (experts.sharing.sequence_steps), longer episodes (train.episode_steps) "
+            f"or a larger experts.sharing.{key}."
+        )
+        row, ended = self._columns["row"], self._columns["ended"]
+        return draw(row, ended, windows, n, length, chance, advice)
+
+    def _fresh(self, expert: int, length: int, fresh_steps: int) -> Window:
+        mark, each = self._rings[expert].mark, self.ring_capacity
+        if fresh_steps < length * mark.books:
+            raise ConfigError(
+                f"experts.sharing.fresh_steps = {fresh_steps:,} holds no sequence of {length} "
+                f"steps (experts.sharing.sequence_steps) of {mark.books} books side by side "
+                f"(train.books). Take at least {length * mark.books:,}."
+            )
+        skip = max(0, mark.size - fresh_steps)
+        return window(mark, each, length, base=expert * each, skip=skip)
+
+    def _endangered(self, k: int, mark: Mark, length: int, margin: int) -> int:
+        """Oldest transitions of a ring that its writer may overwrite before the next marks."""
+        usable = mark.usable(self.ring_capacity)
+        written = -(-margin // mark.books) * mark.books
+        if written + length * mark.books > usable:
+            least = (written + length * mark.books) * self.n_experts
+            raise ConfigError(
+                f"{SETTING} = {self._asked:,} gives each of {self.n_experts} experts {usable:,} "
+                f"steps; {written:,} may be overwritten while others draw, and no sequence of "
+                f"{length} would be left to them. Take at least {least:,}."
+            )
+        ahead = (self._rings[k].mark.next - mark.next) % usable
+        if ahead > written:
+            raise ValueError(
+                f"expert {k} has added {ahead} transitions since the marks, more than the margin "
+                f"of {written}: others' batches would depend on who is ahead"
+            )
+        return max(0, mark.size + written - usable)
+
+
+def _part(columns: Columns, first: int, count: int, writable: bool) -> Columns:
+    """One ring's part of the columns."""
+    part = {name: values[first : first + count] for name, values in columns.items()}
+    for values in part.values():
+        values.flags.writeable &= writable
+    return part
+
+
+def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Columns:
+    return {name[len(prefix) :]: v for name, v in arrays.items() if name.startswith(prefix)}
+
+
+def _file(directory: Path, expert: int) -> Path:
+    return directory / f"expert-{expert}.safetensors"
+
+
+def _require_marks(marks: Marks, n_experts: int) -> None:
+    if len(marks) != n_experts:
+        raise ValueError(f"expected the marks of {n_experts} experts, found {len(marks)}")
