@@ -1,0 +1,357 @@
+"""MF-PBT acted out: decisions of `agents.mfpbt` made in order, remembered, and carried out.
+
+An evolution, `Evolution.step`, from the members' fitness and the experts' diversity:
+
+1. With one member per niche: the change on trial is settled; where MAPD is under the threshold the
+   worst expert begins anew with a fresh skill; the weakest of the others tries new hyperparameters.
+2. With niches of several members: the published rules, each subpopulation at its own pace; under
+   the threshold the worst niche begins anew instead, as a whole.
+
+Members whose numbers are no longer finite do not wait for it: `Evolution.quarantined`.
+
+`Evolution.apply` carries decisions out on a `crew.Host`, whose members are `Evolving`: all sources
+are read before anything is overwritten, so that copies are of the population as it was.
+
+Axes: `M` members, `K` niches (each an expert's place, with a skill), `W` windows, `Z` of a skill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.agents.lineage import Lineage
+from echelon.agents.mfpbt import (
+    Decision,
+    Hyperparameters,
+    Plan,
+    Proposal,
+    Range,
+    begin_anew,
+    evolve,
+    propose,
+    reseed,
+    settle,
+)
+from echelon.config import Config
+from echelon.errors import ConfigError, StoreError
+from echelon.population.crew import Failure, Host
+from echelon.population.monitor import fresh_skill, skills
+from echelon.rng import stream
+from echelon.types import Floats
+
+_SPREAD = 2.0
+"""Founders of a niche beyond the first begin with up to this factor more or less."""
+
+
+class Evolving(Protocol):
+    """What evolution asks of a member."""
+
+    def copy_state(self) -> dict[str, Any]:
+        """Weights, optimizer state and adapter: what `take_state` needs, not the niche's skill."""
+        ...
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """Go on from another member's."""
+        ...
+
+    def perturb(self, rate: float, seed: int) -> None:
+        """Add to each weight tensor noise of `rate` times its own standard deviation."""
+        ...
+
+    def set_hyperparameters(self, values: dict[str, float]) -> None:
+        """Go on with these, those of `space`."""
+        ...
+
+    def begin_afresh(self, skill: Floats) -> None:
+        """Fresh networks, optimizers and adapter, with this skill[Z]."""
+        ...
+
+
+def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
+    """Mean over validation windows[...,W] less `penalty` times their standard deviation.
+
+    windows: extrinsic results only, such as Sharpe ratios; NaN where one of them is not finite. The
+    deviation has the divisor W.
+    """
+    x = np.asarray(windows, dtype=np.float64)
+    assert x.shape[-1] > 0, "there are no validation windows"
+    assert penalty >= 0.0, f"penalty should be ≥ 0, is {penalty}"
+    known = np.asarray(np.isfinite(x).all(axis=-1, keepdims=True))
+    safe = np.where(known, x, 0.0)
+    return np.where(known[..., 0], safe.mean(axis=-1) - penalty * safe.std(axis=-1), np.nan)
+
+
+def space(config: Config) -> dict[str, Range]:
+    """The hyperparameters of experts that evolve, with their bounds.
+
+    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value. A
+    weight of the mutual-information reward that is 0 is a switch, and an entropy that is not aimed
+    at has no target: neither evolves.
+    """
+    bounds = config.trainer.evolution
+    values = _values(config)
+    if not bounds.enabled:
+        return {name: Range(value, value) for name, value in values.items()}
+    ranges = {
+        "lr": Range(*bounds.lr),
+        "target_entropy": Range(*bounds.target_entropy),
+        "mi_reward_weight": Range(*bounds.mi_reward_weight),
+        "gamma": Range(*bounds.gamma, of_rest=True),
+    }
+    return {name: ranges[name] for name in values}
+
+
+def plan_of(config: Config) -> Plan:
+    """The population's form; raises where its numbers do not divide."""
+    wanted = config.trainer.evolution
+    try:
+        return Plan(
+            niches=config.experts.n_experts,
+            per_niche=wanted.members_per_niche,
+            frequencies=wanted.paces,
+            space=space(config),
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"trainer.evolution.members_per_niche = {wanted.members_per_niche}, "
+            f"trainer.evolution.subpopulations = {wanted.subpopulations}, trainer.evolution.paces "
+            f"= {list(wanted.paces)}: {error}"
+        ) from error
+
+
+def founders(config: Config, plan: Plan, seed: int) -> list[Hyperparameters]:
+    """Hyperparameters[M] to begin with: the configuration's, brought inside the bounds.
+
+    Those of a niche's first member; the others' are ×½ to ×2 of them, by lot.
+    """
+    values = {
+        name: min(max(value, plan.space[name].low), plan.space[name].high)
+        for name, value in _values(config).items()
+    }
+    return [
+        dict(values)
+        if member % plan.per_niche == 0
+        else {
+            name: plan.space[name].times(
+                value, _SPREAD ** stream(seed, "founder", member, name).uniform(-1.0, 1.0)
+            )
+            for name, value in values.items()
+        }
+        for member in range(plan.members)
+    ]
+
+
+class Evolution:
+    """The population's family tree, its skills, the change on trial, and the round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        founders: Sequence[Hyperparameters],
+        seed: int,
+        *,
+        skills: Floats,
+        threshold: float = 0.25,
+        mutation_rate: float = 0.0,
+        enabled: bool = True,
+    ) -> None:
+        """founders[M]: hyperparameters to begin with; skills[K,Z]: of the niches.
+
+        threshold: of MAPD; mutation_rate: noise on weights that are copied; enabled: False only
+        begins anew what is alike or in quarantine
+        """
+        assert skills.shape[0] == plan.niches, f"skills should be [{plan.niches},Z]"
+        self.plan = plan
+        self.seed = seed
+        self.threshold = threshold
+        self.mutation_rate = mutation_rate
+        self.enabled = enabled
+        self.round = 0
+        self.lineage = Lineage(plan, founders)
+        self.skills: Floats = np.array(skills, dtype=np.float64)
+        self.pending: Proposal | None = None
+        self._drawn = plan.niches
+        # Before anything is known of them all members are equals.
+        self._fit: Floats = np.zeros(plan.members)
+
+    @classmethod
+    def of(cls, config: Config, seed: int) -> Evolution:
+        """The configuration's."""
+        plan = plan_of(config)
+        return cls(
+            plan,
+            founders(config, plan, seed),
+            seed,
+            skills=skills(plan.niches, config.experts.skill_dim, seed),
+            threshold=config.trainer.diversity_threshold,
+            mutation_rate=config.trainer.training_schedule.population.mutation_rate,
+            enabled=config.trainer.evolution.enabled,
+        )
+
+    def hyperparameters(self) -> list[Hyperparameters]:
+        """Present ones of all members[M]."""
+        return self.lineage.hyperparameters()
+
+    def skill_of(self, member: int) -> Floats:
+        """Skill[Z] of a member's niche."""
+        return np.array(self.skills[self.plan.niche_of(member)])
+
+    def step(self, fit: Floats, mapd: float) -> list[Decision]:
+        """Decisions of the next evolution round, already in the lineage; carry them out.
+
+        fit[M]: NaN where unknown; mapd: NaN where unknown, which begins nobody anew. Two decisions
+        about one member are meant one after the other.
+        """
+        self.round += 1
+        self._fit = np.array(fit, dtype=np.float64)
+        if self.plan.per_niche == 1:
+            return self._single(mapd)
+        anew = self._alike(mapd)
+        gone = {d.member for d in anew}
+        bred = (
+            evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
+            if self.enabled
+            else []
+        )
+        kept = [d for d in bred if d.member not in gone]
+        return self._record(sorted(kept + anew, key=lambda d: d.member))
+
+    def quarantined(self, members: Sequence[int]) -> list[Decision]:
+        """Decisions to begin members anew whose numbers are no longer finite.
+
+        A change on trial with one of them ends: nothing can be said of it.
+        """
+        known = np.array(self._fit)
+        known[list(members)] = np.nan
+        if self.pending is not None and self.pending.decision.member in members:
+            self.pending = None
+        reason = "its numbers are no longer finite"
+        present = self.hyperparameters()
+        return self._record(
+            begin_anew(self.plan, self.round, sorted(members), known, present, reason)
+        )
+
+    def apply(self, decisions: Sequence[Decision], host: Host) -> dict[int, Failure]:
+        """Carry decisions out on the members of `host`; the failures of those that could not.
+
+        A member that failed is not what the lineage says: restore it, or put it in quarantine. The
+        same holds for one whose source failed.
+        """
+        copying = {d.member: d.weights_from for d in decisions if d.weights_from is not None}
+        fresh = {d.member: (self.skill_of(d.member),) for d in decisions if d.fresh}
+        assert not copying.keys() & fresh.keys(), "a member cannot both copy and begin afresh"
+        values = {d.member: (dict(d.hyperparameters),) for d in decisions}  # the last one holds
+        read = host.each("copy_state", dict.fromkeys(sorted(set(copying.values())), ()))
+        failed: dict[int, Failure] = {}
+        for member, source in copying.items():
+            if isinstance(read[source], Failure):
+                failed[source] = read[source]
+                failed[member] = replace(read[source], member=member, lost=False)
+        noise: dict[int, tuple[float, int]] = {}
+        if self.mutation_rate > 0.0:
+            noise = {m: (self.mutation_rate, self._noise_seed(m)) for m in copying}
+        taken = {member: (read[source],) for member, source in copying.items()}
+        for method, calls in (
+            ("take_state", taken),
+            ("begin_afresh", fresh),
+            ("perturb", noise),
+            ("set_hyperparameters", values),
+        ):
+            due = {m: args for m, args in calls.items() if m not in failed}
+            done = host.each(method, due) if due else {}
+            failed |= {m: result for m, result in done.items() if isinstance(result, Failure)}
+        return failed
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; fit for JSON (NaN as Python writes it)."""
+        return {
+            "round": self.round,
+            "lineage": self.lineage.as_json(),
+            "pending": None if self.pending is None else self.pending.as_json(),
+            "fitness": self._fit.tolist(),
+            "skills": self.skills.tolist(),
+            "drawn": self._drawn,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; refuses that of another population."""
+        lineage = Lineage.from_json(self.plan, state["lineage"])
+        found, fit = np.array(state["skills"]), np.array(state["fitness"], dtype=np.float64)
+        names = set(lineage.hyperparameters()[0])
+        if found.shape != self.skills.shape or fit.shape != self._fit.shape:
+            raise StoreError(
+                f"expected skills {list(self.skills.shape)} and fitness {list(self._fit.shape)} of "
+                f"the population, found {list(found.shape)} and {list(fit.shape)}: resume with the "
+                "configuration of the run"
+            )
+        if names != set(self.plan.space):
+            raise StoreError(
+                f"expected hyperparameters {sorted(self.plan.space)} in the lineage, found "
+                f"{sorted(names)}: resume with the configuration of the run"
+            )
+        self.lineage, self.skills, self._fit = lineage, found, fit
+        self.round, self._drawn = int(state["round"]), int(state["drawn"])
+        pending = state["pending"]
+        self.pending = None if pending is None else Proposal.from_json(pending)
+
+    def _single(self, mapd: float) -> list[Decision]:
+        """One member per niche: settle, begin anew, propose."""
+        decisions = []
+        if self.pending is not None:
+            now = float(self._fit[self.pending.decision.member])
+            decisions += self._record([settle(self.pending, self.round, now)])
+            self.pending = None
+        anew = self._record(self._alike(mapd))
+        if not self.enabled:
+            return decisions + anew
+        # Of one that has just begun anew no fitness is known that a trial could be held against.
+        standing = np.array(self._fit)
+        standing[[d.member for d in anew]] = np.nan
+        self.pending = propose(self.plan, self.round, standing, self.hyperparameters(), self.seed)
+        tried = [] if self.pending is None else self._record([self.pending.decision])
+        return decisions + anew + tried
+
+    def _alike(self, mapd: float) -> list[Decision]:
+        if math.isnan(mapd):
+            return []
+        present = self.hyperparameters()
+        return reseed(self.plan, self.round, self._fit, present, mapd, self.threshold)
+
+    def _record(self, decisions: list[Decision]) -> list[Decision]:
+        """Into the lineage; a niche that begins afresh as a whole gets a fresh skill."""
+        self.lineage.apply(decisions)
+        fresh = {d.member for d in decisions if d.fresh}
+        for niche in range(self.plan.niches):
+            if fresh.issuperset(self.plan.niche(niche)):
+                self.skills[niche] = fresh_skill(self.skills, self._drawn, self.seed)
+                self._drawn += 1
+        return decisions
+
+    def _noise_seed(self, member: int) -> int:
+        """Of a member's present life: it may begin anew twice in a round."""
+        chance = stream(self.seed, "mutation", self.lineage.living(member).id)
+        return int(chance.integers(2**62))
+
+
+def _values(config: Config) -> dict[str, float]:
+    """The configuration's values of what may evolve.
+
+    lr: the actor's; the critics' rate keeps its ratio to it
+    """
+    values = {
+        "lr": config.train.lr_actor,
+        "target_entropy": config.expert.target_entropy,
+        "mi_reward_weight": config.experts.mi_reward_weight,
+        "gamma": config.train.gamma,
+    }
+    if config.expert.entropy != "auto":
+        del values["target_entropy"]
+    if config.experts.mi_reward_weight == 0.0:
+        del values["mi_reward_weight"]
+    return values
