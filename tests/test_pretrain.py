@@ -256,7 +256,10 @@ def test_pretraining_gives_an_encoder_and_its_facts(kind: str) -> None:
     assert facts["best_epoch"] == 1 + int(np.argmin(facts["valid_loss"]))
     assert list(facts["scores"]) == ["return_1", "return_3", "volatility_1", "volatility_3"]
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-    assert "return_1 R²" in summary(facts)
+    lines = summary(facts)
+    assert "second half of validation" in lines[0]
+    assert lines[1].startswith("  return over 1 bar: R²")
+    assert all(line.endswith("too few bars to compare them") for line in lines[1:])
 
 
 def test_same_seed_gives_the_same_weights_and_another_others() -> None:
@@ -426,7 +429,7 @@ def test_disabled_pretraining_leaves_the_encoder_as_drawn() -> None:
     assert found is not None
     assert found.facts == {"enabled": False}
     assert (found.encoder.periods >= 2).all(), "the periods are chosen all the same"
-    assert "not pre-trained" in summary(found.facts)
+    assert "not pre-trained" in summary(found.facts)[0]
 
 
 def test_periods_are_chosen_in_windows_of_one_stretch_each() -> None:
@@ -606,3 +609,23 @@ def test_facts_are_read_without_the_weights_and_only_whole(tmp_path: Path) -> No
     _flip_a_byte(tmp_path / "encoder" / "encoder.json")
     with pytest.raises(StoreError, match=r"encoder\.json.*damaged"):
         encoder_files.read_facts(tmp_path)
+
+
+def test_summary_tells_rivals_that_are_beaten_from_those_that_are_not() -> None:
+    def over(low: float, high: float) -> dict[str, float]:
+        return {"low": low, "high": high}
+
+    score = {
+        "cells": 9,
+        "r2": {"encoder": 0.1, "linear": 0.2, "last": -1.0},
+        "over_linear": over(-2.0, -1.0),
+        "over_last": over(1.0, 2.0),
+        "over_mean": over(-1.0, 1.0),
+    }
+    scores = {"return_20": score, "return_5": score | {"cells": 0}}
+    lines = summary({"enabled": True, "epochs": 5, "best_epoch": 2, "scores": scores})
+    assert lines[1:] == [
+        "  return over 5 bars: no data",
+        "  return over 20 bars: R² 10.00 % (linear 20.00 %, last value -100.00 %); better than "
+        "last, not told apart from mean, worse than linear",
+    ]

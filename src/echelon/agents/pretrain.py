@@ -23,7 +23,6 @@ from echelon.agents.encoder_files import (
     read_encoder,
     write_encoder,
 )
-from echelon.agents.forecast import beats
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.agents.pretraining import Pretraining, PretrainProgress, whole_windows
 from echelon.config import Config
@@ -146,23 +145,47 @@ def _rebuilt(
     return encoder.eval()
 
 
-def summary(facts: Mapping[str, Any]) -> str:
-    """One line for a report: did the encoder foresee more than its rivals, out of sample?"""
+def summary(facts: Mapping[str, Any]) -> list[str]:
+    """Lines for a display: did the encoder foresee more than its rivals, out of sample?
+
+    Out of sample: on the second half of the validation window, the first having chosen the pass.
+    """
     if not facts["enabled"]:
-        return "encoder: as drawn, not pre-trained (pretrain.enabled=false)"
-    told = []
-    for name, score in facts["scores"].items():
+        return ["encoder: as drawn, not pre-trained (pretrain.enabled=false)"]
+    lines = [
+        f"encoder: best of {facts['epochs']} passes is no. {facts['best_epoch']}; out of sample "
+        "(second half of validation):"
+    ]
+    for name, score in sorted(facts["scores"].items(), key=lambda item: _order(item[0])):
+        kind, _, bars = name.rpartition("_")
+        what = f"  {kind} over {bars} bar{'' if bars == '1' else 's'}: "
         if not score["cells"]:
-            told.append(f"{name}: no data")
+            lines.append(f"{what}no data")
             continue
-        wins = [rival for rival in ("linear", "last", "mean") if beats(score, rival)]
         r2 = score["r2"]
         last = "n/a" if r2["last"] is None else f"{100 * r2['last']:.2f} %"
-        told.append(
-            f"{name} R² {100 * r2['encoder']:.2f} % (linear {100 * r2['linear']:.2f} %, last value "
-            f"{last}; better than {', '.join(wins) or 'none'})"
+        lines.append(
+            f"{what}R² {100 * r2['encoder']:.2f} % (linear {100 * r2['linear']:.2f} %, last value "
+            f"{last}); {_verdict(score)}"
         )
-    return (
-        f"encoder: best of {facts['epochs']} passes is no. {facts['best_epoch']}; out of sample "
-        + "; ".join(told)
-    )
+    return lines
+
+
+def _order(name: str) -> tuple[str, int]:
+    """Targets by kind, then by horizon as a number."""
+    kind, _, bars = name.rpartition("_")
+    return kind, int(bars)
+
+
+def _verdict(score: Mapping[str, Any]) -> str:
+    """Which rivals the encoder is better than, not told apart from, worse than."""
+    found: dict[str, list[str]] = {"better than": [], "not told apart from": [], "worse than": []}
+    for rival in ("linear", "last", "mean"):
+        interval = score.get(f"over_{rival}") or {}
+        if interval.get("low") is None:
+            continue
+        above, below = interval["low"] > 0.0, interval["high"] < 0.0
+        word = "better than" if above else "worse than" if below else "not told apart from"
+        found[word].append(rival)
+    told = [f"{word} {' and '.join(rivals)}" for word, rivals in found.items() if rivals]
+    return ", ".join(told) or "too few bars to compare them"

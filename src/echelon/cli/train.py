@@ -168,7 +168,7 @@ class _TellOnce:
             return
         run, self._run = self._run, None
         encoder = read_facts(run)
-        lines = [] if encoder is None else [summary(encoder)]
+        lines = [] if encoder is None else summary(encoder)
         for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
             err.print(Text(line), soft_wrap=True)
 

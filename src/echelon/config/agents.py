@@ -167,7 +167,8 @@ class TrainConfig(Section):
     total_env_steps: PositiveInt = 1_000_000
     """Environment steps in all."""
     log_interval_steps: PositiveInt = 1000
-    """Steps between log lines."""
+    """Steps between log lines. This and the other intervals are rounded up to whole rounds of
+    `rollout_steps` bars of all books."""
     books: PositiveInt = 1
     """Books that trade side by side; each of their bars is an environment step."""
     offset_groups: PositiveInt = 1

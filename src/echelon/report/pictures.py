@@ -217,6 +217,9 @@ def _draw_panel(axes: Axes, panel: Panel, *, several: bool) -> None:
         axes.plot(*at, "D", color=LIGHT["loss"], markersize=6.5, markeredgecolor="white", zorder=5)
     if panel.log:
         axes.set_yscale("log")
+    else:
+        # Whole numbers on the axis: "+1.234e2" above it is easily overlooked.
+        axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_title(panel.title, loc="left", fontsize=12)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.locator_params(axis="x", nbins=5)

@@ -183,14 +183,19 @@ class Training:
                 before = learner.steps
                 course.add(learner.train_once())
                 last = learner.steps >= train.total_env_steps
-                if last or _passed(before, learner.steps, train.log_interval_steps):
+                logs = last or _passed(before, learner.steps, train.log_interval_steps)
+                if logs:
                     rate = (learner.steps - first_step) / (time.perf_counter() - started)
-                    self._log(log, sinks, rate, on_progress)
+                    self._log(log, sinks, rate)
                 if last or _passed(before, learner.steps, train.validate_every_steps):
                     self._validate(log, sinks)
                     if train.patience is not None and course.since_best >= train.patience:
                         ending = "patience"
-                        break
+                # After validation: whoever watches is told of the latest.
+                if logs and on_progress is not None:
+                    on_progress(self._progress(rate))
+                if ending == "patience":
+                    break
                 if _passed(before, learner.steps, train.checkpoint_every_steps):
                     self._checkpoint(log)
                 if not last and should_stop():
@@ -224,32 +229,25 @@ class Training:
         ]
         return {name: sum(m[name] for m in found) / len(found) for name in found[0]}
 
-    def _log(
-        self,
-        log: MetricLog,
-        sinks: list[Sink],
-        rate: float,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> None:
+    def _log(self, log: MetricLog, sinks: list[Sink], rate: float) -> None:
         course, learner = self.course, self.learner
         metrics = course.take_means() | {"charts/steps_per_second": rate}
         course.reward = metrics["charts/reward"] / self.config.reward.scale
         log.write(learner.steps, metrics)
         for sink in sinks:
             sink.log(learner.steps, metrics)
-        if on_progress is not None:
-            total = self.config.train.total_env_steps
-            on_progress(
-                Progress(
-                    self.seed,
-                    learner.steps,
-                    total,
-                    rate,
-                    course.reward,
-                    course.score,
-                    course.best_score if course.best_step >= 0 else math.nan,
-                )
-            )
+
+    def _progress(self, rate: float) -> Progress:
+        course = self.course
+        return Progress(
+            self.seed,
+            self.learner.steps,
+            self.config.train.total_env_steps,
+            rate,
+            course.reward,
+            course.score,
+            course.best_score if course.best_step >= 0 else math.nan,
+        )
 
     def _validate(self, log: MetricLog, sinks: list[Sink]) -> None:
         course, learner = self.course, self.learner
