@@ -1,0 +1,282 @@
+"""The mutual-information reward: how well an expert can be told by what it does, learned.
+
+Two estimators of `ops.information`, trained on what experts of known number did:
+
+- `infonce`: I(a; z | s), what an action tells of the skill beyond what the book s (holdings, cash)
+  told already. Experts' own books differ, so who stands at a book is learned beside it, q(z|s), and
+  is the prior of the candidates in training. The scores are then log p(a|s,z) up to a constant,
+  and the reward asks, at any book, how far the action would tell the expert if all K were as
+  likely there: log p(a|s,z) − log mean_j p(a|s,z_j).
+- `diayn`: log q(z|book) − log p(z), the book being holdings and target weights. Shares of experts
+  in a batch are the prior in training, and even ones in the reward, so it does not matter who
+  collected more.
+
+Both rewards are at most log K nats; they are paid in units of it, within [−1, 1]. The sharpest
+contrast for `infonce` are actions of all K experts at the same books (as on probe states): where a
+book is only ever one expert's, nothing is known of what the others would do there.
+
+Axes: `B` samples, `N` assets, in their order, `K` skills, `Z` of a skill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as fn
+from torch import Tensor, nn
+
+from echelon.errors import StoreError, TrainingError
+from echelon.ops.information import (
+    SkillCritic,
+    SkillDiscriminator,
+    normalised,
+    pointwise_information,
+)
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    restore_optimizer,
+    with_prefix,
+)
+
+Estimator = Literal["infonce", "diayn"]
+
+_LEAST_STD = 1e-5
+"""Inputs that vary less are constant: they are centred, not scaled."""
+_FARTHEST = 10.0
+"""Standard deviations from the mean beyond which inputs are cut."""
+
+
+class Deeds(NamedTuple):
+    """What experts did: holdings[B,N] and cash[B] they had; actions[B,N]; source[B] int64: who.
+
+    holdings: shares of the book's value; actions: target weights, or raw ones in (−1, 1)
+    """
+
+    holdings: Tensor
+    cash: Tensor
+    actions: Tensor
+    source: Tensor
+
+
+class Learned(NamedTuple):
+    """Means over the updates of a call: what was minimised, and the information in nats."""
+
+    loss: float
+    information: float
+
+
+class SkillBonus:
+    """The model behind the reward, its optimizer, and where they stand."""
+
+    def __init__(
+        self,
+        n_skills: int,
+        n_assets: int,
+        skill_dim: int,
+        estimator: Estimator,
+        seed: int,
+        *,
+        hidden: int = 64,
+        lr: float = 1e-3,
+        batch_size: int = 256,
+    ) -> None:
+        """batch_size: samples of an update, drawn from those that `learn` is given"""
+        assert n_skills >= 2, "one skill has no information to give"
+        self.n_skills = n_skills
+        self.estimator: Estimator = estimator
+        self.batch_size = batch_size
+        chance = stream(seed, "bonus")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(chance.integers(2**62)))
+            make = _InfoNce if estimator == "infonce" else _Diayn
+            self._net: _InfoNce | _Diayn = make(n_skills, n_assets, skill_dim, hidden)
+        self._optimizer = torch.optim.Adam(self._net.parameters(), lr=lr)
+        self._draws = torch.Generator().manual_seed(int(chance.integers(2**62)))
+
+    def learn(self, deeds: Deeds, skills: Tensor, updates: int) -> Learned:
+        """Fit the model to what was done; skills[K,Z]: of the experts, now.
+
+        The information is that of the model before each update: at first too little.
+        """
+        assert updates >= 1, f"updates should be ≥ 1, are {updates}"
+        self._require(deeds, skills)
+        self._net.scale.count_in(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        counts = torch.bincount(deeds.source, minlength=self.n_skills)
+        log_share = torch.log(counts / counts.sum())
+        losses, informations = 0.0, 0.0
+        for _ in range(updates):
+            part = self._part(deeds)
+            loss, information = self._net.losses(part, skills, log_share)
+            self._step(loss)
+            losses += float(loss)
+            informations += float(information)
+        return Learned(losses / updates, informations / updates)
+
+    def reward(
+        self, holdings: Tensor, cash: Tensor, actions: Tensor, own: Tensor, skills: Tensor
+    ) -> Tensor:
+        """Reward[B] in [−1, 1] of expert own[B] for actions[B,N] at holdings[B,N] and cash[B].
+
+        own need not be who acted: it is whose reward it would be.
+        """
+        deeds = Deeds(holdings, cash, actions, own)
+        self._require(deeds, skills)
+        with torch.no_grad():
+            scores = self._net(deeds, skills)
+            return normalised(pointwise_information(scores, own), self.n_skills)
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `load` needs to give the same rewards, elsewhere."""
+        return {name: value.clone() for name, value in self._net.state_dict().items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take another's weights; the optimizer stays as it is."""
+        expected = {name: tuple(v.shape) for name, v in self._net.state_dict().items()}
+        found = {name: tuple(v.shape) for name, v in weights.items()}
+        if found != expected:
+            other = sorted(set(expected.items()) ^ set(found.items()))[:3]
+            raise StoreError(
+                f"expected weights of the {self.estimator} model of {self.n_skills} skills, found "
+                f"others ({other}): resume with the configuration of the run"
+            )
+        self._net.load_state_dict(dict(weights))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        optimizer, json_state = flatten_optimizer(self._optimizer)
+        tensors = with_prefix("net.", self.weights()) | with_prefix("optimizer.", optimizer)
+        tensors["chance"] = self._draws.get_state()
+        return tensors, {"estimator": self.estimator, "optimizer": json_state}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; refuses that of another model."""
+        self.load(below_prefix("net.", tensors))
+        optimizer = below_prefix("optimizer.", tensors)
+        restore_optimizer(self._optimizer, optimizer, state["optimizer"])
+        self._draws.set_state(tensors["chance"])
+
+    def _part(self, deeds: Deeds) -> Deeds:
+        count = len(deeds.source)
+        if count <= self.batch_size:
+            return deeds
+        rows = torch.randint(count, (self.batch_size,), generator=self._draws)
+        return Deeds(*(part[rows] for part in deeds))
+
+    def _step(self, loss: Tensor) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._net.parameters(), 1.0)
+        if not math.isfinite(float(norm)):
+            raise TrainingError(
+                f"the mutual-information model diverged: its loss is {float(loss.detach())}, its "
+                f"gradient {float(norm)}. Its weights were not changed; the last checkpoint is "
+                "good. Lower experts.mi_reward_weight, or set it to 0."
+            )
+        self._optimizer.step()
+
+    def _require(self, deeds: Deeds, skills: Tensor) -> None:
+        count, own = len(deeds.source), deeds.source
+        assert count > 0, "nothing was done"
+        assert deeds.holdings.shape == deeds.actions.shape, "holdings and actions differ in shape"
+        assert deeds.cash.shape == (count,), f"cash should be [{count}], is {deeds.cash.shape}"
+        assert skills.shape[0] == self.n_skills, f"skills should be [{self.n_skills},Z]"
+        assert bool(((own >= 0) & (own < self.n_skills)).all()), "a source is no expert's number"
+        for name, values in zip(Deeds._fields, deeds, strict=True):
+            bad = ~torch.isfinite(values).reshape(count, -1).all(dim=1)
+            if bool(bad.any()):
+                who = sorted(set(own[bad].tolist()))
+                raise TrainingError(
+                    f"expected finite {name} for the mutual-information reward, found NaN or "
+                    f"infinity in {int(bad.sum())} of {count} samples, of expert(s) {who}: put "
+                    "them in quarantine"
+                )
+
+
+def _joined(holdings: Tensor, cash: Tensor, actions: Tensor) -> Tensor:
+    """[B,2N+1]."""
+    return torch.cat([holdings, cash[:, None], actions], dim=1)
+
+
+class _Scale(nn.Module):
+    """Inputs at mean 0 and deviation 1, by all samples so far: weights of many assets are small."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    def count_in(self, x: Tensor) -> None:
+        """Merge samples x[B,I] in (Chan et al., 1983)."""
+        x = x.detach().double()
+        mean, more = x.mean(0), float(len(x))
+        gap, total = mean - self.mean, self.count + more
+        self.squares += (x - mean).square().sum(0) + gap.square() * self.count * more / total
+        self.mean += gap * more / total
+        self.count.copy_(total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B,I] -> [B,I]."""
+        std = (self.squares / self.count.clamp(min=1.0)).sqrt()
+        std = torch.where(std > _LEAST_STD, std, 1.0)
+        scaled = (x - self.mean.float()) / std.float()
+        return scaled.clamp(-_FARTHEST, _FARTHEST)
+
+
+class _InfoNce(nn.Module):
+    """Scores of skills for an action at a book, and who stands at such a book."""
+
+    def __init__(self, n_skills: int, n_assets: int, skill_dim: int, hidden: int) -> None:
+        super().__init__()
+        self._state = n_assets + 1
+        self.scale = _Scale(2 * n_assets + 1)
+        self.critic = SkillCritic(n_assets + 1, n_assets, skill_dim, hidden)
+        self.visitor = nn.Sequential(
+            nn.Linear(n_assets + 1, hidden), nn.ReLU(), nn.Linear(hidden, n_skills)
+        )
+
+    def forward(self, deeds: Deeds, skills: Tensor) -> Tensor:
+        """Scores[B,K]."""
+        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        scores: Tensor = self.critic(x[:, : self._state], x[:, self._state :], skills)
+        return scores
+
+    def losses(self, deeds: Deeds, skills: Tensor, _log_share: Tensor) -> tuple[Tensor, Tensor]:
+        """(what to minimise, information I(a; z | s) in nats)."""
+        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        state, action = x[:, : self._state], x[:, self._state :]
+        visitors = torch.log_softmax(self.visitor(state), dim=1)
+        scores = self.critic(state, action, skills)
+        known = pointwise_information(scores, deeds.source, visitors.detach())
+        information = known.mean()
+        return fn.nll_loss(visitors, deeds.source) - information, information.detach()
+
+
+class _Diayn(nn.Module):
+    """Scores of skills for a book."""
+
+    def __init__(self, n_skills: int, n_assets: int, _skill_dim: int, hidden: int) -> None:
+        super().__init__()
+        self._assets = n_assets
+        self.scale = _Scale(2 * n_assets + 1)
+        self.discriminator = SkillDiscriminator(n_assets, n_skills, hidden)
+
+    def forward(self, deeds: Deeds, _skills: Tensor) -> Tensor:
+        """Scores[B,K]; cash is what the weights leave."""
+        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        logits: Tensor = self.discriminator(x[:, : self._assets], x[:, self._assets + 1 :])
+        return logits
+
+    def losses(self, deeds: Deeds, skills: Tensor, log_share: Tensor) -> tuple[Tensor, Tensor]:
+        """(what to minimise, information I(book; z) in nats)."""
+        information = pointwise_information(self(deeds, skills), deeds.source, log_share).mean()
+        return -information, information.detach()
