@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -187,6 +188,8 @@ class _Pool(Generic[J, R]):
         process = self._context.Process(target=_work, args=(self._task, theirs))
         # Born deaf to Ctrl-C, which also reaches workers from a terminal: one that is still
         # importing would die of it before it can be asked to stop. Ours is kept until after.
+        # Python's own helper process, started with the first worker, would unblock it again.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
