@@ -11,6 +11,7 @@ bootstrap. `terminated`: the book is ruined.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,22 @@ class Books:
         self.row = np.where(chosen, rows, self.row)
         self.value = np.where(chosen, fresh.cash, self.value)
         self.reward_state = rewards.restart(self.reward_state, self.value, chosen)
+
+    def take(self, which: Rows) -> Books:
+        """Copies of the books `which`[E'], in that order; one may be named any number of times.
+
+        They trade on as the originals would, which stay as they are.
+        """
+        taken, state = copy.copy(self), self.reward_state
+        taken.book = Book(*(part[which] for part in self.book))
+        taken.value, taken.row = self.value[which], self.row[which]
+        taken.reward_state = state._replace(
+            peak=state.peak[which],
+            drawdown=state.drawdown[which],
+            mean=state.mean[which],
+            square=state.square[which],
+        )
+        return taken
 
     def holdings(self) -> Holdings:
         """What the books hold and may do now."""

@@ -1,0 +1,245 @@
+"""The router's environment: whom to put in charge of a book for the next bars.
+
+A Stable-Baselines3 VecEnv of E environments in lockstep. An episode begins with cash at rows drawn
+from the router's spans. A step, from the close at which everybody decides:
+
+1. The fork of expert k is a copy of the real book, for every k, and one more goes to cash.
+2. For `meta_router.every_bars` bars each expert trades its fork, under its position limit. If risk
+   control masks an expert that is in charge anywhere, the step ends there for all, and all decide
+   anew.
+3. The real book becomes the fork of the one in charge: what it cost to switch is in it.
+4. The reward is the log return of the real book less the mean over the experts' forks (not cash),
+   made into pay by the router's `Incentive`; without one it is paid as it is (evaluation).
+
+Episodes last `episode_decisions · every_bars` bars and are then truncated; a ruined book is
+terminated and begins anew with fresh cash where it stands. Own books come from a `survey`: call
+`renew` when experts have changed, or have been started elsewhere.
+
+The halt and the turnover limit of the whole portfolio are no part of it: they bind whoever is in
+charge, and so tell nothing about whom to choose.
+
+Axes: `E` environments, `K` experts, number K is cash, `N` assets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
+
+from echelon.agents.starts import Starts
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.envs.world import World
+from echelon.population import view
+from echelon.population.desk import Desk, Ints, within_limits
+from echelon.population.incentive import Incentive
+from echelon.population.survey import Survey, survey
+from echelon.rng import stream
+from echelon.types import Bools, Floats, Floats32
+
+_RUINED = 1e-6
+"""Growth below this is counted as this: the logarithm of nothing is not finite."""
+
+
+class MetaEnv(VecEnv):
+    """E books under one router; see the module's text."""
+
+    def __init__(
+        self,
+        experts: Sequence[Policy],
+        world: World,
+        spans: Sequence[range],
+        config: Config,
+        seed: int,
+    ) -> None:
+        """spans: rows the router learns on, of which no expert's gradient has seen any."""
+        meta = config.meta_router
+        self.experts = experts
+        self.world = world
+        self.config = config
+        self.seed_of_run = seed
+        self.incentive: Incentive | None = None
+        """What rewards are made into; None: paid as they are."""
+        self.relative: Floats = np.zeros(meta.n_envs)
+        """[E] relative log return of the last step, before it was made into pay."""
+        self._spans = tuple(spans)
+        self._usage = view.even_usage(meta.n_envs, len(experts) + 1)
+        self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
+        self._places = [_Place(self, e) for e in range(meta.n_envs)]
+        n_choices = len(experts) + 1
+        shape = (view.size(len(experts), meta.horizons),)
+        super().__init__(
+            meta.n_envs,
+            spaces.Box(-view.CLIP, view.CLIP, shape, np.float32),
+            spaces.Discrete(n_choices),
+        )
+        self.renew(0)
+
+    def renew(self, phase: int) -> None:
+        """Trade the own books anew, and draw starts and noise of this phase from now on."""
+        meta = self.config.meta_router
+        self.survey: Survey = survey(self.experts, self.world, self._spans, self.config)
+        shortest = min(len(span) for span in self._spans)
+        self._bars = min(meta.episode_decisions * meta.every_bars, shortest - 1)
+        self._starts = Starts(
+            self._spans, self._bars, stream(self.seed_of_run, "router starts", phase)
+        )
+        self._noise = stream(self.seed_of_run, "router portfolios", phase)
+        self._desk = Desk(self.experts, self.world, self.config, self.num_envs, self._starts.whole)
+        self._begin()
+
+    def reset(self) -> Floats32:
+        """Begin an episode everywhere."""
+        self._reset_seeds()
+        self._reset_options()
+        self._begin()
+        return self._observe()
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Take who is to be in charge[E]; `step_wait` carries it out."""
+        self._actions = np.asarray(actions, dtype=np.int64)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Let the chosen trade until the next decision."""
+        chosen, places = self._actions, np.arange(self.num_envs)
+        assert self.action_masks()[places, chosen].all(), "a masked expert was chosen"
+        before = self._desk.value[0].copy()
+        kl = self._trade(chosen)
+        growth = np.log(np.maximum(self._desk.value / before, _RUINED))
+        self.relative = growth[chosen, places] - growth[:-1].mean(axis=0)
+        everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._usage = view.used(self._usage, chosen, everyone)
+        self._in_charge = chosen
+        self._desk.gather(chosen)
+        paid = self.relative
+        if self.incentive is not None:
+            paid = self.incentive.pay(self.relative, chosen, kl)
+        return self._ended(paid.astype(np.float32))
+
+    def action_masks(self) -> Bools:
+        """[E,K+1] who may be chosen now; cash always."""
+        allowed = np.ones((self.num_envs, len(self.experts) + 1), dtype=np.bool_)
+        allowed[:, :-1] = self.survey.sight.allowed[self._desk.row]
+        return allowed
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _trade(self, chosen: Ints) -> Floats | None:
+        """Step all forks to the next decision; [K,E] policy KL where that is paid for."""
+        desk, sight = self._desk, self.survey.sight
+        cash = np.zeros((1, self.num_envs, self.world.n_assets))
+        expert = np.minimum(chosen, len(self.experts) - 1)
+        kl = None
+        for bar in range(min(self.config.meta_router.every_bars, self._left)):
+            targets = desk.ask().own
+            current = desk.weights[:-1]
+            if bar == 0 and self.incentive is not None:
+                kl = self.incentive.unlikeness(targets, current, self._noise)
+            scale = sight.scale[desk.row]
+            if (scale != 1.0).any():
+                flat = (-1, targets.shape[-1])
+                limited = within_limits(
+                    targets.reshape(flat),
+                    current.reshape(flat),
+                    scale.T.astype(np.float64).ravel(),
+                )
+                targets = limited.reshape(targets.shape)
+            desk.step(np.concatenate([targets, cash]))
+            self._left -= 1
+            masked = ~sight.allowed[desk.row, expert] & (chosen < len(self.experts))
+            if masked.any():
+                break
+        return kl
+
+    def _ended(self, paid: Floats32) -> VecEnvStepReturn:
+        """What SB3 is told of a step, with new episodes begun where one ended."""
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        done = self._desk.ruined()[0]
+        truncated = self._left <= 0
+        if not truncated and not done.any():
+            return self._observe(), paid, done, infos
+        last = self._observe()
+        for e in range(self.num_envs):
+            if truncated or done[e]:
+                infos[e] = {
+                    "terminal_observation": last[e],
+                    "TimeLimit.truncated": bool(truncated and not done[e]),
+                }
+        if truncated:
+            done = np.ones(self.num_envs, dtype=np.bool_)
+            self._begin()
+        else:
+            self._fresh(self._desk.row, done)
+        return self._observe(), paid, done, infos
+
+    def _begin(self) -> None:
+        """New episodes in all environments."""
+        rows, _ = self._starts.draw(self.num_envs)
+        self._left = self._bars
+        self._fresh(rows, np.ones(self.num_envs, dtype=np.bool_))
+
+    def _fresh(self, rows: Ints, which: Bools) -> None:
+        """Cash at `rows`[E] for the environments `which`[E], with nobody's history."""
+        self._desk.begin(rows, which)
+        even = view.even_usage(self.num_envs, len(self.experts) + 1)
+        self._usage = np.where(which[:, None], even, self._usage)
+        self._in_charge = np.where(which, len(self.experts), self._in_charge)
+
+    def _observe(self) -> Floats32:
+        row = self._desk.row
+        return view.observation(
+            self.survey.sight.at(row), self._usage, self._in_charge, self.survey.market[row]
+        )
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each environment; see `_Place`."""
+        return [getattr(self._places[e], attr_name) for e in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of each environment."""
+        for e in self._get_indices(indices):
+            setattr(self._places[e], attr_name, value)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,  # noqa: ANN401 (SB3's signature)
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,  # noqa: ANN401 (SB3's signature)
+    ) -> list[Any]:
+        """Call a method of each environment; masks, asked for at every step, all at once."""
+        if method_name == "action_masks":
+            return list(self.action_masks()[np.array(self._get_indices(indices))])
+        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
+        return [method(*method_args, **method_kwargs) for method in methods]
+
+    def env_is_wrapped(
+        self,
+        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
+        indices: VecEnvIndices = None,
+    ) -> list[bool]:
+        """There are no wrappers."""
+        return [False for _ in self._get_indices(indices)]
+
+
+class _Place:
+    """One environment as code that expects one of its own sees it."""
+
+    render_mode: None = None
+    spec: None = None
+
+    def __init__(self, env: MetaEnv, index: int) -> None:
+        self._env = env
+        self._index = index
+
+    def action_masks(self) -> Bools:
+        """[K+1] who may be chosen."""
+        return np.asarray(self._env.action_masks()[self._index])

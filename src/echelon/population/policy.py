@@ -1,0 +1,365 @@
+"""The hierarchy as a policy: what validation, backtest, reports and live run.
+
+At the close of each bar, for all books at once:
+
+1. The experts' own books have gone one bar on; `Standing` marks them: who is masked, whose
+   position limit is scaled.
+2. The real book is looked at: one that fell too far is halted (`PortfolioHalt`).
+3. The router is asked where `meta_router.every_bars` bars have gone by since its last decision,
+   at once where the expert in charge is masked, and where a halt has ended.
+4. Every expert says, in one call, what it wants in its own book and what it would do with the real
+   one. What the one in charge wants is sent: within its position limit, cash if halted, and only
+   so far as `TurnoverLimit` allows.
+
+Own books begin the longest horizon before a book's first row, where the world has such rows: that
+is looking back. A book whose row does not follow its last one begins anew, own books and all.
+
+What the real book is worth is not in `Holdings`. The policy trades a copy of it beside the own
+books, by the same kernel, which is the same to the last bit wherever books are simulated. Where
+they are not (live), `observe` is to be called with their values before each decision; a book that
+turns out to be another than the copy is refused without it.
+
+Axes: `E` books, `K` experts, number K is cash, `N` assets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.envs.act import Holdings, Kind, Rows, free
+from echelon.envs.world import World
+from echelon.errors import DataError, UsageError
+from echelon.population import view
+from echelon.population.choosers import Chooser
+from echelon.population.desk import Desk, Ints, Traded, first_rows, started, within_limits
+from echelon.population.record import CASH, CommandRecord
+from echelon.population.survey import Standing, Verdicts
+from echelon.risk import (
+    Alert,
+    HaltSettings,
+    PortfolioHalt,
+    RiskEvent,
+    RiskLog,
+    TurnoverLimit,
+    TurnoverSettings,
+)
+from echelon.types import Bools, Floats, Floats32
+
+_SAME = 1e-4
+"""Weights of a book and of its copy that are further apart belong to different books."""
+_MONTH = 20
+
+
+class HierarchyPolicy:
+    """Experts under a router, with risk control."""
+
+    kind: Kind = "weights"
+
+    def __init__(
+        self,
+        experts: Sequence[Policy],
+        router: Chooser,
+        config: Config,
+        seed: int,
+        name: str = "hierarchy",
+    ) -> None:
+        """seed: kept for policies whose choices are drawn; the router's are not."""
+        self.name = name
+        self.experts = tuple(experts)
+        self.router = router
+        self.config = config
+        self.seed = seed
+        self.expert_names = _unique([expert.name for expert in experts])
+        self.log = RiskLog()
+        """What risk control did in the present run, or the last; times count bars of the book."""
+        self._alerts: list[Alert] = []
+        self._run: _Run | None = None
+        self._told: Floats | None = None
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """Who is told of every event of risk control."""
+        return tuple(self._alerts)
+
+    def subscribe(self, alert: Alert) -> None:
+        """Call `alert` with every event of risk control, of this run and of later ones."""
+        self._alerts.append(alert)
+        self.log.subscribe(alert)
+
+    def start(self, world: World, span: range) -> None:
+        """Make the experts ready, also for the rows before the span that own books begin at."""
+        self._world = world
+        self._first = first_rows(world)
+        self._market = view.market_view(world, self._first, self.config.meta_router.horizons)
+        begin = max(span.start - self._warm, int(self._first[span.start]))
+        self._span = range(min(begin, span.start), span.stop)
+        started(self.experts, world, self._span)
+        self.log = RiskLog(self._alerts)
+        self._run = None
+        self._told = None
+
+    def observe(self, value: Floats) -> None:
+        """Hear what the books are worth, value[E], before the decision at that close.
+
+        Not needed where books are simulated: see the module's text.
+        """
+        self._told = np.asarray(value, dtype=np.float64).copy()
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Target weights[E,N] of books at `row`[E]; NaN: leave as it is."""
+        run = self._run
+        follows = np.zeros(len(row), dtype=np.bool_)
+        if run is not None and len(run.row) == len(row):
+            follows = row == run.row + 1
+        if run is not None and follows.all():
+            run.advance()
+        elif follows.any():
+            raise UsageError(
+                f"of {len(row)} books {int((~follows).sum())} begin anew while the others go on; "
+                "expected all or none of them. Call start() and begin them together, or give each "
+                "group a policy of its own."
+            )
+        else:
+            if run is not None:
+                self.log = RiskLog(self._alerts)
+            run = self._run = self._begun(row)
+        told, self._told = self._told, None
+        return run.decide(held, told)
+
+    @property
+    def record(self) -> CommandRecord | None:
+        """What was done in the last run, if that was of one book and at least one bar long."""
+        run = self._run
+        if run is None or len(run.row) != 1:
+            return None
+        return run.record(self.expert_names, tuple(self.log))
+
+    @property
+    def _warm(self) -> int:
+        return max(self.config.meta_router.horizons)
+
+    def _begun(self, row: Rows) -> _Run:
+        """A run of books that begin at `row`[E], their own books having come there."""
+        run = _Run(self, row, self._world, self._span, self._market)
+        begin = np.maximum(row - self._warm, np.maximum(self._first[row], self._span.start))
+        begin = np.minimum(begin, row)
+        run.warm_up(begin)
+        return run
+
+
+class _Run:
+    """E books that began together, and everything that belongs to them."""
+
+    def __init__(
+        self, policy: HierarchyPolicy, row: Rows, world: World, span: range, market: Floats32
+    ) -> None:
+        n_books, n_experts = len(row), len(policy.experts)
+        config = policy.config
+        self.row = row.copy()
+        self._policy = policy
+        self._config = config
+        self._world = world
+        self._span = span
+        self._market = market
+        self._start = row.copy()
+        self._names = (*policy.expert_names, CASH)
+        self._cash = n_experts
+        self._desk = Desk(policy.experts, world, config, n_books, span)
+        self._standing = Standing(n_books, n_experts, config)
+        risk = config.risk
+        self._halt = PortfolioHalt(n_books, HaltSettings(risk.halt_drawdown, risk.halt_bars))
+        self._turnover = TurnoverLimit(
+            n_books, TurnoverSettings(risk.turnover_per_bar, risk.turnover_per_month, _MONTH)
+        )
+        self._usage = view.even_usage(n_books, n_experts + 1)
+        self._in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
+        self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
+        self._forced = np.zeros(n_books, dtype=np.bool_)
+        self._pending: Floats = np.zeros((n_experts + 1, n_books, world.n_assets))
+        self._steps: list[_Step] = []
+        self._values: list[Floats] = []
+        self._costs: list[Floats] = []
+
+    def warm_up(self, begin: Rows) -> None:
+        """Trade the own books from `begin`[E] to the first rows; the real ones begin there."""
+        desk, row = self._desk, self._start
+        nobody = np.full(len(row), -1, dtype=np.int64)
+        idle = np.zeros((1, len(row), self._world.n_assets))
+        for back in range(int((row - begin).max()), 0, -1):
+            # A book whose time has not come stands in for one whose has, and is put back.
+            active = row - back >= begin
+            rows = np.where(active, row - back, (row - back)[active][0])
+            fresh = row - back <= begin
+            if fresh.any():
+                desk.begin(rows, fresh)
+            self._mark(fresh, nobody)
+            desk.step(np.concatenate([desk.ask().own, idle]))
+        fresh = begin == row
+        if fresh.any():
+            desk.begin(row, fresh)
+        verdicts = self._mark(fresh, nobody)
+        self._values.append(desk.value[:-1].T.copy())
+        if self._config.risk.enabled:
+            self._report_already(verdicts)
+
+    def advance(self) -> None:
+        """One bar on, as was decided at the last close."""
+        traded = self._desk.step(self._pending)
+        self.row = self.row + 1
+        nobody_new = np.zeros(len(self.row), dtype=np.bool_)
+        verdicts = self._mark(nobody_new, self._in_charge)
+        if self._config.risk.enabled:
+            self._forced = verdicts.drawdown.forced
+            self._report(verdicts)
+        if len(self.row) == 1:
+            self._values.append(traded.value[:-1].T.copy())
+            self._costs.append(_cost_share(traded))
+
+    def decide(self, held: Holdings, told: Floats | None) -> Floats:
+        """Target weights[E,N] at this close; told[E]: what the books are worth, if known."""
+        halted, resumed = self._halted(held, told)
+        due = self._age >= self._config.meta_router.every_bars
+        ask = (due | self._forced | resumed) & ~halted
+        allowed = np.ones((len(self.row), self._cash + 1), dtype=np.bool_)
+        allowed[:, :-1] = self._standing.allowed
+        if ask.any():
+            obs = view.observation(
+                self._standing.sight(), self._usage, self._in_charge, self._market[self.row]
+            )
+            chosen = self._policy.router.choose(obs, allowed)
+            self._in_charge = np.where(ask, chosen, self._in_charge)
+            self._usage = view.used(self._usage, self._in_charge, ask)
+        self._in_charge = np.where(halted, self._cash, self._in_charge)
+        places = np.arange(len(self.row))
+        assert allowed[places, self._in_charge].all(), "a masked expert is in charge"
+        self._age = np.where(ask, 1, self._age + 1)
+        self._forced = np.zeros_like(self._forced)
+        asked = self._desk.ask(held)
+        assert asked.real is not None
+        target = self._limited(asked.real, held, halted)
+        self._pending = np.concatenate([asked.own, target[None]])
+        if len(self.row) == 1:
+            wanted = np.where(np.isnan(asked.real), held.weights, asked.real)[:, 0]
+            step = _Step(int(self._in_charge[0]), bool(ask[0]), allowed[0, :-1], wanted)
+            self._steps.append(step)
+        return target
+
+    def record(self, names: tuple[str, ...], events: tuple[RiskEvent, ...]) -> CommandRecord | None:
+        """Of one book: everything up to the bar after its last decision, if that is in the span."""
+        steps, values, costs = self._steps, list(self._values), list(self._costs)
+        if len(steps) == len(values):
+            if int(self.row[0]) + 1 < self._span.stop:
+                after = self._desk.peek(self._pending)
+                values.append(after.value[:-1].T.copy())
+                costs.append(_cost_share(after))
+            else:
+                steps = steps[:-1]
+        if not steps:
+            return None
+        first = int(self._start[0])
+        return CommandRecord(
+            experts=names,
+            times=self._world.times[first : first + len(steps)],
+            in_charge=np.array([step.in_charge for step in steps], dtype=np.int64),
+            decided=np.array([step.decided for step in steps]),
+            allowed=np.stack([step.allowed for step in steps]),
+            target=np.stack([step.target for step in steps]),
+            own_values=np.concatenate(values),
+            own_costs=np.concatenate(costs),
+            events=events,
+        )
+
+    def _mark(self, fresh: Bools, in_charge: Ints) -> Verdicts:
+        verdicts = self._standing.mark(self._desk.value[:-1].T, fresh, in_charge)
+        self._policy.router.follow(self._standing.returns, fresh)
+        return verdicts
+
+    def _halted(self, held: Holdings, told: Floats | None) -> tuple[Bools, Bools]:
+        """(halted[E], resumed now[E]) by what the real books are worth."""
+        if not self._config.risk.enabled:
+            nothing = np.zeros(len(self.row), dtype=np.bool_)
+            return nothing, nothing
+        verdict = self._halt.update(self._value_of_copy(held) if told is None else told)
+        self._log(self._halt.events(verdict, 0))
+        return verdict.halted, verdict.resumed_now
+
+    def _value_of_copy(self, held: Holdings) -> Floats:
+        """[E] what the real books are worth by their copies; refuses other books."""
+        gap = np.abs(self._desk.weights[-1] - held.weights).max(axis=1)
+        if (gap > _SAME).any():
+            bad = int(np.flatnonzero(gap > _SAME)[0])
+            raise DataError(
+                f"book {bad} at row {int(self.row[bad])} holds weights up to {gap[bad]:.2g} off "
+                "those it was commanded to: it was not filled as in the simulation. Call "
+                "observe(value) before each decide(), so that its losses are known."
+            )
+        return np.asarray(self._desk.value[-1])
+
+    def _limited(self, real: Floats, held: Holdings, halted: Bools) -> Floats:
+        """What is sent[E,N] of what the experts want, real[K,E,N]."""
+        places = np.arange(len(self.row))
+        nothing = np.where(free(held), 0.0, np.nan)
+        expert = np.minimum(self._in_charge, self._cash - 1)
+        cash = self._in_charge == self._cash
+        target = np.where(cash[:, None], nothing, real[expert, places])
+        if not self._config.risk.enabled:
+            return target
+        scale = np.where(cash, 1.0, self._standing.scale[places, expert])
+        target = within_limits(target, held.weights, scale)
+        frozen = np.isnan(target)
+        current = held.weights.astype(np.float64)
+        # Rounded to float32 they can be a little more than everything, and turnover more than 2.
+        current /= np.maximum(current.sum(axis=1, keepdims=True), 1.0)
+        moved = self._turnover.apply(current, np.where(frozen, current, target), halted)
+        self._log(self._turnover.events(moved, 0))
+        return np.where(frozen, np.nan, moved.weights)
+
+    def _log(self, events: Sequence[RiskEvent]) -> None:
+        """Write events down, each with the number of its book's bar."""
+        bars = self.row - self._start
+        self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
+
+    def _report(self, verdicts: Verdicts) -> None:
+        """Write down what the guards of the own books said."""
+        standing = self._standing
+        self._log(standing.drawdown.events(verdicts.drawdown, 0, self._names))
+        self._log(standing.cvar.events(verdicts.cvar, 0, self._names))
+
+    def _report_already(self, verdicts: Verdicts) -> None:
+        """Who was masked or scaled before the first bar: the log would only tell of a release."""
+        allowed, halved = verdicts.drawdown.allowed, self._standing.cvar.scale < 1.0
+        self._report(
+            Verdicts(
+                verdicts.drawdown._replace(
+                    masked_now=~allowed, released_now=np.zeros_like(allowed)
+                ),
+                verdicts.cvar._replace(halved_now=halved, restored_now=np.zeros_like(halved)),
+            )
+        )
+
+
+class _Step(NamedTuple):
+    """What the record keeps of a decision about a single book: allowed[K], target[K,N]."""
+
+    in_charge: int
+    decided: bool
+    allowed: Bools
+    target: Floats
+
+
+def _cost_share(traded: Traded) -> Floats:
+    """[E,K] what the own books paid, as a share of their value before."""
+    return np.asarray((traded.cost / np.maximum(traded.before, 1e-12))[:-1].T)
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, numbered where two are alike."""
+    if len({*names, CASH}) == len(names) + 1:
+        return tuple(names)
+    return tuple(f"{name} {k}" for k, name in enumerate(names, 1))

@@ -1,0 +1,241 @@
+"""The router: sb3-contrib's MaskablePPO over K experts and cash, behind our interface.
+
+- It learns in phases, each on a `MetaEnv` whose episodes begin anew. All chance of a phase comes
+  from the seed and the phase's number, so that a run that is resumed between phases goes on with
+  the same numbers; SB3 draws from the global generators of torch and numpy, which are put back.
+- It is stored as weights and JSON, and rebuilt: nothing is pickled.
+- It can be asked before it has learned anything: its first weights come from the seed too.
+
+SB3 is imported when a router is made, not with this module: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.config import Config
+from echelon.errors import StoreError, TrainingError
+from echelon.population import view
+from echelon.population.desk import Ints
+from echelon.population.incentive import Incentive
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    restore_optimizer,
+    with_prefix,
+)
+from echelon.types import Bools, Floats, Floats32
+
+if TYPE_CHECKING:
+    from sb3_contrib import MaskablePPO
+
+    from echelon.population.meta_env import MetaEnv
+
+Metrics = dict[str, float]
+
+_HIDDEN = (64, 64)
+"""Widths of the layers of policy and value, each of its own."""
+
+
+class Router:
+    """MaskablePPO and what its training has to remember; a `choosers.Chooser`."""
+
+    def __init__(self, config: Config, n_experts: int, seed: int) -> None:
+        self.config = config
+        self.n_experts = n_experts
+        self.seed = seed
+        self.incentive = Incentive(config.meta_router, n_experts)
+        with _chance(seed, "weights"):
+            self.model = _new_model(config, n_experts)
+
+    def learn(self, env: MetaEnv, steps: int, phase: int) -> Metrics:
+        """At least `steps` decisions on `env`, in whole rollouts; own books are traded anew first.
+
+        phase: number of this training; of each there is one, with chance of its own
+        """
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        began, incentive = time.perf_counter(), self.incentive
+        relative: list[float] = []
+
+        class Follow(BaseCallback):
+            def _on_step(self) -> bool:
+                relative.append(float(env.relative.mean()))
+                return True
+
+            def _on_rollout_end(self) -> None:
+                incentive.adapt()
+
+        env.renew(phase)
+        env.incentive = incentive
+        try:
+            with _chance(self.seed, phase):
+                self.model.set_env(env)
+                self.model._last_obs = None  # begin with an episode, not where another phase ended
+                self.model.learn(
+                    steps,
+                    callback=Follow(),
+                    log_interval=None,  # type: ignore[arg-type]  # never: the lines are ours
+                    reset_num_timesteps=False,
+                )
+        finally:
+            env.incentive = None
+        told = self.model.logger.name_to_value
+        self._refuse_divergence(told)
+        return {
+            "router/relative_return": float(np.mean(relative)),
+            "router/usage_entropy": incentive.usage.entropy(),
+            "router/kl_lambda": incentive.weight,
+            "router/reward_scale": incentive.scale.std,
+            "router/explained_variance": float(told["train/explained_variance"]),
+            "router/entropy": -float(told["train/entropy_loss"]),
+            "router/decisions": float(self.model.num_timesteps),
+            "router/seconds": time.perf_counter() - began,
+        }
+
+    def follow(self, returns: Floats, fresh: Bools) -> None:
+        """Not needed: what was earned is in the observations."""
+
+    def choose(self, obs: Floats32, allowed: Bools) -> Ints:
+        """[E] the most probable choice of each of obs[E,O] among allowed[E,K+1]."""
+        return np.asarray(self._logits(obs, allowed).argmax(axis=1), dtype=np.int64)
+
+    def probabilities(self, obs: Floats32, allowed: Bools) -> Floats:
+        """[E,K+1] of every choice; 0 for those not allowed."""
+        logits = self._logits(obs, allowed)
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+    @property
+    def lr(self) -> float:
+        """Learning rate from the next phase on."""
+        return float(self.model.learning_rate)  # type: ignore[arg-type]  # never a schedule
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate from the next phase on."""
+        self.model.learning_rate = lr
+        self.model._setup_lr_schedule()
+
+    @property
+    def kl_lambda(self) -> float:
+        """Weight λ of the KL bonus as it is now."""
+        return self.incentive.weight
+
+    def set_kl_lambda(self, weight: float) -> None:
+        """Set λ; it adapts on from there."""
+        self.incentive.weight = weight
+
+    def weights(self) -> dict[str, Tensor]:
+        """All a policy needs: see `load`."""
+        return {name: part.clone() for name, part in self.model.policy.state_dict().items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take what `weights` gave; refuses those of another population or other horizons."""
+        try:
+            self.model.policy.load_state_dict(dict(weights))
+        except RuntimeError as error:
+            raise StoreError(
+                f"the router's weights do not fit {self.n_experts} experts seen over "
+                f"{self.config.meta_router.horizons} bars: {error}. Use the configuration of the "
+                "run they are from."
+            ) from error
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit, between two phases."""
+        flat, optimizer = flatten_optimizer(self.model.policy.optimizer)
+        tensors = with_prefix("policy.", self.weights())
+        tensors |= with_prefix("optimizer.", {name: part.clone() for name, part in flat.items()})
+        return tensors, {
+            "decisions": self.model.num_timesteps,
+            "updates": self.model._n_updates,
+            "lr": self.lr,
+            "optimizer": optimizer,
+            "incentive": self.incentive.state(),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.load(below_prefix("policy.", tensors))
+        flat = below_prefix("optimizer.", tensors)
+        restore_optimizer(self.model.policy.optimizer, flat, state["optimizer"])
+        self.model.num_timesteps = int(state["decisions"])
+        self.model._n_updates = int(state["updates"])
+        self.set_lr(float(state["lr"]))
+        self.incentive.restore(state["incentive"])
+
+    def _logits(self, obs: Floats32, allowed: Bools) -> Floats:
+        """[E,K+1], −∞ where not allowed."""
+        assert allowed.any(axis=1).all(), "there is nobody to choose"
+        policy = self.model.policy
+        policy.set_training_mode(False)
+        with torch.no_grad():
+            found = policy.get_distribution(torch.from_numpy(obs)).distribution
+        assert isinstance(found, torch.distributions.Categorical)
+        logits = found.logits.numpy().astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise TrainingError(
+                "the router's network gives no finite numbers: its training has diverged. Lower "
+                "meta_router.lr; the checkpoints on disk are from before."
+            )
+        return np.where(allowed, logits, -np.inf)
+
+    def _refuse_divergence(self, told: Mapping[str, Any]) -> None:
+        bad = sorted(k for k, v in told.items() if "loss" in k and not math.isfinite(float(v)))
+        if bad:
+            raise TrainingError(
+                f"{', '.join(bad)} of the router is not a finite number after "
+                f"{self.model.num_timesteps:,} decisions: training has diverged. Lower "
+                "meta_router.lr; the checkpoints on disk are from before."
+            )
+
+
+def _new_model(config: Config, n_experts: int) -> MaskablePPO:
+    """MaskablePPO without an environment: made as SB3 itself rebuilds a stored one."""
+    from gymnasium import spaces
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.logger import Logger
+
+    meta = config.meta_router
+    model = MaskablePPO(
+        "MlpPolicy",
+        None,  # type: ignore[arg-type]  # the spaces are set below
+        learning_rate=meta.lr,
+        n_steps=meta.n_steps // meta.n_envs,
+        batch_size=meta.batch_size,
+        gamma=meta.gamma,
+        gae_lambda=meta.gae_lambda,
+        ent_coef=meta.ent_coef,
+        policy_kwargs={"net_arch": list(_HIDDEN)},
+        device="cpu",
+        _init_setup_model=False,
+    )
+    shape = (view.size(n_experts, meta.horizons),)
+    model.observation_space = spaces.Box(-view.CLIP, view.CLIP, shape, np.float32)
+    model.action_space = spaces.Discrete(n_experts + 1)
+    model.n_envs = meta.n_envs
+    model._setup_model()
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
+
+
+@contextmanager
+def _chance(seed: int, phase: int | str) -> Iterator[None]:
+    """Inside, the global generators of torch and numpy are the phase's own."""
+    lots = stream(seed, "router", phase)
+    outer_torch, outer_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    torch.manual_seed(int(lots.integers(2**62)))
+    np.random.seed(int(lots.integers(2**32)))  # noqa: NPY002 (SB3 draws from it)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(outer_torch)
+        np.random.set_state(outer_numpy)  # noqa: NPY002

@@ -1,0 +1,216 @@
+"""What the router sees of a place: the experts by their own books, itself, and the market.
+
+    relative/H/NAME   the expert's own book over the last H bars, less the mean over experts
+    level/H           that mean
+    drawdown/NAME     of the own book, in units of the limit: masked above 1
+    masked/NAME       may not be chosen
+    scale/NAME        of its position limit
+    usage/NAME        decaying share of the router's decisions that chose it; cash too
+    charge/NAME       is in charge; cash too
+    market/H          mean over assets of the return over H bars
+    market/spread     standard deviation over assets of the return over the second shortest H
+    market/calm       log of the market's volatility over that H, over that over the longest
+
+Everything is free of scale: a return over H bars is in units of √H times the root mean square of
+such returns per bar over the longest horizon, and clipped to ±5. Bars that are not known count as
+bars without a return. Nothing lies after the row.
+
+Axes: `E` places, `K` experts, `H` horizons, `L` the longest of them, `T` rows, `N` assets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.envs.world import World
+from echelon.types import Bools, Floats, Floats32
+
+CLIP = 5.0
+USAGE_MEMORY = 20.0
+"""Decisions over which usage decays."""
+_LEAST = 1e-9
+"""Returns smaller than this have no volatility to be measured in."""
+_RUIN = 1e-9
+"""Value, as a share of the first, below which a book has no logarithm to speak of."""
+
+
+class Sight(NamedTuple):
+    """What the own books say of the experts in B places or at B rows.
+
+    relative[B,K,H], level[B,H]: returns; drawdown[B,K]: in units of the limit
+    allowed[B,K]: by risk control; scale[B,K]: of the position limit
+    """
+
+    relative: Floats32
+    level: Floats32
+    drawdown: Floats32
+    allowed: Bools
+    scale: Floats32
+
+    def at(self, rows: NDArray[np.int64]) -> Sight:
+        """That of some rows."""
+        return Sight(
+            self.relative[rows],
+            self.level[rows],
+            self.drawdown[rows],
+            self.allowed[rows],
+            self.scale[rows],
+        )
+
+
+def names(experts: Sequence[str], horizons: Sequence[int], cash: str = "cash") -> tuple[str, ...]:
+    """[O] what the entries of an observation are, in their order."""
+    choices = (*experts, cash)
+    return (
+        *(f"relative/{h}/{name}" for name in experts for h in horizons),
+        *(f"level/{h}" for h in horizons),
+        *(f"{kind}/{name}" for kind in ("drawdown", "masked", "scale") for name in experts),
+        *(f"{kind}/{name}" for kind in ("usage", "charge") for name in choices),
+        *(f"market/{h}" for h in horizons),
+        *("market/spread", "market/calm"),
+    )
+
+
+def size(n_experts: int, horizons: Sequence[int]) -> int:
+    """O."""
+    return len(names([str(k) for k in range(n_experts)], horizons))
+
+
+def observation(
+    sight: Sight, usage: Floats, in_charge: NDArray[np.int64], market: Floats32
+) -> Floats32:
+    """[E,O] float32 of a sight of E places, usage[E,K+1], in_charge[E] and market[E,M]."""
+    n_places = len(in_charge)
+    charge = np.zeros(usage.shape, dtype=np.float32)
+    charge[np.arange(n_places), in_charge] = 1.0
+    parts = (
+        sight.relative.reshape(n_places, -1),
+        sight.level,
+        np.minimum(sight.drawdown, CLIP),
+        ~sight.allowed,
+        sight.scale,
+        usage,
+        charge,
+        market,
+    )
+    return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+
+
+def even_usage(n_places: int, n_choices: int) -> Floats:
+    """Usage[E,K+1] before the first decision."""
+    return np.full((n_places, n_choices), 1.0 / n_choices)
+
+
+def used(usage: Floats, chosen: NDArray[np.int64], which: Bools) -> Floats:
+    """Usage[E,K+1] after the decisions chosen[E] of the places `which`[E]."""
+    onto = np.zeros_like(usage)
+    onto[np.arange(len(usage)), chosen] = 1.0
+    return np.where(which[:, None], usage + (onto - usage) / USAGE_MEMORY, usage)
+
+
+class Trail:
+    """The last L bars of K own books in E places, and what they made."""
+
+    def __init__(self, n_places: int, n_experts: int, horizons: Sequence[int]) -> None:
+        self._horizons = np.array(horizons)
+        self._longest = int(max(horizons))
+        # In the order of time, so that sums do not depend on where a ring begins; moved to the
+        # front when full.
+        self._log = np.zeros((4 * self._longest + 1, n_places, n_experts))
+        self._end = self._longest + 1
+        self._known = np.zeros(n_places, dtype=np.int64)
+
+    def push(self, growth: Floats, fresh: Bools) -> None:
+        """The values[E,K] after a bar, as multiples of the first; fresh[E]: books that begin."""
+        keep = self._longest + 1
+        if self._end == len(self._log):
+            self._log[:keep] = self._log[-keep:]
+            self._end = keep
+        self._log[self._end] = np.log(np.maximum(np.nan_to_num(growth), _RUIN))
+        self._end += 1
+        if fresh.any():
+            self._log[self._end - keep : self._end, fresh] = 0.0
+        self._known = np.where(fresh, 0, np.minimum(self._known + 1, self._longest))
+
+    def returns(self) -> tuple[Floats32, Floats32]:
+        """(relative[E,K,H], level[E,H]): see the module's text."""
+        past = self._log[self._end - self._longest - 1 : self._end]
+        bars = np.diff(past, axis=0)
+        mean = bars.mean(axis=2)
+        known = np.maximum(self._known, 1)
+        apart = np.square(bars - mean[:, :, None]).mean(axis=2).sum(axis=0)
+        relative_sd = np.maximum(np.sqrt(apart / known), _LEAST)
+        level_sd = np.maximum(np.sqrt(np.square(mean).sum(axis=0) / known), _LEAST)
+        made = past[-1] - past[-1 - self._horizons]  # [H,E,K]
+        level = made.mean(axis=2)
+        root = np.sqrt(self._horizons)[:, None]
+        relative = (made - level[:, :, None]) / (relative_sd * root)[:, :, None]
+        return _clipped(relative.transpose(1, 2, 0)), _clipped((level / (level_sd * root)).T)
+
+
+def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int]) -> Floats32:
+    """[T,M] the market's part of observations at every row; first[T]: see `desk.first_rows`.
+
+    A row looks no further back than to the window before its first row.
+    """
+    out = np.zeros((len(world.times), len(horizons) + 2), dtype=np.float32)
+    edges = np.flatnonzero(np.diff(first)) + 1
+    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):
+        since = max(int(first[low]) - world.window + 1, 0)
+        part = _market_piece(world.growth[since:high], world.present[since:high], horizons)
+        out[low:high] = part[low - since :] if low >= since else 0.0
+    return out
+
+
+def _market_piece(growth: Floats, present: Bools, horizons: Sequence[int]) -> Floats32:
+    """[T,M] of growth[T,N] and present[T,N], rows that follow one another."""
+    priced = present & np.isfinite(growth) & (growth > 0.0)
+    bars = np.zeros(growth.shape)
+    both = priced[1:] & priced[:-1]
+    level = np.log(np.where(priced, growth, 1.0))
+    bars[1:][both] = (level[1:] - level[:-1])[both]
+    known = np.zeros(growth.shape, dtype=bool)
+    known[1:] = both
+    longest, ordered = max(horizons), sorted(horizons)
+    middle = ordered[min(1, len(ordered) - 1)]
+    volatility = np.sqrt(_ratio(_trailing(np.square(bars), longest), _trailing(known, longest)))
+    volatility = np.maximum(volatility, _LEAST)
+    count = np.maximum(priced.sum(axis=1), 1)
+
+    def mean(values: Floats) -> Floats:
+        return np.asarray(np.where(priced, values, 0.0).sum(axis=1) / count)
+
+    made = {h: _trailing(bars, h) / (volatility * np.sqrt(h)) for h in (*horizons, middle)}
+    spread = np.sqrt(mean(np.square(made[middle] - mean(made[middle])[:, None])))
+    market = np.square(mean(bars))
+    calm = 0.5 * np.log(_per_bar(market, middle) / _per_bar(market, longest))
+    return _clipped(np.column_stack([*(mean(made[h]) for h in horizons), spread, calm]))
+
+
+def _trailing(values: NDArray[np.floating] | Bools, bars: int) -> Floats:
+    """[T,…] sum of the last `bars` of values[T,…], of fewer at the start."""
+    total = np.cumsum(values, axis=0, dtype=np.float64)
+    out = total.copy()
+    out[bars:] -= total[:-bars]
+    return out
+
+
+def _per_bar(squares: Floats, bars: int) -> Floats:
+    """[T] mean of the last `bars` of squares[T], whose first is of no bar; never quite 0."""
+    known = np.clip(np.arange(len(squares)), 1, bars)
+    return np.asarray(np.maximum(_trailing(squares, bars) / known, _LEAST**2))
+
+
+def _ratio(top: Floats, bottom: Floats) -> Floats:
+    """0 where there is nothing below; rounding leaves no negative sums of squares."""
+    out = np.zeros_like(top)
+    np.divide(np.maximum(top, 0.0), bottom, out=out, where=bottom > 0.0)
+    return out
+
+
+def _clipped(values: Floats) -> Floats32:
+    return np.clip(values, -CLIP, CLIP).astype(np.float32)
