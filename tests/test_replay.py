@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from memories import E, N, Walk, behaviour_of, numbers, same, slow_sequences
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from echelon.agents import replay as module
 from echelon.agents.replay import Replay, Transitions
 from echelon.errors import ConfigError, DataError, StoreError
-
-N, E = 11, 3
-
-
-class Walk:
-    """Books that walk through rows; every number of a transition tells which one it is."""
-
-    def __init__(self, books: int = E, n_assets: int = N, seed: int = 0) -> None:
-        self.chance = np.random.default_rng(seed)
-        self.row = self.chance.integers(0, 1000, books).astype(np.int32)
-        self.n_assets = n_assets
-        self.count = 0
-
-    def step(self, ends: float = 0.0) -> Transitions:
-        books, n_assets = len(self.row), self.n_assets
-        number = np.arange(self.count, self.count + books, dtype=np.float32)
-        self.count += books
-        each = number[:, None] + np.arange(n_assets, dtype=np.float32) / 100
-        ended = self.chance.random(books) < ends
-        terminated = ended & (self.chance.random(books) < 0.5)
-        step = Transitions(
-            row=self.row,
-            weights=each,
-            cash=number + 0.5,
-            free=self.chance.random((books, n_assets)) < 0.5,
-            raw=-each,
-            raw_log_prob=-number,
-            reward=number * 2,
-            terminated=terminated,
-            truncated=ended & ~terminated,
-            next_weights=each + 1,
-            next_cash=number + 1.5,
-            next_free=self.chance.random((books, n_assets)) < 0.5,
-        )
-        anew = self.chance.integers(0, 1000, books)
-        self.row = np.where(ended, anew, self.row + 1).astype(np.int32)
-        return step
 
 
 class Filled(NamedTuple):
@@ -72,15 +37,8 @@ def fill(capacity: int, steps: int, ends: float = 0.0, books: int = E) -> Filled
     return Filled(replay, held)
 
 
-def numbers(drawn: Transitions) -> np.ndarray[Any, Any]:
-    """Which transitions were drawn."""
-    return (drawn.reward / 2).astype(np.int64)
-
-
-def same(found: Transitions, wanted: Transitions) -> None:
-    for name, left, right in zip(Transitions._fields, found, wanted, strict=True):
-        np.testing.assert_array_equal(left, right, err_msg=name)
-        assert np.asarray(left).dtype == np.asarray(right).dtype, name
+def chance() -> np.random.Generator:
+    return np.random.default_rng(5)
 
 
 def everything(replay: Replay) -> Transitions:
@@ -115,18 +73,6 @@ def test_same_chance_draws_the_same() -> None:
     replay, _ = fill(capacity=60, steps=30, ends=0.1)
     for draw in (replay.sample, lambda n, chance: replay.sequences(n, 4, chance)):
         same(draw(20, np.random.default_rng(5)), draw(20, np.random.default_rng(5)))
-
-
-def slow_sequences(books: list[deque[Transitions]], length: int) -> set[tuple[int, ...]]:
-    """Every stretch within an episode, by looking at all of them."""
-    found = set()
-    for book in books:
-        line = list(book)
-        for first in range(len(line) - length + 1):
-            part = line[first : first + length]
-            if not any(t.terminated or t.truncated for t in part[:-1]):
-                found.add(tuple(int(t.reward / 2) for t in part))
-    return found
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -325,3 +271,121 @@ def test_save_that_fails_leaves_the_earlier_file(
     other = Replay(31, N)
     other.load(path)
     same(everything(other), everything(first))
+
+
+def test_buffer_without_behaviour_is_saved_and_drawn_as_it_always_was(tmp_path: Path) -> None:
+    # Numbers of the version before rings could keep behaviour: earlier runs can be gone on from.
+    path = tmp_path / "replay.safetensors"
+    replay, _ = fill(capacity=31, steps=33, ends=0.2)
+    replay.save(path)
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata()["sha256"].startswith("67509d807cfcdcab")
+    assert numbers(replay.sample(8, np.random.default_rng(0))).tolist() == [
+        85,
+        79,
+        75,
+        98,
+        69,
+        91,
+        92,
+        90,
+    ]
+
+
+# --- behaviour, and files that are mapped -----------------------------------------------------
+
+
+def with_behaviour(steps: int, directory: Path | None = None) -> Replay:
+    replay, walk = Replay(31, N, behaviour=True, directory=directory), Walk()
+    for k in range(steps):
+        step = walk.step(0.2)
+        replay.add(step, behaviour_of(step, skill=k))
+    return replay
+
+
+def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
+    replay, plain = with_behaviour(33), fill(capacity=31, steps=33, ends=0.2).replay
+    for both, alone in (
+        (replay.sample_both(50, chance()), plain.sample(50, chance())),
+        (replay.sequences_both(50, 3, chance()), plain.sequences(50, 3, chance())),
+    ):
+        same(both.transitions, alone)
+        number = both.transitions.reward / 2
+        np.testing.assert_array_equal(both.behaviour.version, number // E)
+        np.testing.assert_array_equal(both.behaviour.skill, number // E)
+        np.testing.assert_array_equal(both.behaviour.bar_return, number / np.float32(1000))
+        np.testing.assert_array_equal(both.behaviour.mean, alone.raw + np.float32(0.25))
+        np.testing.assert_array_equal(both.behaviour.log_std, -alone.weights / np.float32(1000))
+        assert [part.dtype for part in both.behaviour] == ["f4", "f4", "i4", "i4", "f4"]
+    same(replay.sample(50, chance()), plain.sample(50, chance()))
+
+
+def test_behaviour_is_wanted_where_it_is_kept_and_only_there() -> None:
+    step = Walk().step()
+    with pytest.raises(ValueError, match="expected a behaviour: True"):
+        Replay(31, N, behaviour=True).add(step)
+    with pytest.raises(ValueError, match="expected a behaviour: False"):
+        Replay(31, N).add(step, behaviour_of(step))
+    with pytest.raises(ValueError, match="keeps no behaviour"):
+        fill(capacity=31, steps=3).replay.sample_both(1, chance())
+
+
+def test_behaviour_that_is_no_number_is_refused_and_leaves_nothing() -> None:
+    replay, step = with_behaviour(2), Walk().step()
+    for name in ("mean", "log_std", "bar_return"):
+        spoilt = getattr(behaviour_of(step), name).copy()
+        spoilt[1] = np.inf
+        with pytest.raises(DataError, match=f"a transition's {name} is not finite"):
+            replay.add(step, behaviour_of(step)._replace(**{name: spoilt}))
+    assert len(replay) == 6
+
+
+def test_file_that_keeps_other_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replay.safetensors"
+    with_behaviour(12).save(path)
+    with pytest.raises(StoreError, match=r"replay\.safetensors: .*'bar_return'.* in one of them"):
+        Replay(31, N).load(path)
+    fill(capacity=31, steps=12).replay.save(path)
+    with pytest.raises(StoreError, match=r"do not keep the same: \['bar_return', 'log_std'"):
+        Replay(31, N, behaviour=True).load(path)
+
+
+def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Path) -> None:
+    mapped, memory = with_behaviour(33, tmp_path / "ring"), with_behaviour(33)
+    files = {path.name for path in (tmp_path / "ring").iterdir()}
+    assert files == {f"{name}.bin" for name in module.layout(N, behaviour=True)}
+    other = Replay(31, N, behaviour=True, directory=tmp_path / "ring")
+    assert len(other) == 0  # what files hold is nothing before somebody vouches for it
+    other.mark = mapped.mark
+    for replay in (mapped, other):
+        for found, wanted in zip(
+            replay.sequences_both(40, 3, chance()),
+            memory.sequences_both(40, 3, chance()),
+            strict=True,
+        ):
+            same(found, wanted)
+
+
+def test_mapped_file_of_another_size_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Replay(31, N, directory=tmp_path)
+    sizes = {path: path.stat().st_size for path in tmp_path.iterdir()}
+    with pytest.raises(StoreError, match=r"row\.bin: 124 bytes, expected 128: .* Remove the dir"):
+        Replay(32, N, directory=tmp_path)
+    assert {path: path.stat().st_size for path in tmp_path.iterdir()} == sizes
+
+
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/ring: the replay buffer's files cannot be made"):
+        Replay(31, N, directory=tmp_path / "file" / "ring")
+
+
+def test_mapped_buffer_larger_than_the_disk_is_refused_before_a_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match=r"expert\.buffer_size = 1,000,000 .* GB on disk are"):
+        Replay(1_000_000, 16, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(Replay(1000, 16, directory=tmp_path)) == 0

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from echelon.agents.stretches import Mark, draw, window
+from echelon.agents.stretches import Mark, Share, draw, window
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.files import sync
 
@@ -372,14 +372,13 @@ class Replay:
 
     def _stretches(self, n: int, length: int, chance: np.random.Generator) -> NDArray[np.int64]:
         """Slots[n,L]."""
-        windows = [window(self.mark, self.capacity, length)]
-        row, ended = self._arrays["row"], self._arrays["ended"]
         advice = (
             "Take shorter sequences, longer episodes (train.episode_steps) or a larger "
             f"{self.setting}."
         )
-        drawn = draw(row, ended, windows, n, length, chance, advice)
-        return np.ascontiguousarray(drawn.slots.T)
+        share = Share([window(self.mark, self.capacity, length)], n, advice)
+        slots = draw(self._arrays["row"], self._arrays["ended"], [share], length, chance)
+        return np.ascontiguousarray(slots.T)
 
 
 def memory_available() -> int:

@@ -56,13 +56,6 @@ class Window(NamedTuple):
     starts: int
 
 
-class Stretches(NamedTuple):
-    """Slots of the columns [L,n], and the window[n] each stretch came from."""
-
-    slots: Ints
-    window: Ints
-
-
 def window(mark: Mark, capacity: int, length: int, *, base: int = 0, skip: int = 0) -> Window:
     """The window of a ring of `capacity` slots, without its oldest `skip` transitions."""
     usable = mark.usable(capacity)
@@ -74,57 +67,65 @@ def window(mark: Mark, capacity: int, length: int, *, base: int = 0, skip: int =
     return Window(base, usable, mark.books, oldest + skip, size, starts)
 
 
+class Share(NamedTuple):
+    """How many stretches to draw from which windows, and what to tell where there are none."""
+
+    windows: Sequence[Window]
+    n: int
+    advice: str
+
+
 def draw(
     row: NDArray[np.int32],
     ended: NDArray[np.uint8],
-    windows: Sequence[Window],
-    n: int,
+    shares: Sequence[Share],
     length: int,
     chance: np.random.Generator,
-    advice: str,
-) -> Stretches:
-    """Stretches of `length` steps from anywhere in the windows, each as likely as any other.
+) -> Ints:
+    """Slots[L,n] of stretches, share after share, each as likely as any other of its share.
 
     row, ended: columns of the rings, ended 0 where an episode goes on; only the last transition of
-    a stretch may end one. Raises DataError, with the advice, where there is no such stretch.
+    a stretch may end one. Raises DataError, with the share's advice, where there is no such
+    stretch.
     """
     if length < 1:
         raise ValueError(f"expected length ≥ 1, found {length}")
-    table = np.array(windows, dtype=np.int64).T
+    table = np.array([one for share in shares for one in share.windows], dtype=np.int64).T
     ends = table[5].cumsum()
-    possible = int(ends[-1])
-    if possible:
-        found: list[Stretches] = []
-        missing = n
-        # Most stretches are whole where episodes are long: draw, and draw again for the rest.
-        for _ in range(_ROUNDS):
-            drawn = _follow(table, ends, chance.integers(0, possible, n), length)
-            whole = _whole(row, ended, drawn.slots)
-            if missing == n and whole.all():
-                return drawn
-            found.append(Stretches(drawn.slots[:, whole], drawn.window[whole]))
-            missing -= len(found[-1].window)
-            if missing <= 0:
-                slots, numbers = zip(*found, strict=True)
-                return Stretches(np.concatenate(slots, axis=1)[:, :n], np.concatenate(numbers)[:n])
-        everything = _follow(table, ends, np.arange(possible), length)
-        places = np.flatnonzero(_whole(row, ended, everything.slots))
-        if len(places):
-            chosen = chance.choice(places, n)
-            return Stretches(everything.slots[:, chosen], everything.window[chosen])
-    raise DataError(
-        f"none of the {int(table[4].sum()):,} transitions in the replay buffer begins a stretch "
-        f"of {length} within an episode. {advice}"
-    )
+    # Starts are counted through all windows: those of share i lie from bounds[i] to bounds[i + 1].
+    bounds = np.cumsum([0, *(sum(one.starts for one in share.windows) for share in shares)])
+    for share, possible in zip(shares, np.diff(bounds), strict=True):
+        if possible == 0:
+            raise _none(share, length)
+    which = np.repeat(np.arange(len(shares)), [share.n for share in shares])
+    low, count = bounds[which], np.diff(bounds)[which]
+    broken, slots = np.arange(len(which)), np.empty((length, len(which)), dtype=np.int64)
+    # Most stretches are whole where episodes are long: draw, and draw again for the rest.
+    for _ in range(_ROUNDS):
+        # A remainder of 62 bits is even to 2⁻⁴⁰, and much quicker than bounds for each.
+        starts = low[broken] + chance.integers(0, 1 << 62, len(broken)) % count[broken]
+        anew = _follow(table, ends, starts, length)
+        slots[:, broken] = anew
+        broken = broken[~_whole(row, ended, anew)]
+        if len(broken) == 0:
+            return slots
+    for i in np.unique(which[broken]):
+        everything = _follow(table, ends, np.arange(bounds[i], bounds[i + 1]), length)
+        whole = everything[:, _whole(row, ended, everything)]
+        if whole.shape[1] == 0:
+            raise _none(shares[i], length)
+        again = broken[which[broken] == i]
+        slots[:, again] = whole[:, chance.integers(0, whole.shape[1], len(again))]
+    return slots
 
 
-def _follow(table: Ints, ends: Ints, starts: Ints, length: int) -> Stretches:
-    """The stretches that begin at these starts, counted through all windows[n]."""
+def _follow(table: Ints, ends: Ints, starts: Ints, length: int) -> Ints:
+    """Slots[L,n] of the stretches that begin at these starts, counted through all windows."""
     numbers = ends.searchsorted(starts, side="right")
     base, usable, books, first, _, count = table[:, numbers]
     first += starts - (ends[numbers] - count)
-    slots = base + (first + np.arange(length)[:, None] * books) % usable
-    return Stretches(slots, numbers)
+    slots: Ints = base + (first + np.arange(length)[:, None] * books) % usable
+    return slots
 
 
 def _whole(row: NDArray[np.int32], ended: NDArray[np.uint8], slots: Ints) -> NDArray[np.bool_]:
@@ -133,3 +134,11 @@ def _whole(row: NDArray[np.int32], ended: NDArray[np.uint8], slots: Ints) -> NDA
     jumps = (rows[1:] - rows[:-1] != 1) | (ended.take(slots[:-1]) != 0)
     whole: NDArray[np.bool_] = ~jumps.any(axis=0)
     return whole
+
+
+def _none(share: Share, length: int) -> DataError:
+    size = sum(window.size for window in share.windows)
+    return DataError(
+        f"none of the {size:,} transitions in the replay buffer begins a stretch of {length} "
+        f"within an episode. {share.advice}"
+    )

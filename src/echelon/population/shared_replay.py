@@ -26,7 +26,7 @@ Axes: `K` experts, `E` books, `N` assets, `n` sequences, `L` steps of a sequence
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from echelon.agents.replay import (
     read_behaviour,
     read_columns,
 )
-from echelon.agents.stretches import Mark, Stretches, Window, draw, window
+from echelon.agents.stretches import Mark, Share, Window, draw, window
 from echelon.errors import ConfigError, StoreError
 from echelon.files import (
     recover_directory,
@@ -166,17 +166,16 @@ class SharedReplay:
         marks, margin: see `visible`. Raises DataError where no sequence is long enough.
         """
         n_own = round(own_share * n_sequences)
-        drawn: list[Stretches] = []
+        shares = []
         if n_own:
             fresh = self._fresh(expert, length, fresh_steps)
-            own = self._draw((fresh,), n_own, length, chance, "fresh_steps")
-            drawn.append(Stretches(own.slots, np.full(n_own, expert)))
+            shares.append(Share((fresh,), n_own, _advice("fresh_steps")))
         if n_own < n_sequences:
             windows = self.visible(expert, length, marks, margin)
-            rest = n_sequences - n_own
-            drawn.append(self._draw(windows, rest, length, chance, "buffer_size"))
-        slots = np.concatenate([part.slots for part in drawn], axis=1)
-        source = np.concatenate([part.window for part in drawn])
+            shares.append(Share(windows, n_sequences - n_own, _advice("buffer_size")))
+        row, ended = self._columns["row"], self._columns["ended"]
+        slots = draw(row, ended, shares, length, chance)
+        source = slots[0] // self.ring_capacity
         return SharedBatch(
             read_columns(self._plain, slots),
             read_behaviour(self._columns, slots),
@@ -281,22 +280,6 @@ class SharedReplay:
         for k, ring in enumerate(self._rings):
             ring.load(_file(standing, k))
 
-    def _draw(
-        self,
-        windows: Sequence[Window],
-        n: int,
-        length: int,
-        chance: np.random.Generator,
-        key: str,
-    ) -> Stretches:
-        advice = (
-            "Collect more before the first update (expert.learning_starts), take shorter "
-            "sequences (experts.sharing.sequence_steps), longer episodes (train.episode_steps) "
-            f"or a larger experts.sharing.{key}."
-        )
-        row, ended = self._columns["row"], self._columns["ended"]
-        return draw(row, ended, windows, n, length, chance, advice)
-
     def _fresh(self, expert: int, length: int, fresh_steps: int) -> Window:
         mark, each = self._rings[expert].mark, self.ring_capacity
         if fresh_steps < length * mark.books:
@@ -347,3 +330,11 @@ def _file(directory: Path, expert: int) -> Path:
 def _require_marks(marks: Marks, n_experts: int) -> None:
     if len(marks) != n_experts:
         raise ValueError(f"expected the marks of {n_experts} experts, found {len(marks)}")
+
+
+def _advice(key: str) -> str:
+    return (
+        "Collect more before the first update (expert.learning_starts), take shorter sequences "
+        "(experts.sharing.sequence_steps), longer episodes (train.episode_steps) or a larger "
+        f"experts.sharing.{key}."
+    )
