@@ -37,6 +37,9 @@ class _Walker:
             self.place += torch.from_numpy(self._chance.standard_normal(3) + push)
         return {"place": self.place}
 
+    def settle(self, given: dict[str, torch.Tensor]) -> None:
+        self.place = given["place"]
+
     def spoil(self, given: dict[str, torch.Tensor]) -> None:
         given["place"].zero_()
 
@@ -108,6 +111,18 @@ def test_what_a_member_gives_or_takes_is_a_copy_in_one_process_too() -> None:
         here.one(1, "spoil", before)
         here.one(0, "walk", 5, np.zeros(3))
     assert torch.equal(before["place"], kept)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_members_that_are_given_the_same_thing_each_have_their_own(
+    workers: int, crew: Crew
+) -> None:
+    host = crew if workers == 2 else Crew(_walkers, members=5)
+    shared = {"place": torch.ones(3, dtype=torch.float64)}
+    host.each("settle", dict.fromkeys(range(5), (shared,)))
+    host.one(0, "walk", 3, np.ones(3))
+    rest = host.each("walk", dict.fromkeys(range(1, 5), (0, np.zeros(3))))
+    assert all(found["place"].tolist() == [1.0, 1.0, 1.0] for found in rest.values())
 
 
 def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(crew: Crew) -> None:

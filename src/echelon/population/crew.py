@@ -111,7 +111,7 @@ class Crew:
         """Result or `Failure` of each member named, in their order; see `Host`."""
         unknown = [m for m in calls if not 0 <= m < self.members]
         assert not unknown, f"members are numbered 0 to {self.members - 1}, found {unknown}"
-        answers = self._ask({m: _Call(m, method, args) for m, args in calls.items()})
+        answers = self._ask({m: _Call(m, method, _pack(args)) for m, args in calls.items()})
         return {m: self._result(answers[m]) for m in calls}
 
     def one(self, member: int, method: str, *args: object) -> Any:  # noqa: ANN401 (of any method)
@@ -158,7 +158,7 @@ class Crew:
         self.close()
 
     def _make(self, members: Sequence[int]) -> None:
-        answers = self._ask({m: _Call(m, None, ()) for m in members})
+        answers = self._ask({m: _Call(m, None, b"") for m in members})
         for m in members:
             result = self._result(answers[m])
             if isinstance(result, Failure):
@@ -210,11 +210,15 @@ class Crew:
 
 
 class _Call(NamedTuple):
-    """What a member is to do; method None: to be made."""
+    """What a member is to do; method None: to be made.
+
+    args: packed by themselves, since what is packed together arrives as one object for all: two
+    members of a process that are given the same array would change it for each other
+    """
 
     member: int
     method: str | None
-    args: tuple[Any, ...]
+    args: bytes
 
 
 class _Answer(NamedTuple):
@@ -243,8 +247,7 @@ class _Here:
     def ask(self, calls: Sequence[_Call]) -> dict[int, _Answer]:
         """All answers at once."""
         with _threads(self.threads):
-            copies = [_Call(c.member, c.method, _unpack(_pack(c.args))) for c in calls]
-            return {c.member: _done(self._members, self.make, c) for c in copies}
+            return {c.member: _done(self._members, self.make, c) for c in calls}
 
     def listen(self) -> dict[int, _Answer]:
         """Nothing: all has been said."""
@@ -370,7 +373,7 @@ def _done(members: dict[int, object], make: Make, call: _Call) -> _Answer:
             return _Answer(call.member, "result", _pack(None))
         if call.member not in members:
             raise TrainingError("it could not be made anew when it was last tried: rebuild it")
-        result = getattr(members[call.member], call.method)(*call.args)
+        result = getattr(members[call.member], call.method)(*_unpack(call.args))
         return _Answer(call.member, "result", _pack(result))
     except EchelonError as error:
         return _Answer(call.member, "error", (type(error), str(error)))
