@@ -49,6 +49,9 @@ _LEAST_STD = 1e-5
 """Inputs that vary less are constant: they are centred, not scaled."""
 _FARTHEST = 10.0
 """Standard deviations from the mean beyond which inputs are cut."""
+_AHEAD = 3.0
+"""Times the learning rate: what is not yet known of the visitors of books, the critic takes for
+its own (of 0.33 nats that only books tell, 0.21 after 200 updates at the same rate, 0.01 so)."""
 
 
 class Deeds(NamedTuple):
@@ -95,7 +98,7 @@ class SkillBonus:
             torch.manual_seed(int(chance.integers(2**62)))
             make = _InfoNce if estimator == "infonce" else _Diayn
             self._net: _InfoNce | _Diayn = make(n_skills, n_assets, skill_dim, hidden)
-        self._optimizer = torch.optim.Adam(self._net.parameters(), lr=lr)
+        self._optimizer = torch.optim.Adam(self._net.groups(lr))
         self._draws = torch.Generator().manual_seed(int(chance.integers(2**62)))
 
     def learn(self, deeds: Deeds, skills: Tensor, updates: int) -> Learned:
@@ -113,8 +116,8 @@ class SkillBonus:
             part = self._part(deeds)
             loss, information = self._net.losses(part, skills, log_share)
             self._step(loss)
-            losses += float(loss)
-            informations += float(information)
+            losses += float(loss.detach())
+            informations += float(information.detach())
         return Learned(losses / updates, informations / updates)
 
     def reward(
@@ -241,8 +244,17 @@ class _InfoNce(nn.Module):
         self.scale = _Scale(2 * n_assets + 1)
         self.critic = SkillCritic(n_assets + 1, n_assets, skill_dim, hidden)
         self.visitor = nn.Sequential(
-            nn.Linear(n_assets + 1, hidden), nn.ReLU(), nn.Linear(hidden, n_skills)
+            nn.Linear(n_assets + 1, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, n_skills),
         )
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Parameters for the optimizer; those who stand at a book are learned ahead of the rest."""
+        visitor = {"params": list(self.visitor.parameters()), "lr": _AHEAD * lr}
+        return [{"params": list(self.critic.parameters()), "lr": lr}, visitor]
 
     def forward(self, deeds: Deeds, skills: Tensor) -> Tensor:
         """Scores[B,K]."""
@@ -269,6 +281,10 @@ class _Diayn(nn.Module):
         self._assets = n_assets
         self.scale = _Scale(2 * n_assets + 1)
         self.discriminator = SkillDiscriminator(n_assets, n_skills, hidden)
+
+    def groups(self, lr: float) -> list[dict[str, Any]]:
+        """Parameters for the optimizer."""
+        return [{"params": list(self.discriminator.parameters()), "lr": lr}]
 
     def forward(self, deeds: Deeds, _skills: Tensor) -> Tensor:
         """Scores[B,K]; cash is what the weights leave."""

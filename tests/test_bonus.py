@@ -1,0 +1,171 @@
+"""The mutual-information reward: known information, none where there is none, and resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from echelon.errors import StoreError, TrainingError
+from echelon.population.bonus import Deeds, Estimator, SkillBonus
+from echelon.population.monitor import skills
+
+K, N = 3, 2
+MEANS = torch.tensor([[-0.6, 0.0], [0.0, 0.0], [0.6, 0.0]])
+WIDTH = 0.5
+SKILLS = torch.from_numpy(skills(K, 5, seed=0)).float()
+
+
+def known_information(centres: Tensor, width: float) -> float:
+    """I(a; z) of even skills with Gaussians around the first coordinate, on a fine grid."""
+    at = np.linspace(-5.0, 5.0, 20_001)
+    middle = centres[:, 0].numpy().astype(np.float64)
+    density = np.exp(-0.5 * ((at - middle[:, None]) / width) ** 2) / (width * math.sqrt(2 * np.pi))
+    mixture = density.mean(axis=0)
+    ratio = np.log(density, where=density > 0, out=np.zeros_like(density)) - np.log(mixture)
+    return float((density * ratio).sum(axis=1).mean() * (at[1] - at[0]))
+
+
+def deeds(
+    n: int,
+    seed: int,
+    *,
+    actions: Tensor | None = None,
+    holdings: Tensor | None = None,
+    shares: tuple[float, ...] = (1.0, 1.0, 1.0),
+) -> Deeds:
+    """Samples whose actions and holdings lie around the centres[K,N] of whoever acted."""
+    chance = torch.Generator().manual_seed(seed)
+    source = torch.multinomial(torch.tensor(shares), n, replacement=True, generator=chance)
+    nothing = torch.zeros(K, N)
+    spots = [nothing if centres is None else centres for centres in (holdings, actions)]
+    held, acted = (spot[source] + WIDTH * torch.randn((n, N), generator=chance) for spot in spots)
+    # Holdings are small numbers, as they are with many assets.
+    return Deeds(0.01 * held, torch.rand(n, generator=chance), acted, source)
+
+
+def trained(estimator: Estimator, given: Deeds, updates: int = 500) -> tuple[SkillBonus, float]:
+    """A model, and the information it found in the last updates."""
+    bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1, hidden=32)
+    bonus.learn(given, SKILLS, updates - 100)
+    return bonus, bonus.learn(given, SKILLS, 100).information
+
+
+def paid(bonus: SkillBonus, given: Deeds) -> float:
+    """Mean reward of whoever acted, in nats."""
+    reward = bonus.reward(given.holdings, given.cash, given.actions, given.source, SKILLS)
+    assert reward.shape == given.source.shape
+    assert float(reward.abs().max()) <= 1.0
+    assert not reward.requires_grad
+    return float(reward.mean()) * math.log(K)
+
+
+def test_infonce_finds_the_information_of_gaussian_actions() -> None:
+    truth = known_information(MEANS, WIDTH)
+    bonus, found = trained("infonce", deeds(8192, 1, actions=MEANS))
+    assert 0.3 < truth < 0.5
+    assert paid(bonus, deeds(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.04)
+    assert found == pytest.approx(truth, abs=0.06)
+
+
+@pytest.mark.parametrize("estimator", ["infonce", "diayn"])
+def test_experts_that_do_the_same_earn_about_nothing(estimator: Estimator) -> None:
+    bonus, found = trained(estimator, deeds(8192, 1))
+    assert abs(paid(bonus, deeds(8192, 2))) < 0.03
+    assert abs(found) < 0.03
+
+
+def test_diayn_finds_what_the_book_tells_whoever_collected_more() -> None:
+    truth = known_information(MEANS, WIDTH)
+    uneven = (0.7, 0.2, 0.1)
+    bonus, found = trained("diayn", deeds(8192, 1, holdings=MEANS, shares=uneven))
+    assert paid(bonus, deeds(8192, 2, holdings=MEANS)) == pytest.approx(truth, abs=0.05)
+    assert found < truth - 0.05  # of uneven skills there is less to be told
+
+
+def test_infonce_does_not_pay_actions_for_what_the_book_tells() -> None:
+    bonus, found = trained("infonce", deeds(8192, 1, holdings=MEANS))
+    assert abs(paid(bonus, deeds(8192, 2, holdings=MEANS))) < 0.05
+    assert abs(found) < 0.05
+    both = deeds(8192, 1, holdings=MEANS, actions=MEANS)
+    bonus, _ = trained("infonce", both)
+    truth = known_information(MEANS, WIDTH)
+    # Actions at books of all experts alike, as the reward has it.
+    assert paid(bonus, deeds(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.08)
+
+
+def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> None:
+    bonus, _ = trained("infonce", deeds(8192, 1, actions=MEANS), updates=300)
+    actions = torch.tensor([[-0.8, 0.0]] * K)
+    reward = bonus.reward(
+        torch.zeros(K, N), torch.full((K,), 0.5), actions, torch.arange(K), SKILLS
+    )
+    density = torch.exp(-0.5 * ((actions - MEANS) / WIDTH).square().sum(dim=1))
+    truth = torch.log(density / density.mean()) / math.log(K)  # 0.74, −0.35, −2.75
+    assert reward[:2].tolist() == pytest.approx(truth[:2].tolist(), abs=0.15)
+    assert reward[2] == -1.0  # cut there
+
+
+@pytest.mark.parametrize("estimator", ["infonce", "diayn"])
+def test_an_expert_that_is_missing_from_a_batch_does_no_harm(estimator: Estimator) -> None:
+    given = deeds(512, 1, actions=MEANS, shares=(1.0, 1.0, 0.0))
+    bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1)
+    told = bonus.learn(given, SKILLS, 5)
+    assert math.isfinite(told.loss)
+    assert math.isfinite(paid(bonus, deeds(64, 2, actions=MEANS)))
+
+
+@pytest.mark.parametrize("estimator", ["infonce", "diayn"])
+def test_learning_goes_on_bit_for_bit_after_restore(estimator: Estimator) -> None:
+    given = deeds(1024, 1, actions=MEANS)
+    straight = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1)
+    straight.learn(given, SKILLS, 3)
+    tensors, state = straight.state()
+    tensors = {name: value.clone() for name, value in tensors.items()}
+    straight.learn(given, SKILLS, 4)
+    resumed = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=99)
+    resumed.restore(tensors, json.loads(json.dumps(state)))
+    resumed.learn(given, SKILLS, 4)
+    for name, value in straight.weights().items():
+        assert torch.equal(value, resumed.weights()[name]), name
+    elsewhere = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=5)
+    elsewhere.load(straight.weights())
+    asked = (given.holdings, given.cash, given.actions, given.source, SKILLS)
+    assert torch.equal(elsewhere.reward(*asked), straight.reward(*asked))
+
+
+def test_same_seed_gives_the_same_model_whatever_else_draws() -> None:
+    first = SkillBonus(K, N, 5, "infonce", seed=3).weights()
+    torch.rand(10)
+    second = SkillBonus(K, N, 5, "infonce", seed=3).weights()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    other = SkillBonus(K, N, 5, "infonce", seed=4).weights()
+    assert not torch.equal(first["critic.pair.0.weight"], other["critic.pair.0.weight"])
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    bonus = SkillBonus(K, N, 5, "infonce", seed=3)
+    with pytest.raises(StoreError, match="infonce model of 3 skills"):
+        bonus.load(SkillBonus(K, N, 5, "diayn", seed=3).weights())
+    with pytest.raises(StoreError, match="resume with the configuration"):
+        bonus.load(SkillBonus(K, N + 1, 5, "infonce", seed=3).weights())
+
+
+def test_what_is_not_finite_is_refused_and_names_the_experts() -> None:
+    given = deeds(64, 1)
+    given.actions[5, 1] = math.nan
+    bonus = SkillBonus(K, N, SKILLS.shape[1], "infonce", seed=1)
+    before = bonus.weights()
+    who = int(given.source[5])
+    with pytest.raises(TrainingError, match=rf"finite actions .* 1 of 64 .* \[{who}\]"):
+        bonus.learn(given, SKILLS, 2)
+    assert all(torch.equal(value, before[name]) for name, value in bonus.weights().items())
+    with pytest.raises(TrainingError, match=r"diverged.*not changed"):
+        bonus.learn(deeds(64, 1), SKILLS * math.inf, 1)
+    after = bonus.weights()
+    learned = [name for name in before if not name.startswith("scale.")]
+    assert all(torch.equal(after[name], before[name]) for name in learned)
