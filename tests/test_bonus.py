@@ -48,7 +48,7 @@ def deeds(
     return Deeds(0.01 * held, torch.rand(n, generator=chance), acted, source)
 
 
-def trained(estimator: Estimator, given: Deeds, updates: int = 500) -> tuple[SkillBonus, float]:
+def trained(estimator: Estimator, given: Deeds, updates: int = 300) -> tuple[SkillBonus, float]:
     """A model, and the information it found in the last updates."""
     bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1, hidden=32)
     bonus.learn(given, SKILLS, updates - 100)
@@ -99,7 +99,7 @@ def test_infonce_does_not_pay_actions_for_what_the_book_tells() -> None:
 
 
 def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> None:
-    bonus, _ = trained("infonce", deeds(8192, 1, actions=MEANS), updates=300)
+    bonus, _ = trained("infonce", deeds(8192, 1, actions=MEANS))
     actions = torch.tensor([[-0.8, 0.0]] * K)
     reward = bonus.reward(
         torch.zeros(K, N), torch.full((K,), 0.5), actions, torch.arange(K), SKILLS
