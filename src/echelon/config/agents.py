@@ -147,9 +147,10 @@ class ExpertConfig(Section):
 class TrainConfig(Section):
     """Training of an agent."""
 
-    algo: Literal["A2C", "SAC", "TD3", "APG", "SB3-PPO", "SB3-SAC"] = "A2C"
+    algo: Literal["A2C", "SAC", "TD3", "APG", "SB3-PPO", "SB3-SAC", "HIERARCHY"] = "A2C"
     """Learning algorithm: A2C buys, sells and holds; the others say target weights. SB3's are
-    Stable-Baselines3's, to compare with, and keep its networks, learning rates and discount."""
+    Stable-Baselines3's, to compare with, and keep its networks, learning rates and discount.
+    HIERARCHY: a population of SAC experts under a router (`experts`, `meta_router`, `trainer`)."""
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.96
     """Discount per bar."""
     entropy_coef: NonNegativeFloat = 0.05

@@ -66,6 +66,11 @@ class Round:
             ],
         }
 
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Round:
+        """The round that `as_json` gave."""
+        return _round(tree)
+
 
 @dataclass(frozen=True)
 class PopulationEvent:

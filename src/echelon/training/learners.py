@@ -17,6 +17,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.world import World, world_of
 from echelon.features.prepared import Prepared
+from echelon.population.windows import parts_of
 from echelon.training.loading import is_sb3
 
 Metrics = dict[str, float]
@@ -82,6 +83,11 @@ def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> 
         return Sb3Learner(config, worlds.train, seed)
     base = _encoder(config, worlds, directory, lambda: False)
     assert base is not None, "nobody asked it to stop"
+    if config.train.algo == "HIERARCHY":
+        # The router's Stable-Baselines3 takes seconds to import.
+        from echelon.population.learner import HierarchyLearner
+
+        return HierarchyLearner(config, worlds.train, worlds.valid, directory, seed, base.encoder)
     tables = directory / "tables"
     if config.train.algo == "APG":
         return APG(config, worlds.train, seed, base.encoder, tables)
@@ -98,6 +104,10 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     # Before the encoder is pre-trained, which takes minutes.
     if config.train.algo == "APG":
         apg.refuse_settings(config, worlds.train)
+    elif config.train.algo == "HIERARCHY":
+        from echelon.population.learner import refuse_settings
+
+        refuse_settings(config)
     else:
         expert.refuse_settings(config)
     return _encoder(config, worlds, directory, should_stop) is not None
@@ -106,9 +116,13 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
 def _encoder(
     config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]
 ) -> Pretrained | None:
+    train = worlds.train
+    if config.train.algo == "HIERARCHY":
+        # What the router learns on is unseen by everything below it.
+        train = parts_of(train, config.meta_router.window_share).experts
     return ensure_encoder(
         config,
-        worlds.train,
+        train,
         directory.parents[1],
         config.seed,
         should_stop=should_stop,

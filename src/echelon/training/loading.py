@@ -30,6 +30,10 @@ def load_policy(
         from echelon.agents.sb3 import load_sb3_policy
 
         return load_sb3_policy(config, weights, n_features, seed, name)
+    if config.train.algo == "HIERARCHY":
+        from echelon.population.learner import load_hierarchy
+
+        return load_hierarchy(config, weights, n_features, seed, name)
     encoder = build_encoder(config, n_features)
     encoder.load_state_dict(below_prefix("encoder.", weights))
     actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)

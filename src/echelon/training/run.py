@@ -56,6 +56,7 @@ _LEAST_VALID = 3
 _TRAINED_BY = (
     *("assets", "window", "fee_rate", "buy_pct", "sell_pct", "split", "features", "normalization"),
     *("market", "reward", "state", "model", "train", "eval", "pretrain", "lora", "expert"),
+    *("experts", "meta_router", "trainer", "risk"),
 )
 """Parts of the configuration that training depends on; the seed is checked on its own."""
 
@@ -332,6 +333,8 @@ def training_hash(config: Config) -> str:
     tree = config.model_dump(mode="json", exclude_defaults=True, include=set(_TRAINED_BY))
     for section, keys in (("train", free), ("eval", BASELINE_SETTINGS)):
         tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
+    # Over how many processes experts are spread changes nothing.
+    tree.get("trainer", {}).pop("workers", None)
     text = json.dumps(tree, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,0 +1,544 @@
+"""The hierarchy as one learner: experts, router and population, each in its turn.
+
+A round, `trainer.round_steps` environment steps of every expert:
+
+1. **Collect.** Every member trades its books and remembers what they did.
+2. **Experts**, every `experts.freq` rounds. The router stands still. Whose bar is whose
+   (responsibilities) and what tells skills apart (the bonus's model) are brought up to date; then
+   every member learns: `experts.steps` · `expert.updates_per_step` updates.
+3. **Router**, every `router.freq` rounds. The experts stand still. It learns `router.steps`
+   decisions on its own part of the train window.
+4. **Population**, every `population.freq` rounds. Fitness on the validation window, evolution of
+   hyperparameters, and a fresh beginning for the worst where the experts have become alike.
+
+Experts live in a crew (`population.crew`), in this process or in several. Each phase begins from
+what stood at its beginning, so results do not depend on how many there are; a process that dies is
+replaced, its members are put back to the beginning of the phase, and the phase is done again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.agents.mfpbt import Decision
+from echelon.agents.policy import WeightPolicy
+from echelon.agents.stretches import Mark
+from echelon.agents.tables import EmbeddingTable
+from echelon.config import Config
+from echelon.envs.world import World
+from echelon.errors import ConfigError, TrainingError
+from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.ops.information import quality_gate
+from echelon.ops.measures import sharpe_annual
+from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
+from echelon.population.bonus import Deeds, SkillBonus
+from echelon.population.crew import Crew, Failure
+from echelon.population.evolution import Evolution, fitness
+from echelon.population.factory import MemberFactory
+from echelon.population.member import TOLD, Brief
+from echelon.population.meta_env import MetaEnv
+from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
+from echelon.population.policy import HierarchyPolicy
+from echelon.population.router import Router
+from echelon.population.shared_replay import SharedReplay
+from echelon.population.windows import parts_of, row_weights
+from echelon.rng import stream
+from echelon.runs.checkpoint import below_prefix, with_prefix
+from echelon.types import Bools, Floats32
+
+Metrics = dict[str, float]
+
+_BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
+_ROUTER = (
+    *("router/relative_return", "router/usage_entropy", "router/kl_lambda", "router/reward_scale"),
+    *("router/explained_variance", "router/entropy", "router/decisions", "router/seconds"),
+)
+_CHANGING = ("collect", "learn")
+"""What members do that changes them."""
+_PHASES = ("collect", "experts", "router", "population")
+
+
+class HierarchyLearner:
+    """Population, router, and where they stand. `steps`: of all experts and of the router."""
+
+    def __init__(
+        self, config: Config, train: World, valid: World, directory: Path, seed: int, base: Encoder
+    ) -> None:
+        """base: the pre-trained encoder; directory: the seed's own"""
+        refuse_settings(config)
+        self.config = config
+        self.seed = seed
+        self.directory = directory
+        self.steps = 0
+        self.round = 0
+        self.parts = parts_of(train, config.meta_router.window_share)
+        self.valid = valid
+        self.evolution = Evolution.of(config, seed)
+        n_members, n_experts = self.evolution.plan.members, config.experts.n_experts
+        self.base = base.requires_grad_(requires_grad=False).eval()
+        self._tables = self._encode(train)
+        sharing, workers = config.experts.sharing, config.trainer.workers
+        on_disk = sharing.on_disk or workers > 1
+        place = directory / "tables" / "replay" if on_disk else None
+        self.replay = SharedReplay(sharing.buffer_size, n_members, train.n_assets, place)
+        factory = MemberFactory(
+            config,
+            self.parts.experts,
+            valid,
+            base,
+            directory / "tables",
+            seed,
+            self._skills(),
+            tuple(dict(h) for h in self.evolution.hyperparameters()),
+            n_members,
+        ).within(self.replay, self._tables)
+        self.crew = Crew(factory, n_members, workers, threads=config.train.threads)
+        self.bonus = SkillBonus(
+            n_experts,
+            train.n_assets,
+            config.experts.skill_dim,
+            config.experts.mi_estimator,
+            seed,
+        )
+        self.router = Router(config, n_experts, seed)
+        self._best = list(range(0, n_members, self.evolution.plan.per_niche))
+        """Member that stands for each expert."""
+        chance, world = stream(seed, "probes"), self.parts.experts
+        rows = probe_states(world, world.spans("train"), config.trainer.probe_states, chance)
+        self._probes = rows, probe_books(world, rows, chance)
+        unknown = np.full((n_experts, n_experts), math.nan)
+        self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
+        self._fitness = np.full(n_members, math.nan)
+        self._rounds: list[Round] = []
+        self._events: list[PopulationEvent] = []
+        self._told: Metrics = dict.fromkeys(self._names(), 0.0)
+        self._policy: HierarchyPolicy | None = None
+        self._snapshots: dict[int, Any] = {}
+        self._remember("state", {}, {})
+
+    # --- the loop
+
+    def train_once(self) -> Metrics:
+        """One round, with the phases that are due after it."""
+        schedule = self.config.trainer.training_schedule
+        self.round += 1
+        told = self._told | {f"time/{phase}": 0.0 for phase in _PHASES}
+        with _timed(told, "collect"):
+            told["charts/reward"] = self._collect()
+        if self.round % schedule.experts.freq == 0:
+            with _timed(told, "experts"):
+                told |= self._learn()
+        if self.round % schedule.router.freq == 0:
+            with _timed(told, "router"):
+                told |= self._route()
+        if self.round % schedule.population.freq == 0:
+            with _timed(told, "population"):
+                told |= self._evolve()
+        self._told = told
+        return dict(told)
+
+    def _collect(self) -> float:
+        """A round of every member's books; the mean reward."""
+        books = self.config.train.books
+        bars = -(-self.config.trainer.round_steps // books)
+        done = self._each("collect", dict.fromkeys(range(self.crew.members), (bars,)))
+        marks = tuple(Mark(*done[m]["mark"]) for m in sorted(done))
+        self.replay.refresh(marks)
+        self.steps += bars * books * self.crew.members
+        return float(np.mean([one["reward"] for one in done.values()]))
+
+    def _learn(self) -> Metrics:
+        """The experts' phase."""
+        config = self.config
+        updates = int(
+            config.trainer.training_schedule.experts.steps * config.expert.updates_per_step
+        )
+        weights, gate = self._whose_bars()
+        bonus = self._tell_skills_apart()
+        marks = self.replay.snapshot()
+        calls = {}
+        for m in range(self.crew.members):
+            niche = self.evolution.plan.niche_of(m)
+            brief = Brief(
+                updates=updates,
+                weight=weights[niche],
+                marks=marks,
+                margin=0,
+                bonus=bonus,
+                skills=self._skills(),
+                paid=bool(gate[niche]),
+            )
+            calls[m] = (brief,)
+        told = self._each("learn", calls)
+        self._policy = None
+        found: Metrics = {
+            name: float(np.mean([one[name] for one in told.values()])) for name in TOLD
+        }
+        for m, one in told.items():
+            found |= {f"expert_{m}/{k}": v for k, v in one.items() if k.startswith("sharing/")}
+        return found | self._watch()
+
+    def _whose_bars(self) -> tuple[Floats32, Bools]:
+        """(weights[K,T] of rows in the experts' losses, [K] who is near enough to the best)."""
+        experts = self.config.experts
+        answers = self._each("own_returns", dict.fromkeys(self._best, ()))
+        returns = np.stack([answers[m] for m in self._best])
+        world = self.parts.experts
+        sharpes = [sharpe_annual(one[np.isfinite(one)], world.periods_per_year) for one in returns]
+        gate = quality_gate(np.array(sharpes), experts.mi_margin)
+        if not experts.responsibility:
+            return np.ones(returns.shape, dtype=np.float32), gate
+        weights = row_weights(
+            returns,
+            world,
+            window=experts.responsibility_bars,
+            temperature=experts.responsibility_temperature,
+            floor=experts.responsibility_floor,
+        )
+        return weights, gate
+
+    def _tell_skills_apart(self) -> dict[str, Any] | None:
+        """Train the bonus's model on everybody's data; its weights, None without a bonus."""
+        if not self.config.experts.mi_reward_weight or not len(self.replay):
+            return None
+        chance = stream(self.seed, "bonus", self.round)
+        drawn = self.replay.batch(0, _BONUS_SAMPLES, 1, 0.0, 1, chance)
+        step = drawn.transitions
+        deeds = Deeds(
+            torch.from_numpy(step.weights[0]),
+            torch.from_numpy(step.cash[0]),
+            torch.tanh(torch.from_numpy(step.raw[0])),
+            torch.from_numpy(drawn.source // self.evolution.plan.per_niche),
+        )
+        self.bonus.learn(deeds, torch.from_numpy(self._skills()), _BONUS_UPDATES)
+        return {name: value.numpy() for name, value in self.bonus.weights().items()}
+
+    def _route(self) -> Metrics:
+        """The router's phase."""
+        world = self.parts.router
+        env = MetaEnv(self._experts(), world, world.spans("train"), self.config, self.seed)
+        steps = self.config.trainer.training_schedule.router.steps
+        told = self.router.learn(env, steps, self.round)
+        self.steps += steps * self.config.meta_router.every_bars
+        return told
+
+    def _evolve(self) -> Metrics:
+        """The population's phase."""
+        config = self.config
+        answers = self._each("sharpes", dict.fromkeys(range(self.crew.members), ()))
+        penalty = config.trainer.evolution.variance_penalty
+        self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
+        found = self._watch()
+        decisions = self.evolution.step(self._fitness, self._diversity.mapd)
+        self._act_out(decisions)
+        per_niche = self.evolution.plan.per_niche
+        for niche in range(config.experts.n_experts):
+            members = range(niche * per_niche, (niche + 1) * per_niche)
+            known = [m for m in members if math.isfinite(self._fitness[m])]
+            self._best[niche] = max(known or members, key=lambda m: self._fitness[m])
+        self._note_round()
+        return found | {"population/fitness": float(np.nanmean(self._fitness))}
+
+    def _act_out(self, decisions: list[Decision]) -> None:
+        """Carry decisions about members out, and write them down."""
+        for d in decisions:
+            self._event(d.kind, f"expert {self.evolution.plan.niche_of(d.member)}", d.reason)
+        failed = self.evolution.apply(decisions, self.crew)
+        for failure in failed.values():
+            raise failure.error
+        self._remember("state", {}, {})
+        self._policy = None
+
+    def _watch(self) -> Metrics:
+        """How different the experts are, on the probe states."""
+        answers = self._each("portfolios", dict.fromkeys(self._best, self._probes))
+        held = self._probes[1]
+        weights = np.stack([whole(answers[m], held) for m in self._best])
+        self._diversity = diversity(weights)
+        return {
+            "population/mapd": self._diversity.mapd,
+            "population/volume": self._diversity.volume,
+        }
+
+    # --- members that fail
+
+    def _each(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call members; those that were lost or are no longer numbers are replaced."""
+        answers = self._answers(method, calls)
+        failed = [m for m, a in answers.items() if isinstance(a, Failure)]
+        if failed:
+            answers |= self._quarantine(method, failed, answers, calls)
+        if method in _CHANGING:
+            self._remember(method, calls, answers)
+        return answers
+
+    def _answers(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Answers of members; those whose process died begin the phase again, in a new one."""
+        answers = self.crew.each(method, calls)
+        while lost := _lost(answers):
+            again = self._recover(lost[0])
+            answers |= self.crew.each(method, {m: calls[m] for m in again if m in calls})
+        return answers
+
+    def _recover(self, member: int) -> list[int]:
+        """Members anew, of a process that died, as they stood at the beginning of the phase."""
+        again = self.crew.rebuild(member)
+        self._event("worker lost", f"members {again}", "made anew, and the phase done again")
+        marks = self.replay.snapshot()
+        for m in again:
+            self.crew.one(m, "stand", marks)
+            self.crew.one(m, "restore", self._snapshots[m])
+        return again
+
+    def _remember(
+        self, method: str, calls: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]
+    ) -> None:
+        """Keep the members' states for the case that a process dies in the next phase."""
+        if self.config.trainer.workers == 1:
+            return
+        everybody: dict[int, tuple[Any, ...]] = dict.fromkeys(range(self.crew.members), ())
+        states = self.crew.each("state", everybody)
+        while lost := _lost(states):
+            again = self._recover(lost[0])
+            answers |= self._answers(method, {m: calls[m] for m in again if m in calls})
+            states |= self.crew.each("state", dict.fromkeys(again, ()))
+        self._snapshots = states
+
+    def _quarantine(
+        self,
+        method: str,
+        failed: list[int],
+        answers: Mapping[int, Any],
+        calls: Mapping[int, tuple[Any, ...]],
+    ) -> dict[int, Any]:
+        """Re-seed members whose numbers are no longer finite; the rest goes on."""
+        for m in failed:
+            if not isinstance(answers[m].error, TrainingError):
+                raise answers[m].error
+            self._event(
+                "quarantine", f"expert {self.evolution.plan.niche_of(m)}", str(answers[m].error)
+            )
+        if len(failed) == len(calls):
+            raise answers[failed[0]].error
+        self._act_out(self.evolution.quarantined(failed))
+        return self.crew.each(method, {m: calls[m] for m in failed})
+
+    def _event(self, kind: str, who: str, done: str) -> None:
+        self._events.append(PopulationEvent(self.round, self.steps, kind, who, done))
+
+    # --- policies and what is left behind
+
+    def _skills(self) -> Floats32:
+        """[K,Z] as they are now."""
+        return self.evolution.skills.astype(np.float32)
+
+    def _encode(self, train: World) -> tuple[EmbeddingTable, ...]:
+        """Tables of the frozen encoder that all members share; none where each has an adapter."""
+        if self.config.lora.enabled:
+            return ()
+        place = self.directory / "tables"
+        tables = [EmbeddingTable(train, self.base.d_model, place / "train.npy")]
+        if not tables[0].covers(self.valid):
+            tables.append(EmbeddingTable(self.valid, self.base.d_model, place / "valid.npy"))
+        for table in tables:
+            table.refresh(self.base)
+        return tuple(tables)
+
+    def _experts(self) -> list[WeightPolicy]:
+        """Policies of the members that stand for the experts, as they are now."""
+        answers = self._each("acting", dict.fromkeys(self._best, ()))
+        return [
+            expert_policy(self.config, _tensors(answers[m]), self.base, self.seed, k, self._tables)
+            for k, m in enumerate(self._best)
+        ]
+
+    def policy(self) -> HierarchyPolicy:
+        """Router and experts as they are now."""
+        if self._policy is None:
+            self._policy = HierarchyPolicy(self._experts(), self.router, self.config, self.seed)
+        return self._policy
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `training.loading.load_policy` makes the policy from again."""
+        tensors = with_prefix("encoder.", self.base.state_dict())
+        answers = self._each("acting", dict.fromkeys(self._best, ()))
+        for k, m in enumerate(self._best):
+            tensors |= with_prefix(f"expert.{k}.", _tensors(answers[m]))
+        return tensors | with_prefix("router.", self.router.weights())
+
+    def _note_round(self) -> None:
+        values = self.evolution.hyperparameters()
+        self._rounds.append(
+            Round(
+                self.round,
+                self.steps,
+                self._diversity.mapd,
+                self._diversity.volume,
+                self.router.incentive.usage.entropy(),
+                tuple(float(self._fitness[m]) for m in self._best),
+                tuple(dict(values[m]) for m in self._best),
+            )
+        )
+        PopulationHistory(
+            tuple(f"expert {k}" for k in range(len(self._best))),
+            self.evolution.skills,
+            tuple(self.evolution.lineage.lives),
+            tuple(self._rounds),
+            tuple(self._events),
+        ).write(self.directory)
+
+    def _names(self) -> list[str]:
+        names = [*TOLD, "charts/reward", "population/mapd", "population/volume"]
+        names += ["population/fitness", *(f"time/{phase}" for phase in _PHASES)]
+        names += list(_ROUTER)
+        for m in range(self.crew.members):
+            for source in range(self.crew.members):
+                names += [
+                    f"expert_{m}/sharing/{what}_from_{source}" for what in ("trace", "dropped")
+                ]
+            names += [f"expert_{m}/sharing/{what}" for what in ("trace", "dropped")]
+        return names
+
+    # --- states
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
+        arrays, replay = self.replay.state()
+        tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
+        members = []
+        answers = self.crew.each("state", dict.fromkeys(range(self.crew.members), ()))
+        for m, answer in sorted(answers.items()):
+            if isinstance(answer, Failure):
+                raise answer.error
+            tensors |= with_prefix(f"member.{m}.", _tensors(answer["tensors"]))
+            members.append(answer["facts"])
+        router, router_facts = self.router.state()
+        bonus, bonus_facts = self.bonus.state()
+        tensors |= with_prefix("router.", router) | with_prefix("bonus.", bonus)
+        tensors["fitness"] = torch.from_numpy(self._fitness.copy())
+        return tensors, {
+            "steps": self.steps,
+            "round": self.round,
+            "replay": replay,
+            "members": members,
+            "router": router_facts,
+            "bonus": bonus_facts,
+            "evolution": self.evolution.state(),
+            "best": self._best,
+            "told": self._told,
+            "rounds": [one.as_json() for one in self._rounds],
+            "events": [one.as_json() for one in self._events],
+        }
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        arrays = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
+        self.replay.restore(arrays, state["replay"])
+        marks = self.replay.snapshot()
+        for m, facts in enumerate(state["members"]):
+            own = {k: v.numpy() for k, v in below_prefix(f"member.{m}.", tensors).items()}
+            self.crew.one(m, "stand", marks)
+            self.crew.one(m, "restore", {"tensors": own, "facts": facts})
+        self.router.restore(below_prefix("router.", tensors), state["router"])
+        self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
+        self.evolution.restore(state["evolution"])
+        self._fitness = tensors["fitness"].numpy().copy()
+        self.steps, self.round = int(state["steps"]), int(state["round"])
+        self._best = [int(m) for m in state["best"]]
+        self._told = {name: float(value) for name, value in state["told"].items()}
+        self._rounds = [Round.from_json(one) for one in state["rounds"]]
+        self._events = [PopulationEvent(**one) for one in state["events"]]
+        self._remember("state", {}, {})
+        self._policy = None
+
+    def close(self) -> None:
+        """End the crew and remove what can be computed again."""
+        self.crew.each("close", dict.fromkeys(range(self.crew.members), ()))
+        self.crew.close()
+        for table in self._tables:
+            table.close()
+
+
+def expert_policy(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    base: Encoder,
+    seed: int,
+    number: int,
+    tables: tuple[EmbeddingTable, ...] = (),
+) -> WeightPolicy:
+    """An expert's policy from what `Member.acting` gave."""
+    actor = ExpertActor(
+        base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
+    )
+    actor.load_state_dict(below_prefix("actor.", weights))
+    encoder, own = base, below_prefix("encoder.", weights)
+    if own:
+        encoder = build_encoder(config, base.n_features)
+        encoder.load_state_dict(own)
+    return WeightPolicy(
+        encoder, actor, config, seed, f"expert {number}", keep=not tables, tables=tables
+    )
+
+
+def load_hierarchy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+) -> HierarchyPolicy:
+    """The policy of what `HierarchyLearner.weights` gave."""
+    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
+        base = build_encoder(config, n_features)
+    base.load_state_dict(below_prefix("encoder.", weights))
+    n_experts = config.experts.n_experts
+    experts = [
+        expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
+        for k in range(n_experts)
+    ]
+    router = Router(config, n_experts, seed)
+    router.load(below_prefix("router.", weights))
+    return HierarchyPolicy(experts, router, config, seed, name)
+
+
+def refuse_settings(config: Config) -> None:
+    """Raise where nothing could be learned."""
+    schedule, trainer = config.trainer.training_schedule, config.trainer
+    if schedule.experts.steps * config.expert.updates_per_step < 1:
+        raise ConfigError(
+            f"trainer.training_schedule.experts.steps = {schedule.experts.steps:,} at "
+            f"expert.updates_per_step = {config.expert.updates_per_step:g} is less than one "
+            "update. Take more of either."
+        )
+    if config.experts.sharing.sequence_steps > config.expert.batch_size:
+        raise ConfigError(
+            f"experts.sharing.sequence_steps = {config.experts.sharing.sequence_steps} is more "
+            f"than a batch (expert.batch_size = {config.expert.batch_size})."
+        )
+    if trainer.round_steps < config.train.books:
+        raise ConfigError(
+            f"trainer.round_steps = {trainer.round_steps:,} is less than one bar of train.books = "
+            f"{config.train.books:,} books. Take more steps or fewer books."
+        )
+
+
+def _lost(answers: Mapping[int, Any]) -> list[int]:
+    """Members whose process died."""
+    return [m for m, a in answers.items() if isinstance(a, Failure) and a.lost]
+
+
+@contextmanager
+def _timed(told: Metrics, phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    told[f"time/{phase}"] = time.perf_counter() - began
+
+
+def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

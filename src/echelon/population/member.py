@@ -1,0 +1,462 @@
+"""A member of the population: an expert with a skill, that learns from everybody's data.
+
+It collects and learns as the single expert does (`agents.expert`), with these differences:
+
+- What it did goes into its ring of the shared replay, with the policy that acted.
+- Updates draw sequences, its own and others', and learn by Retrace (`SAC.update_sequences`).
+- The reward is put together when it is drawn (`population.pay`).
+- Every row has a weight in its losses: how much the bar is its own (`population.windows`).
+
+The coordinator (`population.learner`) says when to collect and to learn. All that a member is told
+and tells are plain numbers and arrays, since it may live in another process.
+
+Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets, `Z` skill.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echelon.agents.adapter import AdapterTraining, table_file
+from echelon.agents.collector import Collected, Collector
+from echelon.agents.offpolicy import Correction, OffPolicySettings, Stretches
+from echelon.agents.policy import WeightPolicy
+from echelon.agents.replay import Behaviour
+from echelon.agents.sac import SAC, Traced
+from echelon.agents.tables import EmbeddingTable
+from echelon.config import Config
+from echelon.envs.act import Holdings, weights_of_actions
+from echelon.envs.world import World
+from echelon.errors import TrainingError
+from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
+from echelon.ops.traces import by_source
+from echelon.population.pay import Pay
+from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
+from echelon.population.windows import own_returns, window_sharpes
+from echelon.rng import stream
+from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
+from echelon.types import Floats, Floats32
+
+Metrics = dict[str, float]
+Arrays = dict[str, NDArray[Any]]
+
+_SCALE_ROWS = 4_096
+TOLD = (
+    *("losses/critic", "losses/actor", "losses/temperature", "losses/critic_gradient_norm"),
+    *("losses/actor_gradient_norm", "charts/temperature", "charts/entropy", "charts/value"),
+    *("charts/learning_rate", "sharing/trace", "sharing/dropped", "charts/information"),
+    *("charts/multiplier", "charts/reward_scale"),
+)
+"""Names of what a phase of learning tells."""
+
+
+class Brief(NamedTuple):
+    """What a member is told before it learns.
+
+    updates: how many; weight[T]: of each row in its losses
+    marks, margin: how much of others' rings it may see (`SharedReplay.batch`)
+    bonus: weights of the skill bonus's model, None: there is none; skills[K,Z]; paid: it earns one
+    """
+
+    updates: int
+    weight: Floats32
+    marks: Marks
+    margin: int
+    bonus: Arrays | None
+    skills: Floats32
+    paid: bool
+
+
+class Place(NamedTuple):
+    """Who a member is: number[of M]; niche[of K]: whose place it competes for."""
+
+    number: int
+    niche: int
+
+
+class Member:
+    """Networks, books, replay, tables of one member, and where they stand."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        valid: World,
+        encoder: Encoder,
+        replay: SharedReplay,
+        shared_tables: tuple[EmbeddingTable, ...],
+        place: Place,
+        skill: Floats32,
+        hyperparameters: Mapping[str, float],
+        seed: int,
+        directory: Path,
+    ) -> None:
+        """world: the experts' part of the train window; shared_tables: of the frozen encoder
+
+        directory: where tables of an adapter of its own are kept
+        """
+        self.config = config
+        self.world = world
+        self.valid = valid
+        self.place = place
+        self.seed = int(stream(seed, "member", place.number).integers(2**31))
+        self.steps = 0
+        self.version = 0
+        self.skill_id = place.niche
+        self.replay = replay
+        self._encoder = encoder
+        self._directory = directory
+        self._shared_tables = shared_tables
+        self._begin_networks(skill)
+        self.set_hyperparameters(hyperparameters)
+        self.collector = Collector(config, world, self.seed)
+        self.pay = Pay(config, world.n_assets, place.niche, self.seed)
+        self._draws = stream(self.seed, "replay")
+
+    # --- networks
+
+    def _begin_networks(self, skill: Floats32) -> None:
+        """Fresh networks, optimizers and adapter; what was collected stays."""
+        config, encoder = self.config, self._encoder
+        self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
+        self.adapter: AdapterTraining | None = None
+        self.tables = self._shared_tables
+        if config.lora.enabled:
+            place = self._directory / f"member-{self.place.number}"
+            self.adapter = AdapterTraining(config, self.world, encoder, self._life_seed(), place)
+            own = [EmbeddingTable(self.world, encoder.d_model, table_file(place, "embeddings"))]
+            if not own[0].covers(self.valid):
+                valid_file = table_file(place, "valid")
+                own.append(EmbeddingTable(self.valid, encoder.d_model, valid_file))
+            for table in own:
+                table.refresh(self.serving)
+            self.tables = tuple(own)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(stream(self._life_seed(), "weights").integers(2**62)))
+            hidden, state = config.expert.hidden, config.state
+            actor = ExpertActor(encoder.d_model, hidden, state, skill_dim=len(skill))
+            critic = ExpertCritic(encoder.d_model, hidden, state)
+        actor.skill.copy_(torch.from_numpy(skill))
+        rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
+        some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
+        z, present = self.tables[0].look(some), torch.from_numpy(self.world.present[some])
+        actor.scale.fit(z, present)
+        critic.scale.fit(z, present)
+        self.actor = actor
+        self.core = SAC(actor, critic, OffPolicySettings.of(config), self._life_seed())
+        self._policy = WeightPolicy(
+            self.serving, actor, config, self.seed, f"expert {self.place.niche}", tables=self.tables
+        )
+
+    def _life_seed(self) -> int:
+        """Of the networks: another one after each fresh beginning."""
+        return int(stream(self.seed, "life", self.version).integers(2**31))
+
+    def policy(self) -> WeightPolicy:
+        """The actor as it is now."""
+        return self._policy
+
+    # --- hyperparameters and evolution
+
+    def set_hyperparameters(self, values: Mapping[str, float]) -> None:
+        """Go on with other ones (`evolution.space`); weights stay what they are."""
+        self.hyperparameters = dict(values)
+        core, train = self.core, self.config.train
+        lr, lr_critic = values["lr"], values["lr"] * train.lr_critic / train.lr_actor
+        core.actor_descent.lr = core.alpha_descent.lr = lr
+        core.critic_descent.lr = lr_critic
+        entropy = values.get("target_entropy", self.config.expert.target_entropy)
+        core.settings = replace(
+            core.settings, lr_actor=lr, lr_critic=lr_critic, target_entropy=entropy
+        )
+
+    @property
+    def _beta(self) -> float:
+        return self.hyperparameters.get("mi_reward_weight", 0.0)
+
+    def copy_state(self) -> dict[str, Any]:
+        """Weights, optimizers, adapter: what another member of the niche can go on from."""
+        tensors, facts = self._network_state()
+        return {"tensors": _plain(tensors), "facts": facts}
+
+    def take_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from another member's weights, with one's own skill, books and chance."""
+        own_skill, own_chance = self.actor.skill.clone(), self.core.chance.get_state()
+        self._restore_networks(_tensors(state["tensors"]), state["facts"])
+        self.actor.skill.copy_(own_skill)
+        self.core.chance.set_state(own_chance)
+        self.set_hyperparameters(self.hyperparameters)
+        self.version += 1
+
+    def perturb(self, rate: float, seed: int) -> None:
+        """Noise on the actor's weights, `rate` times each tensor's own standard deviation."""
+        chance = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in self.actor.parameters():
+                if weight.numel() > 1:
+                    noise = torch.randn(weight.shape, generator=chance)
+                    weight.add_(noise, alpha=rate * float(weight.std()))
+
+    def begin_afresh(self, skill: Floats) -> None:
+        """Fresh networks with another skill; the old ones' data stay in the replay."""
+        self.version += 1
+        self.skill_id += self.config.experts.n_experts
+        self._begin_networks(np.asarray(skill, dtype=np.float32))
+        self.set_hyperparameters(self.hyperparameters)
+        self.pay.restart()
+
+    # --- collecting
+
+    def stand(self, marks: Marks) -> None:
+        """Let the rings stand where the coordinator says."""
+        self.replay.refresh(marks)
+
+    def collect(self, bars: int) -> dict[str, Any]:
+        """So many bars of every book: mean reward before scaling, and how far its ring is now."""
+        rewards = []
+        for _ in range(bars):
+            lot = self.steps < self.config.expert.learning_starts
+            done = self.collector.step(self.core, self.tables[0], lot=lot)
+            if not done.chosen.raw.isfinite().all():
+                # Of these actions none was traded: weights that are no numbers leave a book alone.
+                raise TrainingError(f"expert {self.place.niche}: its actions are not numbers")
+            self._remember(done)
+            rewards.append(float(done.transitions.reward.mean()))
+            self.steps += self.collector.n_books
+        mark = self.replay.snapshot()[self.place.number]
+        return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
+
+    def _remember(self, done: Collected) -> None:
+        books = len(done.bar_return)
+        behaviour = Behaviour(
+            mean=done.chosen.mean.numpy(),
+            log_std=done.chosen.log_std.numpy(),
+            version=np.full(books, self.version, dtype=np.int32),
+            skill=np.full(books, self.skill_id, dtype=np.int32),
+            bar_return=done.bar_return.astype(np.float32),
+        )
+        self.replay.add(self.place.number, done.transitions, behaviour)
+        self.pay.collected(done.transitions.reward, done.bar_return)
+
+    # --- learning
+
+    def learn(self, brief: Brief) -> Metrics:
+        """The updates of one phase; what they told, on average."""
+        if self.steps < self.config.expert.learning_starts:
+            return dict.fromkeys(TOLD, 0.0)
+        self.replay.refresh(brief.marks, keep=(self.place.number,))
+        paid = brief.paid and self._beta > 0.0
+        self.pay.settle(brief.bonus if paid else None, brief.skills)
+        told = [self._update(brief) for _ in range(brief.updates)]
+        return {name: float(np.mean([one[name] for one in told])) for name in told[0]}
+
+    def _update(self, brief: Brief) -> Metrics:
+        config, sharing = self.config, self.config.experts.sharing
+        length = sharing.sequence_steps
+        drawn = self.replay.batch(
+            self.place.number,
+            max(1, config.expert.batch_size // length),
+            length,
+            sharing.own_share if sharing.enabled else 1.0,
+            sharing.fresh_steps if sharing.enabled else self.replay.ring_capacity,
+            self._draws,
+            marks=brief.marks,
+            margin=brief.margin,
+        )
+        adapter = self.adapter
+        moves = adapter is not None and self.core.updates % config.lora.every_updates == 0
+        rows = drawn.transitions.row.reshape(-1)
+        z = adapter.encode(rows) if adapter is not None and moves else self.tables[0].look(rows)
+        batch, information = self._stretches(drawn, z, brief)
+        correction = Correction(sharing.trace, sharing.kl_limit, sharing.corrected)
+        traced = self.core.update_sequences(batch, correction)
+        if adapter is not None:
+            if moves:
+                adapter.step()
+            if self.core.updates % config.lora.refresh_updates == 0:
+                self._serve()
+        return self._told(traced, drawn, information)
+
+    def _serve(self) -> None:
+        assert self.adapter is not None, "there is an adapter to serve"
+        self.adapter.serve(self.serving, self.tables[0])
+        for table in self.tables[1:]:
+            table.refresh(self.serving)
+
+    def _stretches(self, drawn: SharedBatch, z: Tensor, brief: Brief) -> tuple[Stretches, float]:
+        """The batch as SAC wants it, and the mean information that its actions hold."""
+        step, who = drawn.transitions, drawn.behaviour
+        shape = step.reward.shape
+        n = self.world.n_assets
+
+        def flat(values: NDArray[Any]) -> Tensor:
+            tail = values.shape[2:]
+            return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *tail))
+
+        rows = flat(step.row).long()
+        present = self.collector.present
+        later = self.tables[0] if self.adapter is None else self.adapter.slow_table
+        obs = ExpertObs(z, flat(step.weights), flat(step.cash), present[rows], flat(step.free))
+        next_obs = ExpertObs(
+            later.look(rows.numpy() + 1),
+            flat(step.next_weights),
+            flat(step.next_cash),
+            present[rows + 1],
+            flat(step.next_free),
+        )
+        raw = flat(step.raw)
+        action = torch.tanh(raw)
+        reward, information = self.pay.of(drawn, obs, action, self._beta)
+        assert action.shape == (len(rows), n), "actions are not [L·B,N]"
+        batch = Stretches(
+            obs=obs,
+            action=action,
+            raw=raw,
+            raw_log_prob=torch.from_numpy(step.raw_log_prob),
+            reward=reward,
+            discount=torch.where(
+                torch.from_numpy(step.terminated), 0.0, self.hyperparameters["gamma"]
+            ),
+            truncated=torch.from_numpy(step.truncated),
+            next_obs=next_obs,
+            weight=torch.from_numpy(brief.weight[step.row]).view(shape),
+            shared=torch.from_numpy(drawn.shared),
+            mean=flat(who.mean),
+            log_std=flat(who.log_std),
+        )
+        return batch, information
+
+    def _told(self, traced: Traced, drawn: SharedBatch, information: float) -> Metrics:
+        source = by_source(
+            torch.from_numpy(drawn.source),
+            traced.trace,
+            traced.dropped,
+            self.replay.n_experts,
+        )
+        found = dict(traced.metrics)
+        found["sharing/trace"] = float(traced.trace.mean())
+        found["sharing/dropped"] = float(traced.dropped.float().mean())
+        for k in range(self.replay.n_experts):
+            found[f"sharing/trace_from_{k}"] = _known(source.mean_trace[k])
+            found[f"sharing/dropped_from_{k}"] = _known(source.dropped_share[k])
+        found["charts/information"] = information
+        found["charts/multiplier"] = self.pay.multiplier
+        found["charts/reward_scale"] = self.pay.scale.std
+        return found
+
+    # --- what the coordinator wants to know
+
+    def own_returns(self) -> Floats:
+        """[T] returns of its own book on the experts' window (`windows.own_returns`)."""
+        warm = self.config.experts.responsibility_bars
+        return own_returns(self._policy, self.world, self.config, warm)
+
+    def sharpes(self) -> Floats:
+        """[P] Sharpe ratios on the pieces of the validation window."""
+        pieces = self.config.trainer.evolution.windows
+        return window_sharpes(self._policy, self.valid, self.config, pieces)
+
+    def portfolios(self, rows: NDArray[np.int64], held: Holdings) -> Floats:
+        """[S,N] target weights at probe states: rows[S] and books."""
+        obs = ExpertObs(
+            self.tables[0].look(rows),
+            torch.from_numpy(held.weights),
+            torch.from_numpy(held.cash_share),
+            self.collector.present[torch.from_numpy(rows)],
+            torch.from_numpy(held.allowed[:, :, 1:].any(-1)),
+        )
+        with torch.no_grad():
+            mean, _ = self.actor(obs)
+            actions = torch.tanh(mean).numpy()
+        if not np.isfinite(actions).all():
+            raise TrainingError(f"expert {self.place.niche}: its actions are not numbers")
+        return weights_of_actions(actions, held)
+
+    def acting(self) -> Arrays:
+        """Weights that its policy is made from; the encoder's where an adapter has moved it."""
+        tensors = with_prefix("actor.", self.actor.state_dict())
+        if self.adapter is not None:
+            tensors |= with_prefix("encoder.", self.serving.state_dict())
+        return _plain(tensors)
+
+    # --- states
+
+    def _network_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        core, facts = self.core.state()
+        tensors = with_prefix("core.", core)
+        json_state: dict[str, Any] = {"core": facts}
+        if self.adapter is not None:
+            own, json_state["adapter"] = self.adapter.state()
+            tensors |= with_prefix("adapter.", own)
+            tensors |= with_prefix("serving.", self.serving.state_dict())
+            json_state["table_version"] = self.tables[0].version
+        return tensors, json_state
+
+    def _restore_networks(self, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.core.restore(below_prefix("core.", tensors), facts["core"])
+        if self.adapter is not None:
+            self.serving.load_state_dict(below_prefix("serving.", tensors))
+            for table in self.tables:
+                table.refresh(self.serving)
+            self.tables[0].version = int(facts["table_version"])
+            self.adapter.restore(below_prefix("adapter.", tensors), facts["adapter"])
+
+    def state(self) -> dict[str, Any]:
+        """All but the replay, {"tensors", "facts"}, from which `restore` goes on bit for bit."""
+        tensors, networks = self._network_state()
+        books, starts = self.collector.state()
+        tensors |= with_prefix("collector.", books)
+        facts: dict[str, Any] = {
+            "networks": networks,
+            "starts": starts,
+            "steps": self.steps,
+            "version": self.version,
+            "skill_id": self.skill_id,
+            "hyperparameters": self.hyperparameters,
+            "draws": pack_generator(self._draws),
+        }
+        pay, facts["pay"] = self.pay.state()
+        tensors |= with_prefix("pay.", pay)
+        return {"tensors": _plain(tensors), "facts": facts}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        tensors, facts = _tensors(state["tensors"]), state["facts"]
+        self.version, self.skill_id = int(facts["version"]), int(facts["skill_id"])
+        self._restore_networks(tensors, facts["networks"])
+        self.set_hyperparameters(facts["hyperparameters"])
+        self.collector.restore(below_prefix("collector.", tensors), facts["starts"])
+        self.steps = int(facts["steps"])
+        self.pay.restore(below_prefix("pay.", tensors), facts["pay"])
+        self._draws = unpack_generator(facts["draws"])
+
+    def close(self) -> None:
+        """Remove the files of tables of its own."""
+        if self.adapter is not None:
+            self.adapter.slow_table.close()
+            for table in self.tables:
+                table.close()
+
+
+def _known(value: Tensor) -> float:
+    """0 for what a batch holds nothing of."""
+    return 0.0 if math.isnan(float(value)) else float(value)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Copies as arrays, to be sent."""
+    return {name: value.detach().numpy().copy() for name, value in tensors.items()}
+
+
+def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}

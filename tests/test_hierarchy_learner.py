@@ -1,0 +1,258 @@
+"""The hierarchy as a learner: rounds, resuming, processes, and members that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from worlds import make_config, make_world
+
+from echelon.backtest.run import run_backtest
+from echelon.envs import World
+from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.models import build_encoder
+from echelon.population.artefacts import PopulationHistory
+from echelon.population.learner import HierarchyLearner, load_hierarchy, refuse_settings
+from echelon.population.windows import own_returns, parts_of, row_weights, window_sharpes
+
+SMALL = (
+    *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
+    *("train.episode_steps=12", "train.gamma=0.9", "train.algo=HIERARCHY", "reward.scale=100"),
+    *("train.lr_actor=0.003", "train.lr_critic=0.003", "expert.batch_size=16"),
+    *("expert.learning_starts=16", "expert.updates_per_step=0.25", "expert.warmup_updates=0"),
+    *("experts.n_experts=3", "experts.skill_dim=4", "experts.responsibility_bars=5"),
+    *("experts.sharing.buffer_size=3000", "experts.sharing.sequence_steps=3"),
+    *("experts.sharing.fresh_steps=200", "trainer.round_steps=16", "trainer.probe_states=12"),
+    *("trainer.training_schedule.experts={freq: 2, steps: 16}", "meta_router.n_steps=32"),
+    *("trainer.training_schedule.router={freq: 4, steps: 32}", "meta_router.n_envs=4"),
+    *("trainer.training_schedule.population={freq: 4, mutation_rate: 0.1}", "lora.rank=2"),
+    *("meta_router.batch_size=16", "meta_router.episode_decisions=4", "meta_router.every_bars=2"),
+    *("meta_router.horizons=[2, 5]", "trainer.evolution.windows=2", "lora.every_updates=2"),
+    *("lora.refresh_updates=3", "lora.lr=0.01"),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(n_rows=200, n_assets=3, window=6)
+
+
+def make_learner(world: World, directory: Path, *more: str, seed: int = 7) -> HierarchyLearner:
+    config = make_config(*SMALL, *more)
+    torch.manual_seed(3)
+    encoder = build_encoder(config, world.x.shape[2])
+    return HierarchyLearner(config, world, world, directory, seed, encoder)
+
+
+def trained(learner: HierarchyLearner, rounds: int) -> HierarchyLearner:
+    for _ in range(rounds):
+        learner.train_once()
+    return learner
+
+
+def everything(learner: HierarchyLearner) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, state = learner.state()
+    told = {k: v for k, v in state["told"].items() if "time/" not in k and "seconds" not in k}
+    return {name: value.clone() for name, value in tensors.items()}, state | {"told": told}
+
+
+def assert_same(left: HierarchyLearner, right: HierarchyLearner) -> None:
+    (a, state_a), (b, state_b) = everything(left), everything(right)
+    assert str(state_a) == str(state_b)  # as text: NaN is not equal to itself
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name].nan_to_num(), b[name].nan_to_num()), name
+
+
+def test_a_round_does_what_is_due_and_counts_every_step(world: World, tmp_path: Path) -> None:
+    learner = make_learner(world, tmp_path)
+    first = learner.train_once()
+    assert learner.steps == 3 * 16
+    assert first["time/collect"] > 0.0
+    assert first["time/experts"] == first["time/router"] == 0.0
+    for _ in range(3):
+        told = learner.train_once()
+    assert told.keys() == first.keys()
+    assert min(told[f"time/{phase}"] for phase in ("experts", "router", "population")) > 0.0
+    assert learner.steps == 4 * 3 * 16 + 32 * 2
+    assert told["router/decisions"] == 32
+    assert 0.0 <= told["population/mapd"] <= 1.0
+    assert told["losses/critic"] > 0.0
+    history = PopulationHistory.read(tmp_path)
+    assert [one.round for one in history.rounds] == [4]
+    assert len(history.lineage) >= 3
+    learner.close()
+
+
+@pytest.mark.parametrize("more", [(), ("lora.enabled=true",), ("risk.cvar_constraint=true",)])
+def test_a_resumed_population_goes_on_bit_for_bit(
+    world: World, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    whole = trained(make_learner(world, tmp_path / "whole", *more), 9)
+    half = trained(make_learner(world, tmp_path / "half", *more), 5)
+    tensors, state = everything(half)
+    half.close()
+    resumed = make_learner(world, tmp_path / "again", *more)
+    tensors_now, state_now = half_state(tensors, state)
+    resumed.restore(tensors_now, state_now)
+    assert_same(trained(resumed, 4), whole)
+    whole.close()
+    resumed.close()
+
+
+def half_state(
+    tensors: dict[str, Tensor], state: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    told = dict.fromkeys(("time/collect",), 0.0) | state["told"]
+    return tensors, state | {"told": told}
+
+
+def test_neither_the_number_of_processes_nor_the_death_of_one_changes_a_result(
+    world: World, tmp_path: Path
+) -> None:
+    alone = trained(make_learner(world, tmp_path / "alone"), 5)
+    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
+    os.kill(hurt.crew._teams[0]._process.pid, signal.SIGKILL)  # type: ignore[union-attr,arg-type]
+    hurt.crew._teams[0]._process.join()  # type: ignore[union-attr]
+    trained(hurt, 2)
+    assert [event.kind for event in hurt._events if event.kind == "worker lost"]
+    hurt._events = [event for event in hurt._events if event.kind != "worker lost"]
+    assert_same(alone, hurt)
+    alone.close()
+    hurt.close()
+
+
+def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(
+    world: World, tmp_path: Path
+) -> None:
+    learner = trained(make_learner(world, tmp_path), 3)
+    before = learner.evolution.skills.copy()
+    member = learner.crew._teams[0]._members[1]  # type: ignore[union-attr]
+    with torch.no_grad():
+        member.actor.last.weight.fill_(float("nan"))
+    trained(learner, 3)
+    kinds = [(event.kind, event.who) for event in learner._events]
+    assert ("quarantine", "expert 1") in kinds
+    assert ("reseed", "expert 1") in kinds
+    after = learner.evolution.skills
+    assert (after[1] != before[1]).any()
+    assert (after[0] == before[0]).all()
+    weights = learner.weights()
+    assert all(value.isfinite().all() for value in weights.values() if value.is_floating_point())
+    learner.close()
+
+
+def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
+    world: World, tmp_path: Path
+) -> None:
+    learner = trained(make_learner(world, tmp_path), 4)
+    config, span = learner.config, world.span("valid")
+    ours = run_backtest(learner.policy(), world, span, config)
+    loaded = load_hierarchy(config, learner.weights(), world.x.shape[2], 7, "seed 7")
+    theirs = run_backtest(loaded, world, span, config)
+    np.testing.assert_allclose(ours.value, theirs.value, rtol=1e-9)
+    assert loaded.record is not None
+    assert set(loaded.record.in_charge.tolist()) <= {0, 1, 2, 3}
+    learner.close()
+
+
+def test_without_information_bonus_there_is_nothing_to_pay(world: World, tmp_path: Path) -> None:
+    learner = trained(make_learner(world, tmp_path, "experts.mi_reward_weight=0"), 4)
+    assert learner._told["charts/information"] == 0.0
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("trainer.round_steps=2", "trainer.round_steps"),
+        ("expert.updates_per_step=0.001", "expert.updates_per_step"),
+        ("experts.sharing.sequence_steps=40", "experts.sharing.sequence_steps"),
+    ],
+)
+def test_settings_that_cannot_learn_are_refused(override: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        refuse_settings(make_config(*SMALL, override))
+
+
+def test_a_population_that_does_not_divide_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.evolution\.members_per_niche"):
+        make_learner(world, tmp_path, "trainer.evolution.members_per_niche=6")
+
+
+def test_the_router_learns_where_no_expert_did(world: World) -> None:
+    parts = parts_of(world, 0.25)
+    whole = world.span("train")
+    ours, theirs = parts.experts.span("train"), parts.router.span("train")
+    assert (ours.start, theirs.stop) == (whole.start, whole.stop)
+    assert ours.stop == theirs.start
+    assert len(theirs) == int(0.25 * len(whole))
+    assert parts.experts.x is world.x
+
+
+def test_a_window_too_short_to_share_is_refused() -> None:
+    short = make_world(n_rows=14, n_assets=2, window=6)
+    with pytest.raises(DataError, match=r"meta_router\.window_share"):
+        parts_of(short, 0.01)
+
+
+def test_own_returns_in_pieces_are_those_of_one_long_run(world: World, tmp_path: Path) -> None:
+    learner = trained(make_learner(world, tmp_path, "state.include_pos=false"), 2)
+    policy, config = learner._experts()[0], learner.config
+    part = learner.parts.experts
+    span = part.span("train")
+    found = own_returns(policy, part, config, warm=5)
+    assert np.isfinite(found[span.start : span.stop - 1]).all()
+    assert np.isnan(found[: span.start]).all()
+    long = run_backtest(policy, part, span, config).returns
+    np.testing.assert_allclose(found[span.start : span.stop - 1], long, atol=1e-9)
+    learner.close()
+
+
+def test_row_weights_have_a_mean_of_one_over_the_experts(world: World) -> None:
+    chance = np.random.default_rng(0)
+    returns = chance.normal(size=(3, len(world.times)))
+    weights = row_weights(returns, world, window=5, temperature=0.5, floor=0.05)
+    np.testing.assert_allclose(weights.mean(axis=0), 1.0, rtol=1e-5)
+    span = world.span("train")
+    assert weights[:, span.start + 5 : span.stop - 1].std() > 0.1
+    assert (weights[:, : span.start] == 1.0).all()
+
+
+def test_fitness_windows_are_equal_pieces_each_from_cash(world: World, tmp_path: Path) -> None:
+    learner = make_learner(world, tmp_path)
+    policy = learner._experts()[0]
+    sharpes = window_sharpes(policy, world, learner.config, 2)
+    assert sharpes.shape == (2,)
+    span = world.span("valid")
+    steps = (len(span) - 1) // 2
+    first = run_backtest(policy, world, range(span.start, span.start + steps + 1), learner.config)
+    assert sharpes[0] == pytest.approx(first.measures.sharpe_annual)
+    with pytest.raises(DataError, match=r"trainer\.evolution\.windows"):
+        window_sharpes(policy, world, learner.config, 1000)
+    learner.close()
+
+
+def test_all_members_failing_stops_the_run(world: World, tmp_path: Path) -> None:
+    learner = trained(make_learner(world, tmp_path), 3)
+    for member in learner.crew._teams[0]._members.values():  # type: ignore[union-attr]
+        with torch.no_grad():
+            member.actor.last.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError):
+        trained(learner, 3)
+    learner.close()
