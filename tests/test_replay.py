@@ -114,6 +114,16 @@ def test_new_beginning_without_a_flag_breaks_a_sequence_too() -> None:
     assert {tuple(row) for row in drawn.tolist()} == {(0, 1, 2), (3, 4, 5)}
 
 
+def test_end_breaks_a_sequence_even_where_the_next_episode_begins_at_the_next_row() -> None:
+    replay, walk = Replay(100, N), Walk()
+    for k in range(6):
+        cut = np.full(E, k == 2)
+        step = walk.step()
+        replay.add(step._replace(truncated=cut))
+    drawn = numbers(replay.sequences(500, 3, np.random.default_rng(0))) // E
+    assert {tuple(row) for row in drawn.tolist()} == {(0, 1, 2), (3, 4, 5)}
+
+
 # --- size -------------------------------------------------------------------------------------
 
 
