@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commands import make_book, make_record, weekdays
+from command_records import make_book, make_record, weekdays
 
 from echelon.population.attribution import (
     SUMMED,

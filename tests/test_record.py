@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from commands import make_history, make_record
+from command_records import make_history, make_record
 
 from echelon.errors import StoreError
 from echelon.ops.diversity import mapd

@@ -1,13 +1,14 @@
 """Everything a report shows of a run, read and checked before anything is drawn.
 
-Reads config.yaml, run.json, evaluations/ and the training logs; changes nothing. What is missing
+Reads config.yaml, run.json, evaluations/, the training logs and, of a hierarchy, what its
+commands and its population left behind; changes nothing. What is missing
 or damaged is a StoreError that names the file and the command that makes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
 from echelon.evaluation.trust import TRUST, load_trust
 from echelon.ops.measures import LABELS
+from echelon.population.artefacts import PopulationHistory
+from echelon.population.record import CommandRecord, has_record, record_files
 from echelon.report.palette import BASELINES
 from echelon.report.series import carried
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
+from echelon.training.run import seed_directory
 from echelon.types import Floats, Times
 
 SPLITS = ("test", "valid", "train")
@@ -45,12 +49,14 @@ class Record:
     """One saved backtest: of an agent (`seed` is its seed) or of a baseline (`seed` is None).
 
     key: its name in file names, unique in a split
+    command: who was in charge, of a hierarchy
     """
 
     key: str
     seed: int | None
     measures: Mapping[str, float]
     tables: Tables
+    command: CommandRecord | None = None
 
     @cached_property
     def times(self) -> Times:
@@ -128,6 +134,7 @@ class RunData:
     """A run, as a report needs it.
 
     path: as the user wrote it, for commands; logs: seed → training log
+    populations: seed → what training left of a population, where it did
     """
 
     path: Path
@@ -136,6 +143,7 @@ class RunData:
     facts: Mapping[str, Any]
     splits: tuple[SplitData, ...]
     logs: Mapping[int, pl.DataFrame]
+    populations: Mapping[int, PopulationHistory] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -167,8 +175,10 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
     loaded = tuple(_split(run, name) for name in names)
     seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
     logs = {seed: _log(run, seed) for seed in seeds}
+    found = {seed: PopulationHistory.find(seed_directory(run, seed)) for seed in seeds}
+    populations = {seed: history for seed, history in found.items() if history is not None}
     text = config_file.read_text(encoding="utf-8")
-    return RunData(run, config, text, facts, loaded, logs)
+    return RunData(run, config, text, facts, loaded, logs, populations)
 
 
 def _chosen(run: Path, splits: Sequence[str] | None) -> list[str]:
@@ -200,7 +210,10 @@ def _split(run: Path, name: str) -> SplitData:
             f"evaluate {run} --split {name}` again."
         )
     agents = [
-        Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed))
+        _with_command(
+            Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed)),
+            evaluation.directory,
+        )
         for seed, measures in sorted(evaluation.seeds.items())
     ]
     baselines = [
@@ -209,6 +222,19 @@ def _split(run: Path, name: str) -> SplitData:
     ]
     trust = _trust(run, name)
     return SplitData(name, evaluation, tuple(agents), tuple(baselines), trust, tried_on(run))
+
+
+def _with_command(record: Record, directory: Path) -> Record:
+    """The record, with who was in charge where that was written."""
+    if not has_record(directory, record.key):
+        return record
+    command = CommandRecord.read(directory, record.key)
+    if not np.array_equal(command.times, record.times[:-1]):
+        raise StoreError(
+            f"{record_files(directory, record.key)[0]}: its bars are not those of "
+            f"{record.key}.equity.parquet. Run `echelon evaluate` again."
+        )
+    return replace(record, command=command)
 
 
 def _trust(run: Path, name: str) -> Mapping[str, Any] | None:
@@ -247,7 +273,7 @@ def _tables(run: Path, evaluation: Evaluation, key: str | int) -> Tables:
 
 
 def _log(run: Path, seed: int) -> pl.DataFrame:
-    directory = run / "seeds" / str(seed)
+    directory = seed_directory(run, seed)
     if not any((directory / name).is_file() for name in (LOG, TABLE)):
         raise StoreError(
             f"{directory / LOG}: no such file, but seed {seed} was evaluated. Put the training log "

@@ -21,6 +21,7 @@ from echelon.report.document import (
 from echelon.report.figures import MEAN
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead
+from echelon.report.hierarchy import hierarchy_cards, population_card
 from echelon.report.series import shortest_period
 from echelon.report.texts import Words
 from echelon.report.training import training_chart
@@ -49,6 +50,7 @@ def render(run: RunData, words: Words, command: str) -> str:
         f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
         *sections,
         card(words("training"), note, chart("training")),
+        population_card(run, words, data),
         card(words("facts"), "", tables.facts_table(run, words, command) + _config(run, words)),
     ]
     return document(run.name, words, body, data)
@@ -60,6 +62,7 @@ def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str,
         _summary(run, split, words),
         trust_card(run.path, split, words, data),
         equity_card(split, words, data),
+        hierarchy_cards(run, split, words, data),
         measures_card(split, words),
         monthly_card(split, words),
         _holdings(split, words, data),

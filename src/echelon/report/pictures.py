@@ -6,6 +6,8 @@ Chinese texts need a Chinese font; where the machine has none, the pictures are 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -56,8 +58,9 @@ STYLE = {
 }
 
 
-def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
-    """Write equity.png, monthly.png, holdings.png and training.png."""
+@contextmanager
+def house_style(words: Words) -> Iterator[Words]:
+    """Draw in the report's style; gives the words to use, English where no font has Chinese."""
     fonts = ["DejaVu Sans"]
     if words.lang == "zh":
         known = {font.name for font in font_manager.fontManager.ttflist}
@@ -65,17 +68,29 @@ def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
         fonts = chinese[:1] + fonts
         words = words if chinese else Words("en")
     with mpl.rc_context({"font.family": fonts} | STYLE):  # type: ignore[arg-type]
+        yield words
+
+
+def save_pictures(pictures: Mapping[str, Figure], directory: Path) -> None:
+    """Write each figure as NAME.png; inside `house_style`."""
+    for name, figure in pictures.items():
+        figure.savefig(directory / f"{name}.png", dpi=_DPI)
+
+
+def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
+    """Write equity.png, monthly.png, holdings.png and training.png."""
+    with house_style(words) as said:
         pictures = {
-            "equity": _equity(run, words),
-            "monthly": _monthly(run, words),
-            "holdings": _holdings(run, words),
-            "training": _training(run, words),
+            "equity": _equity(run, said),
+            "monthly": _monthly(run, said),
+            "holdings": _holdings(run, said),
+            "training": _training(run, said),
         }
-        for name, figure in pictures.items():
-            figure.savefig(directory / f"{name}.png", dpi=_DPI)
+        save_pictures(pictures, directory)
 
 
-def _figure(run: RunData, words: Words, title: str, below: str) -> Figure:
+def new_figure(run: RunData, words: Words, title: str, below: str) -> Figure:
+    """An empty picture of slide size below its title. below: text under the title"""
     lines = wrap(below, _LINE[words.lang])
     top = 0.905 - 0.026 * len(lines)
     figure = Figure(figsize=_SIZE, layout=ConstrainedLayoutEngine(rect=(0.01, 0.015, 0.98, top)))
@@ -85,7 +100,8 @@ def _figure(run: RunData, words: Words, title: str, below: str) -> Figure:
     return figure
 
 
-def _span(split: SplitData, words: Words) -> str:
+def span_text(split: SplitData, words: Words) -> str:
+    """Which split, from when to when."""
     facts = split.facts
     span = words("span", first=facts["first"], last=facts["last"], bars=f"{facts['bars']:,}")
     return f"{words(f'split_{split.name}')} · {span}"
@@ -93,7 +109,7 @@ def _span(split: SplitData, words: Words) -> str:
 
 def _equity(run: RunData, words: Words) -> Figure:
     split = run.main
-    figure = _figure(run, words, words("equity"), lead(split, words, "sharpe_annual"))
+    figure = new_figure(run, words, words("equity"), lead(split, words, "sharpe_annual"))
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
     times = split.times
     shown = {*ALWAYS_SHOWN, *(r.key for r in rivals(split))}
@@ -119,8 +135,10 @@ def _equity(run: RunData, words: Words) -> Figure:
     top.margins(x=0.005, y=0.12)
     bottom.set_ylabel(words("drawdown"))
     bottom.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _dates(bottom)
-    figure.text(0.982, 0.945, _span(split, words), fontsize=10.5, color=LIGHT["soft"], ha="right")
+    date_axis(bottom)
+    figure.text(
+        0.982, 0.945, span_text(split, words), fontsize=10.5, color=LIGHT["soft"], ha="right"
+    )
     return figure
 
 
@@ -132,7 +150,7 @@ def _monthly(run: RunData, words: Words) -> Figure:
     split = run.main
     key, returns = next(iter(monthly_by_key(split).items()))
     who = words("mean_of_seeds") if key == "mean" else words.name(key)
-    figure = _figure(run, words, f"{words('monthly')} (%)", f"{who} · {_span(split, words)}")
+    figure = new_figure(run, words, f"{words('monthly')} (%)", f"{who} · {span_text(split, words)}")
     axes = figure.subplots()
     scale = LinearSegmentedColormap.from_list("", [LIGHT["loss"], "#ffffff", LIGHT["gain"]])
     table = np.concatenate([returns.months, np.full((len(returns.years), 1), np.nan)], axis=1)
@@ -170,7 +188,7 @@ def _holdings(run: RunData, words: Words) -> Figure:
     who = words.name(record.key)
     if len(split.agents) > 1:
         who = words("median_seed", name=who)
-    figure = _figure(run, words, words("holdings"), f"{who} · {_span(split, words)}")
+    figure = new_figure(run, words, words("holdings"), f"{who} · {span_text(split, words)}")
     axes = figure.subplots()
     parts = holdings_parts(split, words)[record.key]
     axes.stackplot(
@@ -186,14 +204,14 @@ def _holdings(run: RunData, words: Words) -> Figure:
     axes.margins(x=0)
     axes.set_ylabel(words("share"))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    _dates(axes)
+    date_axis(axes)
     return figure
 
 
 def _training(run: RunData, words: Words) -> Figure:
     several = len(run.logs) > 1
     note = words("training_note" if several else "training_note_one")
-    figure = _figure(run, words, words("training"), note)
+    figure = new_figure(run, words, words("training"), note)
     panels = training_panels(run, words)
     grid = figure.subplots(max(1, math.ceil(len(panels) / COLUMNS)), COLUMNS).ravel()
     for axes, panel in zip(grid, panels, strict=False):
@@ -225,7 +243,8 @@ def _draw_panel(axes: Axes, panel: Panel, *, several: bool) -> None:
     axes.locator_params(axis="x", nbins=5)
 
 
-def _dates(axes: Axes) -> None:
+def date_axis(axes: Axes) -> None:
+    """Let the x axis show dates, short."""
     locator = AutoDateLocator(minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     formats = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S"]

@@ -110,6 +110,7 @@
     select.addEventListener("change", () => {
       const key = select.dataset.choose;
       for (const pane of all(`[data-pane="${key}"]`)) pane.hidden = pane.dataset.key !== select.value;
+      for (const at of all(`[data-pane="${key}"]:not([hidden]) [data-chart]`)) draw(at.dataset.chart);
       if (!report.charts[key]) return;
       of(key).variant = select.value;
       draw(key);

@@ -3,6 +3,7 @@
     RUN/report/report.html      everything, self-contained
     RUN/report/equity.png       equity and drawdown on the main split
     RUN/report/monthly.png, holdings.png, training.png
+    RUN/report/command.png, experts.png, population.png   of a hierarchy
 
 The directory is made beside its place and moved there whole. The same results give the same page,
 byte for byte: no clock of the report's own is written into it.
@@ -23,6 +24,7 @@ from echelon.files import (
     sync_tree,
 )
 from echelon.report.gather import gather
+from echelon.report.hierarchy_pictures import draw_hierarchy
 from echelon.report.page import render
 from echelon.report.pictures import draw_pictures
 from echelon.report.texts import Words
@@ -44,6 +46,7 @@ def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en
             with staging_directory(run, ".report-") as staging:
                 (staging / "report.html").write_text(page, encoding="utf-8")
                 draw_pictures(data, words, staging)
+                draw_hierarchy(data, words, staging)
                 sync_tree(staging)
                 swap_directory(staging, target)
         except OSError as error:

@@ -1,0 +1,305 @@
+"""What a report shows of a hierarchy, from its record and its population: numbers, no drawing.
+
+Axes: `S` bars, `K` experts, `P` periods; the choice of number K is cash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.config import Config
+from echelon.ops.diversity import entropy
+from echelon.population.artefacts import PopulationHistory
+from echelon.population.attribution import Attribution, RealBook, attribute
+from echelon.population.record import CommandRecord
+from echelon.report.gather import Record, SplitData
+from echelon.report.series import Period, period_numbers, period_starts
+from echelon.risk import RiskEvent, RiskKind
+from echelon.types import Floats, Times
+
+ENTROPY_DECISIONS = 50
+"""Decisions over which the entropy of usage is measured."""
+DISTANCE_BARS = 20
+"""Bars of the trailing mean of the portfolios' distance."""
+_ROLES = (0, 4, 2, 8, 6, 1, 10, 14, 12, 5, 3, 9, 7, 11, 15, 13)
+_MARKET = ("equal_weight", "benchmark")
+
+
+class Mark(NamedTuple):
+    """How a kind of risk event is shown on a curve: words' key, colour and both symbols."""
+
+    key: str
+    role: str
+    plotly: str
+    matplotlib: str
+
+
+_STOPPED = Mark("mark_halted", "loss", "x", "X")
+_MASKED = Mark("mark_masked", "loss", "triangle-down", "v")
+_HALVED = Mark("mark_halved", "slippage", "diamond", "D")
+_FREED = Mark("mark_freed", "gain", "circle-open", "o")
+_CUT = Mark("mark_cut", "faint", "line-ns-open", "|")
+_FAILED = Mark("mark_failed", "ink", "star", "*")
+MARKS = {
+    RiskKind.HALTED: _STOPPED,
+    RiskKind.MASKED: _MASKED,
+    RiskKind.FORCED: _MASKED,
+    RiskKind.HALVED: _HALVED,
+    RiskKind.RELEASED: _FREED,
+    RiskKind.RESTORED: _FREED,
+    RiskKind.RESUMED: _FREED,
+    RiskKind.TURNOVER_CUT: _CUT,
+    RiskKind.POSITION_CUT: _CUT,
+    RiskKind.ALERT_FAILED: _FAILED,
+}
+
+
+def expert_role(k: int, experts: int) -> str:
+    """Role of the colour of expert k of `experts`; that of cash where k is their number."""
+    return "free_cash" if k == experts else f"asset{_ROLES[k % len(_ROLES)]}"
+
+
+class Reign(NamedTuple):
+    """Bars first … stop − 1, at which one and the same was in charge."""
+
+    who: int
+    first: int
+    stop: int
+
+
+def reigns(record: CommandRecord) -> list[Reign]:
+    """Who was in charge from when to when, in the order of time."""
+    if not record.bars:
+        return []
+    changes = np.flatnonzero(np.diff(record.in_charge)) + 1
+    edges = [0, *changes.tolist(), record.bars]
+    return [Reign(int(record.in_charge[first]), first, stop) for first, stop in pairwise(edges)]
+
+
+class Usage(NamedTuple):
+    """Share of the bars of each period at which each choice was in charge.
+
+    starts[P]; shares[P,K+1]
+    """
+
+    starts: Times
+    shares: Floats
+
+
+def usage(record: CommandRecord, period: Period) -> Usage:
+    """Who was in charge how often, by period."""
+    found, group = np.unique(period_numbers(record.times, period), return_inverse=True)
+    counts = np.zeros((len(found), len(record.choices)))
+    np.add.at(counts, (group, record.in_charge), 1.0)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return Usage(period_starts(record.times, period), np.asarray(shares))
+
+
+class Curve(NamedTuple):
+    """times[P], values[P]."""
+
+    times: Times
+    values: Floats
+
+
+def usage_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) -> Curve:
+    """Entropy of the last decisions, at each decision that has as many before it.
+
+    As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
+    """
+    at = np.flatnonzero(record.decided)
+    chosen, most = record.in_charge[at], np.log(len(record.choices))
+    values = [
+        entropy(np.bincount(chosen[n - decisions : n], minlength=len(record.choices)) / decisions)
+        / most
+        for n in range(decisions, len(at) + 1)
+    ]
+    return Curve(record.times[at[decisions - 1 :]], np.array(values, dtype=np.float64))
+
+
+def whole_entropy(record: CommandRecord) -> float:
+    """The same of all decisions of the run."""
+    chosen = record.in_charge[record.decided]
+    if not len(chosen):
+        return float("nan")
+    shares = np.bincount(chosen, minlength=len(record.choices)) / len(chosen)
+    return entropy(shares) / float(np.log(len(record.choices)))
+
+
+def trailing_mean(values: Floats, bars: int) -> Floats:
+    """[S] mean of the last `bars` values that are known; NaN before, and where none is."""
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    out = np.full(len(values), np.nan)
+    if len(values) >= bars:
+        n = counts[bars:] - counts[:-bars]
+        total = sums[bars:] - sums[:-bars]
+        out[bars - 1 :] = np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    return out
+
+
+def correlations(record: CommandRecord) -> Floats:
+    """[K,K] of the returns of the experts' own books; NaN for one that never moved."""
+    returns = record.own_returns
+    moved = returns.std(axis=0) > 0.0 if len(returns) > 1 else np.zeros(len(record.experts), bool)
+    out = np.full((len(moved), len(moved)), np.nan)
+    if moved.any():
+        out[np.ix_(moved, moved)] = np.atleast_2d(np.corrcoef(returns[:, moved], rowvar=False))
+    return out
+
+
+class Plane(NamedTuple):
+    """Points[K,2] in the plane in which they vary most, and the share[2] of variance it shows."""
+
+    points: Floats
+    explained: Floats
+
+
+def plane(points: Floats) -> Plane | None:
+    """The first two principal components of points[K,D]; None where nothing can be told apart."""
+    if len(points) < 2 or points.shape[1] == 0 or not np.isfinite(points).all():
+        return None
+    centred = points - points.mean(axis=0)
+    left, scale, _ = np.linalg.svd(centred, full_matrices=False)
+    variance = np.square(scale)
+    if variance.sum() <= 1e-18:
+        return None
+    flat = np.zeros((len(points), 2))
+    share = np.zeros(2)
+    n = min(2, len(scale))
+    flat[:, :n] = left[:, :n] * scale[:n]
+    share[:n] = variance[:n] / variance.sum()
+    # A component's sign is arbitrary: the farthest point is at the positive end.
+    for axis in range(n):
+        if flat[np.abs(flat[:, axis]).argmax(), axis] < 0.0:
+            flat[:, axis] *= -1.0
+    return Plane(flat, share)
+
+
+def portfolio_plane(record: CommandRecord) -> Plane | None:
+    """Where the experts' mean portfolios, cash included, lie to one another."""
+    mean = record.portfolios.mean
+    return plane(np.concatenate([mean, 1.0 - mean.sum(axis=1, keepdims=True)], axis=1))
+
+
+class Branch(NamedTuple):
+    """A life on its member's line, from its round to that of the next decision about it."""
+
+    life: int
+    member: int
+    niche: int
+    kind: str
+    first: int
+    last: int
+
+
+class Copy(NamedTuple):
+    """What a life took from another member, in its first round. weights: or hyperparameters"""
+
+    source: int
+    member: int
+    niche: int
+    round: int
+    weights: bool
+
+
+class Tree(NamedTuple):
+    """A lineage as lines to draw; last: round at which the living end."""
+
+    branches: tuple[Branch, ...]
+    copies: tuple[Copy, ...]
+    members: int
+    last: int
+
+
+def family_tree(history: PopulationHistory) -> Tree | None:
+    """The population's lineage as branches and copies; None where none was kept."""
+    lives = history.lineage
+    if not lives:
+        return None
+    last = max([*(one.round for one in history.rounds), *(life.round for life in lives)])
+    ends = [last] * len(lives)
+    living: dict[int, int] = {}
+    for life in lives:
+        if life.member in living:
+            ends[living[life.member]] = life.round
+        living[life.member] = life.id
+    branches = tuple(
+        Branch(life.id, life.member, life.niche, life.kind, life.round, ends[life.id])
+        for life in lives
+    )
+    copies = []
+    for life in lives:
+        for source, weights in ((life.parent, True), (life.lender, False)):
+            if source is not None and lives[source].member != life.member:
+                member = lives[source].member
+                if weights or life.parent is None or lives[life.parent].member != member:
+                    copies.append(Copy(member, life.member, life.niche, life.round, weights))
+    return Tree(branches, tuple(copies), history.members, last)
+
+
+def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:
+    """The last that happened comes first, also among those of one bar."""
+    order = sorted(range(len(events)), key=lambda n: (events[n].time, n), reverse=True)
+    return [events[n] for n in order]
+
+
+class Marked(NamedTuple):
+    """Events of one kind of mark: rows of the equity they stand at, each once, and the events."""
+
+    mark: Mark
+    rows: tuple[int, ...]
+    events: tuple[tuple[RiskEvent, ...], ...]
+
+
+def marked(record: CommandRecord) -> list[Marked]:
+    """Risk events by mark, in the order of `MARKS`; the frequent cuts come first, below others."""
+    found: dict[Mark, dict[int, list[RiskEvent]]] = {_CUT: {}}
+    for event in record.events:
+        found.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
+    return [
+        Marked(mark, tuple(rows), tuple(tuple(events) for events in rows.values()))
+        for mark, rows in found.items()
+        if rows
+    ]
+
+
+def real_book(record: Record) -> RealBook:
+    """Values and costs of a saved backtest."""
+    equity = record.tables.equity
+    paid = [equity[kind].to_numpy()[1:] for kind in ("commission", "stamp", "slippage")]
+    return RealBook(record.value, *paid)
+
+
+def market_of(split: SplitData) -> str | None:
+    """The baseline that stands for the market: equal weight, or the index; None: cash."""
+    known = {r.key for r in split.baselines}
+    return next((key for key in _MARKET if key in known), None)
+
+
+def market_returns(split: SplitData, bars: int) -> Floats:
+    """[bars] simple returns of the market, before costs; after its ruin 0."""
+    key = market_of(split)
+    out = np.zeros(bars)
+    if key is None:
+        return out
+    book = real_book(next(r for r in split.baselines if r.key == key))
+    paid = book.commission + book.stamp + book.slippage
+    alive = book.values[:-1] > 0.0
+    before = np.where(alive, book.values[:-1], 1.0)
+    found = np.where(alive, (book.values[1:] + paid) / before - 1.0, 0.0)[:bars]
+    out[: len(found)] = found
+    return out
+
+
+def attribution_of(split: SplitData, agent: Record, config: Config) -> Attribution | None:
+    """Where an agent's result came from; None where a book was lost whole."""
+    assert agent.command is not None, f"{agent.key} commands nobody"
+    market = market_returns(split, agent.command.bars)
+    horizon = config.meta_router.every_bars
+    return attribute(agent.command, real_book(agent), market, horizon=horizon, seed=config.seed)
