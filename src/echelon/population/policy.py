@@ -11,8 +11,8 @@ At the close of each bar, for all books at once:
    one. What the one in charge wants is sent: within its position limit, cash if halted, and only
    so far as `TurnoverLimit` allows.
 
-Own books begin the longest horizon before a book's first row, where the world has such rows: that
-is looking back. A book whose row does not follow its last one begins anew, own books and all.
+Own books begin `warm_bars` before a book's first row, where the world has such rows: that is
+looking back. A book whose row does not follow its last one begins anew, own books and all.
 
 What the real book is worth is not in `Holdings`. The policy trades a copy of it beside the own
 books, by the same kernel, which is the same to the last bit wherever books are simulated. Where
@@ -39,7 +39,7 @@ from echelon.population import view
 from echelon.population.choosers import Chooser
 from echelon.population.desk import Desk, Ints, Traded, first_rows, started, within_limits
 from echelon.population.record import CASH, CommandRecord
-from echelon.population.survey import Standing, Verdicts
+from echelon.population.survey import Standing, Verdicts, warm_bars
 from echelon.risk import (
     Alert,
     HaltSettings,
@@ -76,6 +76,7 @@ class HierarchyPolicy:
         self.config = config
         self.seed = seed
         self.expert_names = _unique([expert.name for expert in experts])
+        self._warm = warm_bars(config)
         self.log = RiskLog()
         """What risk control did in the present run, or the last; times count bars of the book."""
         self._alerts: list[Alert] = []
@@ -139,10 +140,6 @@ class HierarchyPolicy:
         if run is None or len(run.row) != 1:
             return None
         return run.record(self.expert_names, tuple(self.log))
-
-    @property
-    def _warm(self) -> int:
-        return max(self.config.meta_router.horizons)
 
     def _begun(self, row: Rows) -> _Run:
         """A run of books that begin at `row`[E], their own books having come there."""

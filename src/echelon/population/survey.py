@@ -132,7 +132,7 @@ def survey(
 ) -> Survey:
     """Let the experts trade their own books over the rows of `spans`.
 
-    Every piece of a span begins the longest horizon before its first row, where there are so many.
+    Every piece of a span begins `warm_bars` before its first row, where there are so many.
     """
     spans = tuple(spans)
     if not spans or min(len(span) for span in spans) < 2:
@@ -142,7 +142,7 @@ def survey(
             "(meta_router.window_share)."
         )
     first = first_rows(world)
-    plan = _Plan.of(spans, first, max(config.meta_router.horizons))
+    plan = _Plan.of(spans, first, warm_bars(config))
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
     started(experts, world, whole)
     desk = Desk(experts, world, config, len(plan.begin), whole)
@@ -213,6 +213,15 @@ def _walk(desk: Desk, plan: _Plan, config: Config) -> tuple[Sight, Floats]:
             desk.begin(np.where(fresh, plan.begin, row), fresh)
         desk.step(np.concatenate([desk.ask().own, cash]))
         fresh = np.zeros(n_places, dtype=np.bool_)
+
+
+def warm_bars(config: Config) -> int:
+    """Bars that own books are traded before they are looked at.
+
+    As many as the router sees and the drawdown guard remembers, and one more: the first bar, in
+    which a book comes out of cash, is like no other.
+    """
+    return max(*config.meta_router.horizons, config.risk.drawdown_window) + 1
 
 
 def drawdown_settings(risk: RiskConfig) -> DrawdownSettings:
