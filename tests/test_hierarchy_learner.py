@@ -127,8 +127,8 @@ def test_neither_the_number_of_processes_nor_the_death_of_one_changes_a_result(
 ) -> None:
     alone = trained(make_learner(world, tmp_path / "alone"), 5)
     hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
-    os.kill(hurt.crew._teams[0]._process.pid, signal.SIGKILL)  # type: ignore[union-attr,arg-type]
-    hurt.crew._teams[0]._process.join()  # type: ignore[union-attr]
+    os.kill(hurt.members.host._teams[0]._process.pid, signal.SIGKILL)  # type: ignore[union-attr,arg-type]
+    hurt.members.host._teams[0]._process.join()  # type: ignore[union-attr]
     trained(hurt, 2)
     assert [event.kind for event in hurt._events if event.kind == "worker lost"]
     hurt._events = [event for event in hurt._events if event.kind != "worker lost"]
@@ -142,7 +142,7 @@ def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(
 ) -> None:
     learner = trained(make_learner(world, tmp_path), 3)
     before = learner.evolution.skills.copy()
-    member = learner.crew._teams[0]._members[1]  # type: ignore[union-attr]
+    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
     with torch.no_grad():
         member.actor.last.weight.fill_(float("nan"))
     trained(learner, 3)
@@ -250,7 +250,7 @@ def test_fitness_windows_are_equal_pieces_each_from_cash(world: World, tmp_path:
 
 def test_all_members_failing_stops_the_run(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path), 3)
-    for member in learner.crew._teams[0]._members.values():  # type: ignore[union-attr]
+    for member in learner.members.host._teams[0]._members.values():  # type: ignore[union-attr]
         with torch.no_grad():
             member.actor.last.weight.fill_(float("nan"))
     with pytest.raises(TrainingError):

@@ -107,6 +107,11 @@ class Crew:
             self.close()
             raise
 
+    @property
+    def alone(self) -> bool:
+        """Whether all members live in this process: then none can be lost."""
+        return isinstance(self._teams[0], _Here)
+
     def each(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Result or `Failure` of each member named, in their order; see `Host`."""
         unknown = [m for m in calls if not 0 <= m < self.members]

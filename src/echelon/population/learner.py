@@ -29,13 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.mfpbt import Decision
 from echelon.agents.policy import WeightPolicy
 from echelon.agents.stretches import Mark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import ConfigError, TrainingError
+from echelon.errors import ConfigError
 from echelon.models import Encoder, ExpertActor, build_encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
@@ -45,6 +44,7 @@ from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import Evolution, fitness
 from echelon.population.factory import MemberFactory
 from echelon.population.member import TOLD, Brief
+from echelon.population.members import Members
 from echelon.population.meta_env import MetaEnv
 from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
 from echelon.population.policy import HierarchyPolicy
@@ -62,8 +62,6 @@ _ROUTER = (
     *("router/relative_return", "router/usage_entropy", "router/kl_lambda", "router/reward_scale"),
     *("router/explained_variance", "router/entropy", "router/decisions", "router/seconds"),
 )
-_CHANGING = ("collect", "learn")
-"""What members do that changes them."""
 _PHASES = ("collect", "experts", "router", "population")
 
 
@@ -101,7 +99,9 @@ class HierarchyLearner:
             tuple(dict(h) for h in self.evolution.hyperparameters()),
             n_members,
         ).within(self.replay, self._tables)
-        self.crew = Crew(factory, n_members, workers, threads=config.train.threads)
+        crew = Crew(factory, n_members, workers, threads=config.train.threads)
+        self._events: list[PopulationEvent] = []
+        self.members = Members(crew, self.evolution, self.replay, self._event)
         self.bonus = SkillBonus(
             n_experts,
             train.n_assets,
@@ -119,11 +119,8 @@ class HierarchyLearner:
         self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
         self._fitness = np.full(n_members, math.nan)
         self._rounds: list[Round] = []
-        self._events: list[PopulationEvent] = []
         self._told: Metrics = dict.fromkeys(self._names(), 0.0)
         self._policy: HierarchyPolicy | None = None
-        self._snapshots: dict[int, Any] = {}
-        self._remember("state", {}, {})
 
     # --- the loop
 
@@ -150,10 +147,10 @@ class HierarchyLearner:
         """A round of every member's books; the mean reward."""
         books = self.config.train.books
         bars = -(-self.config.trainer.round_steps // books)
-        done = self._each("collect", dict.fromkeys(range(self.crew.members), (bars,)))
+        done = self.members.each("collect", dict.fromkeys(range(len(self.members)), (bars,)))
         marks = tuple(Mark(*done[m]["mark"]) for m in sorted(done))
         self.replay.refresh(marks)
-        self.steps += bars * books * self.crew.members
+        self.steps += bars * books * len(self.members)
         return float(np.mean([one["reward"] for one in done.values()]))
 
     def _learn(self) -> Metrics:
@@ -166,7 +163,7 @@ class HierarchyLearner:
         bonus = self._tell_skills_apart()
         marks = self.replay.snapshot()
         calls = {}
-        for m in range(self.crew.members):
+        for m in range(len(self.members)):
             niche = self.evolution.plan.niche_of(m)
             brief = Brief(
                 updates=updates,
@@ -178,7 +175,7 @@ class HierarchyLearner:
                 paid=bool(gate[niche]),
             )
             calls[m] = (brief,)
-        told = self._each("learn", calls)
+        told = self.members.each("learn", calls)
         self._policy = None
         found: Metrics = {
             name: float(np.mean([one[name] for one in told.values()])) for name in TOLD
@@ -190,7 +187,7 @@ class HierarchyLearner:
     def _whose_bars(self) -> tuple[Floats32, Bools]:
         """(weights[K,T] of rows in the experts' losses, [K] who is near enough to the best)."""
         experts = self.config.experts
-        answers = self._each("own_returns", dict.fromkeys(self._best, ()))
+        answers = self.members.each("own_returns", dict.fromkeys(self._best, ()))
         returns = np.stack([answers[m] for m in self._best])
         world = self.parts.experts
         sharpes = [sharpe_annual(one[np.isfinite(one)], world.periods_per_year) for one in returns]
@@ -234,12 +231,13 @@ class HierarchyLearner:
     def _evolve(self) -> Metrics:
         """The population's phase."""
         config = self.config
-        answers = self._each("sharpes", dict.fromkeys(range(self.crew.members), ()))
+        answers = self.members.each("sharpes", dict.fromkeys(range(len(self.members)), ()))
         penalty = config.trainer.evolution.variance_penalty
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
         found = self._watch()
         decisions = self.evolution.step(self._fitness, self._diversity.mapd)
-        self._act_out(decisions)
+        self.members.act_out(decisions)
+        self._policy = None
         per_niche = self.evolution.plan.per_niche
         for niche in range(config.experts.n_experts):
             members = range(niche * per_niche, (niche + 1) * per_niche)
@@ -248,19 +246,9 @@ class HierarchyLearner:
         self._note_round()
         return found | {"population/fitness": float(np.nanmean(self._fitness))}
 
-    def _act_out(self, decisions: list[Decision]) -> None:
-        """Carry decisions about members out, and write them down."""
-        for d in decisions:
-            self._event(d.kind, f"expert {self.evolution.plan.niche_of(d.member)}", d.reason)
-        failed = self.evolution.apply(decisions, self.crew)
-        for failure in failed.values():
-            raise failure.error
-        self._remember("state", {}, {})
-        self._policy = None
-
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
-        answers = self._each("portfolios", dict.fromkeys(self._best, self._probes))
+        answers = self.members.each("portfolios", dict.fromkeys(self._best, self._probes))
         held = self._probes[1]
         weights = np.stack([whole(answers[m], held) for m in self._best])
         self._diversity = diversity(weights)
@@ -268,69 +256,6 @@ class HierarchyLearner:
             "population/mapd": self._diversity.mapd,
             "population/volume": self._diversity.volume,
         }
-
-    # --- members that fail
-
-    def _each(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call members; those that were lost or are no longer numbers are replaced."""
-        answers = self._answers(method, calls)
-        failed = [m for m, a in answers.items() if isinstance(a, Failure)]
-        if failed:
-            answers |= self._quarantine(method, failed, answers, calls)
-        if method in _CHANGING:
-            self._remember(method, calls, answers)
-        return answers
-
-    def _answers(self, method: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Answers of members; those whose process died begin the phase again, in a new one."""
-        answers = self.crew.each(method, calls)
-        while lost := _lost(answers):
-            again = self._recover(lost[0])
-            answers |= self.crew.each(method, {m: calls[m] for m in again if m in calls})
-        return answers
-
-    def _recover(self, member: int) -> list[int]:
-        """Members anew, of a process that died, as they stood at the beginning of the phase."""
-        again = self.crew.rebuild(member)
-        self._event("worker lost", f"members {again}", "made anew, and the phase done again")
-        marks = self.replay.snapshot()
-        for m in again:
-            self.crew.one(m, "stand", marks)
-            self.crew.one(m, "restore", self._snapshots[m])
-        return again
-
-    def _remember(
-        self, method: str, calls: Mapping[int, tuple[Any, ...]], answers: dict[int, Any]
-    ) -> None:
-        """Keep the members' states for the case that a process dies in the next phase."""
-        if self.config.trainer.workers == 1:
-            return
-        everybody: dict[int, tuple[Any, ...]] = dict.fromkeys(range(self.crew.members), ())
-        states = self.crew.each("state", everybody)
-        while lost := _lost(states):
-            again = self._recover(lost[0])
-            answers |= self._answers(method, {m: calls[m] for m in again if m in calls})
-            states |= self.crew.each("state", dict.fromkeys(again, ()))
-        self._snapshots = states
-
-    def _quarantine(
-        self,
-        method: str,
-        failed: list[int],
-        answers: Mapping[int, Any],
-        calls: Mapping[int, tuple[Any, ...]],
-    ) -> dict[int, Any]:
-        """Re-seed members whose numbers are no longer finite; the rest goes on."""
-        for m in failed:
-            if not isinstance(answers[m].error, TrainingError):
-                raise answers[m].error
-            self._event(
-                "quarantine", f"expert {self.evolution.plan.niche_of(m)}", str(answers[m].error)
-            )
-        if len(failed) == len(calls):
-            raise answers[failed[0]].error
-        self._act_out(self.evolution.quarantined(failed))
-        return self.crew.each(method, {m: calls[m] for m in failed})
 
     def _event(self, kind: str, who: str, done: str) -> None:
         self._events.append(PopulationEvent(self.round, self.steps, kind, who, done))
@@ -355,7 +280,7 @@ class HierarchyLearner:
 
     def _experts(self) -> list[WeightPolicy]:
         """Policies of the members that stand for the experts, as they are now."""
-        answers = self._each("acting", dict.fromkeys(self._best, ()))
+        answers = self.members.each("acting", dict.fromkeys(self._best, ()))
         return [
             expert_policy(self.config, _tensors(answers[m]), self.base, self.seed, k, self._tables)
             for k, m in enumerate(self._best)
@@ -370,7 +295,7 @@ class HierarchyLearner:
     def weights(self) -> dict[str, Tensor]:
         """What `training.loading.load_policy` makes the policy from again."""
         tensors = with_prefix("encoder.", self.base.state_dict())
-        answers = self._each("acting", dict.fromkeys(self._best, ()))
+        answers = self.members.each("acting", dict.fromkeys(self._best, ()))
         for k, m in enumerate(self._best):
             tensors |= with_prefix(f"expert.{k}.", _tensors(answers[m]))
         return tensors | with_prefix("router.", self.router.weights())
@@ -400,8 +325,8 @@ class HierarchyLearner:
         names = [*TOLD, "charts/reward", "population/mapd", "population/volume"]
         names += ["population/fitness", *(f"time/{phase}" for phase in _PHASES)]
         names += list(_ROUTER)
-        for m in range(self.crew.members):
-            for source in range(self.crew.members):
+        for m in range(len(self.members)):
+            for source in range(len(self.members)):
                 names += [
                     f"expert_{m}/sharing/{what}_from_{source}" for what in ("trace", "dropped")
                 ]
@@ -415,7 +340,7 @@ class HierarchyLearner:
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
         members = []
-        answers = self.crew.each("state", dict.fromkeys(range(self.crew.members), ()))
+        answers = self.members.host.each("state", dict.fromkeys(range(len(self.members)), ()))
         for m, answer in sorted(answers.items()):
             if isinstance(answer, Failure):
                 raise answer.error
@@ -446,8 +371,8 @@ class HierarchyLearner:
         marks = self.replay.snapshot()
         for m, facts in enumerate(state["members"]):
             own = {k: v.numpy() for k, v in below_prefix(f"member.{m}.", tensors).items()}
-            self.crew.one(m, "stand", marks)
-            self.crew.one(m, "restore", {"tensors": own, "facts": facts})
+            self.members.host.one(m, "stand", marks)
+            self.members.host.one(m, "restore", {"tensors": own, "facts": facts})
         self.router.restore(below_prefix("router.", tensors), state["router"])
         self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
         self.evolution.restore(state["evolution"])
@@ -457,13 +382,13 @@ class HierarchyLearner:
         self._told = {name: float(value) for name, value in state["told"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
         self._events = [PopulationEvent(**one) for one in state["events"]]
-        self._remember("state", {}, {})
+        self.members.remember()
         self._policy = None
 
     def close(self) -> None:
         """End the crew and remove what can be computed again."""
-        self.crew.each("close", dict.fromkeys(range(self.crew.members), ()))
-        self.crew.close()
+        self.members.host.each("close", dict.fromkeys(range(len(self.members)), ()))
+        self.members.host.close()
         for table in self._tables:
             table.close()
 
@@ -526,11 +451,6 @@ def refuse_settings(config: Config) -> None:
             f"trainer.round_steps = {trainer.round_steps:,} is less than one bar of train.books = "
             f"{config.train.books:,} books. Take more steps or fewer books."
         )
-
-
-def _lost(answers: Mapping[int, Any]) -> list[int]:
-    """Members whose process died."""
-    return [m for m, a in answers.items() if isinstance(a, Failure) and a.lost]
 
 
 @contextmanager
