@@ -17,6 +17,7 @@ from echelon.ops.information import (
     SkillCritic,
     SkillDiscriminator,
     information_loss,
+    mutual_information,
     normalised,
     pointwise_information,
     quality_gate,
@@ -277,3 +278,16 @@ def test_running_std_refuses_what_is_not_finite_and_stays_as_it_was() -> None:
     with pytest.raises(TrainingError, match="quarantine"):
         running.update(np.array([1.0, math.inf]))
     assert running.state() == before
+
+
+def test_mutual_information_of_labels_by_hand() -> None:
+    right = np.array([0, 0, 1, 1])
+    same = mutual_information(right, right)
+    assert same == pytest.approx({"information": 1.0, "of": 1.0})
+    assert mutual_information(np.array([0, 1, 0, 1]), right)["information"] == pytest.approx(0.0)
+    # Three of four agree: p = ½·½·…, I = 1 + ¾·log₂(¾) + … worked out from the joint frequencies.
+    found = mutual_information(np.array([0, 0, 1, 0]), right)["information"]
+    joint = {(0, 0): 0.5, (1, 1): 0.25, (0, 1): 0.25}
+    left_share = {0: 0.75, 1: 0.25}
+    wanted = sum(p * math.log2(p / (left_share[a] * 0.5)) for (a, _), p in joint.items())
+    assert found == pytest.approx(wanted)

@@ -178,3 +178,23 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(hidden, outputs),
     )
+
+
+def mutual_information(
+    left: NDArray[np.integer[Any]], right: NDArray[np.integer[Any]]
+) -> dict[str, float]:
+    """Of two series of labels[n], each from 0 on, in bits: {"information", "of"}.
+
+    information: Σ p(a,b) log₂ p(a,b)/(p(a)p(b)) of their joint frequencies; of: entropy of `right`,
+    which is the most it can be. Few samples of many labels overstate it by (A−1)(B−1)/2n nats.
+    """
+    assert left.shape == right.shape, "the series are not of the same length"
+    joint = np.zeros((int(left.max()) + 1, int(right.max()) + 1))
+    np.add.at(joint, (left, right), 1.0)
+    joint /= joint.sum()
+    product = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0, keepdims=True)
+    seen = joint > 0.0
+    information = float((joint[seen] * np.log2(joint[seen] / product[seen])).sum())
+    share = joint.sum(axis=0)
+    known = share[share > 0.0]
+    return {"information": information, "of": float(-(known * np.log2(known)).sum())}

@@ -53,7 +53,10 @@ from echelon.types import Bools, Floats, Floats32
 
 _SAME = 1e-4
 """Weights of a book and of its copy that are further apart belong to different books."""
+_ALL = 2.0
+"""Turnover of an exchange of everything."""
 _MONTH = 20
+"""Bars."""
 
 
 class HierarchyPolicy:
@@ -80,6 +83,7 @@ class HierarchyPolicy:
         self.log = RiskLog()
         """What risk control did in the present run, or the last; times count bars of the book."""
         self._alerts: list[Alert] = []
+        self._world: World | None = None
         self._run: _Run | None = None
         self._told: Floats | None = None
 
@@ -95,9 +99,10 @@ class HierarchyPolicy:
 
     def start(self, world: World, span: range) -> None:
         """Make the experts ready, also for the rows before the span that own books begin at."""
-        self._world = world
-        self._first = first_rows(world)
-        self._market = view.market_view(world, self._first, self.config.meta_router.horizons)
+        if world is not self._world:
+            self._world = world
+            self._first = first_rows(world)
+            self._market = view.market_view(world, self._first, self.config.meta_router.horizons)
         begin = max(span.start - self._warm, int(self._first[span.start]))
         self._span = range(min(begin, span.start), span.stop)
         started(self.experts, world, self._span)
@@ -134,6 +139,12 @@ class HierarchyPolicy:
         return run.decide(held, told)
 
     @property
+    def in_charge(self) -> Ints:
+        """[E] who is in charge of the books, K for cash, since the last decision."""
+        assert self._run is not None, "nothing was decided yet"
+        return self._run.in_charge.copy()
+
+    @property
     def record(self) -> CommandRecord | None:
         """What was done in the last run, if that was of one book and at least one bar long."""
         run = self._run
@@ -143,6 +154,7 @@ class HierarchyPolicy:
 
     def _begun(self, row: Rows) -> _Run:
         """A run of books that begin at `row`[E], their own books having come there."""
+        assert self._world is not None, "start() comes before decide()"
         run = _Run(self, row, self._world, self._span, self._market)
         begin = np.maximum(row - self._warm, np.maximum(self._first[row], self._span.start))
         begin = np.minimum(begin, row)
@@ -171,11 +183,13 @@ class _Run:
         self._standing = Standing(n_books, n_experts, config)
         risk = config.risk
         self._halt = PortfolioHalt(n_books, HaltSettings(risk.halt_drawdown, risk.halt_bars))
-        self._turnover = TurnoverLimit(
-            n_books, TurnoverSettings(risk.turnover_per_bar, risk.turnover_per_month, _MONTH)
-        )
+        self._turnover: TurnoverLimit | None = None
+        # Nothing can be exchanged more than once a bar: wider limits need not be kept.
+        if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * _MONTH:
+            settings = TurnoverSettings(risk.turnover_per_bar, risk.turnover_per_month, _MONTH)
+            self._turnover = TurnoverLimit(n_books, settings)
         self._usage = view.even_usage(n_books, n_experts + 1)
-        self._in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
+        self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
         self._forced = np.zeros(n_books, dtype=np.bool_)
         self._pending: Floats = np.zeros((n_experts + 1, n_books, world.n_assets))
@@ -210,7 +224,7 @@ class _Run:
         traded = self._desk.step(self._pending)
         self.row = self.row + 1
         nobody_new = np.zeros(len(self.row), dtype=np.bool_)
-        verdicts = self._mark(nobody_new, self._in_charge)
+        verdicts = self._mark(nobody_new, self.in_charge)
         if self._config.risk.enabled:
             self._forced = verdicts.drawdown.forced
             self._report(verdicts)
@@ -227,14 +241,14 @@ class _Run:
         allowed[:, :-1] = self._standing.allowed
         if ask.any():
             obs = view.observation(
-                self._standing.sight(), self._usage, self._in_charge, self._market[self.row]
+                self._standing.sight(), self._usage, self.in_charge, self._market[self.row]
             )
             chosen = self._policy.router.choose(obs, allowed)
-            self._in_charge = np.where(ask, chosen, self._in_charge)
-            self._usage = view.used(self._usage, self._in_charge, ask)
-        self._in_charge = np.where(halted, self._cash, self._in_charge)
+            self.in_charge = np.where(ask, chosen, self.in_charge)
+            self._usage = view.used(self._usage, self.in_charge, ask)
+        self.in_charge = np.where(halted, self._cash, self.in_charge)
         places = np.arange(len(self.row))
-        assert allowed[places, self._in_charge].all(), "a masked expert is in charge"
+        assert allowed[places, self.in_charge].all(), "a masked expert is in charge"
         self._age = np.where(ask, 1, self._age + 1)
         self._forced = np.zeros_like(self._forced)
         asked = self._desk.ask(held)
@@ -243,7 +257,7 @@ class _Run:
         self._pending = np.concatenate([asked.own, target[None]])
         if len(self.row) == 1:
             wanted = np.where(np.isnan(asked.real), held.weights, asked.real)[:, 0]
-            step = _Step(int(self._in_charge[0]), bool(ask[0]), allowed[0, :-1], wanted)
+            step = _Step(int(self.in_charge[0]), bool(ask[0]), allowed[0, :-1], wanted)
             self._steps.append(step)
         return target
 
@@ -302,13 +316,15 @@ class _Run:
         """What is sent[E,N] of what the experts want, real[K,E,N]."""
         places = np.arange(len(self.row))
         nothing = np.where(free(held), 0.0, np.nan)
-        expert = np.minimum(self._in_charge, self._cash - 1)
-        cash = self._in_charge == self._cash
+        expert = np.minimum(self.in_charge, self._cash - 1)
+        cash = self.in_charge == self._cash
         target = np.where(cash[:, None], nothing, real[expert, places])
         if not self._config.risk.enabled:
             return target
         scale = np.where(cash, 1.0, self._standing.scale[places, expert])
         target = within_limits(target, held.weights, scale)
+        if self._turnover is None:
+            return target
         frozen = np.isnan(target)
         current = held.weights.astype(np.float64)
         # Rounded to float32 they can be a little more than everything, and turnover more than 2.
@@ -319,6 +335,8 @@ class _Run:
 
     def _log(self, events: Sequence[RiskEvent]) -> None:
         """Write events down, each with the number of its book's bar."""
+        if not events:
+            return
         bars = self.row - self._start
         self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
 

@@ -33,6 +33,14 @@ from echelon.proving.capture import PlantedPart, assess_planted
 from echelon.proving.certificate import Certificate, MarketResult
 from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, assess_null
 from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
+from echelon.proving.hierarchies import (
+    FLAT,
+    Draws,
+    RegimeFlatPart,
+    RegimeHierarchyPart,
+    flat_config,
+    with_hierarchy,
+)
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.null import NullMarket
 from echelon.proving.parts import Done, Part, identity_of, locked, run_parts
@@ -62,6 +70,7 @@ SHIPPED = (
 
 
 NULL = NullMarket()
+DRAWS = Draws()
 OUTCOME = ("certificate.json", "certificate.html")
 """What stays of a proof; one that begins anew must not stand beside the old one's."""
 
@@ -99,6 +108,9 @@ class Sizes:
     regime_bars: int = 10_000
     regime_seeds: int = 0
     regime_steps: int = 400_000
+    hierarchy_seeds: int = 0
+    hierarchy_steps: int = 1_000_000
+    hierarchy_draws: Draws = DRAWS
 
 
 QUICK = Sizes(
@@ -129,6 +141,7 @@ FULL = Sizes(
     costly_seeds=5,
     costly_steps=(800_000, 400_000),
     regime_seeds=3,
+    hierarchy_seeds=5,
 )
 
 
@@ -185,14 +198,30 @@ def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
 
 
 def _regime(agent: Config, sizes: Sizes) -> list[Part]:
-    config = with_steps(agent, sizes.regime_steps, 4)
     market = RegimeMarket(n_bars=sizes.regime_bars)
+    if agent.train.algo == "HIERARCHY":
+        return [RegimePart(agent, market, sizes.regime_pairs), *_hierarchies(agent, market, sizes)]
+    config = with_steps(agent, sizes.regime_steps, 4)
     agents = [
         RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
         for k in range(0 if is_expert(agent) else sizes.regime_seeds)
         for shown in (False, True)
     ]
     return [RegimePart(agent, market, sizes.regime_pairs), *agents]
+
+
+def _hierarchies(agent: Config, market: RegimeMarket, sizes: Sizes) -> list[Part]:
+    """Hierarchies, and flat agents for as many steps on the same draws."""
+    config, draws = with_steps(agent, sizes.hierarchy_steps), sizes.hierarchy_draws
+    parts: list[Part] = []
+    for seed in range(agent.seed, agent.seed + sizes.hierarchy_seeds):
+        parts.append(RegimeHierarchyPart(config, market, draws, seed))
+        parts += [
+            RegimeFlatPart(flat_config(config, algo, SHIPPED), market, draws, seed, algo, shown)
+            for algo in FLAT
+            for shown in (False, True)
+        ]
+    return parts
 
 
 def _null(config: Config, agent: Config, sizes: Sizes) -> list[Part]:
@@ -301,12 +330,17 @@ def _assess(name: MarketName, planned: Plan, done: dict[str, Done], sizes: Sizes
     if name == "planted":
         return assess_planted(parts)
     if name == "regime":
-        return assess_regime(parts[0], parts[1:])
+        return with_hierarchy(assess_regime(parts[0], _flat(parts)), parts)
     if name == "null":
         return assess_null(parts, done["null-power"], sizes.null_market)
     if name == "leaky":
         return assess_leaky(parts[0], parts[1:])
     return assess_costly(parts)
+
+
+def _flat(parts: Sequence[Done]) -> list[Done]:
+    """Flat agents that stand by themselves, not beside a hierarchy."""
+    return [p for p in parts if p.key.startswith(("regime-flat-", "regime-shown-"))]
 
 
 def _about(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:

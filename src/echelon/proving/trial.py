@@ -84,8 +84,8 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
-EXPERTS = ("SAC", "TD3", "APG")
-"""Agents on a pre-trained encoder. They see what they hold, whatever `state` says."""
+EXPERTS = ("SAC", "TD3", "APG", "HIERARCHY")
+"""Agents by target weights on a pre-trained encoder."""
 
 
 def is_expert(config: Config) -> bool:

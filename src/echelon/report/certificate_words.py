@@ -194,6 +194,22 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "flat agent shown what a router sees",
             "获得路由器观测的单层智能体",
         ),
+        "check_regime_share": (
+            "hierarchy: share of the regime filter's Sharpe ratio",
+            "层级：占状态滤波器夏普比率的比例",
+        ),
+        "check_regime_over_best single expert": (
+            "hierarchy over its best single expert",
+            "层级相对其最佳单个专家的优势",
+        ),
+        "check_regime_over_flat sac": (
+            "hierarchy over flat SAC that sees the signal alone",
+            "层级相对只看信号的单层 SAC 的优势",
+        ),
+        "check_regime_over_flat a2c": (
+            "hierarchy over flat A2C that sees the signal alone",
+            "层级相对只看信号的单层 A2C 的优势",
+        ),
         "check_null_claims": ("claims where nothing is", "无信号处的宣称"),
         "check_null_power": ("claims on the trend market", "趋势市场上的宣称"),
         "check_leaky_refused": ("refused by the leakage check", "泄漏检查拒绝的因子"),
@@ -249,6 +265,14 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "alone.",
             "仅含参考策略。专家始终能看到自己的持仓，而持仓随收益漂移，会泄露状态，"
             "因此不能作为只看信号的智能体。",
+        ),
+        "note_regime_hierarchy": (
+            "Experts, router and flat agents see neither returns nor holdings, but the router sees "
+            "what the experts' books earned. Flat agents were trained on the same draws for as "
+            "many environment steps; those shown what a router sees are reported, not held to a "
+            "bar.",
+            "专家、路由器与单层智能体均看不到收益与持仓，但路由器能看到各专家账户的收益。"
+            "单层智能体在相同抽样上训练相同的环境步数；获得路由器观测者仅作报告，不设标准。",
         ),
         "note_null_trials": (
             "An agent is one configuration, so one trial (its seeds are averaged); the rule is the "
@@ -343,6 +367,14 @@ POLICIES: Mapping[str, Pair] = MappingProxyType(
         "fixed-share hedge": ("fixed-share hedge", "固定份额对冲"),
         "regime filter": ("regime filter (HMM)", "状态滤波器（HMM）"),
         "regime-aware": ("regime-aware", "已知状态"),
+        "hierarchy": ("hierarchy", "层级"),
+        "hedge": ("fixed-share hedge over the trained experts", "对训练出的专家作固定份额对冲"),
+        "oracle": ("trained experts, regime known", "训练出的专家，已知状态"),
+        "best single expert": ("best single expert", "最佳单个专家"),
+        "flat sac": ("flat SAC", "单层 SAC"),
+        "shown sac": ("flat SAC shown what a router sees", "获得路由器观测的单层 SAC"),
+        "flat a2c": ("flat A2C", "单层 A2C"),
+        "shown a2c": ("flat A2C shown what a router sees", "获得路由器观测的单层 A2C"),
         "flat agent": ("flat agent, signal alone", "单层智能体（仅信号）"),
         "shown agent": ("flat agent, router's view", "单层智能体（路由器观测）"),
         "rules": ("best of twelve rules", "十二规则择优"),

@@ -1,0 +1,123 @@
+"""The hierarchy on the regime market: its parts on tiny sizes, its verdict by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from worlds import make_config
+
+from echelon.proving.certificate import MarketResult
+from echelon.proving.hierarchies import (
+    Draws,
+    RegimeFlatPart,
+    RegimeHierarchyPart,
+    assess_hierarchy,
+    flat_config,
+    with_hierarchy,
+)
+from echelon.proving.parts import Done, Finding
+from echelon.proving.prove import FULL, QUICK, SHIPPED, plan
+from echelon.proving.regime import RegimeMarket
+
+TINY = (
+    *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
+    *("train.episode_steps=12", "train.algo=HIERARCHY", "reward.scale=100", "pretrain.epochs=1"),
+    *("expert.batch_size=16", "expert.learning_starts=16", "expert.updates_per_step=0.25"),
+    *("experts.n_experts=2", "experts.skill_dim=4", "experts.responsibility_bars=5"),
+    *("experts.sharing.buffer_size=3000", "experts.sharing.sequence_steps=3"),
+    *("experts.sharing.fresh_steps=200", "trainer.round_steps=16", "trainer.probe_states=6"),
+    *("trainer.training_schedule.experts={freq: 2, steps: 16}", "meta_router.n_steps=32"),
+    *("trainer.training_schedule.router={freq: 2, steps: 32}", "meta_router.n_envs=4"),
+    *("meta_router.batch_size=16", "meta_router.episode_decisions=4", "meta_router.every_bars=2"),
+    *("meta_router.horizons=[2, 5]", "train.total_env_steps=200", "logging.tensorboard=false"),
+    *("train.validate_every_steps=200", "train.checkpoint_every_steps=10000"),
+)
+MARKET = RegimeMarket(n_assets=3, n_bars=90)
+DRAWS = Draws(train=2, valid=1, test=1, valid_bars=60)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def done(key: str, finding: Finding) -> Done:
+    return Done(key, finding, 1.0, 2.0, "code")
+
+
+def test_a_hierarchy_trades_the_test_pairs_beside_everybody_in_it(tmp_path: Path) -> None:
+    part = RegimeHierarchyPart(make_config(*TINY), MARKET, DRAWS, 5)
+    finding = part.run(tmp_path, lambda _message: None, lambda: False)
+    assert finding is not None
+    assert part.key == "regime-hierarchy-5"
+    assert set(finding["sharpes"]) == {"hierarchy", "hedge", "oracle", "expert 0", "expert 1"}
+    assert all(
+        len(found) == 1 and np.isfinite(found).all() for found in finding["sharpes"].values()
+    )
+    assert 0.0 <= finding["information"]["information"] <= finding["information"]["of"] <= 1.0
+    assert set(finding["shown"]["in_charge"]) <= {0, 1, 2}
+    assert len(finding["shown"]["regime"]) == len(finding["shown"]["in_charge"])
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_flat_agents_learn_on_the_same_draws_for_as_many_steps(tmp_path: Path, shown: bool) -> None:
+    config = flat_config(make_config(*TINY), "sac", SHIPPED)
+    assert config.train.algo == "SAC"
+    assert config.train.total_env_steps == 200
+    part = RegimeFlatPart(config, MARKET, DRAWS, 5, "sac", shown)
+    finding = part.run(tmp_path, lambda _message: None, lambda: False)
+    assert finding is not None
+    assert finding["steps"] >= 200
+    assert part.key == f"regime-sac-{'shown' if shown else 'flat'}-5"
+
+
+def test_flat_a2c_has_the_settings_it_was_proved_with() -> None:
+    config = flat_config(make_config(*TINY), "a2c", SHIPPED)
+    assert config.train.algo == "A2C"
+    assert config.train.peer_baseline
+    assert config.train.total_env_steps == 200
+
+
+def test_the_verdict_is_over_seeds_and_against_the_best_single_expert() -> None:
+    def hierarchy(seed: int, ours: float) -> Done:
+        sharpes = {"hierarchy": [ours, ours], "hedge": [2.0, 2.0], "oracle": [3.0, 3.0]}
+        sharpes |= {"expert 0": [0.1, 0.3], "expert 1": [0.5, 0.5]}
+        told = {"information": 0.5, "of": 1.0}
+        finding = {"seed": seed, "steps": 9, "sharpes": sharpes, "information": told, "shown": {}}
+        return done(f"regime-hierarchy-{seed}", finding)
+
+    flats = [
+        done(f"regime-{algo}-flat-{seed}", {"seed": seed, "steps": 9, "sharpes": [value, value]})
+        for seed in (1, 2, 3)
+        for algo, value in (("sac", 0.0), ("a2c", 1.5))
+    ]
+    parts = [hierarchy(1, 2.2), hierarchy(2, 2.3), hierarchy(3, 2.4), *flats]
+    checks, rows = assess_hierarchy(2.5, parts)
+    verdicts = {check.name: check.passed for check in checks}
+    assert verdicts == {
+        "regime_share": True,
+        "regime_over_best single expert": True,
+        "regime_over_flat sac": True,
+        "regime_over_flat a2c": False,
+    }
+    assert rows["best single expert"] == [0.5, 0.5, 0.5]
+    assert checks[0].estimate == pytest.approx(2.3 / 2.5)
+    result = MarketResult("regime", (), 1.0, 1.0, {}, {"regime filter": [2.4, 2.6, 9.9]}, ())
+    whole = with_hierarchy(result, [done("regime-references", {}), *parts])
+    assert whole.checks[0].estimate == pytest.approx(2.3 / 2.5)  # of the same two pairs
+    assert whole.facts["hierarchy_seeds"] == [1, 2, 3]
+    assert whole.cpu_seconds == 1.0 + 2.0 * len(parts)
+    assert with_hierarchy(result, [done("regime-references", {})]) is result
+
+
+def test_the_full_proof_of_a_hierarchy_has_flat_agents_beside_it() -> None:
+    keys = [part.key for part in plan(make_config(*TINY), ["regime"], FULL).parts["regime"]]
+    assert keys[0] == "regime-references"
+    assert sum(key.startswith("regime-hierarchy") for key in keys) == FULL.hierarchy_seeds
+    assert len(keys) == 1 + 5 * FULL.hierarchy_seeds
+    quick = plan(make_config(*TINY), ["regime"], replace(QUICK, hierarchy_seeds=0))
+    assert [part.key for part in quick.parts["regime"]] == ["regime-references"]
