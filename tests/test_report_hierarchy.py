@@ -421,6 +421,7 @@ def test_family_tree_worked_out_by_hand() -> None:
         (1, 0, 5, False),
     ]
     assert (tree.members, tree.last) == (2, 6)
+    assert tree.lead == pytest.approx(0.3)
     assert family_tree(PopulationHistory(("a",), np.zeros((1, 1)))) is None
 
 

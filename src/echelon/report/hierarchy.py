@@ -32,7 +32,7 @@ from echelon.report.hierarchy_data import (
     whole_entropy,
 )
 from echelon.report.palette import LIGHT
-from echelon.report.population_charts import lineage_chart, rounds_chart
+from echelon.report.population_charts import life_name, lineage_chart, rounds_chart
 from echelon.report.series import shortest_period
 from echelon.report.tables import table
 from echelon.report.texts import Words
@@ -328,7 +328,10 @@ def _befell(history: PopulationHistory, words: Words) -> str:
     rows = [
         [
             f"{event.round:,}",
-            *(f'<td class="text">{escape(t)}</td>' for t in (event.kind, event.who, event.done)),
+            *(
+                f'<td class="text">{escape(text)}</td>'
+                for text in (life_name(event.kind, words), event.who, event.done)
+            ),
         ]
         for event in newest
     ]

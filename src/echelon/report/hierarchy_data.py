@@ -209,12 +209,18 @@ class Copy(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A lineage as lines to draw; last: round at which the living end."""
+    """A lineage as lines to draw.
+
+    last: round at which the living end
+    lead: rounds by which the line of a copy begins before it, so that copies of one round, which
+        would lie upon one another, can be told apart
+    """
 
     branches: tuple[Branch, ...]
     copies: tuple[Copy, ...]
     members: int
     last: int
+    lead: float
 
 
 def family_tree(history: PopulationHistory) -> Tree | None:
@@ -240,7 +246,9 @@ def family_tree(history: PopulationHistory) -> Tree | None:
                 member = lives[source].member
                 if weights or life.parent is None or lives[life.parent].member != member:
                     copies.append(Copy(member, life.member, life.niche, life.round, weights))
-    return Tree(branches, tuple(copies), history.members, last)
+    gaps = np.diff(np.unique([life.round for life in lives]))
+    lead = min(0.05 * last, 0.6 * float(gaps.min())) if len(gaps) else 0.0
+    return Tree(branches, tuple(copies), history.members, last, lead)
 
 
 def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:

@@ -152,7 +152,7 @@ def _draw_growth(axes: Axes, agent: Record, record: CommandRecord, words: Words)
             markersize=5 if frequent else 9,
             color=LIGHT[found.mark.role],
             markerfacecolor="white" if hollow else LIGHT[found.mark.role],
-            markeredgecolor=LIGHT[found.mark.role] if hollow else "white",
+            markeredgecolor=LIGHT[found.mark.role] if hollow or frequent else "white",
             markeredgewidth=1.4 if hollow else 0.8,
             clip_on=False,
             label=words(found.mark.key),
@@ -370,7 +370,7 @@ def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:
         found = [copy for copy in tree.copies if copy.weights is weights]
         look: dict[str, Any] = {"color": LIGHT["soft"], "linewidth": 1.2, "linestyle": style}
         for copy in found:
-            axes.plot([copy.round] * 2, [copy.source, copy.member], **look)
+            axes.plot([copy.round - tree.lead, copy.round], [copy.source, copy.member], **look)
         if found:
             handles.append(Line2D([], [], label=words(key), **look))
     kinds = [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]

@@ -176,9 +176,9 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "lineage": ("Lineage", "谱系"),
         "lineage_note": (
-            "A line a member, coloured by expert. A mark is a decision of evolution; upright lines "
-            "show from whom weights or hyperparameters were taken.",
-            "每条横线为一个成员，颜色表示所属专家。标记为进化决策；竖线表示权重或超参数取自哪个成员。",
+            "A line a member, coloured by expert. A mark is a decision of evolution; slanted lines "
+            "lead to it from the member whose weights or hyperparameters were taken.",
+            "每条横线为一个成员，颜色表示所属专家。标记为进化决策；斜线来自被复制权重或超参数的成员。",
         ),
         "copy_weights": ("Weights copied", "复制权重"),
         "copy_hyper": ("Hyperparameters taken", "借用超参数"),

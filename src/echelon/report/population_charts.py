@@ -68,8 +68,8 @@ def rounds_chart(
     layout = make_layout(
         height=520,
         hovermode="x unified",
-        showlegend=False,
-        margin={"l": 56, "r": 12, "t": 30, "b": 44},
+        legend=legend_above() | {"y": 1.07},
+        margin={"l": 56, "r": 12, "t": 66, "b": 44},
         grid={"rows": 2, "columns": 2, "pattern": "independent", "xgap": 0.12, "ygap": 0.28},
         annotations=[],
     )
@@ -108,6 +108,7 @@ def _round_line(
         "x": list(rounds),
         "y": numbers(np.array(list(values), dtype=np.float64)),
         "line": {"color": colour(role), "width": 2 if role == "accent" else 1.6},
+        "showlegend": role != "accent",
         "hovertemplate": "%{y:.3g}",
     }
 
@@ -201,7 +202,7 @@ def _copy_lines(tree: Tree, words: Words) -> list[Figure]:
                     "type": "scatter",
                     "mode": "lines",
                     "name": words(key),
-                    "x": [v for c in found for v in (c.round, c.round, None)],
+                    "x": [v for c in found for v in (c.round - tree.lead, c.round, None)],
                     "y": [v for c in found for v in (c.source, c.member, None)],
                     "line": {"color": colour(role), "width": 1.3, "dash": dash},
                     "hoverinfo": "skip",
