@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import Always, Moving
+from commands import Always, Moving, Tilted
 from worlds import make_config, make_world
 
 from echelon.backtest.run import run_backtest
@@ -17,7 +18,8 @@ from echelon.population import view
 from echelon.population.choosers import EqualRouter, HedgeRouter
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router import Router
+from echelon.population.router import Router, probabilities_along
+from echelon.population.survey import survey
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -104,15 +106,12 @@ def test_probabilities_are_those_of_sb3() -> None:
     np.testing.assert_array_equal(router.choose(obs, allowed), acted)
 
 
-def test_run_that_is_resumed_between_phases_gives_the_same_numbers(tmp_path: object) -> None:
-    from pathlib import Path
-
+def test_run_that_is_resumed_between_phases_gives_the_same_numbers(tmp_path: Path) -> None:
     config = config_of("meta_router.kl_bonus=policy")
     whole, env = Router(config, 3, 1), env_of(config)
     first = whole.learn(env, 128, 0)
     assert first["router/decisions"] == 128
-    directory = Path(str(tmp_path))
-    saved = save_checkpoint(directory, 1, *whole.state(), config_hash="c", keep=1)
+    saved = save_checkpoint(tmp_path, 1, *whole.state(), config_hash="c", keep=1)
     resumed = Router(config, 3, 99)
     resumed.seed = 1
     read = load_checkpoint(saved)
@@ -167,6 +166,26 @@ def test_router_learns_to_choose_the_expert_that_earns() -> None:
     run_backtest(policy, world, range(20, 60), config)
     assert policy.record is not None
     assert set(policy.record.in_charge.tolist()) == {2}
+
+
+def test_probabilities_along_a_span_are_those_of_a_backtest_there() -> None:
+    world = make_world(n_rows=120, seed=1)
+    config = config_of("risk.drawdown_limit=0.04", "risk.drawdown_release=0.03")
+    experts = [Tilted("a", 1.0), Tilted("b", -1.0), Always("c", (0.2, 0.2, 0.2))]
+    router = Router(config, 3, 1)
+    with torch.no_grad():
+        router.model.policy.action_net.weight *= 100.0
+    spans = [range(40, 70), range(71, 118)]
+    found = probabilities_along(router, survey(experts, world, spans, config))
+    for span in spans:
+        policy = HierarchyPolicy(experts, router, config, 1)
+        run_backtest(policy, world, range(span.start, span.stop + 1), config)
+        assert policy.record is not None
+        here = found[span.start : span.stop]
+        np.testing.assert_array_equal(here.argmax(axis=1), policy.record.in_charge)
+        np.testing.assert_allclose(here.sum(axis=1), 1.0)
+        assert len(set(policy.record.in_charge.tolist())) >= 2
+    assert np.isnan(found[[39, 70, 118]]).all()
 
 
 def test_hedge_follows_the_expert_that_earns_and_forgets_fresh_books() -> None:

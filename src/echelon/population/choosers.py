@@ -96,7 +96,7 @@ class HedgeRouter:
         even = 1.0 / returns.shape[1]
         if self.trust.shape != returns.shape:
             self.trust = np.full(returns.shape, even)
-        earned = self._rate * np.nan_to_num(returns)
+        earned = self._rate * np.where(np.isfinite(returns), returns, -1.0)
         weight = self.trust * np.exp(earned - earned.max(axis=1, keepdims=True))
         weight /= weight.sum(axis=1, keepdims=True)
         spread = (1.0 - self._share) * weight + self._share * even

@@ -70,6 +70,7 @@ class MetaEnv(VecEnv):
         self.relative: Floats = np.zeros(meta.n_envs)
         """[E] relative log return of the last step, before it was made into pay."""
         self._spans = tuple(spans)
+        self._market: Floats32 | None = None
         self._usage = view.even_usage(meta.n_envs, len(experts) + 1)
         self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
         self._places = [_Place(self, e) for e in range(meta.n_envs)]
@@ -85,7 +86,10 @@ class MetaEnv(VecEnv):
     def renew(self, phase: int) -> None:
         """Trade the own books anew, and draw starts and noise of this phase from now on."""
         meta = self.config.meta_router
-        self.survey: Survey = survey(self.experts, self.world, self._spans, self.config)
+        self.survey: Survey = survey(
+            self.experts, self.world, self._spans, self.config, self._market
+        )
+        self._market = self.survey.market
         shortest = min(len(span) for span in self._spans)
         self._bars = min(meta.episode_decisions * meta.every_bars, shortest - 1)
         self._starts = Starts(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
 
     from echelon.population.meta_env import MetaEnv
+    from echelon.population.survey import Survey
 
 Metrics = dict[str, float]
 
@@ -198,6 +199,40 @@ class Router:
             )
 
 
+def probabilities_along(router: Router, found: Survey) -> Floats:
+    """[T,K+1] how probable each choice is at every row of a survey's spans, NaN elsewhere.
+
+    The router goes through each span as in a backtest: it begins there with cash, is asked every
+    `meta_router.every_bars` bars or when the one in charge is masked, and takes its best choice;
+    until it is asked again its probabilities stand. For responsibilities of experts.
+    """
+    first = np.array([span.start for span in found.spans])
+    length = np.array([len(span) for span in found.spans])
+    n_places, cash = len(first), router.n_experts
+    out = np.full((len(found.market), cash + 1), np.nan)
+    usage = view.even_usage(n_places, cash + 1)
+    in_charge = np.full(n_places, cash, dtype=np.int64)
+    age = np.full(n_places, router.config.meta_router.every_bars, dtype=np.int64)
+    current = np.zeros((n_places, cash + 1))
+    for bar in range(int(length.max())):
+        inside = bar < length
+        row = np.where(inside, first + bar, first)
+        sight = found.sight.at(row)
+        allowed = np.ones((n_places, cash + 1), dtype=np.bool_)
+        allowed[:, :-1] = sight.allowed
+        masked = ~allowed[np.arange(n_places), in_charge]
+        ask = (age >= router.config.meta_router.every_bars) | masked
+        if ask.any():
+            obs = view.observation(sight, usage, in_charge, found.market[row])
+            said = router.probabilities(obs, allowed)
+            current = np.where(ask[:, None], said, current)
+            in_charge = np.where(ask, said.argmax(axis=1), in_charge)
+            usage = view.used(usage, in_charge, ask)
+        age = np.where(ask, 1, age + 1)
+        out[row[inside]] = current[inside]
+    return out
+
+
 def _new_model(config: Config, n_experts: int) -> MaskablePPO:
     """MaskablePPO without an environment: made as SB3 itself rebuilds a stored one."""
     from gymnasium import spaces
@@ -214,7 +249,11 @@ def _new_model(config: Config, n_experts: int) -> MaskablePPO:
         gamma=meta.gamma,
         gae_lambda=meta.gae_lambda,
         ent_coef=meta.ent_coef,
-        policy_kwargs={"net_arch": list(_HIDDEN)},
+        # Adam as SB3 sets it up, but in one call for all parameters: twice as fast.
+        policy_kwargs={
+            "net_arch": list(_HIDDEN),
+            "optimizer_kwargs": {"eps": 1e-5, "fused": True},
+        },
         device="cpu",
         _init_setup_model=False,
     )

@@ -128,9 +128,15 @@ class Survey:
 
 
 def survey(
-    experts: Sequence[Policy], world: World, spans: Sequence[range], config: Config
+    experts: Sequence[Policy],
+    world: World,
+    spans: Sequence[range],
+    config: Config,
+    market: Floats32 | None = None,
 ) -> Survey:
     """Let the experts trade their own books over the rows of `spans`.
+
+    market: the world's `market_view`, where it is known already
 
     Every piece of a span begins `warm_bars` before its first row, where there are so many.
     """
@@ -147,7 +153,8 @@ def survey(
     started(experts, world, whole)
     desk = Desk(experts, world, config, len(plan.begin), whole)
     found = _walk(desk, plan, config)
-    market = market_view(world, first, config.meta_router.horizons)
+    if market is None:
+        market = market_view(world, first, config.meta_router.horizons)
     return Survey(spans, found[0], market, found[1])
 
 

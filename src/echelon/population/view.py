@@ -118,38 +118,50 @@ class Trail:
     def __init__(self, n_places: int, n_experts: int, horizons: Sequence[int]) -> None:
         self._horizons = np.array(horizons)
         self._longest = int(max(horizons))
-        # In the order of time, so that sums do not depend on where a ring begins; moved to the
-        # front when full.
-        self._log = np.zeros((4 * self._longest + 1, n_places, n_experts))
+        # In the order of time, moved to the front when full: no number depends on when that is.
+        rows = 4 * self._longest + 1
+        self._log = np.zeros((rows, n_places, n_experts))
+        """Logarithms of the values."""
+        self._squares = np.zeros((rows, n_places, 2))
+        """Sums so far of squared returns per bar: relative to the mean, and of the mean."""
         self._end = self._longest + 1
         self._known = np.zeros(n_places, dtype=np.int64)
 
     def push(self, growth: Floats, fresh: Bools) -> None:
-        """The values[E,K] after a bar, as multiples of the first; fresh[E]: books that begin."""
+        """The values[E,K] after a bar, as multiples of the first; fresh[E]: books that begin.
+
+        What is not a number counts as ruin.
+        """
         keep = self._longest + 1
         if self._end == len(self._log):
             self._log[:keep] = self._log[-keep:]
+            self._squares[:keep] = self._squares[-keep:]
             self._end = keep
-        self._log[self._end] = np.log(np.maximum(np.nan_to_num(growth), _RUIN))
+        now = self._end
+        self._log[now] = np.log(np.fmax(growth, _RUIN))
+        bars = self._log[now] - self._log[now - 1]
+        mean = bars.mean(axis=1)
+        apart = np.square(bars - mean[:, None]).mean(axis=1)
+        self._squares[now] = self._squares[now - 1] + np.stack([apart, np.square(mean)], axis=1)
         self._end += 1
+        self._known = np.minimum(self._known + 1, self._longest)
         if fresh.any():
-            self._log[self._end - keep : self._end, fresh] = 0.0
-        self._known = np.where(fresh, 0, np.minimum(self._known + 1, self._longest))
+            window = slice(self._end - keep, self._end)
+            self._log[window, fresh] = 0.0
+            self._squares[window, fresh] = 0.0
+            self._known[fresh] = 0
 
     def returns(self) -> tuple[Floats32, Floats32]:
         """(relative[E,K,H], level[E,H]): see the module's text."""
-        past = self._log[self._end - self._longest - 1 : self._end]
-        bars = np.diff(past, axis=0)
-        mean = bars.mean(axis=2)
-        known = np.maximum(self._known, 1)
-        apart = np.square(bars - mean[:, :, None]).mean(axis=2).sum(axis=0)
-        relative_sd = np.maximum(np.sqrt(apart / known), _LEAST)
-        level_sd = np.maximum(np.sqrt(np.square(mean).sum(axis=0) / known), _LEAST)
-        made = past[-1] - past[-1 - self._horizons]  # [H,E,K]
+        last = self._end - 1
+        squares = self._squares[last] - self._squares[last - self._longest]
+        per_bar = squares / np.maximum(self._known, 1)[:, None]
+        size = np.maximum(np.sqrt(np.maximum(per_bar, 0.0)), _LEAST)
+        made = self._log[last] - self._log[last - self._horizons]  # [H,E,K]
         level = made.mean(axis=2)
         root = np.sqrt(self._horizons)[:, None]
-        relative = (made - level[:, :, None]) / (relative_sd * root)[:, :, None]
-        return _clipped(relative.transpose(1, 2, 0)), _clipped((level / (level_sd * root)).T)
+        relative = (made - level[:, :, None]) / (size[:, 0] * root)[:, :, None]
+        return _clipped(relative.transpose(1, 2, 0)), _clipped((level / (size[:, 1] * root)).T)
 
 
 def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int]) -> Floats32:
