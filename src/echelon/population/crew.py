@@ -30,7 +30,6 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import traceback
@@ -39,6 +38,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -389,8 +389,8 @@ def _done(members: dict[int, object], make: Make, call: _Call) -> _Answer:
         return _Answer(call.member, "bug", traceback.format_exc())
 
 
-class _Pickler(pickle.Pickler):
-    """Tensors go as arrays, by value.
+class _Pickler(ForkingPickler):
+    """What pipes between processes use, but that tensors go as arrays, by value.
 
     torch would have them share memory by file descriptors, which die with the process.
     """
@@ -407,12 +407,12 @@ def _tensor(values: NDArray[Any]) -> torch.Tensor:
 
 def _pack(value: object) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    _Pickler(file).dump(value)
     return file.getvalue()
 
 
 def _unpack(data: bytes) -> Any:  # noqa: ANN401 (whatever was packed)
-    return pickle.loads(data)  # noqa: S301 (between our own processes only)
+    return ForkingPickler.loads(data)  # between our own processes only
 
 
 @contextmanager
