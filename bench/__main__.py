@@ -4,7 +4,7 @@ A benchmark is a module of this directory with a `main()` that prints its table 
 returns something other than 0, where what it promises does not hold; its docstring says what
 that is. Each runs in a process of its own, so that one
 does not warm caches, compile kernels or raise the peak memory of another. One that fails does not
-stop the rest; the closing lines name it and the exit code is 1. Those that take half an hour
+stop the rest; the closing lines name it and the exit code is 1. Those that take many minutes
 (`LONG`) run only when they are named.
 """
 
@@ -29,7 +29,7 @@ THREADS = (
     "MKL_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-LONG = ("pendulum",)
+LONG = ("pendulum", "sharing")
 SHOWN = ("numpy", "numba", "polars", "pyarrow", "pandas", "TA-Lib", "torch")
 
 
