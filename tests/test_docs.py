@@ -180,7 +180,7 @@ def test_guides_train_evaluate_and_compare_as_written(
                 code, output = shell(re.sub(r"step-\d+", newest, line))
                 assert code == 0, f"{line}\n{output}"
                 ran += 1
-    assert ran == 11
+    assert ran == 12
     assert (home / "runs" / "ablation" / "ablation.png").is_file()
     for page, checked in (("training.md", [3, 2]), ("evaluation.md", [5])):
         assert [run_python(text) for _, text in blocks(GUIDE / page, "python")] == checked

@@ -1,4 +1,8 @@
-"""`echelon compare`: several kinds of agents on one market, side by side with the baselines."""
+"""`echelon compare`: agents on one market, side by side with the baselines.
+
+Several kinds of agents are trained for it; with run directories given, nothing is trained (see
+cli.compare_runs).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +45,12 @@ class Window(StrEnum):
     test = "test"
 
 
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="RUN", help="Directories of trained runs to compare, the others with the first."
+    ),
+]
 Agents = Annotated[
     str | None,
     typer.Option(
@@ -67,11 +77,12 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Run anew where the directory holds a comparison.")
 ]
 
-_COLUMNS = {**COLUMNS, "cost_share": Column("costs\n%", True, 1)}
-_MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
+MEASURE_COLUMNS = {**COLUMNS, "cost_share": Column("costs\n%", True, 1)}
+MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
 
 
 def compare(
+    runs: Runs = None,
     config: ConfigFile = None,
     override: Overrides = None,
     output_dir: OutputDir = None,
@@ -85,17 +96,33 @@ def compare(
     quarantine: Quarantine = False,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Train agents of several kinds on one market and compare them with one another.
+    """Compare agents on one market: of several kinds, trained for it, or of runs that exist.
 
-    Our experts (sac, td3, apg), QTMRL's a2c, and PPO and SAC of Stable-Baselines3, all on the
-    configuration's data, windows, features, costs, fills and reward; the best checkpoint of each is
-    chosen on the validation window, and one backtest measures all of them and the baselines.
-    Ctrl-C stops in order, and `--resume` goes on, also with another `--split`: nothing is trained
-    again for it.
+    With RUN RUN …, nothing is trained: trained runs of any kind, on the same assets, data, windows,
+    features, fills and costs, are compared on one window, each with the first. A run that was not
+    evaluated on it is. Differences of Sharpe ratios have an interval over days and one over seeds;
+    --output-dir gets them as comparison.json.
+
+    Without, agents are trained: our experts (sac, td3, apg), QTMRL's a2c, and PPO and SAC of
+    Stable-Baselines3, all on the configuration's data, windows, features, costs, fills and reward;
+    the best checkpoint of each is chosen on the validation window, and one backtest measures all of
+    them and the baselines. Ctrl-C stops in order, and `--resume` goes on, also with another
+    `--split`: nothing is trained again for it.
     """
     from echelon.evaluation.batch import with_seeds
     from echelon.evaluation.comparison import AGENTS, Comparison
 
+    if runs:
+        from echelon.cli.compare_runs import compare_trained
+
+        training = {
+            **{"--config": config, "--override": override, "--agents": agents, "--steps": steps},
+            **{"--seeds": seeds, "--workers": workers, "--resume": resume},
+            **{"--overwrite": overwrite, "--quarantine": quarantine},
+        }
+        set_up_logging(log_level.value)
+        compare_trained(runs, (split or Window.valid).value, output_dir, training)
+        return
     if resume is not None:
         refuse_beside_resume(
             *("comparison", config, override, output_dir, agents, steps, overwrite),
@@ -150,8 +177,8 @@ def print_result(result: ComparisonResult) -> None:
         f"{facts['split']}: {facts['first']} to {facts['last']}, fills at "
         f"{facts['ledger']['fill']}; mean over seeds, below it ± std"
     )
-    sharpe = _COLUMNS["sharpe_annual"].heading
-    shown = [_COLUMNS[m].heading for m in _MEASURES]
+    sharpe = MEASURE_COLUMNS["sharpe_annual"].heading
+    shown = [MEASURE_COLUMNS[m].heading for m in MEASURES]
     table = numbers(title, "agent\nsteps", sharpe, f"less {result.reference}\n95 %", *shown)
     before = "agent"
     for row in result.rows:
@@ -162,14 +189,15 @@ def print_result(result: ComparisonResult) -> None:
         if not row.seeds:
             add_row(table, name, "failed", *("–",) * (len(shown) + 1))
             continue
-        cells = [_cell(row, measure) for measure in _MEASURES]
-        add_row(table, name, _cell(row, "sharpe_annual"), _gap(row), *cells)
+        cells = [cell(row, measure) for measure in MEASURES]
+        add_row(table, name, cell(row, "sharpe_annual"), _gap(row), *cells)
     out.print(table)
 
 
-def _cell(row: Row, measure: str) -> str:
+def cell(row: Row, measure: str) -> str:
+    """Mean over seeds, and ± std below it where there are several."""
     found = row.over_seeds(measure)
-    number = _COLUMNS[measure].format
+    number = MEASURE_COLUMNS[measure].format
     return (
         f"{number(found.mean)}\n± {number(found.std)}" if len(row.seeds) > 1 else number(found.mean)
     )
@@ -178,7 +206,7 @@ def _cell(row: Row, measure: str) -> str:
 def _gap(row: Row) -> str:
     if row.gap is None:
         return ""
-    number = _COLUMNS["sharpe_annual"].format
+    number = MEASURE_COLUMNS["sharpe_annual"].format
     sign = "+" if row.gap.estimate > 0 else ""
     return f"{sign}{number(row.gap.estimate)}\n{number(row.gap.low)} to {number(row.gap.high)}"
 

@@ -226,11 +226,11 @@ class ComparisonResult:
             "steps": row.steps if row.kind == "agent" else None,
             "seconds": row.seconds if row.kind == "agent" else None,
             "reference": self.reference,
-            **{f"sharpe_annual_diff_{k}": _or_none(v) for k, v in gap._asdict().items()},
+            **{f"sharpe_annual_diff_{k}": or_none(v) for k, v in gap._asdict().items()},
         }
         for measure in LABELS:
             found = row.over_seeds(measure)
-            line[f"{measure}_mean"], line[f"{measure}_std"] = map(_or_none, found)
+            line[f"{measure}_mean"], line[f"{measure}_std"] = map(or_none, found)
         return line | {"problem": row.problem, "config_hash": row.config_hash}
 
     def tree(self) -> dict[str, Any]:
@@ -244,9 +244,9 @@ class ComparisonResult:
                 "best_steps": {str(seed): step for seed, step in row.best_steps.items()},
                 "difference": None
                 if row.gap is None
-                else {k: _or_none(v) for k, v in row.gap._asdict().items()},
+                else {k: or_none(v) for k, v in row.gap._asdict().items()},
                 "seeds": {
-                    str(seed): {k: _or_none(v) for k, v in values.items()}
+                    str(seed): {k: or_none(v) for k, v in values.items()}
                     for seed, values in row.seeds.items()
                 },
                 "problem": row.problem,
@@ -272,7 +272,7 @@ def summarise(comparison: Comparison, course: Course) -> ComparisonResult:
         for k, name in enumerate(comparison.agents)
         if (evaluation := evaluation_of(batch, course, k)) is not None
     }
-    gaps = _Gaps(found.get(reference), batch.base.seed)
+    gaps = Gaps(found.get(reference), batch.base.seed)
     rows = []
     for k, name in enumerate(comparison.agents):
         outcomes = course.outcomes.get(k, [])
@@ -303,18 +303,18 @@ def summarise(comparison: Comparison, course: Course) -> ComparisonResult:
     return ComparisonResult(batch.directory.name, reference, tuple(rows), facts)
 
 
-class _Gaps:
+class Gaps:
     """Differences to the seeds of one evaluation."""
 
     def __init__(self, reference: Evaluation | None, seed: int) -> None:
         self._seed = seed
-        self._mine = None if reference is None else _returns(reference, list(reference.seeds))
+        self._mine = None if reference is None else saved_returns(reference, list(reference.seeds))
 
     def of(self, evaluation: Evaluation, names: Sequence[str | int]) -> Gap | None:
         """Of these seeds, or of a baseline; the wider bounds of two block lengths."""
         if self._mine is None:
             return None
-        theirs = _returns(evaluation, names)
+        theirs = saved_returns(evaluation, names)
         bars = max(len(theirs), len(self._mine))
         if bars < LEAST_BARS:
             return Gap(math.nan, math.nan, math.nan)
@@ -326,7 +326,7 @@ class _Gaps:
         return Gap(claim.single.estimate * yearly, low * yearly, high * yearly)
 
 
-def _returns(evaluation: Evaluation, names: Sequence[str | int]) -> Floats:
+def saved_returns(evaluation: Evaluation, names: Sequence[str | int]) -> Floats:
     """[T,S] returns of saved backtests; zero after a ruin."""
     columns = [
         evaluation.tables(name).equity["return"].drop_nulls().to_numpy().astype(np.float64)
@@ -357,5 +357,6 @@ def _refuse_odd(agents: Sequence[str], steps: Mapping[str, int], split: str) -> 
         raise UsageError(f"--split {split!r}: expected valid or test.")
 
 
-def _or_none(value: float) -> float | None:
+def or_none(value: float) -> float | None:
+    """A number as JSON and tables have it: null where it is not finite."""
     return float(value) if math.isfinite(value) else None

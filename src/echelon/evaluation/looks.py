@@ -8,7 +8,7 @@ trial, however many seeds there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -36,13 +36,18 @@ class Look:
     @staticmethod
     def at(run: TrainedRun, split: SplitName) -> Look:
         """Begin a look; at the test window it is written down here."""
+        look = Look.back(run, split)
+        if split != "test":
+            return look
+        return replace(look, read=look.registry.begin_read(look.entry()))
+
+    @staticmethod
+    def back(run: TrainedRun, split: SplitName) -> Look:
+        """Go back to looks of before, which counts as none: the test window stays sealed."""
         registry = Registry.of(run.path, run.config.logging.registry)
         days = run.prepared.splits[split]
         window = window_of(run.prepared.manifest["dataset"], days.first, days.last)
-        look = Look(run, split, registry, window, None)
-        if split != "test":
-            return look
-        return Look(run, split, registry, window, registry.begin_read(look.entry()))
+        return Look(run, split, registry, window, None)
 
     def entry(self) -> Entry:
         """What the registry keeps of it."""

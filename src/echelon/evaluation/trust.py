@@ -23,7 +23,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.errors import StoreError
-from echelon.evaluation.looks import Look, returns_of
+from echelon.evaluation.looks import Look, SplitName, returns_of
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -44,6 +44,7 @@ from echelon.evaluation.statistics import (
     superior_ability,
 )
 from echelon.runs.registry import Entry
+from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
 FORMAT = 1
@@ -114,6 +115,25 @@ def verdict(split: str, difference: Claim | None, deflated: float | None) -> Ver
     if max(difference.single.high, difference.double.high) < 0.0:
         return "worse"
     return "same"
+
+
+class Standing(NamedTuple):
+    """What a claim rests on. deflated: Sharpe ratio, tried: configurations; None: not known"""
+
+    deflated: float | None
+    tried: int | None
+
+
+def standing(run: TrainedRun, split: SplitName, returns: Floats) -> Standing:
+    """Of the mean returns[T] of an evaluation that was saved, by all that is counted up to now.
+
+    trust.json has it as it was at that evaluation; whoever has looked since counts here too.
+    """
+    look = Look.back(run, split)
+    deflation = _deflated(look, look.rivals(), returns)
+    chosen = _chosen_by(look, deflation)
+    tried = None if chosen is None else chosen.n_trials
+    return Standing(_strictest(look, chosen, deflation), tried)
 
 
 def load_trust(run: Path, split: str) -> dict[str, Any] | None:

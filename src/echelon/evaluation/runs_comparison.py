@@ -1,0 +1,358 @@
+"""Trained runs of any kind compared on one window: which one is ahead, and how sure is that?
+
+1. `open_runs` refuses what does not compare: fewer than two, one twice, other assets, data,
+   windows, features, fills or costs. Nothing was evaluated then, and no test window looked at.
+2. `compare_runs` reads the runs' evaluations, and evaluates a run that has none, or whose agents
+   are others by now.
+3. Each run's annual Sharpe ratio, the mean over its seeds, less the first run's, twice:
+
+   days    what other days like these would change, for these agents: the studentised stationary
+           bootstrap of `statistics.bootstrap`, which draws the same blocks of dates for both runs;
+           the wider bounds of two block lengths
+   seeds   what other seeds would change, on these days: Welch's t-interval, from two seeds each on
+
+4. A run is ahead where both intervals lie on one side of 0. That is claimed on the test window
+   only, and only if the run that is ahead has a deflated Sharpe ratio above 0.95, by all trials
+   and looks counted up to now, those of this comparison included (see evaluation.trust).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from echelon.errors import StoreError, UsageError
+from echelon.evaluation.comparison import Gap, Gaps, Row, or_none, saved_returns
+from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
+from echelon.evaluation.looks import SplitName
+from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
+from echelon.evaluation.trust import Standing, standing
+from echelon.files import write_atomic
+from echelon.market import resolve_rules
+from echelon.training.run import TrainedRun
+
+FORMAT = 1
+RESULT = "comparison.json"
+LEVEL = 0.95
+METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "days": "studentised stationary block bootstrap of paired returns",
+        "seeds": "Welch's t",
+    }
+)
+"""What each interval of a difference is."""
+_FACTS = ("split", "first", "last", "bars", "periods_per_year", "ledger", "fees")
+_NAMED = 5
+
+OnEvaluation = Callable[[TrainedRun, str], None]
+"""Called before a run is evaluated, with why."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run's annual Sharpe ratio less the first run's.
+
+    days, seeds: see the module's text; bounds are NaN where there are too few
+    ahead: name of the run that is ahead in both; None: neither
+    standing: of the run that is ahead, on the test window only
+    """
+
+    days: Gap
+    seeds: Gap
+    ahead: str | None
+    standing: Standing | None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether it may be claimed that one is ahead of the other."""
+        found = None if self.standing is None else self.standing.deflated
+        return found is not None and found > DEFLATED_ABOVE
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run. row: its measures by seed; difference: None for the first"""
+
+    path: Path
+    algo: str
+    row: Row
+    difference: Difference | None
+
+    def tree(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "name": self.row.name,
+            "path": str(self.path),
+            "algo": self.algo,
+            "config_hash": self.row.config_hash,
+            "best_steps": {str(seed): step for seed, step in self.row.best_steps.items()},
+            "seeds": {str(seed): _plain(values) for seed, values in self.row.seeds.items()},
+            "difference": None if self.difference is None else _difference_tree(self.difference),
+        }
+
+
+@dataclass(frozen=True)
+class RunsComparison:
+    """Runs, the first of which the others are compared with, and the first one's baselines.
+
+    facts: of the window they were compared on
+    """
+
+    runs: tuple[RunLine, ...]
+    baselines: tuple[Row, ...]
+    facts: Mapping[str, Any]
+
+    @property
+    def first(self) -> str:
+        """Name of the run that the others are compared with."""
+        return self.runs[0].row.name
+
+    @property
+    def returns(self) -> int:
+        """Returns of a book on the window: it is marked once before the first."""
+        return int(self.facts["bars"]) - 1
+
+    def tree(self) -> dict[str, Any]:
+        """Everything, single seeds too, as JSON has it."""
+        baselines = {row.name: _plain(row.seeds[-1]) for row in self.baselines}
+        return {
+            "format": FORMAT,
+            "kind": "runs",
+            "first_run": self.first,
+            "level": LEVEL,
+            **self.facts,
+            "runs": [line.tree() for line in self.runs],
+            "baselines": baselines,
+        }
+
+    def write(self, directory: Path) -> Path:
+        """Write comparison.json."""
+        text = json.dumps(self.tree(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomic(directory / RESULT, text)
+        return directory / RESULT
+
+
+def open_runs(paths: Sequence[Path], split: SplitName) -> list[TrainedRun]:
+    """Open runs that compare on a window; otherwise raise, naming the first difference."""
+    if len(paths) < 2:
+        raise UsageError(
+            f"compare needs at least two runs; it got {len(paths)}. Name another one, or none to "
+            "train several agents of --config."
+        )
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise UsageError(f"{seen[path.resolve()]} and {path} are the same run. Name it once.")
+        seen[path.resolve()] = path
+    runs = [_open(path) for path in paths]
+    first = _conditions(runs[0], split)
+    for run in runs[1:]:
+        _refuse_difference(runs[0], first, run, _conditions(run, split))
+    return runs
+
+
+def compare_runs(
+    runs: Sequence[TrainedRun],
+    split: SplitName,
+    *,
+    on_evaluation: OnEvaluation = lambda _run, _why: None,
+) -> RunsComparison:
+    """Compare runs that `open_runs` opened."""
+    found = [_evaluated(run, split, on_evaluation) for run in runs]
+    names = _names([run.path for run in runs])
+    entrants = [_Entrant(*parts) for parts in zip(names, runs, found, strict=True)]
+    first = entrants[0]
+    for other in entrants[1:]:
+        # What was prepared is the same; how far back an agent looks may shift its first bar.
+        _refuse_difference(first.run, _traded(first), other.run, _traded(other))
+    gaps = Gaps(first.evaluation, first.run.config.seed)
+    lines = [_line(first, None)]
+    for other in entrants[1:]:
+        days = gaps.of(other.evaluation, list(other.evaluation.seeds))
+        assert days is not None, "the first run has an evaluation"
+        lines.append(_line(other, _difference(first, other, days, split)))
+    baselines = tuple(
+        Row(name, "baseline", {-1: values}) for name, values in first.evaluation.baselines.items()
+    )
+    facts = {key: first.evaluation.facts[key] for key in _FACTS}
+    return RunsComparison(tuple(lines), baselines, facts)
+
+
+class _Entrant(NamedTuple):
+    """A run that takes part."""
+
+    name: str
+    run: TrainedRun
+    evaluation: Evaluation
+
+    @property
+    def sharpes(self) -> list[float]:
+        """A year, of each seed."""
+        return [values["sharpe_annual"] for values in self.evaluation.seeds.values()]
+
+
+def _line(entrant: _Entrant, difference: Difference | None) -> RunLine:
+    run = entrant.run
+    row = Row(
+        entrant.name,
+        "agent",
+        entrant.evaluation.seeds,
+        best_steps={seed: run.best_step(seed) for seed in run.seeds},
+        config_hash=str(run.facts.get("config_hash", "")),
+    )
+    return RunLine(run.path, run.config.train.algo, row, difference)
+
+
+def _difference(first: _Entrant, other: _Entrant, days: Gap, split: SplitName) -> Difference:
+    seeds = welch(other.sharpes, first.sharpes)
+    bounds = (*days[1:], *seeds[1:])
+    ahead = None
+    if not any(math.isnan(bound) for bound in bounds):
+        ahead = other if min(bounds) > 0.0 else first if max(bounds) < 0.0 else None
+    if ahead is None:
+        return Difference(days, seeds, None, None)
+    rests_on = None
+    if split == "test":
+        returns = saved_returns(ahead.evaluation, list(ahead.evaluation.seeds))
+        rests_on = standing(ahead.run, split, returns.mean(axis=1))
+    return Difference(days, seeds, ahead.name, rests_on)
+
+
+def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Gap:
+    """Mean of `mine` less that of `theirs`, with Welch's t-interval; variances may differ.
+
+    The bounds are NaN where either has fewer than two values, or one that is not finite.
+    """
+    x, y = (np.asarray(values, dtype=np.float64) for values in (mine, theirs))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return Gap(math.nan, math.nan, math.nan)
+    estimate = float(x.mean() - y.mean())
+    if min(len(x), len(y)) < 2:
+        return Gap(estimate, math.nan, math.nan)
+    parts = [float(values.var(ddof=1)) / len(values) for values in (x, y)]
+    variance = sum(parts)
+    if variance == 0.0:
+        return Gap(estimate, estimate, estimate)
+    freedom = variance**2 / sum(
+        part**2 / (len(values) - 1) for part, values in zip(parts, (x, y), strict=True)
+    )
+    margin = float(stats.t.ppf(0.5 + level / 2.0, freedom)) * math.sqrt(variance)
+    return Gap(estimate, estimate - margin, estimate + margin)
+
+
+def _open(path: Path) -> TrainedRun:
+    """A trained run; of a study that holds runs, say so."""
+    if (path / "base.yaml").is_file():
+        inside = sorted(p.parent.relative_to(path) for p in path.glob("*/*/config.yaml"))
+        shown = ", ".join(str(path / p) for p in inside[:_NAMED]) or "none yet"
+        raise UsageError(f"{path}: a study, not a run. Name runs inside it: {shown}.")
+    return TrainedRun.open(path)
+
+
+def _conditions(run: TrainedRun, split: SplitName) -> dict[str, Any]:
+    """What runs must share, the most telling first."""
+    prepared, config, market = run.prepared, run.config, run.config.market
+    days, learned = prepared.splits[split], prepared.splits["train"]
+    data = prepared.manifest["dataset"]["content_hash"]
+    resolved = resolve_rules(config, discrete=False)
+    rules = {f"market rule {name}": value for name, value in resolved.rules._asdict().items()}
+    return {
+        "assets": prepared.symbols,
+        "data (hash)": data[:12],
+        f"{split} window": f"{days.first} to {days.last}",
+        "fill convention (market.fill)": market.fill,
+        "fees (eval.use_fee)": config.eval.use_fee,
+        **rules,
+        "stamp duty": resolved.stamp_duty,
+        "lots": resolved.lots,
+        "market.initial_cash": market.initial_cash,
+        "market.delist_haircut": market.delist_haircut,
+        "market.median_days": market.median_days,
+        "features": prepared.names,
+        "train window": f"{learned.first} to {learned.last}",
+        "prepared set (hash)": prepared.manifest["content_hash"][:12],
+    }
+
+
+def _traded(entrant: _Entrant) -> dict[str, Any]:
+    """What evaluations must share."""
+    facts = entrant.evaluation.facts
+    return {
+        "bars traded": f"{facts['bars']} from {facts['first']} to {facts['last']}",
+        "fills": facts["ledger"]["fill"],
+        "fees": facts["fees"],
+    }
+
+
+def _refuse_difference(
+    first: TrainedRun, theirs: Mapping[str, Any], run: TrainedRun, mine: Mapping[str, Any]
+) -> None:
+    for what, value in theirs.items():
+        if mine[what] == value:
+            continue
+        if isinstance(value, tuple):
+            extra = {first.path: _without(value, mine[what]), run.path: _without(mine[what], value)}
+            parts = [f"only {path} has {_some(names)}" for path, names in extra.items() if names]
+            found = "; ".join(parts) or "the same in another order"
+        else:
+            found = f"{value} in {first.path}, {mine[what]} in {run.path}"
+        raise UsageError(
+            f"{first.path} and {run.path} do not compare: they differ in {what}: {found}. Train "
+            "both on the same market; `echelon runs compare` shows measures side by side without "
+            "a judgement."
+        )
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in set(others)]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _evaluated(run: TrainedRun, split: SplitName, on_evaluation: OnEvaluation) -> Evaluation:
+    """The run's evaluation, made where there is none of its present agents."""
+    try:
+        saved = load_evaluation(run.path, split)
+    except StoreError:
+        on_evaluation(run, "not evaluated on it yet")
+        return evaluate(run, split)
+    # As run.json says, not as a hash of now would: a later version may know more keys.
+    made_from = saved.facts["run"]
+    same = saved.facts["best_steps"] == {str(seed): run.best_step(seed) for seed in run.seeds}
+    if same and all(made_from.get(k) == run.facts.get(k) for k in ("config_hash", "prepared")):
+        return saved
+    on_evaluation(run, "trained or prepared anew since it was")
+    return evaluate(run, split)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The directories' own names where these differ, else the paths."""
+    short = [path.resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _difference_tree(difference: Difference) -> dict[str, Any]:
+    found = difference.standing
+    intervals = {"days": difference.days, "seeds": difference.seeds}
+    return {
+        **{k: {"method": METHODS[k]} | _plain(gap._asdict()) for k, gap in intervals.items()},
+        "ahead": difference.ahead,
+        "claimed": difference.claimed,
+        "deflated": None if found is None else found.deflated,
+        "tried": None if found is None else found.tried,
+    }
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: or_none(value) for name, value in values.items()}
