@@ -477,7 +477,8 @@ def test_experts_say_once_what_encoder_adapter_and_replay_are(
     )
     told = [line for line in err.splitlines() if line.startswith(("encoder", "adapter", "replay"))]
     assert [line.split(":")[0] for line in told] == ["encoder", "adapter", "replay"]
-    assert "out of sample return_1 R²" in told[0]
+    assert "out of sample (second half of validation):" in told[0]
+    assert "  return over 1 bar: R²" in err
     facts = json.loads((seed_directory(Path("run"), 42) / "learner.json").read_text())
     trained, whole = facts["adapter"]["trained"], facts["adapter"]["whole"]
     wanted = f"{trained:,} of {whole:,} encoder weights train ({100 * trained / whole:.1f} %)"

@@ -58,6 +58,7 @@ def test_six_agents_are_compared_and_gone_on_with_without_training_again(
     shell: Shell, bars_file: Path
 ) -> None:
     code, out, err = _compare(shell, bars_file, "--seeds", "2")
+    assert "This window chose the checkpoints; nothing can be claimed from it." in out
     assert code == 0, err
     assert "6 agents × 2 seeds: 12 to train" in err
     table = _table()

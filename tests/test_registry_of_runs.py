@@ -74,9 +74,10 @@ def test_windows_count_together_where_they_share_days_of_the_same_data(tmp_path:
 def test_registry_is_beside_the_run_or_the_study_it_is_part_of(tmp_path: Path) -> None:
     expected = tmp_path.resolve() / "runs" / "registry"
     (tmp_path / "runs" / "study").mkdir(parents=True)
-    for name in ("ablation.json", "walk_forward.json"):
+    for name in ("ablation.json", "walk_forward.json", "comparison.json"):
         (tmp_path / "runs" / "study" / name).touch()
-    for run in ("runs/a", "runs/study/variants/base", "runs/study/folds/2008"):
+    nested = ("variants/base", "folds/2008", "agents/sac")
+    for run in ("runs/a", *(f"runs/study/{name}" for name in nested)):
         assert Registry.of(tmp_path / run).path == expected
     alone = tmp_path.resolve() / "data" / "folds"
     assert Registry.of(alone / "run").path == alone / "registry"  # only a name, not a study

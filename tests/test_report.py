@@ -707,14 +707,15 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
     score = {
         "cells": 9,
         "r2": {"encoder": 0.021, "linear": 0.02, "last": None},
+        "mse": {"linear": 0.5},
         "over_linear": {"estimate": 0.001, "low": -0.002, "high": 0.004},
     }
     facts = {"enabled": True, "scores": {"return_5": score, "return_9": {"cells": 0}}}
     file.write_text(json.dumps({"facts": facts}))
     (line,) = encoder_lines(tmp_path, Words("en"))
     assert line == (
-        "return_5: R² 2.10 %, ridge 2.00 %, last value –; error below the ridge's by 0.10 % "
-        "(-0.20 % to 0.40 %)"
+        "return_5: R² 2.10 %, ridge 2.00 %, last value –; squared error saved, of the ridge's: "
+        "0.20 % (-0.40 % to 0.80 %)"
     )
     file.write_text(json.dumps({"facts": {"enabled": False}}))
     assert encoder_lines(tmp_path, Words("zh")) == ["随机初始化，未预训练"]

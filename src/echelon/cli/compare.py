@@ -165,6 +165,11 @@ def run_comparison(comparison: Comparison, workers: int, quarantine: bool) -> No
     if result.facts:
         draw_comparison(result, picture)
         print_result(result)
+        if split == "valid":
+            typer.echo(
+                "This window chose the checkpoints; nothing can be claimed from it. "
+                f"`echelon compare --resume {directory} --split test` looks at the test window."
+            )
         typer.echo(f"picture: {picture}")
     typer.echo(f"table: {directory / f'comparison-{split}.csv'}")
     raise_failures(batch, course)

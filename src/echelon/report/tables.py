@@ -266,7 +266,7 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
             return [words("encoder_drawn")]
         return [
             _foreseen(target, score, words)
-            for target, score in facts["scores"].items()
+            for target, score in sorted(facts["scores"].items(), key=_by_horizon)
             if score["cells"]
         ]
     except (ValueError, KeyError, TypeError) as error:
@@ -288,11 +288,22 @@ def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
     return rows
 
 
+def _by_horizon(item: tuple[str, Any]) -> tuple[str, int]:
+    """Targets by kind, then by horizon as a number."""
+    kind, _, bars = item[0].rpartition("_")
+    return kind, int(bars)
+
+
 def _foreseen(target: str, score: Mapping[str, Any], words: Words) -> str:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.2f} %"
 
     r2, gain = score["r2"], score["over_linear"]
+    # Errors are in units of the target's variance; what is told is a share of the ridge's.
+    ridge = score["mse"]["linear"]
+    gain = {
+        key: None if gain[key] is None else gain[key] / ridge for key in ("estimate", "low", "high")
+    }
     return words(
         "encoder_score",
         target=target,

@@ -278,10 +278,10 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "fact_encoder": ("Encoder out of sample", "编码器样本外表现"),
         "encoder_drawn": ("as drawn, not pre-trained", "随机初始化，未预训练"),
         "encoder_score": (
-            "{target}: R² {own}, ridge {linear}, last value {last}; error below the ridge's by "
-            "{gain} ({low} to {high})",
+            "{target}: R² {own}, ridge {linear}, last value {last}; squared error saved, of the "
+            "ridge's: {gain} ({low} to {high})",
             "{target}：R² {own}，岭回归 {linear}，末值 {last}；"
-            "误差比岭回归低 {gain}（{low} 至 {high}）",
+            "相对岭回归减少的平方误差：{gain}（{low} 至 {high}）",
         ),
         "fact_adapter": ("Adapter", "适配器"),
         "adapter_share": (

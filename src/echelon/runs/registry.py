@@ -31,7 +31,11 @@ from echelon.files import exclusive_lock, write_atomic
 from echelon.types import Floats, Times
 
 FORMAT = 1
-NESTED = {"variants": "ablation.json", "folds": "walk_forward.json"}
+NESTED = {
+    "variants": "ablation.json",
+    "folds": "walk_forward.json",
+    "agents": "comparison.json",
+}
 """Directories between a run and the study it is part of, and the study's file; the registry is
 beside the study."""
 
