@@ -23,8 +23,8 @@ steps whole. Policies are judged without noise from fixed states, as a share of 
 is doing nothing, 1 the finite-horizon linear-quadratic regulator.
 
 All seeds of a condition run side by side in one batch of networks. No number of one learner enters
-another's update: losses are sums over learners, Adam works weight by weight, the temperature is
-fixed. A condition writes one file, DIR/CONDITION.json, whole or not at all; one that is there is
+another's update: losses are sums over learners, Adam works weight by weight and minds no common
+scale, the temperature is fixed. A condition writes one file, DIR/CONDITION.json, whole or not at all; one that is there is
 not run again. A whole run, or `--summary`, prints learning curves (mean over seeds, 95 %
 t-interval), differences paired by seed, trace coefficients and dropped shares by source, and writes
 DIR/summary/result.json. Fails where the interval of corrected − own at the end lies below zero:
@@ -155,9 +155,8 @@ class Learners:
             steps.append(Lived(obs, *told, after))
             obs = after
         parts = (torch.stack(part) for part in zip(*steps, strict=True))
-        return Lived(
-            *(part.unflatten(1, (n_episodes, self.count)).transpose(0, 1) for part in parts)
-        )
+        shape = (point.STEPS, n_episodes, self.count)
+        return Lived(*(part.view(*shape, *part.shape[2:]).transpose(0, 1) for part in parts))
 
     def judge(self, first: Tensor) -> Matrix:
         """Mean return [S,K] without noise from first[E,O]."""
@@ -321,7 +320,7 @@ def run_into(
 
 def _plain(values: Matrix) -> list[Any]:
     """As JSON has it: null for what was not drawn."""
-    return np.where(np.isnan(values), None, values.astype(object)).tolist()
+    return [_plain(x) if np.ndim(x) else None if math.isnan(x) else float(x) for x in values]
 
 
 def gather(directory: Path) -> dict[str, Any]:
