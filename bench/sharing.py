@@ -24,12 +24,12 @@ is doing nothing, 1 the finite-horizon linear-quadratic regulator.
 
 All seeds of a condition run side by side in one batch of networks. No number of one learner enters
 another's update: losses are sums over learners, Adam works weight by weight and minds no common
-scale, the temperature is fixed. A condition writes one file, DIR/CONDITION.json, whole or not at all; one that is there is
-not run again. A whole run, or `--summary`, prints learning curves (mean over seeds, 95 %
-t-interval), differences paired by seed, trace coefficients and dropped shares by source, and writes
-DIR/summary/result.json. Fails where the interval of corrected − own at the end lies below zero:
-correction is there that sharing do no harm. What is found of naive sharing is a finding, not a
-condition.
+scale, the temperature is fixed. A condition writes one file, DIR/CONDITION.json, whole or not at
+all; one that is there is not run again. A whole run, or `--summary`, prints learning curves (mean
+over seeds, 95 % t-interval), differences paired by seed, trace coefficients and dropped shares by
+source, and writes DIR/summary/result.json. Fails where the interval of corrected − own at the end
+lies below zero: correction is there that sharing do no harm. What is found of naive sharing is a
+finding, not a condition.
 """
 
 from __future__ import annotations
