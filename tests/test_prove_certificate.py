@@ -9,9 +9,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from echelon.errors import StoreError, UsageError
+from echelon.ops.information import mutual_information
 from echelon.proving.capture import BESIDE
 from echelon.proving.certificate import (
     Bar,
@@ -25,7 +27,15 @@ from echelon.proving.claims import CHEAP
 from echelon.proving.planted import PLANTED
 from echelon.proving.regimes import BLIND, CHOOSING
 from echelon.report.certificate import render, rows_of, write_certificate
-from echelon.report.certificate_pictures import Line, Mark, dots, strip
+from echelon.report.certificate_pictures import (
+    Lane,
+    LaneWords,
+    Line,
+    Mark,
+    dots,
+    lanes,
+    strip,
+)
 from echelon.report.certificate_words import POLICIES, TEXTS, CertificateWords
 
 ABOUT = {
@@ -138,6 +148,47 @@ def example(*, power: int = 20) -> Certificate:
     )
 
 
+def with_router(whole: Certificate) -> Certificate:
+    """The same with a hierarchy on the regime market: its router follows the regime 30 bars late.
+
+    Of three experts the first follows the signal, the second opposes it, the third is in charge
+    of every tenth decision; cash has the 20 bars after each turn.
+    """
+    flips = [k in (0, 330, 900, 1210, 1700) for k in range(2000)]
+    regime = [1 - 2 * (sum(flips[: k + 1]) % 2) for k in range(2000)]
+    late = [regime[max(0, k - 30)] for k in range(2000)]
+    chosen = [
+        3 if any(flips[max(0, k - 20) : k]) else 2 if k // 5 % 10 == 9 else int(late[k] < 0)
+        for k in range(2000)
+    ]
+    told = mutual_information(np.array(chosen), (np.array(regime) > 0).astype(int))
+    kinds = ("hierarchy", "hedge", "oracle", "best single expert", "flat sac", "shown a2c")
+    markets = []
+    for market in whole.markets:
+        if market.name == "regime":
+            checks = [
+                over_seeds("regime_share", "share", [0.9, 0.8], Bar("estimate", "at least", 0.8)),
+                over_seeds("regime_over_flat sac", "sharpe", [2.0, 2.1], Bar("low", "above", 1.0)),
+            ]
+            facts = {
+                **market.facts,
+                "hierarchy_seeds": [42, 43],
+                "hierarchy_steps": 1_000_000,
+                "hierarchy_pairs": 2,
+                "information": {"42": told, "43": {"information": 0.5, "of": 1.0}},
+                "shown": {"regime": regime, "in_charge": chosen, "seed": 42, "experts": 3},
+            }
+            market = replace(
+                market,
+                checks=(*market.checks, *checks),
+                facts=facts,
+                rows={**market.rows, **{name: [2.1, 2.3] for name in kinds}},
+                notes=("regime_information", "regime_hierarchy"),
+            )
+        markets.append(market)
+    return replace(whole, markets=tuple(markets))
+
+
 @pytest.mark.parametrize(
     ("side", "value", "passes"),
     [
@@ -217,7 +268,7 @@ def test_what_is_not_a_certificate_is_refused(tmp_path: Path) -> None:
 class Page(HTMLParser):
     """Collects what the page is made of; open tags must be closed in order."""
 
-    VOID = frozenset({"meta", "line", "circle"})
+    VOID = frozenset({"meta", "line", "circle", "path"})
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -313,3 +364,43 @@ def test_strip_draws_a_tick_a_value_and_zero() -> None:
     assert picture.count('class="bar"') == 1
     assert "&lt;b&gt;" in picture
     assert "1 / 3" in picture
+
+
+def test_lanes_are_filled_where_their_choice_was_in_charge_in_the_colour_of_the_hidden() -> None:
+    words = LaneWords("hidden", "up", "<down>", "bars", "of these up")
+    choices = [Lane("a", 0), Lane("b", 1), Lane("cash", 2)]
+    picture = lanes([1, 1, -1, -1, 1], [0, 0, 0, 1, 1], choices, words)
+    key, *paths = re.findall(r'<path class="(?:up|down)" d="([^"]+)"/>', picture)[1:]
+    assert key.startswith("M625 3")
+    # The band up and down, then the lane of each choice; cash was never in charge.
+    left, bar = 300, (1100 - 300 - 150) / 5
+    runs = [
+        [(round((float(x) - left) / bar, 3), round((float(last) - left) / bar, 3)) for x, last in r]
+        for r in (re.findall(r"M([\d.]+) \d+H([\d.]+)v16", path) for path in paths)
+    ]
+    assert runs == [[(0, 2), (4, 5)], [(2, 4)], [(0, 2)], [(2, 3)], [(4, 5)], [(3, 4)]]
+    figures = re.findall(r'class="figure" x="\d+" y="\d+"[^>]*>([^<]+)<', picture)
+    assert figures == ["60%", "60%", "67%", "40%", "50%", "0%", "–"]
+    assert "&lt;down&gt;" in picture
+
+
+@pytest.mark.parametrize(
+    ("lang", "said"),
+    [("en", "bits of the regime"), ("zh", "状态信息")],
+)
+def test_a_hierarchy_has_a_picture_of_the_routers_choice_with_its_information(
+    lang: str, said: str
+) -> None:
+    whole = with_router(example())
+    page = Page(render(whole, CertificateWords(lang)))
+    assert page.tags.count("svg") == 7
+    text = "".join(page.text)
+    own = whole.markets[1].facts["information"]["42"]
+    assert said in text
+    for number in (
+        f"{own['information']:.2f}",
+        f"{own['of']:.2f}",
+        f"{own['information'] / own['of']:.0%}",
+    ):
+        assert number in text
+    assert "1,000,000" in text

@@ -110,6 +110,7 @@ def test_the_verdict_is_over_seeds_and_against_the_best_single_expert() -> None:
     whole = with_hierarchy(result, [done("regime-references", {}), *parts])
     assert whole.checks[0].estimate == pytest.approx(2.3 / 2.5)  # of the same two pairs
     assert whole.facts["hierarchy_seeds"] == [1, 2, 3]
+    assert whole.facts["shown"] == {"seed": 1, "experts": 2}
     assert whole.cpu_seconds == 1.0 + 2.0 * len(parts)
     assert with_hierarchy(result, [done("regime-references", {})]) is result
 

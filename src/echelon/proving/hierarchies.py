@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,13 @@ FLAT: tuple[Flat, ...] = ("sac", "a2c")
 
 @dataclass(frozen=True)
 class Draws:
-    """How many mirrored pairs a seed has: to learn from, to choose its checkpoint, to be tested."""
+    """How many mirrored pairs a seed has: to learn from, to choose its checkpoint, to be tested.
+
+    names: of the three kinds; others have other draws. Not a field, but the class's: the proof's
+    stay what they were, and whoever needs draws of its own has a class of its own.
+    """
+
+    names: ClassVar[tuple[str, str, str]] = ("trains", "valids", "test")
 
     train: int = 10
     valid: int = 2
@@ -72,9 +78,10 @@ class Setting:
         blind = StateConfig(include_pos=False, include_cash=False)
         self.config = at_fee(config, FEE_BPS).model_copy(update={"state": blind})
         shorter = replace(market, n_bars=draws.valid_bars)
-        self.train = market.pairs(draws.train, "trains", 1_000 * seed)
-        self.valid = shorter.pairs(draws.valid, "valids", 1_000 * seed)
-        self.test = market.pairs(draws.test, "test")
+        train, valid, test = draws.names
+        self.train = market.pairs(draws.train, train, 1_000 * seed)
+        self.valid = shorter.pairs(draws.valid, valid, 1_000 * seed)
+        self.test = market.pairs(draws.test, test)
 
     def worlds(self, name: str, *, shown: bool = False) -> tuple[Worlds, list[World]]:
         """(where to learn and validate, the test draws); shown: with what a router sees."""
@@ -136,6 +143,9 @@ class RegimeHierarchyPart:
             "best_step": trained.outcome.best_step,
             "sharpes": {name: by_pair(found) for name, found in returns.items()},
             "information": mutual_information(chosen.ravel(), (decided.ravel() > 0).astype(int)),
+            "usage": (
+                np.bincount(chosen.ravel(), minlength=len(experts) + 1) / chosen.size
+            ).tolist(),
             "shown": {
                 "regime": decided[:_SHOWN_BARS, 0].astype(int).tolist(),
                 "in_charge": chosen[:_SHOWN_BARS, 0].tolist(),
@@ -197,7 +207,11 @@ def with_hierarchy(result: MarketResult, parts: Sequence[Done]) -> MarketResult:
         "hierarchy_steps": max(part.finding["steps"] for part in own),
         "hierarchy_pairs": n_pairs,
         "information": {str(p.finding["seed"]): p.finding["information"] for p in own},
-        "shown": own[0].finding["shown"],
+        "shown": {
+            **own[0].finding["shown"],
+            "seed": own[0].finding["seed"],
+            "experts": sum(name.startswith("expert ") for name in own[0].finding["sharpes"]),
+        },
     }
     others = [part for part in parts if part.key != "regime-references"]
     return replace(

@@ -16,7 +16,15 @@ from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, Check, MarketResult
 from echelon.proving.claims import CHEAP
 from echelon.proving.prove import MARKETS
-from echelon.report.certificate_pictures import Line, Mark, dots, strip
+from echelon.report.certificate_pictures import (
+    Lane,
+    LaneWords,
+    Line,
+    Mark,
+    dots,
+    lanes,
+    strip,
+)
 from echelon.report.certificate_words import CertificateWords
 from echelon.report.palette import css_variables
 
@@ -145,6 +153,15 @@ def _sizes(market: MarketResult, words: CertificateWords) -> str:
         parts.append(words("draws", draws=facts["draws"]))
     if "pairs" in facts:
         parts.append(words("pairs", pairs=facts["pairs"]))
+    if "hierarchy_seeds" in facts:
+        parts.append(
+            words(
+                "hierarchies",
+                seeds=", ".join(map(str, facts["hierarchy_seeds"])),
+                steps=f"{facts['hierarchy_steps']:,}",
+                pairs=facts["hierarchy_pairs"],
+            )
+        )
     parts.append(words("spent", cpu=f"{market.cpu_seconds:,.0f}"))
     return " · ".join(parts)
 
@@ -159,7 +176,7 @@ def _pictures(market: MarketResult, words: CertificateWords) -> Iterator[str]:
         "costly": _costly,
     }
     for title, picture in makers[market.name](market, words):
-        yield f"<figure><figcaption>{escape(words(title))}</figcaption>{picture}</figure>"
+        yield f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
 def _planted(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -178,15 +195,47 @@ def _planted(market: MarketResult, words: CertificateWords) -> Iterator[tuple[st
             lines.append(_line(label, shares, check))
     asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
     marks = [Mark(value, f"{100 * value:.0f} %") for value in reversed(asked)]
-    yield "pic_share", dots(lines, unit="share", bars=marks)
+    yield words("pic_share"), dots(lines, unit="share", bars=marks)
 
 
 def _regime(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
     lines = [
-        _line(words.policy(name), values, None, strong=name.endswith("agent"))
+        _line(words.policy(name), values, None, strong=name.endswith(("agent", "hierarchy")))
         for name, values in market.rows.items()
     ]
-    yield "pic_sharpe_pairs", dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
+    title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
+    yield words(title), dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
+    if "shown" in market.facts:
+        yield _in_charge(market.facts, words)
+
+
+def _in_charge(facts: Mapping[str, Any], words: CertificateWords) -> tuple[str, str]:
+    """Who was in charge at each bar of one draw, over the regime that nobody saw."""
+    shown, seeds = facts["shown"], facts["information"]
+    own = seeds[str(shown["seed"])]
+    shares = [one["information"] / one["of"] if one["of"] else 0.0 for one in seeds.values()]
+    title = words(
+        "pic_in_charge",
+        seed=shown["seed"],
+        bits=f"{own['information']:.2f}",
+        of=f"{own['of']:.2f}",
+        share=f"{own['information'] / own['of'] if own['of'] else 0.0:.0%}",
+    )
+    if len(shares) > 1:
+        title += words(
+            "pic_in_charge_seeds",
+            seeds=len(shares),
+            mean=f"{sum(shares) / len(shares):.0%}",
+            low=f"{min(shares):.0%}",
+            high=f"{max(shares):.0%}",
+        )
+    experts = shown["experts"]
+    choices = [Lane(words("lane_expert", number=k), k) for k in range(experts)]
+    choices.append(Lane(words("lane_cash"), experts))
+    told = LaneWords(
+        *(words(f"lane_{name}") for name in ("hidden", "up", "down", "in_charge", "of_that"))
+    )
+    return title, lanes(shown["regime"], shown["in_charge"], choices, told)
 
 
 def _null(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -198,7 +247,7 @@ def _null(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, 
         k, n = market.facts["claims"][policy] if place == "null" else claims
         label = f"{name}: {words.policy(policy)}"
         lines.append(Line(label, tuple(values), right=f"{k} / {n}", strong=place == "trend"))
-    yield "pic_low", strip(lines, head=words("claims"))
+    yield words("pic_low"), strip(lines, head=words("claims"))
 
 
 def _leaky(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -206,7 +255,7 @@ def _leaky(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str,
         _line(words.policy(name), values, None, strong=name == "peeking")
         for name, values in market.rows.items()
     ]
-    yield "pic_sharpe", dots(lines, unit="sharpe", bars=[Mark(5.0, "5")])
+    yield words("pic_sharpe"), dots(lines, unit="sharpe", bars=[Mark(5.0, "5")])
 
 
 def _costly(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -217,7 +266,7 @@ def _costly(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str
             if found == kind:
                 label = words("at_fee", policy=words.policy(name), fee=fee)
                 lines.append(_line(label, values, None, strong=name == "agent"))
-        yield title, dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
+        yield words(title), dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
 
 
 def _line(

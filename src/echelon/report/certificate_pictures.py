@@ -1,5 +1,6 @@
 """Pictures of the certificate as inline SVG: a line a policy, values along one axis.
 
+`dots` and `strip` show values; `lanes` shows who was in charge, bar by bar, of what was hidden.
 Colours come from the page's style sheet by class, so a picture is right in light, dark and print.
 """
 
@@ -36,12 +37,34 @@ class Line:
     strong: bool = False
 
 
+class Lane(NamedTuple):
+    """One of those a router chooses from: how it is called and the number it has in `chosen`."""
+
+    label: str
+    number: int
+
+
+@dataclass(frozen=True)
+class LaneWords:
+    """Words around the lanes: what is hidden, its two states, heads of the figures at the right."""
+
+    hidden: str
+    up: str
+    down: str
+    in_charge: str
+    of_that: str
+
+
 class _Axis:
     """Values to places."""
 
-    def __init__(self, values: Sequence[float], unit: Literal["share", "sharpe"]) -> None:
+    def __init__(
+        self, values: Sequence[float], unit: Literal["share", "sharpe"], room: float | None = None
+    ) -> None:
+        """room: kept free at both ends; None: a little"""
         low, high = min(values), max(values)
-        room = 0.04 * (high - low) or 0.5
+        if room is None:
+            room = 0.04 * (high - low) or 0.5
         self.low, self.high = low - room, high + room
         self.unit = unit
 
@@ -60,7 +83,9 @@ class _Axis:
 
     def text(self, value: float) -> str:
         """A tick's label."""
-        return f"{value:.0%}" if self.unit == "share" else f"{value:g}"
+        if self.unit == "share":
+            return f"{value:.0%}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def dots(lines: Sequence[Line], *, unit: Literal["share", "sharpe"], bars: Sequence[Mark]) -> str:
@@ -105,6 +130,65 @@ def strip(lines: Sequence[Line], *, head: str) -> str:
         ]
         parts.append(_right(line.right, y, strong))
     return _svg(lines, axis, [Mark(0.0, "")], parts)
+
+
+def lanes(
+    hidden: Sequence[int], chosen: Sequence[int], choices: Sequence[Lane], words: LaneWords
+) -> str:
+    """A band of what was hidden at each bar (±1), and below it a lane for each choice.
+
+    A lane is filled where its choice was in charge, in the colour of what was hidden then: one of a
+    single colour knows when it is its turn. Figures at the right: its share of the bars, and how
+    much of that share lies in the first state.
+    """
+    assert len(hidden) == len(chosen) > 0, "a state and a choice for every bar"
+    axis = _Axis([0.0, float(len(hidden))], "sharpe", room=0.0)
+    left, right = _WIDTH - _RIGHT + 24, _WIDTH
+    parts = [
+        *_key("up", words.up, _LEFT),
+        *_key("down", words.down, _LEFT + (_WIDTH - _LEFT - _RIGHT) // 2),
+        f'<text class="faint" x="{left}" y="12">{escape(words.in_charge)}</text>',
+        f'<text class="faint" x="{right}" y="12" text-anchor="end">{escape(words.of_that)}</text>',
+    ]
+    lines = [Line(words.hidden, (), strong=True), *(Line(lane.label, ()) for lane in choices)]
+    for k, line in enumerate(lines):
+        y = _middle(k)
+        number = choices[k - 1].number if k else None
+        here = [number is None or one == number for one in chosen]
+        parts.append(_label(line, y))
+        for state, kind in ((1, "up"), (-1, "down")):
+            runs = _runs([a and b == state for a, b in zip(here, hidden, strict=True)])
+            drawn = "".join(
+                f"M{axis.at(first)} {y - 8}H{axis.at(last)}v16H{axis.at(first)}z"
+                for first, last in runs
+            )
+            if drawn:
+                parts.append(f'<path class="{kind}" d="{drawn}"/>')
+        bars = sum(here)
+        up = sum(b == 1 for a, b in zip(here, hidden, strict=True) if a)
+        if number is not None:
+            parts.append(_right(f"{bars / len(hidden):.0%}", y, ""))
+        parts.append(
+            f'<text class="figure" x="{right}" y="{y + 4}" text-anchor="end">'
+            f"{f'{up / bars:.0%}' if bars else '–'}</text>"
+        )
+    return _svg(lines, axis, [], parts)
+
+
+def _runs(here: Sequence[bool]) -> list[tuple[int, int]]:
+    """Stretches of true ones: the first, and the one after the last."""
+    edges = [k for k in range(len(here)) if here[k] != (k > 0 and here[k - 1])]
+    if here[-1]:
+        edges.append(len(here))
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _key(kind: str, text: str, x: int) -> list[str]:
+    """A square of a colour, and what it means."""
+    return [
+        f'<path class="{kind}" d="M{x} 3h10v10h-10z"/>',
+        f'<text class="faint" x="{x + 16}" y="12">{escape(text)}</text>',
+    ]
 
 
 def _middle(k: int) -> int:

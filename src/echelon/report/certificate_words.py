@@ -304,6 +304,29 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "Annual Sharpe ratio over mirrored pairs; rings: single pairs",
             "镜像对的年化夏普比率；圆环为各对",
         ),
+        "pic_sharpe_hierarchy": (
+            "Annual Sharpe ratio over mirrored pairs; rings: single pairs, of the hierarchy and of "
+            "what was trained with it or beside it single seeds",
+            "镜像对的年化夏普比率；圆环为各对，层级及与之一同训练者为各种子",
+        ),
+        "pic_in_charge": (
+            "Who was in charge over the first test draw, coloured by the regime that was hidden "
+            "(seed {seed}). Over all test draws the choice tells {bits} of {of} bits of the "
+            "regime: {share}.",
+            "首个测试抽样中各时刻由谁负责，颜色为当时隐藏的状态（种子 {seed}）。"
+            "在全部测试抽样上，该选择含有状态信息 {bits} 比特，状态熵为 {of} 比特：{share}。",
+        ),
+        "pic_in_charge_seeds": (
+            " {seeds} seeds: {mean} on average, {low} to {high}.",
+            "{seeds} 个种子：平均 {mean}，{low} 至 {high}。",
+        ),
+        "lane_hidden": ("hidden regime", "隐藏状态"),
+        "lane_up": ("following the signal pays", "顺从信号获利"),
+        "lane_down": ("opposing it pays", "反向信号获利"),
+        "lane_in_charge": ("bars", "时间占比"),
+        "lane_of_that": ("of these blue", "其中蓝色"),
+        "lane_expert": ("expert {number}", "专家 {number}"),
+        "lane_cash": ("cash", "现金"),
         "pic_low": (
             "Lower 97.5 % bound of the annual Sharpe ratio's advantage over equal weight, one "
             "mark per draw; right of the line the first half of a claim is met",
@@ -337,6 +360,10 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         "steps": ("{steps} steps a training", "每次训练 {steps} 步"),
         "draws": ("{draws} unseen draws", "{draws} 个未见抽样"),
         "pairs": ("{pairs} mirrored pairs", "{pairs} 个镜像对"),
+        "hierarchies": (
+            "hierarchies: seeds {seeds}, {steps} steps a training, first {pairs} pairs",
+            "层级：种子 {seeds}，每次训练 {steps} 步，前 {pairs} 对",
+        ),
         "windows": (
             "windows of {train}, {valid} and {test} bars",
             "窗口 {train}、{valid}、{test} 根",
