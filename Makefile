@@ -12,6 +12,8 @@ CODE := src tests bench scripts examples
 # Options for single commands: make test PYTEST_ARGS="-k redis -x"
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+STUDY_ARGS ?=
+STUDY_DIR ?= runs/study
 BENCH ?=
 # Benchmarks compare on one core, and say so; override to see what more of them bring.
 BENCH_THREADS ?= 1
@@ -20,7 +22,7 @@ TEST_WORKERS ?= 2
 threads = POLARS_MAX_THREADS=$(1) OMP_NUM_THREADS=$(1) OPENBLAS_NUM_THREADS=$(1) \
 	MKL_NUM_THREADS=$(1) NUMBA_NUM_THREADS=$(1)
 
-.PHONY: help venv demo test check bench docs reference vendors format lock clean distclean
+.PHONY: help venv demo test check bench study docs reference vendors format lock clean distclean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +46,11 @@ check: venv ## formatting, lint, types and layers
 
 bench: venv ## print the benchmark tables (BENCH=name selects one)
 	@$(call threads,$(BENCH_THREADS)) $(BIN)/python -m bench $(BENCH)
+
+study: venv ## what each part of the hierarchy brings, into proofs/; takes hours, goes on after Ctrl-C
+	@$(call threads,1) $(BIN)/python -m echelon study --config configs/hierarchical-tuned.yaml \
+		--output-dir $(STUDY_DIR) $(STUDY_ARGS)
+	@cp $(STUDY_DIR)/study.json $(STUDY_DIR)/study.md proofs/
 
 docs: venv ## build the documentation into site/, links checked
 	@$(BIN)/python scripts/gen_reference.py --check

@@ -20,6 +20,7 @@ from echelon.cli import (
     prepare,
     prove,
     runs,
+    study,
     train,
     walk_forward,
 )
@@ -45,6 +46,7 @@ app.command("walk-forward")(walk_forward.walk_forward)
 app.command("report")(evaluate.report)
 app.add_typer(runs.app, name="runs")
 app.command("prove")(prove.prove)
+app.command("study")(study.study)
 app.command("demo")(demo.demo)
 
 

@@ -112,7 +112,7 @@ def prove(
     directory = output_dir or tree.logging.output_dir / _name(config, quick)
     RunDirectory.claim(directory)
     with progress_bar("proving") as bar:
-        display = _Display(bar, plan(tree, wanted, sizes).first)
+        display = PartsDisplay(bar, plan(tree, wanted, sizes).first)
         certificate = prove_markets(
             tree,
             directory,
@@ -135,11 +135,12 @@ def prove(
         )
 
 
-class _Display:
+class PartsDisplay:
     """One bar for all parts, by environment steps; a line a part where nobody watches a bar."""
 
-    def __init__(self, bar: Bar, parts: Sequence[Part]) -> None:
+    def __init__(self, bar: Bar, parts: Sequence[Part], doing: str = "proving") -> None:
         self._bar = bar
+        self._doing = doing
         self._steps = {part.key: 0 for part in parts}
         self._total = sum(part.steps for part in parts)
         self._done: set[str] = set()
@@ -156,7 +157,7 @@ class _Display:
             self._done.add(part.key)
             if not err.is_terminal:
                 err.print(f"{part.key}: done in {clock(message.seconds)}", soft_wrap=True)
-        self._bar.label(f"proving, {len(self._done)} of {len(self._steps)} parts done")
+        self._bar.label(f"{self._doing}, {len(self._done)} of {len(self._steps)} parts done")
         self._bar.of(sum(self._steps.values()), self._total)
 
 

@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
+import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from echelon import __version__
 from echelon.agents.jobs import Report, ShouldStop, run_jobs
 from echelon.config import Config, fingerprint
 from echelon.config.agents import LoggingConfig
-from echelon.errors import StoreError, UsageError
+from echelon.errors import Stopped, StoreError, UsageError
 from echelon.files import exclusive_lock, write_atomic
 from echelon.runs.directory import code_version
 
@@ -124,6 +130,48 @@ def run_parts(
                 assert result is None or isinstance(result, Done), "failures were raised"
                 known[k] = result
         return Ran(known, stopped)
+
+
+def run_all(
+    parts: Sequence[Part],
+    directory: Path,
+    *,
+    workers: int,
+    on_report: Callable[[Part, object], None],
+) -> dict[str, Done]:
+    """The findings of all parts, by key; raises `Stopped` where Ctrl-C came before the last."""
+    ran = run_parts(parts, directory, workers=workers, on_report=on_report)
+    ready = {done.key: done for done in ran.parts if done is not None}
+    if ran.stopped or len(ready) < len(parts):
+        raise Stopped(
+            f"{len(ready)} of {len(parts)} parts are done and kept in {directory / 'parts'}. Run "
+            "the same command again to go on."
+        )
+    return ready
+
+
+def begin_anew(directory: Path, outcome: Sequence[str]) -> None:
+    """Remove the parts and the files `outcome` that an earlier proof left in the directory."""
+    with locked(directory):  # not below the feet of a proof that runs there
+        for name in outcome:
+            (directory / name).unlink(missing_ok=True)
+        shutil.rmtree(directory / "parts", ignore_errors=True)
+
+
+def about(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:
+    """What findings were made with: command, configuration, versions, machine, time."""
+    return {
+        "command": command,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_hash": fingerprint(config),
+        "seed": config.seed,
+        "echelon": __version__,
+        "code": sorted({part.code for part in parts}),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "cores": os.cpu_count() or 1,
+        "cpu_seconds": sum(part.cpu_seconds for part in parts),
+    }
 
 
 def load_part(part: Part, directory: Path) -> Done | None:

@@ -13,21 +13,14 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
-import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from echelon import __version__
-from echelon.config import Config, fingerprint, to_yaml
-from echelon.errors import Stopped
+from echelon.config import Config, to_yaml
 from echelon.files import write_atomic
 from echelon.proving.capture import PlantedPart, assess_planted
 from echelon.proving.certificate import Certificate, MarketResult
@@ -43,11 +36,11 @@ from echelon.proving.hierarchies import (
 )
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.null import NullMarket
-from echelon.proving.parts import Done, Part, identity_of, locked, run_parts
+from echelon.proving.parts import Done, Part, about, begin_anew, identity_of, run_all
 from echelon.proving.planted import PLANTED
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
-from echelon.proving.trial import is_expert, proof_config, with_steps
+from echelon.proving.trial import proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
 MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
@@ -204,7 +197,7 @@ def _regime(agent: Config, sizes: Sizes) -> list[Part]:
     config = with_steps(agent, sizes.regime_steps, 4)
     agents = [
         RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
-        for k in range(0 if is_expert(agent) else sizes.regime_seeds)
+        for k in range(sizes.regime_seeds)
         for shown in (False, True)
     ]
     return [RegimePart(agent, market, sizes.regime_pairs), *agents]
@@ -281,37 +274,18 @@ def prove(
     """
     began = time.perf_counter()
     if overwrite:
-        with locked(directory):  # not below the feet of a proof that runs there
-            for name in OUTCOME:
-                (directory / name).unlink(missing_ok=True)
-            shutil.rmtree(directory / "parts", ignore_errors=True)
+        begin_anew(directory, OUTCOME)
     planned = plan(config, markets, sizes)
-    done = _run(planned.first, directory, workers, on_report)
+    done = run_all(planned.first, directory, workers=workers, on_report=on_report)
     if "null" in markets:
         power = _power(planned.trend, sizes)
-        done |= _run([power], directory, workers, on_report)
+        done |= run_all([power], directory, workers=workers, on_report=on_report)
     results = [_assess(name, planned, done, sizes) for name in planned.parts]
-    about = _about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
-    certificate = Certificate(sizes.mode, tuple(results), about)
+    made = about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
+    certificate = Certificate(sizes.mode, tuple(results), made)
     write_atomic(directory / "config.yaml", to_yaml(config))
     certificate.write(directory)
     return certificate
-
-
-def _run(
-    parts: Sequence[Part],
-    directory: Path,
-    workers: int,
-    on_report: Callable[[Part, object], None],
-) -> dict[str, Done]:
-    ran = run_parts(parts, directory, workers=workers, on_report=on_report)
-    ready = {done.key: done for done in ran.parts if done is not None}
-    if ran.stopped or len(ready) < len(parts):
-        raise Stopped(
-            f"{len(ready)} of {len(parts)} parts are done and kept in {directory / 'parts'}. Run "
-            "the same command again to go on."
-        )
-    return ready
 
 
 def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
@@ -341,18 +315,3 @@ def _assess(name: MarketName, planned: Plan, done: dict[str, Done], sizes: Sizes
 def _flat(parts: Sequence[Done]) -> list[Done]:
     """Flat agents that stand by themselves, not beside a hierarchy."""
     return [p for p in parts if p.key.startswith(("regime-flat-", "regime-shown-"))]
-
-
-def _about(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:
-    return {
-        "command": command,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config_hash": fingerprint(config),
-        "seed": config.seed,
-        "echelon": __version__,
-        "code": sorted({part.code for part in parts}),
-        "python": platform.python_version(),
-        "platform": f"{sys.platform}-{platform.machine()}",
-        "cores": os.cpu_count() or 1,
-        "cpu_seconds": sum(part.cpu_seconds for part in parts),
-    }
