@@ -14,12 +14,14 @@ from worlds import make_config, make_world
 
 from echelon.agents.collector import by_lot
 from echelon.agents.expert import METRICS, ExpertLearner
+from echelon.agents.policy import WeightPolicy
 from echelon.agents.starts import Starts
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.envs import World
+from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import ConfigError, DataError, TrainingError
-from echelon.models import build_encoder
+from echelon.models import ExpertActor, ExpertObs, build_encoder
 from echelon.rng import stream
 from echelon.training.learners import Worlds, ready
 from echelon.training.loading import load_policy
@@ -265,3 +267,42 @@ def test_training_that_could_learn_nothing_is_refused_before_pretraining(
 def test_settings_that_cannot_be_used_are_refused_with_the_configuration(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting.split("=")[0].split(".")[1]):
         make_config(*SMALL, setting)
+
+
+def test_expert_that_does_not_see_its_book_is_asked_once_a_row() -> None:
+    world = make_world(n_rows=60, n_assets=3, window=6)
+    config = make_config(
+        *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8"),
+        *("state.include_pos=false", "state.include_cash=false"),
+    )
+    torch.manual_seed(5)
+    encoder = build_encoder(config, world.x.shape[2])
+    actor = ExpertActor(8, 8, config.state)
+    asked: list[int] = []
+    actor.register_forward_hook(lambda _net, _given, found: asked.append(len(found[0])))
+    policy = WeightPolicy(encoder, actor, config, 1)
+    policy.start(world, range(10, 50))
+    assert sum(asked) == 40
+    row = np.array([12, 30, 12])
+    allowed = np.ones((3, 3, 3), dtype=np.bool_)
+    rich = Holdings(np.zeros((3, 3), np.float32), np.ones(3, np.float32), allowed)
+    full = Holdings(np.full((3, 3), 1 / 3, np.float32), np.zeros(3, np.float32), allowed)
+    found = policy.decide(row, rich)
+    np.testing.assert_array_equal(found, policy.decide(row, full))
+    np.testing.assert_array_equal(found[0], found[2])
+    assert sum(asked) == 40, "a row was worked out again"
+    with torch.no_grad():
+        z = encoder(torch.from_numpy(np.array(world.x[7:31])))[[0, -1]]
+        obs = ExpertObs(
+            z, torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool(), torch.ones(2, 3).bool()
+        )
+        mean, _ = actor(obs)
+    expected = weights_of_actions(
+        torch.tanh(mean).numpy(),
+        Holdings(rich.weights[:2], rich.cash_share[:2], rich.allowed[:2]),
+    )
+    np.testing.assert_allclose(found[:2], expected, atol=1e-6)
+    with torch.no_grad():
+        actor.last.weight.add_(0.5)
+    policy.start(world, range(10, 50))
+    assert np.abs(policy.decide(row, rich) - found).max() > 1e-3

@@ -116,9 +116,12 @@ def test_run_that_is_resumed_between_phases_gives_the_same_numbers(tmp_path: Pat
     resumed.seed = 1
     read = load_checkpoint(saved)
     resumed.restore(read.tensors, read.state)
+    env.renew(1)
     one = whole.learn(env, 128, 1)
     torch.rand(5)  # what happened elsewhere does not matter, nor what the environment did before
-    two = resumed.learn(env_of(config), 128, 1)
+    other = env_of(config)
+    other.renew(1)
+    two = resumed.learn(other, 128, 1)
     del one["router/seconds"], two["router/seconds"]
     assert one == two
     left, right = whole.state(), resumed.state()
@@ -159,7 +162,9 @@ def test_router_learns_to_choose_the_expert_that_earns() -> None:
     experts = [Always("falls", (0.0, 1.0)), Always("half", (0.5, 0.5)), Always("rises", (1.0, 0.0))]
     router = Router(config, 3, 1)
     env = MetaEnv(experts, world, [range(20, 190)], config, 5)
-    told = [router.learn(env, 640, phase) for phase in range(2)]
+    told = [router.learn(env, 640, 0)]
+    env.renew(1)
+    told.append(router.learn(env, 640, 1))
     assert told[1]["router/relative_return"] > told[0]["router/relative_return"]
     assert told[1]["router/usage_entropy"] < told[0]["router/usage_entropy"]
     policy = HierarchyPolicy(experts, router, config, 1)

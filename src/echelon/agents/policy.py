@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from echelon.models import (
 )
 from echelon.ops.squashed import clip_log_std
 from echelon.rng import stream
-from echelon.types import Floats
+from echelon.types import Floats, Floats32
 
 _CHUNK = 512
 """Rows encoded at once: memory stays small however long the span is."""
@@ -73,6 +74,18 @@ class ActorPolicy:
         return np.asarray(chosen.numpy().astype(np.int8))
 
 
+class _Known(NamedTuple):
+    """What was worked out for a span of `world`.
+
+    z[T,N,D]: embeddings, None: a table has them
+    actions[T,N]: of a policy that does not see its book, otherwise None
+    """
+
+    world: World
+    z: Tensor | None
+    actions: Floats32 | None
+
+
 class WeightPolicy:
     """An expert: the middle of its actions, or a draw from them, as target weights."""
 
@@ -91,7 +104,8 @@ class WeightPolicy:
     ) -> None:
         """seed: of the draws, where `eval.deterministic` is off.
 
-        keep: embeddings of a span are kept for the next start on it, until `forget`
+        keep: what was worked out for a span is kept for the next start on it, until `forget`;
+        for networks that no longer change
         tables: of worlds in which nothing needs to be encoded
         """
         self.name = name
@@ -100,8 +114,12 @@ class WeightPolicy:
         self._config = config
         self._seed = seed
         self._keep = keep
-        self._kept: dict[tuple[int, range], Tensor] = {}
+        self._kept: dict[tuple[int, range], _Known] = {}
         self._tables = tables
+        # Who does not see its book acts alike in all of them: a row is worked out once.
+        state = config.state
+        self._blind = config.eval.deterministic and not (state.include_pos or state.include_cash)
+        self._known: _Known | None = None
         self._table: EmbeddingTable | None = None
 
     def forget(self) -> None:
@@ -118,12 +136,13 @@ class WeightPolicy:
             int(stream(self._seed, "evaluation").integers(2**62))
         )
         self._table = next((table for table in self._tables if table.covers(world)), None)
-        if self._table is not None:
-            return
-        known = self._kept.get((id(world), span))
-        self._z = self._encoded(world, span) if known is None else known
+        self._known = self._kept.get((id(world), span))
+        if self._known is None:
+            z = self._encoded(world, span) if self._table is None else None
+            actions = self._acted(z, span) if self._blind else None
+            self._known = _Known(world, z, actions)
         if self._keep:
-            self._kept[id(world), span] = self._z
+            self._kept[id(world), span] = self._known
 
     def _encoded(self, world: World, span: range) -> Tensor:
         parts = []
@@ -136,16 +155,45 @@ class WeightPolicy:
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Look the encodings of the rows up and ask the actor."""
-        at = torch.from_numpy(row - self._first)
-        z = self._z[at] if self._table is None else self._table.look(row)
-        obs = expert_obs(z, self._present[at], held)
+        assert self._known is not None, "`start` comes first"
+        at = row - self._first
+        if self._known.actions is not None:
+            return weights_of_actions(self._known.actions[at], held)
+        z = self._looked_up(row, self._known.z)
+        obs = expert_obs(z, self._present[torch.from_numpy(at)], held)
+        return weights_of_actions(self._asked(obs), held)
+
+    def _looked_up(self, row: Rows, z: Tensor | None) -> Tensor:
+        """Embeddings[E,N,D] of rows[E], from the span's own or from the table."""
+        if z is not None:
+            return z[torch.from_numpy(row - self._first)]
+        assert self._table is not None, "a span without embeddings has a table"
+        return self._table.look(row)
+
+    def _acted(self, z: Tensor | None, span: range) -> Floats32:
+        """[T,N] actions at every row of the span, whatever the book; 0 where none can stand."""
+        actions = np.zeros(self._present.shape, dtype=np.float32)
+        rows = np.arange(span.start, span.stop)
+        if self._table is not None:
+            rows = rows[self._table.stands(rows)]
+        for low in range(0, len(rows), _CHUNK):
+            row = rows[low : low + _CHUNK]
+            at = row - self._first
+            present = self._present[at]
+            nothing = torch.zeros(present.shape)
+            looked = self._looked_up(row, z)
+            actions[at] = self._asked(ExpertObs(looked, nothing, nothing[:, 0], present, present))
+        return actions
+
+    def _asked(self, obs: ExpertObs) -> Floats32:
+        """[E,N] actions."""
         with torch.no_grad():
             mean, log_std = self._actor(obs)
             if not self._config.eval.deterministic:
                 noise = torch.randn(mean.shape, generator=self._chance)
                 mean = mean + noise * clip_log_std(log_std).exp()
-            actions = torch.tanh(mean).numpy()
-        return weights_of_actions(actions, held)
+            actions: Floats32 = torch.tanh(mean).numpy()
+        return actions
 
 
 def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:

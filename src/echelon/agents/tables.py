@@ -92,6 +92,10 @@ class EmbeddingTable:
         """Whether the embeddings are of that world's features; its splits may be others."""
         return world.x is self._world.x
 
+    def stands(self, rows: Rows) -> Bools:
+        """[B] which of the rows have a whole window, and hence an embedding."""
+        return np.asarray(self._standing[rows])
+
     def look(self, rows: Tensor | NDArray[np.integer]) -> Tensor:
         """Embeddings[B,N,D] of rows[B], a copy without gradients."""
         assert self._z is not None, "refresh the table first"

@@ -121,6 +121,7 @@ class HierarchyLearner:
         self._rounds: list[Round] = []
         self._told: Metrics = dict.fromkeys(self._names(), 0.0)
         self._policy: HierarchyPolicy | None = None
+        self._meta: MetaEnv | None = None
 
     # --- the loop
 
@@ -222,9 +223,13 @@ class HierarchyLearner:
     def _route(self) -> Metrics:
         """The router's phase."""
         world = self.parts.router
-        env = MetaEnv(self._experts(), world, world.spans("train"), self.config, self.seed)
+        experts, spans = self._experts(), world.spans("train")
+        if self._meta is None:
+            self._meta = MetaEnv(experts, world, spans, self.config, self.seed, self.round)
+        else:
+            self._meta.renew(self.round, experts)
         steps = self.config.trainer.training_schedule.router.steps
-        told = self.router.learn(env, steps, self.round)
+        told = self.router.learn(self._meta, steps, self.round)
         self.steps += steps * self.config.meta_router.every_bars
         return told
 
@@ -410,9 +415,7 @@ def expert_policy(
     if own:
         encoder = build_encoder(config, base.n_features)
         encoder.load_state_dict(own)
-    return WeightPolicy(
-        encoder, actor, config, seed, f"expert {number}", keep=not tables, tables=tables
-    )
+    return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)
 
 
 def load_hierarchy(

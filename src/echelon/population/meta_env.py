@@ -58,8 +58,12 @@ class MetaEnv(VecEnv):
         spans: Sequence[range],
         config: Config,
         seed: int,
+        phase: int = 0,
     ) -> None:
-        """spans: rows the router learns on, of which no expert's gradient has seen any."""
+        """spans: rows the router learns on, of which no expert's gradient has seen any.
+
+        phase: as of `renew`
+        """
         meta = config.meta_router
         self.experts = experts
         self.world = world
@@ -81,11 +85,15 @@ class MetaEnv(VecEnv):
             spaces.Box(-view.CLIP, view.CLIP, shape, np.float32),
             spaces.Discrete(n_choices),
         )
-        self.renew(0)
+        self.renew(phase)
 
-    def renew(self, phase: int) -> None:
-        """Trade the own books anew, and draw starts and noise of this phase from now on."""
+    def renew(self, phase: int, experts: Sequence[Policy] | None = None) -> None:
+        """Trade the own books anew, and draw starts and noise of this phase from now on.
+
+        experts: as they are now, where they are not those of before
+        """
         meta = self.config.meta_router
+        self.experts = self.experts if experts is None else experts
         self.survey: Survey = survey(
             self.experts, self.world, self._spans, self.config, self._market
         )

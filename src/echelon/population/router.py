@@ -59,9 +59,10 @@ class Router:
             self.model = _new_model(config, n_experts)
 
     def learn(self, env: MetaEnv, steps: int, phase: int) -> Metrics:
-        """At least `steps` decisions on `env`, in whole rollouts; own books are traded anew first.
+        """At least `steps` decisions on `env`, in whole rollouts.
 
-        phase: number of this training; of each there is one, with chance of its own
+        phase: number of this training, which `env` was made or renewed for; of each there is one,
+        with chance of its own
         """
         from stable_baselines3.common.callbacks import BaseCallback
 
@@ -76,7 +77,6 @@ class Router:
             def _on_rollout_end(self) -> None:
                 incentive.adapt()
 
-        env.renew(phase)
         env.incentive = incentive
         try:
             with _chance(self.seed, phase):

@@ -38,7 +38,9 @@ from echelon.risk import (
 from echelon.types import Bools, Floats, Floats32
 
 _PIECE_ROWS = 500
-"""Rows of a span that one place trades; long spans are traded in pieces, side by side."""
+"""Most rows of a span that one place trades; long spans are traded in pieces, side by side."""
+_SIDE_BY_SIDE = 16
+"""Pieces that a short window is cut into."""
 
 
 class Verdicts(NamedTuple):
@@ -172,8 +174,9 @@ class _Plan(NamedTuple):
     @staticmethod
     def of(spans: Sequence[range], first: Rows, warm: int) -> _Plan:
         pieces = []
+        rows = max(warm, sum(len(span) for span in spans) // _SIDE_BY_SIDE)
         for span in spans:
-            lows = list(range(span.start, span.stop, _PIECE_ROWS))
+            lows = list(range(span.start, span.stop, min(rows, _PIECE_ROWS)))
             if len(lows) > 1 and span.stop - lows[-1] < 2:
                 lows.pop()
             for low, stop in zip(lows, [*lows[1:], span.stop], strict=True):

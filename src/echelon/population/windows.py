@@ -23,7 +23,9 @@ from echelon.ops.responsibility import responsibilities
 from echelon.types import Floats, Floats32
 
 _PIECE = 500
-"""Bars that an own book trades at a time: pieces are traded side by side, hence quickly."""
+"""Most bars that an own book trades at a time: pieces are traded side by side, hence quickly."""
+_SIDE_BY_SIDE = 64
+"""Pieces that a short window is cut into: a step of so many costs little more than one of one."""
 _LEAST_STRETCHES = 4
 """Stretches from which on whole ones are kept for the router."""
 
@@ -72,7 +74,8 @@ def own_returns(policy: Policy, world: World, config: Config, warm: int) -> Floa
     """
     earned = np.full(len(world.times), np.nan)
     spans = world.spans("train")
-    steps = min(_PIECE + warm, min(len(span) for span in spans) - 1)
+    counted = min(_PIECE, max(warm, sum(len(span) for span in spans) // _SIDE_BY_SIDE))
+    steps = min(counted + warm, min(len(span) for span in spans) - 1)
     stride = max(1, steps - warm)
     starts = [
         min(first, span.stop - 1 - steps)
