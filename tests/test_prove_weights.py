@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from provings import SIZES, TINY, shrink_leaky, tiny_config
 from typer.testing import CliRunner
 
 from echelon.cli import app
-from echelon.config import load_config
+from echelon.config import Config, load_config
 from echelon.envs.act import Holdings
-from echelon.errors import ConfigError, EchelonError
-from echelon.proving import capture
+from echelon.errors import EchelonError
+from echelon.proving import capture, regimes
 from echelon.proving import prove as proving
 from echelon.proving.capture import own_draws
 from echelon.proving.continuous import FilterWeights
@@ -27,8 +28,9 @@ from echelon.proving.planted import PlantedMarket, planted_worlds
 from echelon.proving.prove import FULL, MARKETS, plan
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart
-from echelon.proving.trial import proof_config, trade
+from echelon.proving.trial import Trained, proof_config, trade, train_agent
 from echelon.report.certificate_words import TEXTS
+from echelon.training.learners import Worlds
 
 SMALL = (
     *("expert.hidden=8", "expert.batch_size=16", "expert.buffer_size=400"),
@@ -49,6 +51,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "EXPERT_DRAWS", (2, 2))
+    monkeypatch.setattr(regimes, "EXPERT_PAIRS", (1, 1))
 
 
 def test_an_expert_is_proved_on_all_five_markets(
@@ -67,15 +70,15 @@ def test_an_expert_is_proved_on_all_five_markets(
     assert tuple(found) == MARKETS
     assert found["planted"]["notes"] == ["planted_weights"]
     assert found["costly"]["notes"] == ["costly_weights"]
-    assert found["regime"]["notes"] == ["regime_information", "regime_experts"]
-    assert not any(name.endswith("agent") for name in found["regime"]["rows"])
+    assert found["regime"]["notes"] == ["regime_information", "regime_agents"]
+    assert {"flat agent", "shown agent"} < set(found["regime"]["rows"])
     assert found["null"]["facts"]["claims"]["agent"][1] == 1
     assert found["leaky"]["facts"]["steps"] == 200
     assert {check["name"] for check in found["leaky"]["checks"] if check["passed"]} == {
         "leaky_refused"
     }
     page = (tmp_path / "certificate.html").read_text(encoding="utf-8")
-    assert TEXTS["note_regime_experts"][0] in page
+    assert TEXTS["note_regime_agents"][0] in page
     assert "20/50" not in page
     assert "85 %" not in page
 
@@ -150,14 +153,38 @@ def test_thresholds_are_those_that_earn_most_over_all_the_worlds() -> None:
     assert all(growth(pair) >= growth(other) - 1e-9 for other in others)
 
 
+def test_experts_are_flat_agents_of_the_regime_market_and_see_no_holdings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Config] = []
+
+    def watched(config: Config, worlds: Worlds, *rest: Any) -> Trained | None:
+        seen.append(config)
+        spans = [
+            len(world.spans(name))
+            for name, world in zip(("train", "valid"), worlds[:2], strict=True)
+        ]
+        assert spans == [2, 2], "a draw and its mirror"
+        return train_agent(config, worlds, *rest)
+
+    monkeypatch.setattr(regimes, "train_agent", watched)
+    market = RegimeMarket(n_bars=150, n_assets=3)
+    for shown in (False, True):
+        part = RegimeAgentPart(proof_config(tiny_config(*EXPERT)), market, 1, 5, shown)
+        finding = part.run(tmp_path / part.key, lambda _: None, lambda: False)
+        assert finding is not None
+        assert len(finding["sharpes"]) == 1
+        assert np.isfinite(finding["sharpes"]).all()
+        assert finding["steps"] == 400
+    assert [c.state.include_pos or c.state.include_cash for c in seen] == [False, False]
+
+
 @pytest.mark.parametrize("algo", ["SAC", "TD3", "APG"])
-def test_experts_are_no_flat_agents_of_the_regime_market(algo: str, tmp_path: Path) -> None:
+def test_the_full_proof_of_experts_has_them_as_flat_agents_of_the_regime_market(algo: str) -> None:
     config = load_config(CONFIGS / "sac.yaml", [f"train.algo={algo}"])
-    planned = plan(config, ["regime"], FULL)
-    assert [part.key for part in planned.parts["regime"]] == ["regime-references"]
-    part = RegimeAgentPart(config, RegimeMarket(n_bars=300), 1, 5, shown=False)
-    with pytest.raises(ConfigError, match=rf"{algo}.*planted, null, leaky and costly"):
-        part.run(tmp_path, lambda _: None, lambda: False)
+    keys = [part.key for part in plan(config, ["regime"], FULL).parts["regime"]]
+    assert keys[:3] == ["regime-references", "regime-flat-42", "regime-shown-42"]
+    assert len(keys) == 1 + 2 * FULL.regime_seeds
 
 
 def test_agents_whose_holdings_can_be_hidden_stay_part_of_the_regime_market() -> None:

@@ -26,13 +26,13 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Kind
-from echelon.envs.world import World
 from echelon.files import write_atomic
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference, weighted_rules_of_thumb
 from echelon.proving.parts import Done, Finding
-from echelon.proving.planted import Draw, Rule, joined, planted_worlds, reference
+from echelon.proving.planted import Draw, Rule, planted_worlds, reference
 from echelon.proving.trial import WARMUP, Trained, is_expert, last_bars, trade, train_agent
+from echelon.proving.worlds import together
 from echelon.training.learners import Worlds
 from echelon.types import Floats
 
@@ -145,11 +145,6 @@ def own_draws(market: Any, config: Config, seed: int, valid_bars: int | None = N
         [market.draw(1000 * seed + k, "trains") for k in range(n_train)],
         [shorter.draw(1000 * seed + k, "valids") for k in range(n_valid)],
     )
-
-
-def together(worlds: Sequence[World]) -> World:
-    """One world of several, or the one there is."""
-    return worlds[0] if len(worlds) == 1 else joined(worlds)[0]
 
 
 def _references(market: Any, kind: Kind) -> dict[str, Policy]:  # noqa: ANN401

@@ -6,8 +6,10 @@
 2. Flat agents, in the full mode: one that sees x alone, which can earn nothing over a pair, and one
    that is also shown what a router sees. Neither is held to a bar: they say that the advantage is
    information. Neither sees its holdings, which drift with returns and would give the regime away.
-   Experts always see what they hold, so none of them is shown here: theirs is the proof of the
-   references alone.
+   Experts, which would learn one path by heart, have several mirrored pairs to learn from, and one
+   that chooses their checkpoint.
+
+The hierarchy is proved in `hierarchies`.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.config.agents import StateConfig
-from echelon.errors import ConfigError
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.costly import at_fee
@@ -29,6 +31,7 @@ from echelon.proving.parts import Done, Finding
 from echelon.proving.regime import RegimeDraw, RegimeMarket, regime_worlds
 from echelon.proving.regime_references import router_view, run_references
 from echelon.proving.trial import YEAR, is_expert, trade, train_agent
+from echelon.proving.worlds import together
 from echelon.training.learners import Worlds
 from echelon.types import Floats
 
@@ -38,6 +41,8 @@ BLIND = ("equal weight", "follow", "oppose")
 CHOOSING = ("trailing 40", "fixed-share hedge", "regime filter")
 """References that do."""
 ADVANTAGE_BAR = Bar("low", "above", 0.0)
+EXPERT_PAIRS = (4, 1)
+"""Mirrored pairs that an expert trains on, and on which its checkpoint is chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class RegimePart:
         draws = self.market.pairs(self.n_pairs, "test")
         found = run_references(self.market, draws, at_fee(self.config, FEE_BPS))
         sharpes = {name: by_pair(returns) for name, returns in found.items()}
-        return {"sharpes": sharpes, "expert": is_expert(self.config)}
+        return {"sharpes": sharpes}
 
 
 @dataclass(frozen=True)
@@ -87,25 +92,17 @@ class RegimeAgentPart:
         return self.config.train.total_env_steps
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
-        """Train on one draw, choose on another, trade the test pairs."""
-        if is_expert(self.config):
-            raise ConfigError(
-                f"train.algo={self.config.train.algo} sees what it holds, which drifts with "
-                "returns and gives the hidden regime away, so it cannot be the regime market's "
-                "flat agent. Prove it on planted, null, leaky and costly; of regime the "
-                "references alone."
-            )
+        """Train on draws of its own, choose on others, trade the test pairs."""
         blind = StateConfig(include_pos=False, include_cash=False)
         config = at_fee(self.config, FEE_BPS).model_copy(update={"state": blind})
-        draws: list[RegimeDraw] = [
-            *(self.market.draw(self.seed, name) for name in ("train", "valid")),
-            *self.market.pairs(self.n_pairs, "test"),
-        ]
+        train, valid = own_draws(self.market, config, self.seed)
+        draws = [*train, *valid, *self.market.pairs(self.n_pairs, "test")]
         view = router_view(draws, config) if self.shown else None
-        train, valid, *tests = regime_worlds(draws, config, shown=view)
+        worlds = regime_worlds(draws, config, shown=view)
+        first = len(train) + len(valid)
         trained = train_agent(
             config,
-            Worlds(train, valid, self.key),
+            Worlds(together(worlds[: len(train)]), together(worlds[len(train) : first]), self.key),
             directory / "seeds" / str(self.seed),
             self.seed,
             report,
@@ -116,8 +113,25 @@ class RegimeAgentPart:
         return {
             "seed": self.seed,
             "steps": trained.outcome.step,
-            "sharpes": by_pair(trade(trained.policy, tests, config).returns),
+            "sharpes": by_pair(trade(trained.policy, worlds[first:], config).returns),
         }
+
+
+class Own(NamedTuple):
+    """Draws that one seed learns from, and that choose its checkpoint."""
+
+    train: list[RegimeDraw]
+    valid: list[RegimeDraw]
+
+
+def own_draws(market: RegimeMarket, config: Config, seed: int) -> Own:
+    """Draws of one seed alone: one of each kind, and mirrored pairs of each for experts."""
+    if not is_expert(config):
+        return Own([market.draw(seed, "train")], [market.draw(seed, "valid")])
+    n_train, n_valid = EXPERT_PAIRS
+    return Own(
+        market.pairs(n_train, "trains", 1_000 * seed), market.pairs(n_valid, "valids", 1_000 * seed)
+    )
 
 
 def by_pair(returns: Floats) -> list[float]:
@@ -141,7 +155,6 @@ def assess_regime(references: Done, agents: Sequence[Done]) -> MarketResult:
             rows[f"{kind} agent"] = np.mean(found, axis=0).tolist()
             checks.append(over_seeds(f"regime_{kind}_agent", "sharpe", rows[f"{kind} agent"]))
     parts = [references, *agents]
-    shown = "regime_experts" if references.finding.get("expert") else "regime_references_only"
     return MarketResult(
         name="regime",
         checks=tuple(checks),
@@ -154,5 +167,5 @@ def assess_regime(references: Done, agents: Sequence[Done]) -> MarketResult:
             "fee_bps": FEE_BPS,
         },
         rows=rows,
-        notes=("regime_information", "regime_agents" if agents else shown),
+        notes=("regime_information", "regime_agents" if agents else "regime_references_only"),
     )

@@ -132,6 +132,11 @@ def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
     return whole_world, starts.astype(np.int64)
 
 
+def together(worlds: Sequence[World]) -> World:
+    """One world of several, or the one there is."""
+    return worlds[0] if len(worlds) == 1 else joined(worlds)[0]
+
+
 def _panel(draw: Draw) -> Panel:
     n_bars, n_assets = draw.close.shape
     yes = np.ones(draw.close.shape, dtype=bool)

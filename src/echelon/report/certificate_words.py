@@ -250,21 +250,14 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         ),
         "note_regime_agents": (
             "Flat agents see neither returns nor holdings; over a pair, one that sees the signal "
-            "alone can earn nothing. The router itself comes with the hierarchy.",
-            "单层智能体既看不到收益也看不到持仓；只看信号者在成对抽样上不可能获利。路由器随层级结"
-            "构加入。",
+            "alone can earn nothing. A router is proved with a hierarchy.",
+            "单层智能体既看不到收益也看不到持仓；只看信号者在成对抽样上不可能获利。路由器属于层级"
+            "结构的验证。",
         ),
         "note_regime_references_only": (
-            "References only; flat agents are part of the full proof, the router comes with the "
+            "References only; flat agents are part of the full proof, a router is proved with a "
             "hierarchy.",
-            "仅含参考策略；单层智能体属于完整验证，路由器随层级结构加入。",
-        ),
-        "note_regime_experts": (
-            "References only. An expert always sees what it holds, which drifts with returns and "
-            "would give the regime away, so it cannot stand here as the agent that sees the signal "
-            "alone.",
-            "仅含参考策略。专家始终能看到自己的持仓，而持仓随收益漂移，会泄露状态，"
-            "因此不能作为只看信号的智能体。",
+            "仅含参考策略；单层智能体属于完整验证，路由器属于层级结构的验证。",
         ),
         "note_regime_hierarchy": (
             "Experts, router and flat agents see neither returns nor holdings, but the router sees "
