@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError, UsageError
+from echelon.proving.capture import PlantedPart
 from echelon.proving.certificate import Certificate
 from echelon.proving.parts import Done, Finding, identity_of, locked, run_parts
 from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds, rules_of_thumb
@@ -126,6 +129,54 @@ def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(StoreError, match=r"part\.json: damaged"):
         run_parts([part], tmp_path, workers=1)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A part that meets a damaged file, its own or another's."""
+
+    name: str
+    path: str
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def steps(self) -> int:
+        return 0
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        where = directory if self.path == "own" else Path(self.path)
+        raise StoreError(f"{where / 'state.json'}: damaged. Resume from an earlier one: --resume x")
+
+
+@pytest.mark.parametrize("path", ["own", "elsewhere"])
+def test_a_damaged_checkpoint_of_a_part_comes_with_advice_that_can_be_followed(
+    path: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreError, match="damaged") as caught:
+        run_parts([Unreadable("a", path)], tmp_path, workers=1)
+    own = tmp_path / "parts" / "a"
+    assert (f"delete {own} and run the same command" in str(caught.value)) is (path == "own")
+
+
+def test_deleting_a_part_with_a_damaged_checkpoint_trains_it_again(tmp_path: Path) -> None:
+    config = proof_config(tiny_config("train.total_env_steps=400"))
+    part = PlantedPart(config, PlantedMarket(n_bars=160, n_assets=3), 1, 1)
+    ran = run_parts([part], tmp_path, workers=1).parts
+    own = tmp_path / "parts" / part.key
+    (own / "part.json").unlink()
+    (own / "seeds" / "1" / "result.json").unlink()
+    for state in own.glob("seeds/1/checkpoints/*/state.json"):
+        state.write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match=f"delete {re.escape(str(own))} and run"):
+        run_parts([part], tmp_path, workers=1)
+    shutil.rmtree(own)
+    (again,) = run_parts([part], tmp_path, workers=1).parts
+    assert again is not None
+    assert ran[0] is not None
+    assert again.finding == ran[0].finding
 
 
 def test_a_finding_says_what_it_cost(tmp_path: Path) -> None:

@@ -333,6 +333,6 @@ def _load_returns(path: Path) -> Mapping[str, Floats]:
             return {name: arrays[name] for name in ("valid", "claims")}
     except (OSError, KeyError, ValueError) as error:
         raise StoreError(
-            f"{path}: missing or damaged ({error}). Delete its directory and run the command "
-            "again: the agent is tested anew."
+            f"{path}: missing or damaged ({error}). Delete {path.parent} and run the same command: "
+            "that agent is trained and tested anew, the others are kept."
         ) from None

@@ -204,7 +204,16 @@ def _place(part: Part, directory: Path) -> Path:
 def _work(job: _Job, report: Report, should_stop: ShouldStop) -> Done | None:
     began, worked = time.perf_counter(), time.process_time()
     write_atomic(job.directory / "identity", job.identity + "\n")
-    finding = job.part.run(job.directory, report, should_stop)
+    try:
+        finding = job.part.run(job.directory, report, should_stop)
+    except StoreError as error:
+        if str(job.directory) not in str(error):
+            raise  # of a file elsewhere, about which it says what to do
+        raise StoreError(
+            f"{error} In a proof there is no --resume, and --overwrite proves everything anew. To "
+            f"do this part alone again, delete {job.directory} and run the same command: what is "
+            "done elsewhere is kept."
+        ) from error
     if finding is None:
         return None
     done = Done(
