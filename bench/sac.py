@@ -231,7 +231,7 @@ class Shares(NamedTuple):
     products: Mapping[str, float]
 
 
-class _Products(TorchDispatchMode):
+class Products(TorchDispatchMode):
     """Times every matrix product where it happens, forward and backward."""
 
     def __init__(self) -> None:
@@ -286,7 +286,7 @@ def products_of(learner: ExpertLearner, rounds: int = 3) -> Shares:
         with clocked(learner) as spent:
             learner.train_once()
         # The mode itself costs: what it times inside counts, against the loop without it.
-        with _Products() as mode:
+        with Products() as mode:
             learner.train_once()
         parts.append(spent)
         products.append(mode.seconds)
