@@ -229,6 +229,17 @@ def test_without_evolution_only_what_is_alike_begins_anew() -> None:
     assert many.step(ROUNDS[0], 0.5) == []
 
 
+def test_the_lineage_counts_rounds_of_training_and_decides_alike() -> None:
+    each, fourth = _evolution(FIVE), _evolution(FIVE, every=4)
+    for fit in (np.arange(5.0), np.arange(5.0) + 1.0):
+        assert each.step(fit, 1.0) == fourth.step(fit, 1.0)
+    rounds = [life.round for life in each.lineage.lives]
+    assert [life.round for life in fourth.lineage.lives] == [4 * r for r in rounds]
+    assert rounds[5:] == [1, 2, 2]
+    config = make_config("trainer.training_schedule.population.freq=7")
+    assert Evolution.of(config, 0).every == 7
+
+
 def test_a_quarantined_expert_begins_anew_and_its_trial_ends() -> None:
     evolution = _evolution(FIVE)
     evolution.step(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 1.0)

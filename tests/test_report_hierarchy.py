@@ -51,7 +51,12 @@ from echelon.report.hierarchy_data import (
 from echelon.report.hierarchy_pictures import draw_hierarchy
 from echelon.report.hierarchy_texts import HIERARCHY_TEXTS
 from echelon.report.page import render
-from echelon.report.population_charts import LIFE_SYMBOLS, lineage_chart, member_names
+from echelon.report.population_charts import (
+    LIFE_SYMBOLS,
+    lineage_chart,
+    member_names,
+    rounds_chart,
+)
 from echelon.report.texts import Words
 from echelon.risk import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
@@ -302,8 +307,8 @@ def test_risk_events_are_shown_newest_first_and_capped(
 ) -> None:
     split = gather(run, None).main
     said = text_of(risk_card(split, split.agents[:1], EN))
-    assert said.index("Resumed portfolio") < said.index("Halted portfolio")
-    assert said.index("Halted portfolio") < said.index("Forced decision Reversal")
+    assert said.index("Resumed Portfolio") < said.index("Halted Portfolio")
+    assert said.index("Halted Portfolio") < said.index("Forced decision Reversal")
     monkeypatch.setattr(hierarchy_module, "MOST_EVENTS", 3)
     html = risk_card(split, split.agents[:1], EN)
     assert html.count("<tr>") == 1 + 3
@@ -405,6 +410,7 @@ def test_family_tree_worked_out_by_hand() -> None:
         Life(2, 1, 0, 3, "exploit", 0, 0, {}),  # weights and settings of member 0
         Life(3, 0, 0, 5, "borrow", 0, 2, {}),  # own weights, settings of member 1
         Life(4, 1, 0, 6, "reseed", None, None, {}),
+        Life(5, 1, 0, 6, "propose", 4, None, {}),  # the second decision of the round about it
     )
     tree = family_tree(PopulationHistory(("a", "b"), np.zeros((2, 1)), lives))
     assert tree is not None
@@ -414,9 +420,11 @@ def test_family_tree_worked_out_by_hand() -> None:
         (1, 3, 6),
         (0, 5, 6),
         (1, 6, 6),
+        (1, 6, 6),
     ]
+    assert [b.mark for b in tree.branches] == pytest.approx([0, 0, 3, 5, 6, 6 + 0.013 * 6])
     # What was copied whole is one edge, of weights.
-    assert [(c.source, c.member, c.round, c.weights) for c in tree.copies] == [
+    assert [(c.source, c.member, c.at, c.weights) for c in tree.copies] == [
         (0, 1, 3, True),
         (1, 0, 5, False),
     ]
@@ -426,8 +434,17 @@ def test_family_tree_worked_out_by_hand() -> None:
 
 
 def test_members_of_a_niche_are_numbered() -> None:
-    assert member_names(make_history(2, 1, 1)) == ["Trend", "Reversal"]
-    assert member_names(make_history(2, 2, 1))[1:3] == ["Trend · 2", "Reversal · 1"]
+    assert member_names(make_history(2, 1, 1), EN) == ["Trend", "Reversal"]
+    assert member_names(make_history(2, 2, 1), EN)[1:3] == ["Trend · 2", "Reversal · 1"]
+    unnamed = replace(make_history(2, 2, 1), experts=("expert 0", "expert 1"))
+    assert member_names(unnamed, EN)[:3] == ["Expert 0 · 1", "Expert 0 · 2", "Expert 1 · 1"]
+    assert member_names(unnamed, ZH)[0] == "专家 0 · 1"
+
+
+def test_few_rounds_are_marked_on_the_lines_of_a_population() -> None:
+    few, many = (rounds_chart(make_history(3, 1, n), 0.25, 0.4, EN) for n in (1, 200))
+    assert {t["mode"] for t in few["data"] if t["name"] == "MAPD"} == {"lines+markers"}
+    assert {t["mode"] for t in many["data"] if t["name"] == "MAPD"} == {"lines"}
 
 
 def test_thirty_two_members_can_be_drawn(tmp_path: Path, run: Path) -> None:

@@ -160,11 +160,13 @@ class Evolution:
         threshold: float = 0.25,
         mutation_rate: float = 0.0,
         enabled: bool = True,
+        every: int = 1,
     ) -> None:
         """founders[M]: hyperparameters to begin with; skills[K,Z]: of the niches.
 
         threshold: of MAPD; mutation_rate: noise on weights that are copied; enabled: False only
-        begins anew what is alike or in quarantine
+        begins anew what is alike or in quarantine; every: rounds of training between two
+        evolutions, in which the lineage counts
         """
         assert skills.shape[0] == plan.niches, f"skills should be [{plan.niches},Z]"
         self.plan = plan
@@ -172,7 +174,9 @@ class Evolution:
         self.threshold = threshold
         self.mutation_rate = mutation_rate
         self.enabled = enabled
+        self.every = every
         self.round = 0
+        """Evolutions so far."""
         self.lineage = Lineage(plan, founders)
         self.skills: Floats = np.array(skills, dtype=np.float64)
         self.pending: Proposal | None = None
@@ -192,6 +196,7 @@ class Evolution:
             threshold=config.trainer.diversity_threshold,
             mutation_rate=config.trainer.training_schedule.population.mutation_rate,
             enabled=config.trainer.evolution.enabled,
+            every=config.trainer.training_schedule.population.freq,
         )
 
     def hyperparameters(self) -> list[Hyperparameters]:
@@ -324,8 +329,12 @@ class Evolution:
         return reseed(self.plan, self.round, self._fit, present, mapd, self.threshold)
 
     def _record(self, decisions: list[Decision]) -> list[Decision]:
-        """Into the lineage; a niche that begins afresh as a whole gets a fresh skill."""
-        self.lineage.apply(decisions)
+        """Into the lineage; a niche that begins afresh as a whole gets a fresh skill.
+
+        The lineage stands beside what else training tells, so it counts rounds of training; a
+        quarantine between two evolutions is in it under the round of the first.
+        """
+        self.lineage.apply([replace(d, round=d.round * self.every) for d in decisions])
         fresh = {d.member for d in decisions if d.fresh}
         for niche in range(self.plan.niches):
             if fresh.issuperset(self.plan.niche(niche)):

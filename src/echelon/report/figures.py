@@ -92,6 +92,21 @@ def axis_title(text: str) -> Figure:
     return {"text": text, "font": {"size": 11, "color": colour("faint")}, "standoff": 8}
 
 
+def panel_title(text: str, suffix: str) -> Figure:
+    """The title of one of several panels, above its left end. suffix: of its axes, "" or "2" …"""
+    return {
+        "text": text,
+        "xref": f"x{suffix} domain",
+        "yref": f"y{suffix} domain",
+        "x": 0,
+        "y": 1.02,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 13, "color": colour("ink")},
+    }
+
+
 def legend_above() -> Figure:
     """A legend in a row above the chart."""
     return {

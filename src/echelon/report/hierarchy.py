@@ -31,6 +31,7 @@ from echelon.report.hierarchy_data import (
     portfolio_plane,
     whole_entropy,
 )
+from echelon.report.hierarchy_sayings import said, said_name
 from echelon.report.palette import LIGHT
 from echelon.report.population_charts import life_name, lineage_chart, rounds_chart
 from echelon.report.series import shortest_period
@@ -267,10 +268,10 @@ def events_table(events: Sequence[RiskEvent], agent: Record, words: Words) -> st
         stamp = str(agent.times[event.time].astype("datetime64[m]")).replace("T", " ")
         cells = (
             ("text", words(f"risk_{event.kind}")),
-            ("text", event.who),
+            ("text", said_name(event.who, words)),
             ("", _SHARE.format(event.value)),
             ("", _SHARE.format(event.limit)),
-            ("text", event.done),
+            ("text", said(event.done, words)),
         )
         rows.append(
             [
@@ -330,7 +331,11 @@ def _befell(history: PopulationHistory, words: Words) -> str:
             f"{event.round:,}",
             *(
                 f'<td class="text">{escape(text)}</td>'
-                for text in (life_name(event.kind, words), event.who, event.done)
+                for text in (
+                    life_name(event.kind, words),
+                    said_name(event.who, words),
+                    said(event.done, words),
+                )
             ),
         ]
         for event in newest

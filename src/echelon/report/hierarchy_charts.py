@@ -34,6 +34,7 @@ from echelon.report.hierarchy_data import (
     usage,
     usage_entropy,
 )
+from echelon.report.hierarchy_sayings import said_name
 from echelon.report.series import shortest_period, thinned
 from echelon.report.texts import Words
 from echelon.types import Floats, Times
@@ -41,7 +42,7 @@ from echelon.types import Floats, Times
 
 def choice_name(name: str, k: int, record: CommandRecord, words: Words) -> str:
     """What an expert, or cash, is called."""
-    return words("free_cash") if k == len(record.experts) else name
+    return words("free_cash") if k == len(record.experts) else said_name(name, words)
 
 
 def command_chart(agent: Record, words: Words) -> Figure:
@@ -157,7 +158,9 @@ def _marks(agent: Record, record: CommandRecord, words: Words) -> list[Figure]:
                 "x": [_stamp(agent.times, row) for row in rows],
                 "y": numbers(agent.growth[rows]),
                 "text": [
-                    "<br>".join(f"{words(f'risk_{e.kind}')}: {e.who}" for e in events)
+                    "<br>".join(
+                        f"{words(f'risk_{e.kind}')}: {said_name(e.who, words)}" for e in events
+                    )
                     for events in found.events
                 ],
                 "marker": {
@@ -288,7 +291,7 @@ def threshold_line(x: Sequence[object], value: float, name: str) -> Figure:
 def correlation_chart(record: CommandRecord, words: Words) -> Figure:
     """Correlations of the returns of the experts' own books, as a coloured matrix."""
     found = correlations(record)
-    names = list(record.experts)
+    names = [said_name(name, words) for name in record.experts]
     data: list[Figure] = [
         {
             "type": "heatmap",
@@ -316,7 +319,8 @@ def correlation_chart(record: CommandRecord, words: Words) -> Figure:
 
 
 def plane_chart(found: Plane, names: Sequence[str], words: Words) -> Figure:
-    """Experts as points in the plane in which they differ most."""
+    """Experts as points in the plane in which they differ most. names[K]: of their files"""
+    names = [said_name(name, words) for name in names]
     data: list[Figure] = [
         {
             "type": "scatter",

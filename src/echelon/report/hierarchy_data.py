@@ -25,8 +25,11 @@ ENTROPY_DECISIONS = 50
 """Decisions over which the entropy of usage is measured."""
 DISTANCE_BARS = 20
 """Bars of the trailing mean of the portfolios' distance."""
-_ROLES = (0, 4, 2, 8, 6, 1, 10, 14, 12, 5, 3, 9, 7, 11, 15, 13)
+_ROLES = (4, 2, 8, 6, 1, 10, 14, 12, 0, 5, 3, 9, 7, 11, 15, 13)
+"""Experts' colours among the assets'; the one like the real book's blue is of the ninth."""
 _MARKET = ("equal_weight", "benchmark")
+_MARK_WIDTH = 0.013
+"""Of a mark in a family tree, as a share of all rounds."""
 
 
 class Mark(NamedTuple):
@@ -188,7 +191,11 @@ def portfolio_plane(record: CommandRecord) -> Plane | None:
 
 
 class Branch(NamedTuple):
-    """A life on its member's line, from its round to that of the next decision about it."""
+    """A life on its member's line, from its round to that of the next decision about it.
+
+    mark: where the decision's mark stands: at `first`, or beside the marks of earlier decisions of
+        the same round about the same member
+    """
 
     life: int
     member: int
@@ -196,15 +203,16 @@ class Branch(NamedTuple):
     kind: str
     first: int
     last: int
+    mark: float
 
 
 class Copy(NamedTuple):
-    """What a life took from another member, in its first round. weights: or hyperparameters"""
+    """What a life took from another member. at: its mark; weights: or hyperparameters"""
 
     source: int
     member: int
     niche: int
-    round: int
+    at: float
     weights: bool
 
 
@@ -231,12 +239,18 @@ def family_tree(history: PopulationHistory) -> Tree | None:
     last = max([*(one.round for one in history.rounds), *(life.round for life in lives)])
     ends = [last] * len(lives)
     living: dict[int, int] = {}
+    taken: dict[tuple[int, int], int] = {}
+    marks = []
     for life in lives:
         if life.member in living:
             ends[living[life.member]] = life.round
         living[life.member] = life.id
+        place = taken[life.member, life.round] = taken.get((life.member, life.round), -1) + 1
+        marks.append(life.round + place * _MARK_WIDTH * last)
     branches = tuple(
-        Branch(life.id, life.member, life.niche, life.kind, life.round, ends[life.id])
+        Branch(
+            life.id, life.member, life.niche, life.kind, life.round, ends[life.id], marks[life.id]
+        )
         for life in lives
     )
     copies = []
@@ -245,7 +259,7 @@ def family_tree(history: PopulationHistory) -> Tree | None:
             if source is not None and lives[source].member != life.member:
                 member = lives[source].member
                 if weights or life.parent is None or lives[life.parent].member != member:
-                    copies.append(Copy(member, life.member, life.niche, life.round, weights))
+                    copies.append(Copy(member, life.member, life.niche, marks[life.id], weights))
     gaps = np.diff(np.unique([life.round for life in lives]))
     lead = min(0.05 * last, 0.6 * float(gaps.min())) if len(gaps) else 0.0
     return Tree(branches, tuple(copies), history.members, last, lead)

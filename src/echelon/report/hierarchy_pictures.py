@@ -40,6 +40,7 @@ from echelon.report.hierarchy_data import (
     trailing_mean,
     usage_entropy,
 )
+from echelon.report.hierarchy_sayings import said_name
 from echelon.report.palette import LIGHT
 from echelon.report.pictures import (
     date_axis,
@@ -50,6 +51,7 @@ from echelon.report.pictures import (
 )
 from echelon.report.population_charts import (
     LIFE_SYMBOLS,
+    MOST_MARKED_ROUNDS,
     MOST_NAMED_MEMBERS,
     life_name,
     member_names,
@@ -114,7 +116,7 @@ def _command(run: RunData, agent: Record, words: Words) -> Figure:
     apart.axhline(threshold, **_THRESHOLD, label=words("threshold", value=f"{threshold:g}"))
     apart.set_ylim(bottom=0)
     apart.set_ylabel(words("mapd_axis"))
-    apart.legend(loc="lower left", ncols=2, fontsize=9.5, bbox_to_anchor=(0, 0.26))
+    apart.legend(loc="best", ncols=2, fontsize=9.5)
     for axes in (used, apart):
         axes.yaxis.set_major_locator(MaxNLocator(3))
     figure.align_ylabels([growth, used, apart])
@@ -202,7 +204,8 @@ def _experts(run: RunData, agent: Record, words: Words) -> Figure:
     found = attribution_of(run.main, agent, run.config)
     below = _who(run, agent, words)
     if found is not None:
-        below += " · " + router_sentence(found.router, words)
+        # A number is not parted from its sign where the line is broken.
+        below += " · " + router_sentence(found.router, words).replace(" %", "\N{NO-BREAK SPACE}%")
     figure = new_figure(run, words, words("attribution"), below)
     (parts, related), (portfolios, skills) = figure.subplots(2, 2)
     if found is None:
@@ -248,7 +251,7 @@ def _draw_parts(axes: Axes, found: Attribution, words: Words) -> None:
 
 def _draw_correlations(axes: Axes, record: CommandRecord, words: Words) -> None:
     found = correlations(record)
-    names = list(record.experts)
+    names = [said_name(name, words) for name in record.experts]
     scale = LinearSegmentedColormap.from_list("", [LIGHT["loss"], "#ffffff", LIGHT["gain"]])
     axes.imshow(found, cmap=scale, vmin=-1, vmax=1, aspect="auto")
     size = 11.0 if len(names) <= 6 else 8.0
@@ -285,7 +288,7 @@ def _draw_plane(
             x, y, "o", color=_expert_colour(k, len(names)), markersize=11, markeredgecolor="white"
         )
         axes.annotate(
-            names[k],
+            said_name(names[k], words),
             (x, y),
             xytext=(0, -9 if down else 8),
             textcoords="offset points",
@@ -340,19 +343,24 @@ def _population(run: RunData, seed: int, words: Words) -> Figure:
             words("entropy_floor", value=f"{floor:g}"),
         ),
     )
+    points: dict[str, Any] = {"marker": "o", "ms": 4} if len(rounds) <= MOST_MARKED_ROUNDS else {}
     for axes, title, values, line, name in panels:
-        axes.plot(rounds, values, color=LIGHT["accent"], linewidth=1.8)
+        axes.plot(rounds, values, color=LIGHT["accent"], linewidth=1.8, **points)
         axes.axhline(line, **_THRESHOLD, label=name)
-        axes.legend(loc="lower right", fontsize=9)
+        axes.legend(loc="best", fontsize=9)
         axes.set_ylim(bottom=0)
         axes.set_title(title, loc="left", fontsize=12)
     for k, name in enumerate(history.experts):
         colour = _expert_colour(k, len(history.experts))
         values = [one.fitness[k] for one in history.rounds]
-        fitness.plot(rounds, values, color=colour, linewidth=1.6, label=name)
+        label = said_name(name, words)
+        fitness.plot(rounds, values, color=colour, linewidth=1.6, label=label, **points)
     fitness.set_title(words("fitness"), loc="left", fontsize=12)
-    if len(history.experts) <= 8:
-        fitness.legend(fontsize=8.5, loc="lower right", handlelength=1.2)
+    # The lineage below names the same colours.
+    if not history.lineage and len(history.experts) <= 8:
+        fitness.legend(fontsize=8.5, loc="best", handlelength=1.2)
+    for axes in (mapd, entropies, fitness):
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _draw_lineage(figure.add_subplot(grid[1, :]), history, words)
     return figure
 
@@ -370,7 +378,7 @@ def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:
         found = [copy for copy in tree.copies if copy.weights is weights]
         look: dict[str, Any] = {"color": LIGHT["soft"], "linewidth": 1.2, "linestyle": style}
         for copy in found:
-            axes.plot([copy.round - tree.lead, copy.round], [copy.source, copy.member], **look)
+            axes.plot([copy.at - tree.lead, copy.at], [copy.source, copy.member], **look)
         if found:
             handles.append(Line2D([], [], label=words(key), **look))
     kinds = [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]
@@ -381,7 +389,7 @@ def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:
         ink = LIGHT["loss" if kind == "reseed" else "ink"]
         hollow = kind == "propose"
         handles += axes.plot(
-            [branch.first for branch in lives],
+            [branch.mark for branch in lives],
             [branch.member for branch in lives],
             linestyle="",
             marker=LIFE_SYMBOLS.get(kind, ("diamond", "D"))[1],
@@ -394,7 +402,7 @@ def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:
             zorder=4,
             clip_on=False,
         )
-    names = member_names(history)
+    names = member_names(history, words)
     step = -(-tree.members // MOST_NAMED_MEMBERS)
     size = 9.5 if tree.members <= 16 else 6.5
     axes.set_yticks(range(0, tree.members, step), names[::step], fontsize=size)

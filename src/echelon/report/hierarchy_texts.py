@@ -16,6 +16,9 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "实际组合的净值（已扣成本，初始为 1）；细线为各专家独立账户的净值。"
             "下方色带表示执行的是哪位专家的指令。标记为风险控制的动作；订单削减较频繁，默认隐藏，点击图例可显示。",
         ),
+        "expert_n": ("Expert {n}", "专家 {n}"),
+        "who_portfolio": ("Portfolio", "组合"),
+        "who_router": ("Router", "路由器"),
         "real_book": ("Real book", "实际组合"),
         "own_book": ("{name}, own book", "{name}（独立账户）"),
         "in_charge": ("In charge", "主导专家"),
@@ -154,6 +157,10 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "risk_turnover_cut": ("Turnover cut", "换手削减"),
         "risk_position_cut": ("Position cut", "仓位削减"),
         "risk_alert_failed": ("Alert failed", "告警失败"),
+        # The router in training.
+        "router_gain": ("Router: return less the experts' mean", "路由器：相对专家均值的收益"),
+        "router_entropy": ("Router: entropy of its choices", "路由器：选择的熵"),
+        "router_lambda": ("Router: weight λ of the KL bonus", "路由器：KL 奖励权重 λ"),
         # The population in training.
         "population": ("The population in training", "训练中的专家种群"),
         "population_note": (

@@ -16,9 +16,11 @@ from echelon.report.figures import (
     legend_above,
     make_layout,
     numbers,
+    panel_title,
 )
 from echelon.report.hierarchy_charts import threshold_line
 from echelon.report.hierarchy_data import Tree, expert_role, family_tree
+from echelon.report.hierarchy_sayings import said_name
 from echelon.report.texts import Words
 
 LIFE_SYMBOLS: Mapping[str, tuple[str, str]] = {
@@ -33,6 +35,8 @@ LIFE_SYMBOLS: Mapping[str, tuple[str, str]] = {
 }
 """Kind of a life → symbols of plotly.js and of matplotlib."""
 MOST_NAMED_MEMBERS = 40
+MOST_MARKED_ROUNDS = 20
+"""Rounds that are marked on a line: one alone would not be seen."""
 
 
 def rounds_chart(
@@ -62,7 +66,7 @@ def rounds_chart(
                 threshold_line(rounds, floor, words("entropy_floor", value=f"{floor:g}")),
             ],
         ),
-        (words("fitness"), _fitness_lines(history, rounds)),
+        (words("fitness"), _fitness_lines(history, rounds, words)),
     )
     data: list[Figure] = []
     layout = make_layout(
@@ -80,22 +84,8 @@ def rounds_chart(
         layout[f"yaxis{suffix}"] = axis(nticks=5, rangemode="tozero" if k != 3 else "normal")
         if k >= 2:
             layout[f"xaxis{suffix}"]["title"] = axis_title(words("round"))
-        layout["annotations"].append(_panel_title(title, suffix))
+        layout["annotations"].append(panel_title(title, suffix))
     return {"data": data, "layout": layout}
-
-
-def _panel_title(text: str, suffix: str) -> Figure:
-    return {
-        "text": text,
-        "xref": f"x{suffix} domain",
-        "yref": f"y{suffix} domain",
-        "x": 0,
-        "y": 1.02,
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 13, "color": colour("ink")},
-    }
 
 
 def _round_line(
@@ -103,7 +93,8 @@ def _round_line(
 ) -> Figure:
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines+markers" if len(rounds) <= MOST_MARKED_ROUNDS else "lines",
+        "marker": {"size": 6},
         "name": name,
         "x": list(rounds),
         "y": numbers(np.array(list(values), dtype=np.float64)),
@@ -113,12 +104,12 @@ def _round_line(
     }
 
 
-def _fitness_lines(history: PopulationHistory, rounds: Sequence[int]) -> list[Figure]:
+def _fitness_lines(history: PopulationHistory, rounds: Sequence[int], words: Words) -> list[Figure]:
     return [
         _round_line(
             rounds,
             [one.fitness[k] for one in history.rounds],
-            name,
+            said_name(name, words),
             expert_role(k, len(history.experts)),
         )
         for k, name in enumerate(history.experts)
@@ -131,7 +122,7 @@ def lineage_chart(history: PopulationHistory, words: Words) -> Figure | None:
     if tree is None:
         return None
     data = [*_branch_lines(tree, history), *_copy_lines(tree, words), *_life_marks(tree, words)]
-    names = member_names(history)
+    names = member_names(history, words)
     step = -(-tree.members // MOST_NAMED_MEMBERS)
     layout = make_layout(
         height=110 + max(200, min(22 * tree.members, 900)),
@@ -154,7 +145,7 @@ def lineage_chart(history: PopulationHistory, words: Words) -> Figure | None:
     return {"data": data, "layout": layout}
 
 
-def member_names(history: PopulationHistory) -> list[str]:
+def member_names(history: PopulationHistory, words: Words) -> list[str]:
     """[M] what members are called: as their expert, with a number where a niche has several."""
     niches: dict[int, list[int]] = {}
     for life in history.lineage:
@@ -164,7 +155,7 @@ def member_names(history: PopulationHistory) -> list[str]:
     names = [""] * history.members
     for niche, members in niches.items():
         named = niche < len(history.experts)
-        name = history.experts[niche] if named else f"niche {niche}"
+        name = said_name(history.experts[niche], words) if named else f"niche {niche}"
         for place, member in enumerate(sorted(members)):
             names[member] = name if len(members) == 1 else f"{name} · {place + 1}"
     return names
@@ -202,7 +193,7 @@ def _copy_lines(tree: Tree, words: Words) -> list[Figure]:
                     "type": "scatter",
                     "mode": "lines",
                     "name": words(key),
-                    "x": [v for c in found for v in (c.round - tree.lead, c.round, None)],
+                    "x": [v for c in found for v in (c.at - tree.lead, c.at, None)],
                     "y": [v for c in found for v in (c.source, c.member, None)],
                     "line": {"color": colour(role), "width": 1.3, "dash": dash},
                     "hoverinfo": "skip",
@@ -222,15 +213,16 @@ def _life_marks(tree: Tree, words: Words) -> list[Figure]:
                 "type": "scatter",
                 "mode": "markers",
                 "name": life_name(kind, words),
-                "x": [branch.first for branch in found],
+                "x": [branch.mark for branch in found],
                 "y": [branch.member for branch in found],
+                "customdata": [branch.first for branch in found],
                 "marker": {
                     "symbol": LIFE_SYMBOLS.get(kind, ("diamond", "D"))[0],
                     "size": 12 if kind == "reseed" else 9,
                     "color": colour("loss" if kind == "reseed" else "ink"),
                     "line": {"width": 1, "color": colour("card")},
                 },
-                "hovertemplate": f"{life_name(kind, words)}, {words('round')} %{{x}}"
+                "hovertemplate": f"{life_name(kind, words)}, {words('round')} %{{customdata}}"
                 "<extra></extra>",
             }
         )

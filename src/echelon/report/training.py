@@ -19,6 +19,7 @@ from echelon.report.figures import (
     legend_above,
     make_layout,
     numbers,
+    panel_title,
 )
 from echelon.report.gather import RunData
 from echelon.report.texts import Words
@@ -39,6 +40,9 @@ _METRICS = (
     ("losses/actor", "actor_loss"),
     ("charts/entropy", "action_entropy"),
     ("charts/temperature", "temperature"),
+    ("router/relative_return", "router_gain"),
+    ("router/entropy", "router_entropy"),
+    ("router/kl_lambda", "router_lambda"),
 )
 
 
@@ -72,7 +76,7 @@ def training_panels(run: RunData, words: Words) -> list[Panel]:
     """Reward, losses, what values explain, entropy, validation Sharpe, what else chose checkpoints.
 
     Where the Sharpe ratio chose, the last panel is the gradient's norm. Metrics that no seed has
-    logged are left out.
+    logged, or only as 0, are left out.
     """
     chosen_by = run.config.train.select_by
     panels = [_panel(run, name, words(text)) for name, text in _METRICS]
@@ -105,7 +109,10 @@ def _curve(seed: int, log: pl.DataFrame, metric: str) -> Curve | None:
     rows = log.select("step", metric).drop_nulls()
     if rows.is_empty():
         return None
-    return Curve(seed, rows["step"].to_numpy(), rows[metric].to_numpy())
+    steps, values = rows["step"].to_numpy(), rows[metric].to_numpy()
+    # Before the first update learners log zeros, which are no losses: they are left out.
+    known = np.flatnonzero(values)
+    return Curve(seed, steps[known[0] :], values[known[0] :]) if len(known) else None
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
@@ -157,20 +164,10 @@ def training_chart(run: RunData, words: Words) -> Figure:
         suffix = "" if k == 0 else str(k + 1)
         data += _panel_traces(panel, suffix, first=k == 0, words=words)
         layout[f"xaxis{suffix}"] = axis(tickformat="~s", nticks=5, showgrid=False)
-        layout[f"yaxis{suffix}"] = axis(nticks=5, type="log" if panel.log else "linear")
-        layout["annotations"].append(
-            {
-                "text": panel.title,
-                "xref": f"x{suffix} domain",
-                "yref": f"y{suffix} domain",
-                "x": 0,
-                "y": 1.02,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "font": {"size": 13, "color": colour("ink")},
-            }
+        layout[f"yaxis{suffix}"] = axis(
+            nticks=5, type="log" if panel.log else "linear", exponentformat="power"
         )
+        layout["annotations"].append(panel_title(panel.title, suffix))
         if k + COLUMNS >= len(panels):
             layout[f"xaxis{suffix}"]["title"] = axis_title(words("steps"))
     return {"data": data, "layout": layout}

@@ -1,0 +1,94 @@
+"""Names and log lines of a hierarchy in the reader's language."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from echelon.agents.mfpbt import Decision, Plan, Range, evolve, propose, reseed, settle
+from echelon.population.evolution import Evolution
+from echelon.report.hierarchy_sayings import said, said_name
+from echelon.report.texts import Words
+from echelon.risk import (
+    CvarGuard,
+    CvarSettings,
+    CvarVerdict,
+    DrawdownGuard,
+    DrawdownSettings,
+    DrawdownVerdict,
+    HaltSettings,
+    HaltVerdict,
+    PortfolioHalt,
+    Positions,
+    PositionSettings,
+    RiskEvent,
+    RiskKind,
+    Turnover,
+    TurnoverLimit,
+    TurnoverSettings,
+    position_events,
+)
+
+EN, ZH = Words("en"), Words("zh")
+
+
+def risk_events() -> list[RiskEvent]:
+    """An event of every rule, as the rules themselves write it."""
+    each, book, value = np.ones((1, 2), dtype=bool), np.ones(1, dtype=bool), np.full((1, 2), 0.2)
+    names, weights = ["expert 0", "cash"], np.full((1, 2), 0.3)
+    loss = DrawdownVerdict(value, each, each, each, np.zeros(1, dtype=np.int64), book)
+    tail = CvarVerdict(value, np.ones((1, 2)), each, each)
+    halt = HaltVerdict(value[:, 0], book, book, book)
+    share, wanted, made = (np.full(1, x) for x in (0.37, 2.0, 0.5))
+    traded = Turnover(weights, share, wanted, made, made, book)
+    return [
+        *DrawdownGuard(1, 2, 1, DrawdownSettings()).events(loss, 0, names),
+        *CvarGuard((1, 2), CvarSettings()).events(tail, 0, names),
+        *PortfolioHalt(1, HaltSettings()).events(halt, 0),
+        *TurnoverLimit(1, TurnoverSettings()).events(traded, 0),
+        *position_events(weights, Positions(weights, book), PositionSettings(), np.ones(1), 0),
+    ]
+
+
+def decisions() -> list[Decision]:
+    """Decisions of every kind that evolution makes of itself."""
+    space = {"lr": Range(1e-4, 1e-2)}
+    single = Plan(niches=3, per_niche=1, frequencies=(1,), space=space)
+    values = [{"lr": 1e-3}] * 3
+    tried = propose(single, 1, np.array([1.0, 2.0, -1e-7]), values, 0)
+    assert tried is not None
+    found = [tried.decision, settle(tried, 2, 5.0), settle(tried, 2, -5.0)]
+    found += reseed(single, 1, np.array([1.0, 2.0, 3.0]), values, 0.1, 0.25)
+    evolution = Evolution(single, values, 0, skills=np.eye(3))
+    found += evolution.quarantined([1])
+    niches = Plan(niches=2, per_niche=8, frequencies=(1, 2), space=space)
+    for fit in (np.arange(16.0), np.arange(16.0)[::-1]):
+        found += evolve(niches, 2, fit, [{"lr": 1e-3}] * 16, 0)
+    return found
+
+
+def test_what_risk_control_and_evolution_write_is_said_in_chinese() -> None:
+    events, made = risk_events(), decisions()
+    assert {event.kind for event in events} == set(RiskKind) - {RiskKind.ALERT_FAILED}
+    kinds = {"propose", "keep", "revert", "reseed", "exploit", "migrate", "borrow"}
+    assert {decision.kind for decision in made} == kinds
+    for line in {event.done for event in events} | {decision.reason for decision in made}:
+        assert said(line, EN) == line
+        translated = said(line, ZH)
+        assert not re.search("[a-z]{2}", translated), line
+        assert re.findall(r"\d+", translated) == re.findall(r"\d+", line)
+
+
+@pytest.mark.parametrize("line", ["something else", "all to cash and more", ""])
+def test_line_of_another_form_stays_as_it_is(line: str) -> None:
+    assert said(line, ZH) == line
+
+
+def test_names_are_those_of_the_language() -> None:
+    names = ("expert 12", "portfolio", "router", "Trend", "expert 1 of 2")
+    assert [said_name(name, EN) for name in names] == [
+        *("Expert 12", "Portfolio", "Router", "Trend", "expert 1 of 2"),
+    ]
+    assert [said_name(name, ZH) for name in names[:4]] == ["专家 12", "组合", "路由器", "Trend"]
