@@ -65,7 +65,7 @@ class Draws:
 
     names: ClassVar[tuple[str, str, str]] = ("trains", "valids", "test")
 
-    train: int = 10
+    train: int = 6
     valid: int = 2
     test: int = 4
     valid_bars: int = 3_000
@@ -187,9 +187,17 @@ class RegimeFlatPart:
 
 
 def flat_config(config: Config, algo: Flat, a2c: Sequence[str]) -> Config:
-    """The flat agent beside a hierarchy's configuration; a2c: overrides that make it A2C's."""
+    """The flat agent beside a hierarchy's configuration; a2c: overrides that make it A2C's.
+
+    SAC makes as many updates as the hierarchy's experts together, in as many environment steps.
+    """
     if algo == "sac":
-        return override_config(config, ["train.algo=SAC"])
+        schedule, rounds = config.trainer.training_schedule, config.trainer.round_steps
+        updates = config.experts.n_experts * schedule.experts.steps / schedule.experts.freq
+        routed = schedule.router.steps * config.meta_router.every_bars / schedule.router.freq
+        share = updates / (config.experts.n_experts * rounds + routed)
+        per_step = config.expert.updates_per_step * share
+        return override_config(config, ["train.algo=SAC", f"expert.updates_per_step={per_step:g}"])
     steps = f"train.total_env_steps={config.train.total_env_steps}"
     return override_config(config, [*a2c, "train.algo=A2C", steps])
 
