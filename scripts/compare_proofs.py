@@ -4,37 +4,87 @@
 
 Seeds are paired: a seed has the same draws in both, so their differences have less noise than the
 shares themselves. Prints, per signal, both shares of the filter's Sharpe ratio and the mean
-difference (the second minus the first) with Student's interval over the seeds.
+difference (the second minus the first) with Student's interval over the seeds. What was not made on
+the same draws in the same way is refused: seeds, number and length of the draws, and whether agents
+say weights or buy, sell and hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from echelon.errors import EchelonError, UsageError
+from echelon.errors import EchelonError, StoreError, UsageError
 from echelon.proving.certificate import Certificate, Check, over_seeds
 
+SAME = {
+    "seeds": "only the same seeds can be paired",
+    "draws": "the test draws are others",
+    "bars": "the draws have another length",
+    "kind": "their filters are others: agents that say weights, and agents that buy, sell and hold",
+}
+"""Facts that must be the same in both, and what is wrong where they are not."""
 
-def shares(certificate: Certificate, path: Path) -> dict[str, list[float]]:
-    """Signal → share of the filter's Sharpe ratio, one per seed."""
+
+class Planted(NamedTuple):
+    """A certificate's planted market: facts of `SAME`, and shares[S] of the filter by signal."""
+
+    facts: Mapping[str, Any]
+    shares: Mapping[str, list[float]]
+
+
+def planted(path: Path) -> Planted:
+    """What a certificate says of the planted market."""
+    certificate = Certificate.read(path)
     for market in certificate.markets:
         if market.name == "planted":
-            rows = market.rows
-            return {
-                name.split("/")[0]: [
-                    agent / filtered
-                    for agent, filtered in zip(
-                        values, rows[name.replace("/agent", "/bayes")], strict=True
-                    )
-                ]
-                for name, values in rows.items()
-                if name.endswith("/agent")
-            }
+            # Older certificates do not say how long draws are; the rows tell who said weights.
+            told = {"bars": certificate.about.get("sizes", {}).get("bars"), **market.facts}
+            weights = "planted_weights" in market.notes
+            if not told.get("seeds"):
+                raise StoreError(f"{path}: says no seeds of its planted market. {_AGAIN}")
+            told.setdefault("kind", "weights" if weights else "discrete")
+            names = [name for name in market.rows if name.endswith("/agent")]
+            return Planted(
+                {name: told.get(name) for name in SAME},
+                {
+                    name.removesuffix("/agent"): _shares(market.rows, name, told["seeds"], path)
+                    for name in names
+                },
+            )
     raise UsageError(f"{path}: holds no planted market. Make it with `echelon prove planted`.")
+
+
+def _shares(
+    rows: Mapping[str, Sequence[float | None]], name: str, seeds: Sequence[int], path: Path
+) -> list[float]:
+    """Agent over filter, one per seed."""
+    beside = name.replace("/agent", "/bayes")
+    if beside not in rows:
+        raise StoreError(f"{path}: has {name} and no {beside} to compare it with. {_AGAIN}")
+    agent, filtered = rows[name], rows[beside]
+    if not len(agent) == len(filtered) or len(agent) > len(seeds):
+        raise StoreError(
+            f"{path}: {name} has {len(agent)} values, {beside} {len(filtered)}, and there are "
+            f"{len(seeds)} seeds. {_AGAIN}"
+        )
+    found = []
+    for seed, a, b in zip(seeds, agent, filtered, strict=False):
+        if a is None or not b or not math.isfinite(a / b):
+            raise StoreError(
+                f"{path}: seed {seed} has no number under {name} or {beside} ({a}, {b}): its agent "
+                "never traded, or the file was changed. Leave that seed out of both proofs, or "
+                "train longer."
+            )
+        found.append(a / b)
+    return found
+
+
+_AGAIN = "The file was changed or is of another version: run `echelon prove` again."
 
 
 class Compared(NamedTuple):
@@ -48,28 +98,30 @@ class Compared(NamedTuple):
 
 def compared(first: Path, second: Path) -> list[Compared]:
     """The signals that both certificates have."""
-    certificates = [Certificate.read(path) for path in (first, second)]
-    seeds = [
-        market.facts["seeds"]
-        for certificate in certificates
-        for market in certificate.markets
-        if market.name == "planted"
-    ]
-    a, b = (shares(c, path) for c, path in zip(certificates, (first, second), strict=True))
-    if seeds[0] != seeds[1]:
+    a, b = planted(first), planted(second)
+    for name, wrong in SAME.items():
+        left, right = a.facts[name], b.facts[name]
+        if left is not None and right is not None and left != right:
+            raise UsageError(
+                f"{first} has {name} {left} and {second} {right}: {wrong}. Prove both with the "
+                "same options (--seeds, --draws, --bars) and the same seed."
+            )
+    signals = sorted(a.shares.keys() & b.shares.keys())
+    if not signals:
         raise UsageError(
-            f"{first} has the seeds {seeds[0]} and {second} {seeds[1]}; only the same seeds can be "
-            "paired. Prove both with the same --seeds and seed."
-        )
-    if not a.keys() & b.keys():
-        raise UsageError(
-            f"{first} has {sorted(a)} and {second} {sorted(b)}: no signal in common. Prove "
-            "the same one in both."
+            f"{first} has {sorted(a.shares)} and {second} {sorted(b.shares)}: no signal in "
+            "common. Prove the same one in both."
         )
     found = []
-    for signal in sorted(a.keys() & b.keys()):
-        gains = [y - x for x, y in zip(a[signal], b[signal], strict=True)]
-        each = (over_seeds(signal, "share", values) for values in (a[signal], b[signal], gains))
+    for signal in signals:
+        x, y = a.shares[signal], b.shares[signal]
+        if len(x) != len(y):
+            raise UsageError(
+                f"{first} has {len(x)} seeds of {signal} and {second} {len(y)}: only the same "
+                "seeds can be paired. Prove both with the same --seeds."
+            )
+        gains = [after - before for before, after in zip(x, y, strict=True)]
+        each = (over_seeds(signal, "share", values) for values in (x, y, gains))
         found.append(Compared(signal, *each))
     return found
 

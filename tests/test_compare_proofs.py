@@ -6,11 +6,15 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from echelon.errors import EchelonError, UsageError
 from echelon.proving.certificate import Certificate, MarketResult, over_seeds
+from scripts.compare_proofs import compared
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,16 +25,18 @@ def certificate(
     seeds: list[int],
     name: str = "planted",
     signal: str = "trend",
+    bars: int = 6000,
+    **facts: object,
 ) -> str:
     market = MarketResult(
         name=name,
         checks=(over_seeds("trend_share", "share", [a / 4 for a in agent]),),
         seconds=1.0,
         cpu_seconds=1.0,
-        facts={"seeds": seeds},
+        facts={"seeds": seeds, "draws": 16, "kind": "weights", **facts},
         rows={f"{signal}/agent": agent, f"{signal}/bayes": [4.0] * len(agent)},
     )
-    about = {"command": "", "finished": "", "seconds": 1.0}
+    about = {"command": "", "finished": "", "seconds": 1.0, "sizes": {"bars": bars}}
     return str(Certificate("full", (market,), about).write(directory))
 
 
@@ -74,3 +80,69 @@ def test_what_cannot_be_paired_is_refused(fault: str, tmp_path: Path) -> None:
     }
     assert expected[fault] in done.stderr
     assert str(tmp_path / "b") in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"draws": 8}, "the test draws are others"),
+        ({"bars": 3000}, "another length"),
+        ({"kind": "discrete"}, "buy, sell and hold"),
+    ],
+)
+def test_what_was_made_on_other_draws_or_in_another_way_is_refused(
+    facts: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    first = certificate(tmp_path / "a", [3.0, 3.2], [1, 2])
+    second = certificate(tmp_path / "b", [3.0, 3.2], [1, 2], **facts)
+    done = compare(first, second)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "--bars" in done.stderr
+
+
+def odd(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    change(tree["markets"][0])
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m["rows"].pop("trend/bayes"), "no trend/bayes"),
+        (lambda m: m["rows"]["trend/agent"].__setitem__(1, None), "seed 2 has no number"),
+        (lambda m: m["rows"]["trend/bayes"].__setitem__(0, 0.0), "seed 1 has no number"),
+        (lambda m: m["rows"]["trend/bayes"].pop(), "trend/agent has 2 values, trend/bayes 1"),
+        (lambda m: m["rows"]["trend/agent"].append(3.0), "trend/agent has 3 values"),
+        (lambda m: m.pop("rows"), "no signal in common"),
+        (lambda m: m["facts"].pop("seeds"), "says no seeds"),
+    ],
+)
+def test_odd_certificates_are_named_and_not_a_traceback(
+    change: Callable[[dict[str, Any]], None], said: str, tmp_path: Path
+) -> None:
+    first = Path(certificate(tmp_path / "a", [3.0, 3.2], [1, 2]))
+    second = odd(Path(certificate(tmp_path / "b", [3.0, 3.2], [1, 2])), change)
+    with pytest.raises(EchelonError, match=said) as caught:
+        compared(first, second)
+    assert str(second) in str(caught.value)
+
+
+def test_fewer_seeds_of_one_signal_are_refused(tmp_path: Path) -> None:
+    first = Path(certificate(tmp_path / "a", [3.0, 3.2], [1, 2]))
+    second = Path(certificate(tmp_path / "b", [3.0], [1, 2]))
+    with pytest.raises(UsageError, match="2 seeds of trend"):
+        compared(first, second)
+
+
+def test_an_older_certificate_is_compared_by_what_it_says(tmp_path: Path) -> None:
+    first = Path(certificate(tmp_path / "a", [3.0, 3.2], [1, 2], kind="discrete"))
+    odd(first, lambda m: m["facts"].pop("kind"))
+    tree = json.loads(first.read_text(encoding="utf-8"))
+    del tree["about"]["sizes"]
+    first.write_text(json.dumps(tree), encoding="utf-8")
+    second = Path(certificate(tmp_path / "b", [3.0, 3.2], [1, 2], kind="discrete"))
+    (row,) = compared(first, second)
+    assert row.difference.estimate == 0.0
