@@ -17,6 +17,7 @@ from echelon.proving.hierarchies import (
     RegimeHierarchyPart,
     assess_hierarchy,
     flat_config,
+    flat_sac,
     with_hierarchy,
 )
 from echelon.proving.parts import Done, Finding
@@ -122,3 +123,15 @@ def test_the_full_proof_of_a_hierarchy_has_flat_agents_beside_it() -> None:
     assert len(keys) == 1 + 5 * FULL.hierarchy_seeds
     quick = plan(make_config(*TINY), ["regime"], replace(QUICK, hierarchy_seeds=0))
     assert [part.key for part in quick.parts["regime"]] == ["regime-references"]
+
+
+def test_flat_sac_makes_as_many_updates_as_the_experts_together() -> None:
+    config = make_config(
+        *("train.algo=HIERARCHY", "experts.n_experts=5", "trainer.round_steps=1000"),
+        *("trainer.training_schedule.experts={freq: 5, steps: 5000}", "meta_router.every_bars=5"),
+        *("trainer.training_schedule.router={freq: 10, steps: 10000}",),
+        "expert.updates_per_step=0.06",
+    )
+    # Ten rounds: 2 phases of 5 experts with 300 updates each, in 50,000 steps of the experts and
+    # 50,000 of the router.
+    assert flat_sac(config) == ("train.algo=SAC", "expert.updates_per_step=0.03")

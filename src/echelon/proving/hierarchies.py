@@ -187,19 +187,24 @@ class RegimeFlatPart:
 
 
 def flat_config(config: Config, algo: Flat, a2c: Sequence[str]) -> Config:
-    """The flat agent beside a hierarchy's configuration; a2c: overrides that make it A2C's.
-
-    SAC makes as many updates as the hierarchy's experts together, in as many environment steps.
-    """
+    """The flat agent beside a hierarchy's configuration; a2c: overrides that make it A2C's."""
     if algo == "sac":
-        schedule, rounds = config.trainer.training_schedule, config.trainer.round_steps
-        updates = config.experts.n_experts * schedule.experts.steps / schedule.experts.freq
-        routed = schedule.router.steps * config.meta_router.every_bars / schedule.router.freq
-        share = updates / (config.experts.n_experts * rounds + routed)
-        per_step = config.expert.updates_per_step * share
-        return override_config(config, ["train.algo=SAC", f"expert.updates_per_step={per_step:g}"])
+        return override_config(config, flat_sac(config))
     steps = f"train.total_env_steps={config.train.total_env_steps}"
     return override_config(config, [*a2c, "train.algo=A2C", steps])
+
+
+def flat_sac(config: Config) -> tuple[str, ...]:
+    """Overrides that make a hierarchy's configuration flat SAC's.
+
+    It makes as many updates as the experts together, in as many environment steps.
+    """
+    schedule, n_experts = config.trainer.training_schedule, config.experts.n_experts
+    learned = n_experts * schedule.experts.steps / schedule.experts.freq
+    routed = schedule.router.steps * config.meta_router.every_bars / schedule.router.freq
+    share = learned / (n_experts * config.trainer.round_steps + routed)
+    per_step = config.expert.updates_per_step * share
+    return ("train.algo=SAC", f"expert.updates_per_step={per_step:g}")
 
 
 def with_hierarchy(result: MarketResult, parts: Sequence[Done]) -> MarketResult:

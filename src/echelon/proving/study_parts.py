@@ -16,7 +16,7 @@ from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig
 from echelon.errors import ConfigError
 from echelon.population.artefacts import PopulationHistory
 from echelon.proving.costly import at_fee
-from echelon.proving.hierarchies import Draws, RegimeFlatPart, RegimeHierarchyPart
+from echelon.proving.hierarchies import Draws, RegimeFlatPart, RegimeHierarchyPart, flat_sac
 from echelon.proving.parts import Finding, Part
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regime_references import run_references
@@ -75,7 +75,7 @@ def changes_of(variant: Variant, config: Config) -> tuple[str, ...]:
     A configuration without bonuses gets the design's where the variant has them.
     """
     if variant == ONE:
-        return ("train.algo=SAC",)
+        return flat_sac(config)
     told = [
         f"experts.responsibility={str(variant.responsibility).lower()}",
         f"trainer.evolution.enabled={str(variant.evolution).lower()}",
