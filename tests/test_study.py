@@ -116,7 +116,7 @@ def test_draws_are_neither_the_proofs_nor_changed_for_it() -> None:
     np.testing.assert_array_equal(proof.test[0].x, MARKET.pairs(1, "test")[0].x)
     np.testing.assert_array_equal(proof.train[0].x, MARKET.pairs(1, "trains", 3000)[0].x)
     # Parts of proofs are known by this: it must not change below trainings that are under way.
-    assert repr(Draws()) == "Draws(train=10, valid=2, test=4, valid_bars=3000)"
+    assert repr(Draws(1, 2, 3, 4)) == "Draws(train=1, valid=2, test=3, valid_bars=4)"
 
 
 def life(number: int, member: int, kind: str) -> Life:
