@@ -19,7 +19,9 @@ from echelon.envs import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
 from echelon.population.artefacts import PopulationHistory
-from echelon.population.learner import HierarchyLearner, load_hierarchy, refuse_settings
+from echelon.population.learner import HierarchyLearner
+from echelon.population.policies import load_hierarchy
+from echelon.population.settings import refuse_settings
 from echelon.population.windows import own_returns, parts_of, row_weights, window_sharpes
 
 SMALL = (

@@ -34,8 +34,7 @@ from echelon.agents.stretches import Mark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import ConfigError
-from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.models import Encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
@@ -47,8 +46,10 @@ from echelon.population.member import TOLD, Brief
 from echelon.population.members import Members
 from echelon.population.meta_env import MetaEnv
 from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
+from echelon.population.policies import expert_policy
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router import Router
+from echelon.population.settings import refuse_settings
 from echelon.population.shared_replay import SharedReplay
 from echelon.population.windows import parts_of, row_weights
 from echelon.rng import stream
@@ -396,64 +397,6 @@ class HierarchyLearner:
         self.members.host.close()
         for table in self._tables:
             table.close()
-
-
-def expert_policy(
-    config: Config,
-    weights: Mapping[str, Tensor],
-    base: Encoder,
-    seed: int,
-    number: int,
-    tables: tuple[EmbeddingTable, ...] = (),
-) -> WeightPolicy:
-    """An expert's policy from what `Member.acting` gave."""
-    actor = ExpertActor(
-        base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
-    )
-    actor.load_state_dict(below_prefix("actor.", weights))
-    encoder, own = base, below_prefix("encoder.", weights)
-    if own:
-        encoder = build_encoder(config, base.n_features)
-        encoder.load_state_dict(own)
-    return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)
-
-
-def load_hierarchy(
-    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
-) -> HierarchyPolicy:
-    """The policy of what `HierarchyLearner.weights` gave."""
-    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
-        base = build_encoder(config, n_features)
-    base.load_state_dict(below_prefix("encoder.", weights))
-    n_experts = config.experts.n_experts
-    experts = [
-        expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
-        for k in range(n_experts)
-    ]
-    router = Router(config, n_experts, seed)
-    router.load(below_prefix("router.", weights))
-    return HierarchyPolicy(experts, router, config, seed, name)
-
-
-def refuse_settings(config: Config) -> None:
-    """Raise where nothing could be learned."""
-    schedule, trainer = config.trainer.training_schedule, config.trainer
-    if schedule.experts.steps * config.expert.updates_per_step < 1:
-        raise ConfigError(
-            f"trainer.training_schedule.experts.steps = {schedule.experts.steps:,} at "
-            f"expert.updates_per_step = {config.expert.updates_per_step:g} is less than one "
-            "update. Take more of either."
-        )
-    if config.experts.sharing.sequence_steps > config.expert.batch_size:
-        raise ConfigError(
-            f"experts.sharing.sequence_steps = {config.experts.sharing.sequence_steps} is more "
-            f"than a batch (expert.batch_size = {config.expert.batch_size})."
-        )
-    if trainer.round_steps < config.train.books:
-        raise ConfigError(
-            f"trainer.round_steps = {trainer.round_steps:,} is less than one bar of train.books = "
-            f"{config.train.books:,} books. Take more steps or fewer books."
-        )
 
 
 @contextmanager

@@ -16,7 +16,6 @@ Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets,
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,19 +28,19 @@ from torch import Tensor
 
 from echelon.agents.adapter import AdapterTraining, table_file
 from echelon.agents.collector import Collected, Collector
-from echelon.agents.offpolicy import Correction, OffPolicySettings, Stretches
+from echelon.agents.offpolicy import Correction, OffPolicySettings
 from echelon.agents.policy import WeightPolicy
 from echelon.agents.replay import Behaviour
-from echelon.agents.sac import SAC, Traced
+from echelon.agents.sac import SAC
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
-from echelon.ops.traces import by_source
+from echelon.population.lesson import Lesson, told_of
 from echelon.population.pay import Pay
-from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
+from echelon.population.shared_replay import Marks, SharedReplay
 from echelon.population.windows import own_returns, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
@@ -277,7 +276,10 @@ class Member:
         moves = adapter is not None and self.core.updates % config.lora.every_updates == 0
         rows = drawn.transitions.row.reshape(-1)
         z = adapter.encode(rows) if adapter is not None and moves else self.tables[0].look(rows)
-        batch, information = self._stretches(drawn, z, brief)
+        later = self.tables[0] if adapter is None else adapter.slow_table
+        lesson = Lesson.of(drawn, z, later.look(rows + 1), self.collector.present)
+        reward, information = self.pay.of(drawn, lesson.obs, lesson.action, self._beta)
+        batch = lesson.stretches(reward, self.hyperparameters["gamma"], brief.weight)
         correction = Correction(sharing.trace, sharing.kl_limit, sharing.corrected)
         traced = self.core.update_sequences(batch, correction)
         if adapter is not None:
@@ -285,74 +287,18 @@ class Member:
                 adapter.step()
             if self.core.updates % config.lora.refresh_updates == 0:
                 self._serve()
-        return self._told(traced, drawn, information)
+        paid = {
+            "charts/information": information,
+            "charts/multiplier": self.pay.multiplier,
+            "charts/reward_scale": self.pay.scale.std,
+        }
+        return told_of(traced, drawn, self.replay.n_experts) | paid
 
     def _serve(self) -> None:
         assert self.adapter is not None, "there is an adapter to serve"
         self.adapter.serve(self.serving, self.tables[0])
         for table in self.tables[1:]:
             table.refresh(self.serving)
-
-    def _stretches(self, drawn: SharedBatch, z: Tensor, brief: Brief) -> tuple[Stretches, float]:
-        """The batch as SAC wants it, and the mean information that its actions hold."""
-        step, who = drawn.transitions, drawn.behaviour
-        shape = step.reward.shape
-        n = self.world.n_assets
-
-        def flat(values: NDArray[Any]) -> Tensor:
-            tail = values.shape[2:]
-            return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *tail))
-
-        rows = flat(step.row).long()
-        present = self.collector.present
-        later = self.tables[0] if self.adapter is None else self.adapter.slow_table
-        obs = ExpertObs(z, flat(step.weights), flat(step.cash), present[rows], flat(step.free))
-        next_obs = ExpertObs(
-            later.look(rows.numpy() + 1),
-            flat(step.next_weights),
-            flat(step.next_cash),
-            present[rows + 1],
-            flat(step.next_free),
-        )
-        raw = flat(step.raw)
-        action = torch.tanh(raw)
-        reward, information = self.pay.of(drawn, obs, action, self._beta)
-        assert action.shape == (len(rows), n), "actions are not [L·B,N]"
-        batch = Stretches(
-            obs=obs,
-            action=action,
-            raw=raw,
-            raw_log_prob=torch.from_numpy(step.raw_log_prob),
-            reward=reward,
-            discount=torch.where(
-                torch.from_numpy(step.terminated), 0.0, self.hyperparameters["gamma"]
-            ),
-            truncated=torch.from_numpy(step.truncated),
-            next_obs=next_obs,
-            weight=torch.from_numpy(brief.weight[step.row]).view(shape),
-            shared=torch.from_numpy(drawn.shared),
-            mean=flat(who.mean),
-            log_std=flat(who.log_std),
-        )
-        return batch, information
-
-    def _told(self, traced: Traced, drawn: SharedBatch, information: float) -> Metrics:
-        source = by_source(
-            torch.from_numpy(drawn.source),
-            traced.trace,
-            traced.dropped,
-            self.replay.n_experts,
-        )
-        found = dict(traced.metrics)
-        found["sharing/trace"] = float(traced.trace.mean())
-        found["sharing/dropped"] = float(traced.dropped.float().mean())
-        for k in range(self.replay.n_experts):
-            found[f"sharing/trace_from_{k}"] = _known(source.mean_trace[k])
-            found[f"sharing/dropped_from_{k}"] = _known(source.dropped_share[k])
-        found["charts/information"] = information
-        found["charts/multiplier"] = self.pay.multiplier
-        found["charts/reward_scale"] = self.pay.scale.std
-        return found
 
     # --- what the coordinator wants to know
 
@@ -446,11 +392,6 @@ class Member:
             self.adapter.slow_table.close()
             for table in self.tables:
                 table.close()
-
-
-def _known(value: Tensor) -> float:
-    """0 for what a batch holds nothing of."""
-    return 0.0 if math.isnan(float(value)) else float(value)
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> Arrays:

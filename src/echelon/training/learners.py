@@ -105,7 +105,7 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     if config.train.algo == "APG":
         apg.refuse_settings(config, worlds.train)
     elif config.train.algo == "HIERARCHY":
-        from echelon.population.learner import refuse_settings
+        from echelon.population.settings import refuse_settings
 
         refuse_settings(config)
     else:

@@ -31,7 +31,7 @@ def load_policy(
 
         return load_sb3_policy(config, weights, n_features, seed, name)
     if config.train.algo == "HIERARCHY":
-        from echelon.population.learner import load_hierarchy
+        from echelon.population.policies import load_hierarchy
 
         return load_hierarchy(config, weights, n_features, seed, name)
     encoder = build_encoder(config, n_features)
