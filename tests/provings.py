@@ -9,8 +9,9 @@ from markets import CONFIGS
 
 from echelon.config import Config, load_config
 from echelon.proving import leaky
+from echelon.proving import sizes as proof_sizes
 from echelon.proving.null import NullMarket, Windows
-from echelon.proving.prove import Sizes
+from echelon.proving.sizes import Sizes
 
 TINY = (
     *("window=8", "model.d_model=8", "model.n_layers=1", "model.hidden=8", "train.books=4"),
@@ -55,3 +56,9 @@ def shrink_leaky(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaky, "MARKET", replace(leaky.MARKET, n_bars=400, n_assets=3))
     rows = {"train": (80, 240), "valid": (240, 320), "test": (320, 400)}
     monkeypatch.setattr(leaky, "_WINDOWS", rows)
+
+
+def shrink_quick(monkeypatch: pytest.MonkeyPatch, sizes: Sizes = SIZES) -> None:
+    """`--quick` has these sizes, whatever agent is proved."""
+    for name in ("QUICK", "QUICK_EXPERTS", "QUICK_HIERARCHY"):
+        monkeypatch.setattr(proof_sizes, name, sizes)

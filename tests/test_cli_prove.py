@@ -12,15 +12,20 @@ import pytest
 import torch
 from click.testing import Result
 from markets import CONFIGS
-from provings import SIZES, TINY, shrink_leaky
+from provings import TINY, shrink_leaky, shrink_quick
 from typer.testing import CliRunner
 
 from echelon.cli import app
 from echelon.config import load_config
 from echelon.errors import EchelonError, Stopped, UsageError
-from echelon.proving import prove as proving
 from echelon.proving.claims import NullCheapPart
-from echelon.proving.prove import FULL, MARKETS, QUICK, SHIPPED, plan
+from echelon.proving.prove import MARKETS, SHIPPED, plan
+from echelon.proving.sizes import (
+    FULL,
+    QUICK,
+    QUICK_HIERARCHY,
+    hurried,
+)
 
 OVERRIDES = [word for item in TINY for word in ("-o", item)]
 NUMBERS = {"estimate", "low", "high", "n"}
@@ -37,7 +42,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink_leaky(monkeypatch)
-    monkeypatch.setattr(proving, "QUICK", SIZES)
+    shrink_quick(monkeypatch)
 
 
 def prove(*words: str, config: bool = True) -> Result:
@@ -58,7 +63,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     directory = tmp_path_factory.mktemp("proof") / "all"
     with pytest.MonkeyPatch.context() as patch:
         shrink_leaky(patch)
-        patch.setattr(proving, "QUICK", SIZES)
+        shrink_quick(patch)
         return directory, prove("--output-dir", str(directory))
 
 
@@ -142,19 +147,25 @@ def test_momentum_is_the_trend_alone(tmp_path: Path) -> None:
     (market,) = certificate(tmp_path)["markets"]
     assert [check["name"] for check in market["checks"]] == ["trend_share"]
     assert (market["facts"]["seeds"], market["facts"]["draws"]) == ([42], 1)
+    tree = certificate(tmp_path)
+    assert tree["mode"] == "reduced"
+    assert tree["about"]["sizes"] == {"seeds": 1, "draws": 1, "bars": 1000, "null_draws": 5}
+    assert "Reduced by the command line: 1 seeds and 1 unseen draws of 1,000 bars" in " ".join(
+        result.output.split()
+    )
 
 
 def test_signals_can_be_named_alone_and_experts_have_all_seeds_on_each() -> None:
-    from echelon.cli.prove import _sized
+    from echelon.cli.prove import _only_named
 
     config = load_config(CONFIGS / "sac.yaml")
-    sizes = _sized(FULL, {"momentum", "reversion"}, None, None, None, None)
+    sizes = _only_named(FULL, {"momentum", "reversion"})
     parts = plan(config, ["planted"], sizes).parts["planted"]
     names = [(part.market.signal, part.seed) for part in parts]  # type: ignore[attr-defined]
     assert names == [(s, 42 + k) for s in ("trend", "reversion") for k in range(5)]
     flat = plan(load_config(CONFIGS / "qtmrl-fast.yaml"), ["planted"], sizes).parts["planted"]
     assert len(flat) == FULL.planted_seeds + FULL.other_seeds
-    assert _sized(FULL, {"momentum", "planted"}, None, None, None, None) == FULL
+    assert _only_named(FULL, {"momentum", "planted"}) == FULL
 
 
 def test_without_a_configuration_the_shipped_agent_is_proved(tmp_path: Path) -> None:
@@ -229,3 +240,37 @@ def test_null_alone_brings_the_agents_its_power_needs() -> None:
     assert list(planned.parts) == ["null"]
     keys = {part.key for part in planned.first}
     assert {f"planted-trend-{config.seed + k}" for k in range(QUICK.planted_seeds)} < keys
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ({}, "full"),
+        ({"planted_seeds": 5, "n_draws": 20}, "full"),
+        ({"planted_seeds": 4}, "reduced"),
+        ({"n_bars": 1000, "planted_seeds": 9}, "reduced"),
+        ({"null_draws": 10}, "reduced"),
+    ],
+)
+def test_a_proof_with_less_than_its_mode_has_is_a_reduced_one(
+    values: dict[str, int], mode: str
+) -> None:
+    sizes = FULL.changed(**values)
+    assert sizes.mode == mode
+    assert sizes.null_agents == min(FULL.null_agents, sizes.null_draws)
+    assert QUICK.changed(planted_seeds=None) == QUICK
+
+
+def test_what_is_hurried_is_never_made_slower() -> None:
+    slow = load_config(CONFIGS / "hierarchical.yaml")
+    quick = hurried(slow, QUICK_HIERARCHY)
+    pace = QUICK_HIERARCHY.pace
+    assert pace is not None
+    assert (quick.pretrain.epochs, quick.pretrain.pass_rows) == (pace.epochs, pace.pass_rows)
+    assert quick.expert.warmup_updates == pace.warmup
+    assert quick.expert.updates_per_step == pace.updates_per_step
+    for section in ("experts", "meta_router", "trainer", "lora", "risk", "model", "reward"):
+        assert getattr(quick, section) == getattr(slow, section), section
+    fast = ["pretrain.epochs=1", "pretrain.pass_rows=100", "expert.warmup_updates=0"]
+    given = load_config(CONFIGS / "hierarchical.yaml", [*fast, "expert.updates_per_step=1.0"])
+    assert hurried(given, QUICK_HIERARCHY) == given

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from markets import CONFIGS
 from worlds import make_config
 
+from echelon.config import load_config
 from echelon.proving.certificate import MarketResult
 from echelon.proving.hierarchies import (
     Draws,
@@ -21,8 +22,9 @@ from echelon.proving.hierarchies import (
     with_hierarchy,
 )
 from echelon.proving.parts import Done, Finding
-from echelon.proving.prove import FULL, QUICK, SHIPPED, plan
+from echelon.proving.prove import MARKETS, SHIPPED, plan
 from echelon.proving.regime import RegimeMarket
+from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, sizes_for
 
 TINY = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -121,8 +123,6 @@ def test_the_full_proof_of_a_hierarchy_has_flat_agents_beside_it() -> None:
     assert keys[0] == "regime-references"
     assert sum(key.startswith("regime-hierarchy") for key in keys) == FULL.hierarchy_seeds
     assert len(keys) == 1 + 5 * FULL.hierarchy_seeds
-    quick = plan(make_config(*TINY), ["regime"], replace(QUICK, hierarchy_seeds=0))
-    assert [part.key for part in quick.parts["regime"]] == ["regime-references"]
 
 
 def test_flat_sac_makes_as_many_updates_as_the_experts_together() -> None:
@@ -135,3 +135,39 @@ def test_flat_sac_makes_as_many_updates_as_the_experts_together() -> None:
     # Ten rounds: 2 phases of 5 experts with 300 updates each, in 50,000 steps of the experts and
     # 50,000 of the router.
     assert flat_sac(config) == ("train.algo=SAC", "expert.updates_per_step=0.03")
+
+
+def test_the_quick_proof_of_a_hierarchy_has_one_on_fewer_pairs_and_no_flat_agents() -> None:
+    config = make_config(*TINY)
+    sizes = sizes_for(config, quick=True)
+    assert sizes == QUICK_HIERARCHY
+    planned = plan(config, MARKETS, sizes)
+    assert [part.key for part in planned.parts["regime"]] == [
+        "regime-references",
+        f"regime-hierarchy-{config.seed}",
+    ]
+    trained = [part.key for part in planned.first if part.steps]
+    assert len(trained) == 6, "trend, regime, peeking, honest, and both fees"
+
+
+def test_one_seed_is_held_to_no_bar_and_says_so() -> None:
+    sharpes = {"hierarchy": [1.0], "hedge": [2.0], "oracle": [3.0], "expert 0": [0.2]}
+    told = {"information": 0.5, "of": 1.0}
+    finding = {"seed": 1, "steps": 9, "sharpes": sharpes, "information": told, "shown": {}}
+    result = MarketResult("regime", (), 1.0, 1.0, {}, {"regime filter": [2.0]}, ())
+    whole = with_hierarchy(
+        result, [done("regime-references", {}), done("regime-hierarchy-1", finding)]
+    )
+    assert [check.passed for check in whole.checks] == [None, None]
+    assert whole.checks[0].estimate == pytest.approx(0.5)
+    assert whole.notes[-2:] == ("regime_one_seed", "regime_no_flat")
+
+
+def test_quick_sizes_are_those_of_the_agent() -> None:
+    named = {"qtmrl-fast": QUICK, "sac": QUICK_EXPERTS, "hierarchical": QUICK_HIERARCHY}
+    for name, sizes in named.items():
+        config = load_config(CONFIGS / f"{name}.yaml")
+        assert sizes_for(config, quick=True) is sizes
+        assert sizes_for(config, quick=False) is FULL
+    assert QUICK_EXPERTS.pace is None
+    assert QUICK_EXPERTS.own_draws == FULL.own_draws

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 import torch
 from markets import CONFIGS
-from provings import SIZES, TINY, shrink_leaky, tiny_config
+from provings import SIZES, TINY, shrink_leaky, shrink_quick, tiny_config
 from typer.testing import CliRunner
 
 from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.envs.act import Holdings
 from echelon.errors import EchelonError
-from echelon.proving import capture, regimes
-from echelon.proving import prove as proving
+from echelon.proving import regimes
 from echelon.proving.capture import own_draws
 from echelon.proving.continuous import FilterWeights
 from echelon.proving.costly import CostlyPart, ThresholdWeights, at_fee, best_thresholds
 from echelon.proving.planted import PlantedMarket, planted_worlds
-from echelon.proving.prove import FULL, MARKETS, plan
+from echelon.proving.prove import MARKETS, plan
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart
+from echelon.proving.sizes import FULL
 from echelon.proving.trial import Trained, proof_config, trade, train_agent
 from echelon.report.certificate_words import TEXTS
 from echelon.training.learners import Worlds
@@ -50,7 +50,6 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "EXPERT_DRAWS", (2, 2))
     monkeypatch.setattr(regimes, "EXPERT_PAIRS", (1, 1))
 
 
@@ -58,7 +57,7 @@ def test_an_expert_is_proved_on_all_five_markets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shrink_leaky(monkeypatch)
-    monkeypatch.setattr(proving, "QUICK", replace(SIZES, planted_seeds=1))
+    shrink_quick(monkeypatch, replace(SIZES, planted_seeds=1, own_draws=(2, 2)))
     settings = [word for item in (*TINY, *SMALL) for word in ("-o", item)]
     where = ("--config", str(CONFIGS / "sac.yaml"), "-o", "model.encoder=TimeCNN")
     command = ("prove", "--quick", "--workers", "1", "--output-dir", str(tmp_path))
@@ -86,7 +85,7 @@ def test_an_expert_is_proved_on_all_five_markets(
 def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -> None:
     config = proof_config(tiny_config(*EXPERT))
     market = PlantedMarket(n_bars=200, n_assets=3, flip=0.04)
-    part = CostlyPart(config, market, 500.0, 1, 2, 150)
+    part = CostlyPart(config, market, 500.0, 1, 2, 150, own=(2, 2))
     finding = part.run(tmp_path, lambda _: None, lambda: False)
     assert finding is not None
     assert finding["kind"] == "weights"
@@ -101,7 +100,7 @@ def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -
 
 def test_experts_have_several_draws_and_flat_agents_one() -> None:
     market = PlantedMarket(n_bars=100, n_assets=2)
-    expert = own_draws(market, tiny_config(*EXPERT), 3, valid_bars=60)
+    expert = own_draws(market, tiny_config(*EXPERT), 3, valid_bars=60, counts=(2, 2))
     assert ([len(d.close) for d in expert.train], [len(d.close) for d in expert.valid]) == (
         [100, 100],
         [60, 60],

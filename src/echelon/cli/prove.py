@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ from echelon.runs import RunDirectory
 if TYPE_CHECKING:
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
-    from echelon.proving.prove import Sizes
+    from echelon.proving.sizes import Sizes
     from echelon.report.certificate_words import CertificateWords
 
 
@@ -69,7 +69,11 @@ def prove(
     ] = None,
     override: Overrides = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small proof: under 5 minutes on two cores.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="A small proof: under 5 minutes on two cores, of experts and hierarchies more.",
+        ),
     ] = False,
     output_dir: OutputDir = None,
     seeds: Annotated[
@@ -97,23 +101,37 @@ def prove(
     a feature that knows tomorrow, and with costs not worth paying. Ctrl-C keeps what is done; the
     same command in the same directory goes on. Leaves with 1 where a market is not passed.
     """
-    from echelon.proving.prove import FULL, MARKETS, QUICK, plan
-    from echelon.proving.prove import prove as prove_markets
-    from echelon.report.certificate import write_certificate
+    from echelon.proving.sizes import sizes_for
     from echelon.report.certificate_words import CertificateWords
 
     words = CertificateWords(lang)
     tree = _configured(config, override, log_level)
     chosen = {choice.value for choice in markets or ()}
-    sizes = _sized(QUICK if quick else FULL, chosen, seeds, draws, bars, null_draws)
-    if chosen & set(_SIGNALS):
-        chosen = chosen - set(_SIGNALS) | {"planted"}
-    wanted = [name for name in MARKETS if not chosen or name in chosen]
+    sizes = _only_named(sizes_for(tree, quick=quick), chosen).changed(
+        planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws
+    )
     directory = output_dir or tree.logging.output_dir / _name(config, quick)
     RunDirectory.claim(directory)
+    certificate = _prove(tree, directory, chosen, sizes, workers, overwrite)
+    _show(certificate, directory, words)
+
+
+def _prove(
+    tree: Config,
+    directory: Path,
+    chosen: set[str],
+    sizes: Sizes,
+    workers: int | None,
+    overwrite: bool,
+) -> Certificate:
+    """The markets chosen, or all, with a bar to watch."""
+    from echelon.proving.prove import MARKETS, plan
+    from echelon.proving.prove import prove as prove_markets
+
+    named = {"planted" if choice in _SIGNALS else choice for choice in chosen}
+    wanted = [name for name in MARKETS if not named or name in named]
     with progress_bar("proving") as bar:
-        display = PartsDisplay(bar, plan(tree, wanted, sizes).first)
-        certificate = prove_markets(
+        return prove_markets(
             tree,
             directory,
             markets=wanted,
@@ -121,9 +139,15 @@ def prove(
             workers=workers or max(1, (os.cpu_count() or 1) // tree.train.threads),
             command=shlex.join(["echelon", *sys.argv[1:]]),
             overwrite=overwrite,
-            on_report=display,
+            on_report=PartsDisplay(bar, plan(tree, wanted, sizes).first),
         )
-    page = write_certificate(certificate, directory, lang)
+
+
+def _show(certificate: Certificate, directory: Path, words: CertificateWords) -> None:
+    """Write the page, print the checks, and raise where a market is not passed."""
+    from echelon.report.certificate import write_certificate
+
+    page = write_certificate(certificate, directory, words.lang)
     _print(certificate, words)
     typer.echo(f"certificate: {directory / 'certificate.json'}")
     typer.echo(f"page: {page}")
@@ -170,26 +194,10 @@ def _configured(config: Path | None, override: list[str] | None, level: LogLevel
     return configured(None, [*SHIPPED, *(override or ())], level)
 
 
-def _sized(
-    sizes: Sizes,
-    chosen: set[str],
-    seeds: int | None,
-    draws: int | None,
-    bars: int | None,
-    null_draws: int | None,
-) -> Sizes:
-    """The mode's sizes with what the command line says; signals named alone are the only ones."""
+def _only_named(sizes: Sizes, chosen: set[str]) -> Sizes:
+    """Signals that are named alone are the only ones."""
     named = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
-    if named and "planted" not in chosen:
-        sizes = replace(sizes, signals=named)
-    told: dict[str, Any] = {
-        "planted_seeds": seeds,
-        "n_draws": draws,
-        "n_bars": bars,
-        "null_draws": null_draws,
-        "null_agents": None if null_draws is None else min(sizes.null_agents, null_draws),
-    }
-    return replace(sizes, **{name: value for name, value in told.items() if value is not None})
+    return replace(sizes, signals=named) if named and "planted" not in chosen else sizes
 
 
 def _name(config: Path | None, quick: bool) -> str:
@@ -214,4 +222,4 @@ def _print(certificate: Certificate, words: CertificateWords) -> None:
         cpu=f"{about['cpu_seconds']:,.0f}",
         cores=about["cores"],
     )
-    typer.echo(f"{words('mode_' + certificate.mode)} {spent}")
+    typer.echo(f"{words.mode(certificate)} {spent}")

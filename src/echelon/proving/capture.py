@@ -58,6 +58,7 @@ class PlantedPart:
 
     references: trade them too; they are the same for all seeds, so one part is enough
     claim_draws, claim_bars: draws kept for counting claims, and bars to trade in each
+    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
     """
 
     config: Config
@@ -67,6 +68,7 @@ class PlantedPart:
     references: bool = True
     claim_draws: int = 0
     claim_bars: int = 0
+    own: tuple[int, int] = EXPERT_DRAWS
 
     @property
     def key(self) -> str:
@@ -81,7 +83,7 @@ class PlantedPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent and let it and the references trade the test draws."""
         market, config = self.market, self.config
-        own = own_draws(market, config, self.seed)
+        own = own_draws(market, config, self.seed, counts=self.own)
         unseen = [market.draw(k, "proof") for k in range(self.n_draws)]
         worlds = planted_worlds([*own.train, *own.valid, *unseen], config)
         first = len(own.train) + len(own.valid)
@@ -132,15 +134,22 @@ class Own(NamedTuple):
     valid: list[Draw]
 
 
-def own_draws(market: Any, config: Config, seed: int, valid_bars: int | None = None) -> Own:  # noqa: ANN401
+def own_draws(
+    market: Any,  # noqa: ANN401 (one of the dataclasses of `planted`)
+    config: Config,
+    seed: int,
+    valid_bars: int | None = None,
+    counts: tuple[int, int] = EXPERT_DRAWS,
+) -> Own:
     """Draws of one seed alone: one of each kind, and several of each for experts.
 
     valid_bars: length of those for validation, if not the market's own
+    counts: how many an expert has of each kind
     """
     shorter = replace(market, n_bars=valid_bars or market.n_bars)
     if not is_expert(config):
         return Own([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
-    n_train, n_valid = EXPERT_DRAWS
+    n_train, n_valid = counts
     return Own(
         [market.draw(1000 * seed + k, "trains") for k in range(n_train)],
         [shorter.draw(1000 * seed + k, "valids") for k in range(n_valid)],

@@ -99,10 +99,11 @@ class MarketResult:
 class Certificate:
     """All markets that were asked for, and what they were run with.
 
-    about: command, configuration hash, code versions, times, machine
+    mode: reduced: fewer seeds, draws or bars than the mode asked for has, by the command line
+    about: command, configuration hash, code versions, times, machine, sizes
     """
 
-    mode: Literal["quick", "full"]
+    mode: Literal["quick", "full", "reduced"]
     markets: tuple[MarketResult, ...]
     about: Mapping[str, Any]
 

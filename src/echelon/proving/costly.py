@@ -30,7 +30,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World
-from echelon.proving.capture import own_draws
+from echelon.proving.capture import EXPERT_DRAWS, own_draws
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference
 from echelon.proving.parts import Done, Finding
@@ -55,6 +55,7 @@ class CostlyPart:
 
     valid_bars: length of the validation draw
     references: trade the filters too; one part a fee is enough
+    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
     """
 
     config: Config
@@ -64,6 +65,7 @@ class CostlyPart:
     n_draws: int
     valid_bars: int
     references: bool = True
+    own: tuple[int, int] = EXPERT_DRAWS
 
     @property
     def key(self) -> str:
@@ -78,7 +80,7 @@ class CostlyPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent at the fee; let it and the filters trade the test draws at it."""
         config = at_fee(self.config, self.fee_bps)
-        own = own_draws(self.market, config, self.seed, self.valid_bars)
+        own = own_draws(self.market, config, self.seed, self.valid_bars, self.own)
         unseen = [self.market.draw(k, "proof") for k in range(self.n_draws)]
         worlds = planted_worlds([*own.train, *own.valid, *unseen], config)
         n_train, n_own = len(own.train), len(own.train) + len(own.valid)

@@ -28,18 +28,17 @@ from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, asse
 from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
 from echelon.proving.hierarchies import (
     FLAT,
-    Draws,
     RegimeFlatPart,
     RegimeHierarchyPart,
     flat_config,
     with_hierarchy,
 )
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
-from echelon.proving.null import NullMarket
 from echelon.proving.parts import Done, Part, about, begin_anew, identity_of, run_all
 from echelon.proving.planted import PLANTED
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
+from echelon.proving.sizes import FULL, Sizes, hurried
 from echelon.proving.trial import proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
@@ -62,80 +61,8 @@ SHIPPED = (
 """The agent of configs/qtmrl-fast.yaml, which is what is proved where no configuration is named."""
 
 
-NULL = NullMarket()
-DRAWS = Draws()
 OUTCOME = ("certificate.json", "certificate.html")
 """What stays of a proof; one that begins anew must not stand beside the old one's."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much of each market; what is not named is the same in both modes.
-
-    signals: what is planted; planted_steps, …: most steps of one training
-    validations: of one training; None: as the configuration says
-    claim_draws: draws of the trend market on which claims are counted
-    costly_steps: at the low fee, and at the high one
-    """
-
-    mode: Literal["quick", "full"]
-    signals: tuple[str, ...]
-    planted_seeds: int
-    planted_steps: int
-    validations: int | None
-    null_draws: int
-    null_agents: int
-    claim_draws: int
-    leaky_seeds: int
-    costly_seeds: int
-    costly_steps: tuple[int, int]
-    n_draws: int = 16
-    n_bars: int = 6000
-    other_seeds: int = 3
-    null_steps: int = 1_000_000
-    null_market: NullMarket = NULL
-    chunk: int = 40
-    leaky_steps: int = 320_000
-    costly_valid_bars: int = 3000
-    regime_pairs: int = 10
-    regime_bars: int = 10_000
-    regime_seeds: int = 0
-    regime_steps: int = 400_000
-    hierarchy_seeds: int = 0
-    hierarchy_steps: int = 1_000_000
-    hierarchy_draws: Draws = DRAWS
-
-
-QUICK = Sizes(
-    mode="quick",
-    signals=("trend",),
-    planted_seeds=5,
-    planted_steps=480_000,
-    validations=4,
-    null_draws=48,
-    null_agents=0,
-    claim_draws=20,
-    leaky_seeds=1,
-    costly_seeds=2,
-    costly_steps=(480_000, 160_000),
-    chunk=24,
-)
-"""Under five minutes on two cores."""
-FULL = Sizes(
-    mode="full",
-    signals=("trend", "reversion", "cross_section"),
-    planted_seeds=5,
-    planted_steps=1_000_000,
-    validations=None,
-    null_draws=400,
-    null_agents=20,
-    claim_draws=40,
-    leaky_seeds=3,
-    costly_seeds=5,
-    costly_steps=(800_000, 400_000),
-    regime_seeds=3,
-    hierarchy_seeds=5,
-)
 
 
 @dataclass(frozen=True)
@@ -154,6 +81,7 @@ class Plan:
 
 def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
     """The parts of the markets asked for."""
+    config = hurried(config, sizes)
     agent = proof_config(config)
     planted = _planted(agent, sizes) if "planted" in markets else []
     trend = [part for part in planted if part.market.signal == "trend"]
@@ -184,6 +112,7 @@ def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
             references=k == 0,
             claim_draws=sizes.claim_draws if signal == "trend" else 0,
             claim_bars=sizes.null_market.windows.test if signal == "trend" else 0,
+            own=sizes.own_draws,
         )
         for signal, count in seeds.items()
         for k in range(count)
@@ -213,6 +142,7 @@ def _hierarchies(agent: Config, market: RegimeMarket, sizes: Sizes) -> list[Part
             RegimeFlatPart(flat_config(config, algo, SHIPPED), market, draws, seed, algo, shown)
             for algo in FLAT
             for shown in (False, True)
+            if sizes.hierarchy_flat
         ]
     return parts
 
@@ -250,6 +180,7 @@ def _costly(agent: Config, sizes: Sizes) -> list[Part]:
             sizes.n_draws,
             min(sizes.costly_valid_bars, sizes.n_bars),
             references=k == 0,
+            own=sizes.own_draws,
         )
         for k in range(sizes.costly_seeds)
         for fee, steps in zip(FEES, sizes.costly_steps, strict=True)
@@ -282,6 +213,7 @@ def prove(
         done |= run_all([power], directory, workers=workers, on_report=on_report)
     results = [_assess(name, planned, done, sizes) for name in planned.parts]
     made = about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
+    made |= {"sizes": sizes.told} | ({"pace": sizes.pace._asdict()} if sizes.pace else {})
     certificate = Certificate(sizes.mode, tuple(results), made)
     write_atomic(directory / "config.yaml", to_yaml(config))
     certificate.write(directory)

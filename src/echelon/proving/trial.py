@@ -121,16 +121,42 @@ def train_agent(
     return Trained(load_policy(config, weights, worlds.train.x.shape[2], seed), outcome)
 
 
-def trade(policy: Policy, draws: Sequence[World], config: Config) -> Traded:
-    """Let a policy trade the test window of every draw, all draws together."""
-    together, starts = joined(draws)
-    n_steps = len(draws[0].span("test")) - 1
-    assert all(len(draw.span("test")) == n_steps + 1 for draw in draws), "draws differ in length"
-    span = range(int(starts.min()), int(starts.max()) + n_steps + 1)
+class Arena(NamedTuple):
+    """The test windows of some draws in one world: a book in each, stepped together.
+
+    starts[D]: rows of the first decisions; n_steps: of each book
+    """
+
+    world: World
+    starts: Rows
+    n_steps: int
+
+    @staticmethod
+    def of(draws: Sequence[World]) -> Arena:
+        """Of draws whose test windows have the same length."""
+        together, starts = joined(draws)
+        n_steps = len(draws[0].span("test")) - 1
+        same = all(len(draw.span("test")) == n_steps + 1 for draw in draws)
+        assert same, "draws differ in length"
+        return Arena(together, starts, n_steps)
+
+    @property
+    def span(self) -> range:
+        """From the first row of the first book to the last of the last."""
+        return range(int(self.starts.min()), int(self.starts.max()) + self.n_steps + 1)
+
+
+def trade(policy: Policy, draws: Sequence[World] | Arena, config: Config) -> Traded:
+    """Let a policy trade the test window of every draw, all draws together.
+
+    Several policies on one `Arena` share what they keep of it, such as experts' embeddings.
+    """
+    arena = draws if isinstance(draws, Arena) else Arena.of(draws)
+    starts, n_steps = arena.starts, arena.n_steps
     rule = ActionRule.of(config, policy.kind)
-    books = Books(together, rule, RewardConfig(), len(starts), span)
+    books = Books(arena.world, rule, RewardConfig(), len(starts), arena.span)
     books.reset(starts)
-    policy.start(together, span)
+    policy.start(arena.world, arena.span)
     returns, traded = np.empty((2, n_steps, len(starts)))
     for k in range(n_steps):
         before = books.value.copy()

@@ -101,7 +101,7 @@ def _summary(certificate: Certificate, words: CertificateWords) -> str:
         lead, below = words("all_passed"), [passed]
     if left_out:
         below.append(words("left_out", markets=", ".join(left_out)))
-    said = " ".join(text for text in (*below, words(f"mode_{certificate.mode}")) if text)
+    said = " ".join(text for text in (*below, words.mode(certificate)) if text)
     head = [words(k) for k in ("market", "check", "result", "interval_95", "bar", "verdict")]
     checks = [check for market in certificate.markets for check in market.checks]
     body = "".join(

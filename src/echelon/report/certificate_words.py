@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from echelon.errors import UsageError
-from echelon.proving.certificate import Bar, Check
+from echelon.proving.certificate import Bar, Certificate, Check
 
 Lang = Literal["en", "zh"]
 Pair = tuple[str, str]
@@ -33,6 +33,12 @@ class CertificateWords:
             kind, bars = name.rsplit(" ", 1)
             return self("rule", kind=POLICIES[kind][self._column], bars=bars)
         return POLICIES[name][self._column]
+
+    def mode(self, certificate: Certificate) -> str:
+        """How large a proof it is."""
+        sizes, pace = (certificate.about.get(name, {}) for name in ("sizes", "pace"))
+        said = self(f"mode_{certificate.mode}", **{name: f"{n:,}" for name, n in sizes.items()})
+        return said + (self("mode_pace", **pace) if pace else "")
 
     def number(self, value: float | None, unit: str) -> str:
         """As read: shares in per cent, Sharpe ratios to two places."""
@@ -92,6 +98,19 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "快速模式：种子、步数与抽样均少于完整验证。",
         ),
         "mode_full": ("Full proof.", "完整验证。"),
+        "mode_pace": (
+            " Hurried, by the same method: pre-training of at most {epochs} passes over "
+            "{pass_rows} bars, at least {updates_per_step:g} updates a step, warm-up of at most "
+            "{warmup} updates.",
+            "方法相同、进度加快：预训练至多 {epochs} 轮、每轮 {pass_rows} 根，"
+            "每步至少 {updates_per_step:g} 次更新，预热至多 {warmup} 次更新。",
+        ),
+        "mode_reduced": (
+            "Reduced by the command line: {seeds} seeds and {draws} unseen draws of {bars} bars on "
+            "the planted market, {null_draws} draws of the null market.",
+            "命令行缩减：植入信号市场 {seeds} 个种子、{draws} 个未见抽样（每个 {bars} 根），"
+            "无信号市场 {null_draws} 个抽样。",
+        ),
         "market": ("market", "市场"),
         "check": ("what is measured", "测量内容"),
         "result": ("result", "结果"),
@@ -267,6 +286,15 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
             "专家、路由器与单层智能体均看不到收益与持仓，但路由器能看到各专家账户的收益。"
             "单层智能体在相同抽样上训练相同的环境步数；获得路由器观测者仅作报告，不设标准。",
         ),
+        "note_regime_one_seed": (
+            "One hierarchy, trained briefly: it informs and is held to no bar. The full proof has "
+            "several, and bars.",
+            "仅一个简短训练的层级：供参考，不设标准。完整验证含多个种子并设标准。",
+        ),
+        "note_regime_no_flat": (
+            "No flat agents were trained beside the hierarchy; the full proof has them.",
+            "未在层级之外训练单层智能体；完整验证包含它们。",
+        ),
         "note_null_trials": (
             "An agent is one configuration, so one trial (its seeds are averaged); the rule is the "
             "best of twelve on validation, so twelve trials.",
@@ -339,6 +367,7 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         "fact_mode": ("Mode", "模式"),
         "quick": ("quick", "快速"),
         "full": ("full", "完整"),
+        "reduced": ("reduced", "缩减"),
         "fact_config_hash": ("Configuration", "配置"),
         "fact_code": ("Code", "代码"),
         "fact_finished": ("Finished", "完成时间"),
