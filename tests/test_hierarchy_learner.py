@@ -173,6 +173,19 @@ def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
     learner.close()
 
 
+def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
+    # As in the folds of a walk-forward: own books come to the validation's first bar through bars
+    # that belong to no window.
+    splits = {"train": range(5, 120), "valid": range(126, 190)}
+    world = make_world(n_rows=200, n_assets=3, window=6, splits=splits)
+    learner = trained(make_learner(world, tmp_path), 4)
+    run_backtest(learner.policy(), world, world.span("valid"), learner.config)
+    record = learner.policy().record
+    assert record is not None
+    assert len(record.in_charge) == 63
+    learner.close()
+
+
 def test_without_information_bonus_there_is_nothing_to_pay(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path, "experts.mi_reward_weight=0"), 4)
     assert learner._told["charts/information"] == 0.0

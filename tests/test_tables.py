@@ -89,10 +89,17 @@ def test_stretch_whose_windows_reach_into_the_one_before_is_refused() -> None:
         EmbeddingTable(world, D)
 
 
-def test_rows_of_every_split_are_encoded_and_no_others() -> None:
-    splits = {"train": range(0, 20), "valid": range(25, 40)}
+def test_rows_of_the_splits_and_between_them_are_encoded_and_no_others() -> None:
+    splits = {"train": range(0, 20), "valid": range(25, 38)}
     standing = standing_rows(replace(one_world(), splits=splits))
-    assert np.flatnonzero(standing).tolist() == [*range(W - 1, 20), *range(25, 40)]
+    assert np.flatnonzero(standing).tolist() == [*range(W - 1, 38)]
+
+
+def test_rows_between_stretches_are_not_encoded() -> None:
+    pieces = (range(W - 1, 15), range(15 + W, 38))
+    whole = range(W - 1, 38)
+    world = replace(one_world(), splits={"train": whole}, stretches={"train": pieces})
+    assert np.flatnonzero(standing_rows(world)).tolist() == [*pieces[0], *pieces[1]]
 
 
 def test_refresh_gives_the_next_version_and_leaves_readers_the_last(tmp_path: Path) -> None:

@@ -134,15 +134,19 @@ def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Te
 
 
 def standing_rows(world: World) -> Bools:
-    """[T]: rows of any split on which a book can stand, with a whole window behind them.
+    """[T]: rows on which a book can stand, with a whole window behind them.
 
+    Those of the splits, and of the gaps between them, which whoever looks back comes through.
     Raises where the window of a stretch would reach into the stretch before it.
     """
     standing = np.zeros(len(world.times), dtype=bool)
-    for name, rows in world.splits.items():
+    whole = [rows for name, rows in world.splits.items() if not world.stretches.get(name)]
+    if whole:
+        first = max(min(rows.start for rows in whole), world.window - 1)
+        standing[first : max(rows.stop for rows in whole)] = True
+    for name in world.splits:
         pieces = world.stretches.get(name)
         if not pieces:
-            standing[max(rows.start, world.window - 1) : rows.stop] = True
             continue
         end = 0
         for piece in sorted(pieces, key=lambda piece: piece.start):
