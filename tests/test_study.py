@@ -138,7 +138,7 @@ def leave_behind(directory: Path, mapds: Sequence[float], log: Sequence[float]) 
             writing.write(50 * k, {"valid/sharpe_annual": 1.0})
 
 
-def test_the_lowest_mapd_is_from_the_first_check_on_and_between_checks_too(tmp_path: Path) -> None:
+def test_the_lowest_mapd_is_since_it_was_reached_and_between_checks_too(tmp_path: Path) -> None:
     leave_behind(tmp_path, [0.5, 0.4], [0.0, 0.01, 0.2, 0.3])
     assert population_facts(tmp_path) == {
         "mapd": [[100, 0.5], [200, 0.4]],
@@ -148,6 +148,11 @@ def test_the_lowest_mapd_is_from_the_first_check_on_and_between_checks_too(tmp_p
         "usage_entropy": pytest.approx(0.5),
         "begun_anew": 1,
     }
+
+
+def test_mapd_that_was_never_reached_is_the_highest_there_was(tmp_path: Path) -> None:
+    leave_behind(tmp_path, [0.1, 0.2], [0.0, 0.1, 0.22])
+    assert population_facts(tmp_path)["mapd_lowest"] == 0.22
 
 
 def test_without_a_check_nothing_is_known_of_diversity(tmp_path: Path) -> None:
@@ -258,7 +263,7 @@ def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: Study) -
     wanted = "| the bonuses | with responsibility weighting | +1.07 [+0.92, +1.21] | helps |"
     assert wanted in lines
     assert any(line.endswith("| not resolved |") for line in lines)
-    assert "held from the first check on in 2 of 3 seeds (lowest 0.20); 6 experts began" in text
+    assert "reached and held in 2 of 3 seeds (lowest 0.20); 6 experts began" in text
     assert "`experts.responsibility=false trainer.evolution.enabled=true`" in text
 
 

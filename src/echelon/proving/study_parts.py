@@ -25,6 +25,8 @@ from echelon.proving.trial import proof_config
 from echelon.runs.metrics import read_metrics
 
 _MAPD = "population/mapd"
+HELD = 0.25
+"""MAPD that the experts of M3 are to keep through training."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def population_facts(directory: Path) -> dict[str, Any]:
     """How different the experts of a training were; None where no check came.
 
     mapd: of each check of the population, by step; mapd_lowest: of these and of the training log
-    (means of its intervals) from the first check on; begun_anew: how many experts
+    (means of its intervals), from where it first reached `HELD`; where it never did, the highest
+    begun_anew: how many experts
     """
     history = PopulationHistory.find(directory)
     checks = [] if history is None else [r for r in history.rounds if math.isfinite(r.mapd)]
@@ -160,12 +163,17 @@ def population_facts(directory: Path) -> dict[str, Any]:
         nothing = ("mapd_end", "mapd_lowest", "volume", "usage_entropy", "begun_anew")
         return {"mapd": [], **dict.fromkeys(nothing)}
     log = read_metrics(directory)
-    between = log.filter(log["step"] > checks[0].step)[_MAPD].drop_nulls().drop_nans()
+    every = {one.step: one.mapd for one in checks}
+    for step, value in zip(log["step"].to_list(), log[_MAPD].to_list(), strict=True):
+        if value is not None and value > 0.0:  # 0: the log's word for not known yet
+            every.setdefault(step, value)
+    seen = [every[step] for step in sorted(every)]
+    reached = next((k for k, value in enumerate(seen) if value >= HELD), None)
     last = checks[-1]
     return {
         "mapd": [[one.step, one.mapd] for one in checks],
         "mapd_end": last.mapd,
-        "mapd_lowest": min([one.mapd for one in checks] + between.to_list()),
+        "mapd_lowest": max(seen) if reached is None else min(seen[reached:]),
         "volume": known(last.volume),
         "usage_entropy": known(last.usage_entropy / math.log(len(history.experts))),
         "begun_anew": sum(life.kind == "reseed" for life in history.lineage),

@@ -20,6 +20,7 @@ from echelon.files import write_atomic
 from echelon.population.evolution import founders, plan_of
 from echelon.proving.parts import Done, Finding
 from echelon.proving.study_parts import (
+    HELD,
     ONE,
     UNWEIGHTED,
     VARIANTS,
@@ -31,8 +32,6 @@ from echelon.types import Floats
 
 FORMAT = 1
 FILE = "study.json"
-HELD = 0.25
-"""MAPD that the experts of M3 are to keep through training."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
         held = sum(one >= HELD for one in lowest)
         anew = sum(row.known("begun anew"))
         notes.append(
-            f"{row.title}: MAPD of at least {HELD:g} held from the first check on in {held} of "
+            f"{row.title}: MAPD of at least {HELD:g} reached and held in {held} of "
             f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {anew:g} experts began anew."
         )
     return notes

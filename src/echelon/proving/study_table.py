@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echelon.evaluation.statistics.seeds import seed_interval
-from echelon.proving.study_results import HELD, Difference, Row, Study
+from echelon.proving.study_parts import HELD
+from echelon.proving.study_results import Difference, Row, Study
 
 TABLE = "study.md"
 NONE = "–"
@@ -52,9 +53,10 @@ def markdown(study: Study) -> str:
         "the regime.",
         "## How different the experts are",
         _table([row for row in study.rows if row.known("oracle")], DIVERSITY, held=True),
-        "MAPD: at the checks of the population; lowest: from the first check on, the training log "
-        "between checks included. Usage entropy: of the experts, as a share of its most; in "
-        "training of the last 1,000 decisions.",
+        f"MAPD: at the last check of the population; lowest: since it first reached {HELD:g}, the "
+        "training log between checks included (where it never did, the highest there was), for "
+        "networks begin alike. Usage entropy: of the experts, as a share of its most; in training "
+        "of the last 1,000 decisions.",
         "## What helps",
         _differences(study.differences),
         "Differences of Sharpe ratios, paired by seed. Each interval is a 95 % one by itself: of "
