@@ -346,16 +346,22 @@ def _numbers(told: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in told.items() if not name.startswith(others)}
 
 
-def _round(bench: Bench, *overrides: str) -> object:
+def _round(bench: Bench, *overrides: str, rounds: int = 1) -> object:
     """What a round of a population tells: losses, information, distances, fitness, router."""
     bench.n += 1
     config = bench.config(*HIERARCHY, *overrides)
     world = _world(config)
     place = bench.root / f"run{bench.n}" / "seeds" / "1"
     learner = make_learner(config, Worlds(world, world, "data"), place, 1)
-    told = learner.train_once()
+    told = [learner.train_once() for _ in range(rounds)][-1]
     learner.close()
     return _numbers(told)
+
+
+def _second_round(bench: Bench, *overrides: str) -> object:
+    """What is told after a round whose router has learned in the one before."""
+    routed = "trainer.training_schedule.router={freq: 1, steps: 16}"
+    return _round(bench, routed, *overrides, rounds=2)
 
 
 def _evolved(bench: Bench, *overrides: str) -> object:
@@ -555,6 +561,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "experts.mi_estimator": ("experts.mi_estimator=diayn", _informed),
     "experts.mi_margin": ("experts.mi_margin=0", _informed),
     "experts.responsibility": ("experts.responsibility=false", _round),
+    "experts.responsibility_by": ("experts.responsibility_by=router", _second_round),
     "experts.responsibility_bars": ("experts.responsibility_bars=3", _round),
     "experts.responsibility_temperature": ("experts.responsibility_temperature=2", _round),
     "experts.responsibility_floor": ("experts.responsibility_floor=0.5", _round),

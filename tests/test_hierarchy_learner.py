@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -22,7 +23,13 @@ from echelon.population.artefacts import PopulationHistory
 from echelon.population.learner import HierarchyLearner
 from echelon.population.policies import load_hierarchy
 from echelon.population.settings import refuse_settings
-from echelon.population.windows import own_returns, parts_of, row_weights, window_sharpes
+from echelon.population.windows import (
+    own_returns,
+    parts_of,
+    routed_weights,
+    row_weights,
+    window_sharpes,
+)
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -101,7 +108,14 @@ def test_a_round_does_what_is_due_and_counts_every_step(world: World, tmp_path: 
     learner.close()
 
 
-@pytest.mark.parametrize("more", [(), ("lora.enabled=true",), ("risk.cvar_constraint=true",)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("lora.enabled=true",),
+        ("risk.cvar_constraint=true", "experts.responsibility_by=router"),
+    ],
+)
 def test_a_resumed_population_goes_on_bit_for_bit(
     world: World, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
@@ -184,6 +198,33 @@ def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
     assert record is not None
     assert len(record.in_charge) == 63
     learner.close()
+
+
+def test_rows_go_to_whom_the_router_finds_probable() -> None:
+    nobody = math.nan
+    found = np.array([[0.6, 0.2, 0.2], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [nobody, nobody, nobody]])
+    weights = routed_weights(found, floor=0.1)
+    # 0.9 · 2 · (3/4, 1/4) + 0.1; where it wants cash, and where it was not asked, all are alike.
+    np.testing.assert_allclose(weights, [[1.45, 1.0, 1.0, 1.0], [0.55, 1.0, 1.0, 1.0]], rtol=1e-6)
+
+
+def test_responsibility_by_the_router_begins_when_it_has_learned(
+    world: World, tmp_path: Path
+) -> None:
+    more = ("experts.responsibility_by=router",)
+    plain, routed = (
+        make_learner(world, tmp_path / name, *some) for name, some in (("a", ()), ("b", more))
+    )
+    # The router learns after the experts' phase of round 4: theirs of round 6 is the first to ask.
+    for rounds, same in ((4, True), (2, False)):
+        trained(plain, rounds)
+        trained(routed, rounds)
+        left, right = plain.weights(), routed.weights()
+        assert all(torch.equal(left[name], right[name]) for name in left) == same
+    weights, _ = routed._whose_bars()
+    np.testing.assert_allclose(weights.mean(axis=0), 1.0, rtol=1e-5)
+    plain.close()
+    routed.close()
 
 
 def test_without_information_bonus_there_is_nothing_to_pay(world: World, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class ExpertsConfig(Section):
     """The reward is paid where an expert's Sharpe ratio (annual) is this near to the best one's."""
     responsibility: bool = True
     """Weight each expert's loss by how much a bar is its own; false: every bar counts alike."""
+    responsibility_by: Literal["returns", "router"] = "returns"
+    """returns: by trailing returns of own books; router: once it has learned, by its choices."""
     responsibility_bars: PositiveInt = 40
     """Trailing bars of the experts' own books that tell whose a bar is."""
     responsibility_temperature: PositiveFloat = 0.5

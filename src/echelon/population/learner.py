@@ -48,13 +48,14 @@ from echelon.population.meta_env import MetaEnv
 from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
 from echelon.population.policies import expert_policy
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router import Router
+from echelon.population.router import Router, probabilities_along
 from echelon.population.settings import refuse_settings
 from echelon.population.shared_replay import SharedReplay
-from echelon.population.windows import parts_of, row_weights
+from echelon.population.survey import survey
+from echelon.population.windows import parts_of, routed_weights, row_weights
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
-from echelon.types import Bools, Floats32
+from echelon.types import Bools, Floats, Floats32
 
 Metrics = dict[str, float]
 
@@ -123,6 +124,7 @@ class HierarchyLearner:
         self._told: Metrics = dict.fromkeys(self._names(), 0.0)
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
+        self._experts_market: Floats32 | None = None
 
     # --- the loop
 
@@ -196,6 +198,8 @@ class HierarchyLearner:
         gate = quality_gate(np.array(sharpes), experts.mi_margin)
         if not experts.responsibility:
             return np.ones(returns.shape, dtype=np.float32), gate
+        if experts.responsibility_by == "router" and self.router.decisions:
+            return routed_weights(self._routed(), experts.responsibility_floor), gate
         weights = row_weights(
             returns,
             world,
@@ -204,6 +208,15 @@ class HierarchyLearner:
             floor=experts.responsibility_floor,
         )
         return weights, gate
+
+    def _routed(self) -> Floats:
+        """[T,K+1] how probable the router finds each choice along the experts' window."""
+        world = self.parts.experts
+        found = survey(
+            self._experts(), world, world.spans("train"), self.config, self._experts_market
+        )
+        self._experts_market = found.market
+        return probabilities_along(self.router, found)
 
     def _tell_skills_apart(self) -> dict[str, Any] | None:
         """Train the bonus's model on everybody's data; its weights, None without a bonus."""

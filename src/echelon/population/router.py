@@ -103,6 +103,11 @@ class Router:
             "router/seconds": time.perf_counter() - began,
         }
 
+    @property
+    def decisions(self) -> int:
+        """How many it has learned from."""
+        return int(self.model.num_timesteps)
+
     def follow(self, returns: Floats, fresh: Bools) -> None:
         """Not needed: what was earned is in the observations."""
 

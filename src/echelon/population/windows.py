@@ -26,6 +26,8 @@ _PIECE = 500
 """Most bars that an own book trades at a time: pieces are traded side by side, hence quickly."""
 _SIDE_BY_SIDE = 64
 """Pieces that a short window is cut into: a step of so many costs little more than one of one."""
+_NOBODY = 1e-6
+"""Where the router gives all experts together less than this, the row is everybody's."""
 _LEAST_STRETCHES = 4
 """Stretches from which on whole ones are kept for the router."""
 
@@ -105,6 +107,21 @@ def row_weights(
         shares = responsibilities(returns[:, rows], window, temperature, floor)
         weights[:, rows] = len(returns) * shares
     return weights
+
+
+def routed_weights(probabilities: Floats, floor: float) -> Floats32:
+    """[K,T] weight of each row in each expert's loss, by how probable the router finds the expert.
+
+    probabilities[T,K+1]: the last one of cash, which nobody learns from; NaN: a row of nobody's
+    floor: share of every row that is spread over all experts
+    """
+    experts = np.nan_to_num(probabilities[:, :-1])
+    total = experts.sum(axis=1, keepdims=True)
+    n_experts = experts.shape[1]
+    shares = np.full_like(experts, 1.0 / n_experts)
+    np.divide(experts, total, out=shares, where=total > _NOBODY)
+    weights = (1.0 - floor) * n_experts * shares + floor
+    return np.ascontiguousarray(weights.T, dtype=np.float32)
 
 
 def window_sharpes(policy: Policy, world: World, config: Config, pieces: int) -> Floats:
