@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 import yaml
+from sb3_contrib import MaskablePPO
 from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.vec_env import VecNormalize
 from worlds import make_config, make_world, prepared_run
 
+from echelon.config import Config, load_config
 from echelon.envs import BatchedVecEnv
 from echelon.envs.registration import IDS
+from echelon.population.meta_env import MetaEnv
+from echelon.population.router import Router
 
 FILES = Path(__file__).parents[1] / "configs" / "rl_zoo"
 ALGORITHMS: dict[str, type] = {"a2c": A2C, "ppo": PPO, "sac": SAC}
+ROUTER = "ppo_mask"
 ZOO_KEYS = {"n_timesteps", "n_envs", "normalize"}
 """What the zoo reads itself; the rest goes to the algorithm."""
 CASES = [
@@ -38,7 +43,7 @@ def hyperparameters(algorithm: str) -> dict[str, dict[str, Any]]:
 
 
 def test_every_file_is_of_a_known_algorithm_and_names_our_environments_only() -> None:
-    assert sorted(path.stem for path in FILES.glob("*.yml")) == sorted(ALGORITHMS)
+    assert sorted(path.stem for path in FILES.glob("*.yml")) == sorted({*ALGORITHMS, ROUTER})
     found = [(name, env) for name in sorted(ALGORITHMS) for env in hyperparameters(name)]
     assert found == CASES
     assert {env for _, env in found} == set(IDS)
@@ -50,6 +55,27 @@ def test_settings_are_arguments_of_the_algorithm(algorithm: str, env: str) -> No
     known = inspect.signature(ALGORITHMS[algorithm].__init__).parameters
     assert settings.keys() - ZOO_KEYS <= known.keys()
     assert settings["n_timesteps"] > 0
+
+
+def test_router_of_the_file_is_the_one_that_the_configuration_makes() -> None:
+    (name, settings), *others = hyperparameters(ROUTER).items()
+    assert (name, others) == (MetaEnv.__name__, [])
+    known = inspect.signature(MaskablePPO.__init__).parameters
+    assert settings.keys() - ZOO_KEYS <= known.keys()
+    config = Config()
+    router = Router(config, 5, 0).model
+    for key in ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm"):
+        assert settings[key] == getattr(router, key), key
+    assert settings["learning_rate"] == router.learning_rate == config.meta_router.lr
+    assert settings["clip_range"] == router.clip_range(1.0)  # type: ignore[operator]
+    assert settings["n_steps"] == router.n_steps
+    assert settings["n_envs"] == config.meta_router.n_envs
+    assert settings["n_steps"] * settings["n_envs"] == config.meta_router.n_steps == 1024
+    assert settings["n_timesteps"] == config.trainer.training_schedule.router.steps
+    asked = eval(settings["policy_kwargs"])
+    assert {key: router.policy_kwargs[key] for key in asked} == asked
+    shipped = load_config(FILES.parent / "hierarchical.yaml")
+    assert shipped.meta_router == config.meta_router
 
 
 @pytest.mark.parametrize(("algorithm", "env"), CASES)
