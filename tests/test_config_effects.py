@@ -366,7 +366,7 @@ def _second_round(bench: Bench, *overrides: str) -> object:
 
 def _evolved(bench: Bench, *overrides: str) -> object:
     """Weights and hyperparameters of toy members after evolutions by made-up fitness."""
-    config = bench.config("experts.n_experts=2", *overrides)
+    config = bench.config("experts.n_experts=2", "train.lr_actor=0.001", *overrides)
     evolution = Evolution.of(config, 1)
     n_members = evolution.plan.members
     with Crew(Toy, n_members) as crew:
@@ -604,13 +604,13 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "trainer.evolution.paces": ("trainer.evolution.paces=[1, 2]", _niches),
     "trainer.evolution.variance_penalty": ("trainer.evolution.variance_penalty=2", _bred),
     "trainer.evolution.windows": ("trainer.evolution.windows=3", _bred),
-    "trainer.evolution.lr": ("trainer.evolution.lr=[0.001, 0.003]", _evolved),
-    "trainer.evolution.target_entropy": ("trainer.evolution.target_entropy=[-3, -1.1]", _evolved),
+    "trainer.evolution.lr": ("trainer.evolution.lr=[0.001, 0.001]", _evolved),
+    "trainer.evolution.target_entropy": ("trainer.evolution.target_entropy=[-1, -1]", _evolved),
     "trainer.evolution.mi_reward_weight": (
-        "trainer.evolution.mi_reward_weight=[0.05, 0.4]",
+        "trainer.evolution.mi_reward_weight=[0.5, 0.5]",
         _evolved,
     ),
-    "trainer.evolution.gamma": ("trainer.evolution.gamma=[0.8, 0.9]", _evolved),
+    "trainer.evolution.gamma": ("trainer.evolution.gamma=[0.96, 0.96]", _evolved),
     "risk.enabled": ("risk.enabled=false", _commanded),
     "risk.drawdown_window": ("risk.drawdown_window=12", _commanded),
     "risk.drawdown_limit": ("risk.drawdown_limit=0.12", _commanded),
@@ -629,7 +629,11 @@ SHARED: dict[str, Observe] = {
     **dict.fromkeys(("model.encoder", "model.d_model", "model.n_layers", "lora.enabled"), _round),
     **dict.fromkeys(("expert.hidden", "expert.batch_size", "expert.updates_per_step"), _round),
     **dict.fromkeys(("expert.learning_starts", "expert.tau", "expert.warmup_updates"), _round),
-    **dict.fromkeys(("reward.kind", "train.gamma", "train.lr_actor", "train.lr_critic"), _round),
+    # Outside of the bounds of what evolves.
+    **dict.fromkeys(
+        ("train.gamma", "train.lr_actor"), under(_round, "trainer.evolution.enabled=false")
+    ),
+    **dict.fromkeys(("reward.kind", "train.lr_critic"), _round),
     **dict.fromkeys(("train.books", "train.episode_steps"), _round),
     "lora.rank": under(_round, "lora.enabled=true"),
 }

@@ -12,10 +12,18 @@ import pytest
 from test_mfpbt import EXPECTED, FIVE, POPULATION, ROUNDS, beginnings
 from worlds import make_config
 
-from echelon.agents.mfpbt import Decision, Plan
+from echelon.agents.mfpbt import Decision, Plan, Range
 from echelon.errors import ConfigError, StoreError, TrainingError
 from echelon.population.crew import Crew, Failure
-from echelon.population.evolution import Evolution, fitness, founders, plan_of, space
+from echelon.population.evolution import (
+    Evolution,
+    RouterEvolution,
+    fitness,
+    founders,
+    plan_of,
+    router_space,
+    space,
+)
 from echelon.population.monitor import skills
 from echelon.types import Floats
 
@@ -74,6 +82,10 @@ class Toy:
     def _fail(self, method: str) -> None:
         if self.broken == method:
             raise TrainingError(f"planted in {method}")
+
+
+IN_BOUNDS = "train.lr_actor=1e-3"
+"""The default rate is that of flat agents."""
 
 
 def _evolution(plan: Plan, seed: int = 7, **settings: Any) -> Evolution:
@@ -230,13 +242,13 @@ def test_without_evolution_only_what_is_alike_begins_anew() -> None:
 
 
 def test_the_lineage_counts_rounds_of_training_and_decides_alike() -> None:
-    each, fourth = _evolution(FIVE), _evolution(FIVE, every=4)
+    alone, fourth = _evolution(FIVE), _evolution(FIVE, every=4)
     for fit in (np.arange(5.0), np.arange(5.0) + 1.0):
-        assert each.step(fit, 1.0) == fourth.step(fit, 1.0)
-    rounds = [life.round for life in each.lineage.lives]
+        assert alone.step(fit, 1.0) == fourth.step(fit, 1.0)
+    rounds = [life.round for life in alone.lineage.lives]
     assert [life.round for life in fourth.lineage.lives] == [4 * r for r in rounds]
     assert rounds[5:] == [1, 2, 2]
-    config = make_config("trainer.training_schedule.population.freq=7")
+    config = make_config(IN_BOUNDS, "trainer.training_schedule.population.freq=7")
     assert Evolution.of(config, 0).every == 7
 
 
@@ -307,11 +319,11 @@ def test_fitness_is_the_mean_less_the_penalised_deviation() -> None:
     assert float(fitness(np.array([1.0, 3.0]), 2.0)) == 0.0
 
 
-def test_founders_are_the_configuration_inside_the_bounds_and_spread_beyond_the_first() -> None:
+def test_founders_are_the_configuration_and_spread_inside_the_bounds_beyond_the_first() -> None:
     config = make_config(
         "experts.n_experts=2",
         "trainer.evolution.members_per_niche=4",
-        "train.lr_actor=1e-5",
+        "train.lr_actor=3e-4",
         "train.gamma=0.97",
     )
     plan = plan_of(config)
@@ -337,10 +349,93 @@ def test_switches_do_not_evolve() -> None:
     assert sorted(space(make_config())) == ["gamma", "lr", "mi_reward_weight", "target_entropy"]
     off = make_config("experts.mi_reward_weight=0", "expert.entropy=0.2")
     assert sorted(space(off)) == ["gamma", "lr"]
+    assert sorted(router_space(make_config())) == ["kl_lambda", "router_lr"]
+    assert sorted(router_space(make_config("meta_router.kl_lambda=0"))) == ["router_lr"]
+    capped = router_space(make_config("meta_router.kl_lambda_max=0.15"))["kl_lambda"]
+    assert (capped.low, capped.high) == (0.01, 0.15)
     fixed = make_config("trainer.evolution.enabled=false", "train.lr_actor=1e-5")
+    assert router_space(fixed) == {}
     evolution = Evolution.of(fixed, seed=3)
     assert evolution.hyperparameters()[4]["lr"] == 1e-5  # outside the bounds, which do not matter
     assert evolution.skills.shape == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.lr_actor=1e-5", r"train.lr_actor = 1e-05 .*evolution\.lr = \[0.0003, 0.003\]"),
+        ("train.gamma=0.999", r"train.gamma = 0.999 .*evolution\.gamma = \[0.8, 0.995\]"),
+        ("expert.target_entropy=-3", r"expert.target_entropy = -3 .* \[-2, -0.2\]"),
+        ("experts.mi_reward_weight=2", r"experts.mi_reward_weight = 2 .* \[0.05, 1\]"),
+        ("meta_router.lr=0.01", r"meta_router.lr = 0.01 .*evolution.router_lr = \[0.0001, 0.001\]"),
+        ("meta_router.kl_lambda=0.005", r"meta_router.kl_lambda = 0.005 .* \[0.01, 0.2\]"),
+    ],
+)
+def test_what_would_begin_outside_its_bounds_is_refused_by_key_and_value(
+    setting: str, said: str
+) -> None:
+    config = make_config(IN_BOUNDS, setting)
+    with pytest.raises(ConfigError, match=said):
+        Evolution.of(config, seed=0)
+    with pytest.raises(ConfigError, match=said):
+        RouterEvolution.of(config, seed=0)
+    off = make_config(IN_BOUNDS, setting, "trainer.evolution.enabled=false")
+    assert Evolution.of(off, seed=0).plan.members == 5
+    assert RouterEvolution.of(off, seed=0).step(1.0, 100) == []
+
+
+def _router(seed: int = 7) -> RouterEvolution:
+    bounds = {"router_lr": Range(1e-4, 1e-3), "kl_lambda": Range(0.01, 0.2)}
+    return RouterEvolution(bounds, {"router_lr": 3e-4, "kl_lambda": 0.1}, seed)
+
+
+def test_router_tries_keeps_and_reverts_by_the_fitness_of_the_hierarchy() -> None:
+    router = _router()
+    first = dict(router.values)
+    (tried,) = router.step(1.0, learned=1000)
+    assert (tried.kind, tried.reason) == ("propose", "fitness 1; on trial")
+    for name, value in first.items():
+        assert router.values[name] / value == pytest.approx(0.8) or router.values[
+            name
+        ] / value == pytest.approx(1.25)
+    second = dict(router.values)
+    kept, tried = router.step(1.0, learned=2000)  # the same fitness has not fallen
+    assert (kept.kind, dict(kept.hyperparameters), tried.kind) == ("keep", second, "propose")
+    assert router.values == dict(tried.hyperparameters) != second
+    undone, tried = router.step(0.9, learned=3000)
+    assert (undone.kind, dict(undone.hyperparameters)) == ("revert", second)
+    (undone,) = router.step(NAN, learned=4000)  # nothing is known, and nothing tried
+    assert (undone.kind, router.values, router.pending) == ("revert", second, None)
+
+
+def test_a_trial_goes_on_until_the_router_has_learned() -> None:
+    router = _router()
+    router.step(1.0, learned=1000)
+    tried = dict(router.values)
+    assert router.step(0.1, learned=1000) == []
+    assert router.values == tried
+    undone, _ = router.step(0.1, learned=1024)
+    assert undone.kind == "revert"
+
+
+def test_router_settings_stay_within_their_bounds() -> None:
+    router = _router()
+    for n in range(1, 200):
+        router.step(float(n), learned=n)  # ever fitter: every change is kept
+        assert 1e-4 <= router.values["router_lr"] <= 1e-3
+        assert 0.01 <= router.values["kl_lambda"] <= 0.2
+
+
+def test_a_resumed_router_evolves_on_alike_and_refuses_other_settings() -> None:
+    whole, half = _router(), _router()
+    whole.step(1.0, 10)
+    half.restore(json.loads(json.dumps(whole.state())))
+    for n, fit in ((20, 0.5), (30, 2.0)):
+        assert whole.step(fit, n) == half.step(fit, n)
+    assert whole.values == half.values
+    other = RouterEvolution({}, {}, 7)
+    with pytest.raises(StoreError, match="of the router"):
+        other.restore(whole.state())
 
 
 @pytest.mark.parametrize(

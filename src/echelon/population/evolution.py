@@ -9,6 +9,9 @@ An evolution, `Evolution.step`, from the members' fitness and the experts' diver
 
 Members whose numbers are no longer finite do not wait for it: `Evolution.quarantined`.
 
+Of the router there is one. `RouterEvolution` tries other settings of it as those of the weakest
+expert are tried, and keeps them unless the fitness of the whole hierarchy falls.
+
 `Evolution.apply` carries decisions out on a `crew.Host`, whose members are `Evolving`: all sources
 are read before anything is overwritten, so that copies are of the population as it was.
 
@@ -45,6 +48,15 @@ from echelon.population.monitor import fresh_skill, skills
 from echelon.rng import stream
 from echelon.types import Floats
 
+_KEYS = {
+    "lr": "train.lr_actor",
+    "target_entropy": "expert.target_entropy",
+    "mi_reward_weight": "experts.mi_reward_weight",
+    "gamma": "train.gamma",
+    "router_lr": "meta_router.lr",
+    "kl_lambda": "meta_router.kl_lambda",
+}
+"""Of what evolves: where the configuration sets it."""
 _SPREAD = 2.0
 """Founders of a niche beyond the first begin with up to this factor more or less."""
 
@@ -105,6 +117,37 @@ def space(config: Config) -> dict[str, Range]:
         "gamma": Range(*bounds.gamma, of_rest=True),
     }
     return {name: ranges[name] for name in values}
+
+
+def router_space(config: Config) -> dict[str, Range]:
+    """The router's hyperparameters that evolve, with their bounds; none without evolution.
+
+    A λ of 0 is a switch and does not evolve; none exceeds `meta_router.kl_lambda_max`.
+    """
+    bounds, meta = config.trainer.evolution, config.meta_router
+    if not bounds.enabled:
+        return {}
+    found = {"router_lr": Range(*bounds.router_lr)}
+    if meta.kl_lambda > 0.0:
+        low, high = (min(end, meta.kl_lambda_max) for end in bounds.kl_lambda)
+        found["kl_lambda"] = Range(low, high)
+    return found
+
+
+def refuse_outside(config: Config) -> None:
+    """Raise where evolution would begin outside its own bounds: it would change what was set."""
+    if not config.trainer.evolution.enabled:
+        return
+    spaces = space(config) | router_space(config)
+    for name, value in (_values(config) | _router_values(config)).items():
+        bounds = spaces.get(name)
+        if bounds is None or bounds.low <= value <= bounds.high:
+            continue
+        raise ConfigError(
+            f"{_KEYS[name]} = {value:g} is outside of trainer.evolution.{name} = [{bounds.low:g}, "
+            f"{bounds.high:g}], within which it evolves. Change either, or turn evolution off "
+            "(trainer.evolution.enabled: false)."
+        )
 
 
 def plan_of(config: Config) -> Plan:
@@ -187,6 +230,7 @@ class Evolution:
     @classmethod
     def of(cls, config: Config, seed: int) -> Evolution:
         """The configuration's."""
+        refuse_outside(config)
         plan = plan_of(config)
         return cls(
             plan,
@@ -346,6 +390,80 @@ class Evolution:
         """Of a member's present life: it may begin anew twice in a round."""
         chance = stream(self.seed, "mutation", self.lineage.living(member).id)
         return int(chance.integers(2**62))
+
+
+class RouterEvolution:
+    """The router's hyperparameters, and the change of them that is on trial.
+
+    At every evolution: a change on trial is settled, by the hierarchy's fitness then and now; then
+    another one begins. A change during which the router has not learned says nothing of it: its
+    trial goes on. Experts learn at the same time, so that a trial is a noisy one.
+    """
+
+    def __init__(self, space: Mapping[str, Range], values: Hyperparameters, seed: int) -> None:
+        """space: what evolves, maybe nothing; values: to begin with, of the same names"""
+        assert space.keys() == values.keys(), f"{sorted(values)} should be {sorted(space)}"
+        self.seed = seed
+        self.round = 0
+        self.values = dict(values)
+        self.pending: Proposal | None = None
+        self._plan = Plan(niches=1, per_niche=1, frequencies=(1,), space=space)
+        self._learned = 0
+
+    @classmethod
+    def of(cls, config: Config, seed: int) -> RouterEvolution:
+        """The configuration's."""
+        refuse_outside(config)
+        names, values = router_space(config), _router_values(config)
+        return cls(names, {name: values[name] for name in names}, seed)
+
+    def step(self, fit: float, learned: int) -> list[Decision]:
+        """Decisions of the next evolution, about `values`, which are those to go on with.
+
+        fit: the hierarchy's, NaN where unknown; learned: decisions that the router has learned
+        from, in all
+        """
+        self.round += 1
+        if not self._plan.space:
+            return []
+        done: list[Decision] = []
+        if self.pending is not None:
+            if learned == self._learned:
+                return []
+            done.append(settle(self.pending, self.round, fit))
+            self.pending = None
+            self.values = dict(done[0].hyperparameters)
+        self.pending = propose(self._plan, self.round, np.array([fit]), [self.values], self.seed)
+        if self.pending is not None:
+            self._learned = learned
+            self.values = dict(self.pending.decision.hyperparameters)
+            done.append(replace(self.pending.decision, reason=f"fitness {fit:.4g}; on trial"))
+        return done
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; fit for JSON."""
+        return {
+            "round": self.round,
+            "values": dict(self.values),
+            "pending": None if self.pending is None else self.pending.as_json(),
+            "learned": self._learned,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; refuses that of other hyperparameters."""
+        if state["values"].keys() != self.values.keys():
+            raise StoreError(
+                f"expected hyperparameters {sorted(self.values)} of the router, found "
+                f"{sorted(state['values'])}: resume with the configuration of the run"
+            )
+        self.round, self._learned = int(state["round"]), int(state["learned"])
+        self.values = {name: float(value) for name, value in state["values"].items()}
+        pending = state["pending"]
+        self.pending = None if pending is None else Proposal.from_json(pending)
+
+
+def _router_values(config: Config) -> dict[str, float]:
+    return {"router_lr": config.meta_router.lr, "kl_lambda": config.meta_router.kl_lambda}
 
 
 def _values(config: Config) -> dict[str, float]:

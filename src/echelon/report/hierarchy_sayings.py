@@ -41,6 +41,7 @@ _SAYINGS = (
     _saying("exposure of # instead", "仓位降至 {0}"),
     # evolution
     _saying("fitness # is the least of #; on trial", "适应度 {0} 为 {1} 个中最低，试行新参数"),
+    _saying("fitness #; on trial", "适应度 {0}，试行新参数"),
     _saying("fitness # → # did not fall", "适应度 {0} → {1}，未下降"),
     _saying("fitness # → # fell", "适应度 {0} → {1}，下降"),
     _saying(
