@@ -38,6 +38,7 @@ TINY = (
     *("meta_router.batch_size=16", "meta_router.episode_decisions=4", "meta_router.every_bars=2"),
     *("meta_router.horizons=[2, 5]", "train.total_env_steps=200", "logging.tensorboard=false"),
     *("train.validate_every_steps=200", "train.checkpoint_every_steps=10000"),
+    "train.lr_actor=0.001",
 )
 MARKET = RegimeMarket(n_assets=3, n_bars=90)
 DRAWS = Draws(train=2, valid=1, test=1, valid_bars=60)
