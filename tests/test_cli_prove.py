@@ -269,8 +269,16 @@ def test_what_is_hurried_is_never_made_slower() -> None:
     assert (quick.pretrain.epochs, quick.pretrain.pass_rows) == (pace.epochs, pace.pass_rows)
     assert quick.expert.warmup_updates == pace.warmup
     assert quick.expert.updates_per_step == pace.updates_per_step
+    assert quick.train.lr_actor == quick.train.lr_critic == pace.lr
+    assert quick.train.gamma == slow.train.gamma
     for section in ("experts", "meta_router", "trainer", "lora", "risk", "model", "reward"):
         assert getattr(quick, section) == getattr(slow, section), section
-    fast = ["pretrain.epochs=1", "pretrain.pass_rows=100", "expert.warmup_updates=0"]
+    fast = [
+        "train.lr_actor=0.01",
+        "train.lr_critic=0.01",
+        "pretrain.epochs=1",
+        "pretrain.pass_rows=100",
+        "expert.warmup_updates=0",
+    ]
     given = load_config(CONFIGS / "hierarchical.yaml", [*fast, "expert.updates_per_step=1.0"])
     assert hurried(given, QUICK_HIERARCHY) == given

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from markets import CONFIGS
+from provings import SIZES, shrink_leaky, shrink_quick
+from typer.testing import CliRunner
 from worlds import make_config
 
+from echelon.cli import app
 from echelon.config import load_config
+from echelon.errors import EchelonError
 from echelon.proving.certificate import MarketResult
 from echelon.proving.hierarchies import (
     Draws,
@@ -24,7 +30,7 @@ from echelon.proving.hierarchies import (
 from echelon.proving.parts import Done, Finding
 from echelon.proving.prove import MARKETS, SHIPPED, plan
 from echelon.proving.regime import RegimeMarket
-from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, sizes_for
+from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, Pace, sizes_for
 
 TINY = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -172,3 +178,44 @@ def test_quick_sizes_are_those_of_the_agent() -> None:
         assert sizes_for(config, quick=False) is FULL
     assert QUICK_EXPERTS.pace is None
     assert QUICK_EXPERTS.own_draws == FULL.own_draws
+
+
+def test_a_hierarchy_is_proved_on_all_five_markets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With adapters on TimesNet and all bonuses; too small to learn anything."""
+    shrink_leaky(monkeypatch)
+    small = replace(
+        SIZES,
+        planted_seeds=1,
+        own_draws=(2, 1),
+        n_draws=1,
+        claim_draws=1,
+        null_draws=2,
+        regime_pairs=1,
+        hierarchy_seeds=1,
+        hierarchy_steps=200,
+        hierarchy_draws=DRAWS,
+        hierarchy_flat=False,
+        pace=Pace(1, 64, 10, 0.25, 1e-3),
+    )
+    shrink_quick(monkeypatch, small)
+    settings = [word for item in TINY for word in ("-o", item)]
+    command = ["prove", "--quick", "--workers", "1", "--output-dir", str(tmp_path)]
+    where = ["--config", str(CONFIGS / "hierarchical.yaml")]
+    result = CliRunner().invoke(app, [*command, *where, *settings])
+    assert isinstance(result.exception, EchelonError), result.output
+    assert "not passed" in str(result.exception)
+    tree = json.loads((tmp_path / "certificate.json").read_text(encoding="utf-8"))
+    found = {market["name"]: market for market in tree["markets"]}
+    assert tuple(found) == MARKETS
+    assert tree["about"]["pace"]["lr"] == 1e-3
+    assert {"regime_one_seed", "regime_no_flat"} < set(found["regime"]["notes"])
+    assert found["regime"]["facts"]["shown"]["experts"] == 2
+    assert found["null"]["facts"]["claims"]["agent"][1] == 1
+    checks = {check["name"]: check for m in found.values() for check in m["checks"]}
+    assert checks["leaky_refused"]["passed"] is True
+    assert checks["regime_share"]["passed"] is None
+    page = (tmp_path / "certificate.html").read_text(encoding="utf-8")
+    assert "Hurried, by the same method" in page
+    assert page.count("<svg") == 7

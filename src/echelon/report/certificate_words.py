@@ -100,10 +100,10 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         "mode_full": ("Full proof.", "完整验证。"),
         "mode_pace": (
             " Hurried, by the same method: pre-training of at most {epochs} passes over "
-            "{pass_rows} bars, at least {updates_per_step:g} updates a step, warm-up of at most "
-            "{warmup} updates.",
+            "{pass_rows} bars, at least {updates_per_step:g} updates a step and a learning rate of "
+            "{lr:g}, warm-up of at most {warmup} updates.",
             "方法相同、进度加快：预训练至多 {epochs} 轮、每轮 {pass_rows} 根，"
-            "每步至少 {updates_per_step:g} 次更新，预热至多 {warmup} 次更新。",
+            "每步至少 {updates_per_step:g} 次更新，学习率至少 {lr:g}，预热至多 {warmup} 次更新。",
         ),
         "mode_reduced": (
             "Reduced by the command line: {seeds} seeds and {draws} unseen draws of {bars} bars on "
