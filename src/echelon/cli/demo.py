@@ -1,8 +1,9 @@
-"""`echelon demo`: the whole line on the bundled sample, ending in a report."""
+"""`echelon demo`: the whole line on the bundled sample, ending in reports."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,25 +19,46 @@ from echelon.cli.options import (
 )
 from echelon.cli.prepare import print_summary
 from echelon.cli.train import Seeds, Workers, print_outcomes, train_run
+from echelon.errors import UsageError
+
+if TYPE_CHECKING:
+    from echelon.config import Config
+
+Hierarchy = Annotated[
+    Path | None,
+    typer.Option(
+        "--hierarchy",
+        help="Configuration of a hierarchy to train after them and hold beside them.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+_SHARED = ("assets", "data", "split", "features", "normalization", "window", "market", "fee_rate")
+"""Sections in which both configurations must agree: what is traded, and at what cost."""
+_OWN = ("train.algo=",)
+"""Overrides that are not the hierarchy's."""
 
 
 def demo(
     config: ConfigFile = None,
+    hierarchy: Hierarchy = None,
     override: Overrides = None,
     output_dir: OutputDir = None,
     seeds: Seeds = None,
     workers: Workers = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Train agents on the bundled sample, test them and write a report.
+    """Train agents on the bundled sample, test them and write a report; then a hierarchy.
 
-    Needs no network and no service. A demo that was run before is run anew.
+    Needs no network and no service. A demo that was run before is run anew. Overrides and --seeds
+    are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy.
     """
-    from echelon.report import draw_prepared, write_report
-
-    tree = configured(config, override, log_level)
-    if seeds is not None:
-        tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+    tree = _tree(config, override, seeds, log_level)
+    above = None
+    if hierarchy is not None:
+        kept = [text for text in override or () if not text.startswith(_OWN)]
+        above = _tree(hierarchy, kept, seeds, log_level)
+        _refuse_mismatch(tree, above, hierarchy)
     fallback = config if config is not None else Path("demo")
     directory = run_directory(fallback, output_dir, None, tree.logging.output_dir)
     outcomes = train_run(
@@ -45,10 +67,56 @@ def demo(
     print_outcomes(outcomes, tree)
     for split in ("valid", "test"):
         evaluate_run(directory, split)
+    if above is not None:
+        _train_hierarchy(above, _beside(directory), directory, workers)
+    _report(directory, above is not None)
+
+
+def _tree(
+    file: Path | None, override: list[str] | None, seeds: int | None, log_level: LogLevel
+) -> Config:
+    tree = configured(file, override, log_level)
+    if seeds is None:
+        return tree
+    return tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+
+
+def _beside(directory: Path) -> Path:
+    """Where the hierarchy's run goes."""
+    return directory.parent / f"{directory.resolve().name}-hierarchy"
+
+
+def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
+    """Refuse, before anything is trained, what could not be compared in the end."""
+    if hierarchy.train.algo != "HIERARCHY":
+        raise UsageError(
+            f"--hierarchy {file}: expected train.algo: HIERARCHY, found {hierarchy.train.algo}."
+        )
+    for name in _SHARED:
+        if getattr(agents, name) != getattr(hierarchy, name):
+            raise UsageError(
+                f"--hierarchy {file}: its `{name}` is not that of --config, so the two cannot be "
+                "compared. Make it the same in both files, or leave --hierarchy out."
+            )
+
+
+def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int | None) -> None:
+    """Train and test the hierarchy, and compare it with the agents."""
+    from echelon.cli.compare_runs import compare_trained
+
+    typer.echo("the hierarchy: experts, and a router that chooses who is in charge")
+    outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
+    print_outcomes(outcomes, config)
+    evaluate_run(directory, "test")
+    compare_trained([agents, directory], "test", directory, {})
+
+
+def _report(directory: Path, with_hierarchy: bool) -> None:
     from echelon.features import Prepared
+    from echelon.report import draw_prepared, write_report
 
     picture = directory / "prepared.png"
     draw_prepared(Prepared.open(directory), picture)
-    page = write_report(directory)
     typer.echo(f"picture of the data: {picture}")
-    typer.echo(f"report: {page}")
+    for run in (directory, _beside(directory)) if with_hierarchy else (directory,):
+        typer.echo(f"report: {write_report(run)}")

@@ -67,6 +67,28 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "专家之间没有差异，或某个组合未知。",
         ),
         "component": ("Component {n} ({share} of the variance)", "主成分 {n}（方差占比 {share}）"),
+        # Beside other runs.
+        "beside": ("Beside other runs", "与其他实验对比"),
+        "beside_note": (
+            "The same window, costs and baselines. The last columns: the annual Sharpe ratio less "
+            "that of {first}, with what other days like these would change (block bootstrap) and "
+            "what other seeds would (Welch's t; from two seeds each on). An interval across 0 "
+            "leaves it open who is ahead.",
+            "相同的区间、成本与基准。最后几列：年化夏普比率减去 {first} 的差值；"
+            "两个区间分别反映类似的其他日期（块自助法）与其他随机种子（Welch t 检验，"
+            "双方各需至少两个种子）带来的变化。区间跨过 0 即无法判断优劣。",
+        ),
+        "beside_stale": (
+            "This run was trained anew since it was compared: compare it again.",
+            "该实验在对比之后重新训练过：请重新对比。",
+        ),
+        "beside_run": ("Run", "实验"),
+        "beside_of": (" · {algo}, {seeds}", " · {algo}，{seeds}"),
+        "beside_seed": ("one seed", "1 个种子"),
+        "beside_n_seeds": ("{n} seeds", "{n} 个种子"),
+        "beside_less": ("Sharpe less {first}", "夏普比率减 {first}"),
+        "beside_days": ("over days, 95 %", "按日期 95 %"),
+        "beside_seeds": ("over seeds, 95 %", "按种子 95 %"),
         # Attribution.
         "attribution": ("Where the result came from", "收益来源"),
         "attribution_note": (

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from echelon.report import charts, tables
+from echelon.report.beside import beside_card
 from echelon.report.document import (
     book_names,
     card,
@@ -62,6 +63,7 @@ def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str,
         _summary(run, split, words),
         trust_card(run.path, split, words, data),
         equity_card(split, words, data),
+        beside_card(run, split, words),
         hierarchy_cards(run, split, words, data),
         measures_card(split, words),
         monthly_card(split, words),
