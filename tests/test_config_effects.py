@@ -45,7 +45,7 @@ from echelon.market import resolve_rules
 from echelon.ops.measures import measure
 from echelon.population.choosers import EqualRouter
 from echelon.population.crew import Crew
-from echelon.population.evolution import Evolution
+from echelon.population.evolution import Evolution, RouterEvolution
 from echelon.population.incentive import Incentive
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
@@ -72,10 +72,8 @@ SMALL = (
 )
 """An agent that trains in no time: 20 steps an update, six updates."""
 
-PENDING = {
-    # Bounds of what evolves with the router, of which there is one: nothing of it evolves yet.
-    *("trainer.evolution.router_lr", "trainer.evolution.kl_lambda"),
-}
+PENDING: set[str] = set()
+"""Keys that steer nothing yet."""
 ELSEWHERE = {
     # Steers the command, not an agent: the tests of `echelon train` see to it.
     "train.seeds",
@@ -358,6 +356,15 @@ def _round(bench: Bench, *overrides: str, rounds: int = 1) -> object:
     return _numbers(told)
 
 
+def _router_evolved(bench: Bench, *overrides: str) -> object:
+    """The router's settings after evolutions by made-up fitness."""
+    config = bench.config("train.lr_actor=0.001", *overrides)
+    evolution = RouterEvolution.of(config, 1)
+    for turn in range(1, 4):
+        evolution.step(float(turn), 100 * turn)
+    return evolution.values
+
+
 def _second_round(bench: Bench, *overrides: str) -> object:
     """What is told after a round whose router has learned in the one before."""
     routed = "trainer.training_schedule.router={freq: 1, steps: 16}"
@@ -610,6 +617,11 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
         "trainer.evolution.mi_reward_weight=[0.5, 0.5]",
         _evolved,
     ),
+    "trainer.evolution.router_lr": (
+        "trainer.evolution.router_lr=[0.0003, 0.0003]",
+        _router_evolved,
+    ),
+    "trainer.evolution.kl_lambda": ("trainer.evolution.kl_lambda=[0.1, 0.1]", _router_evolved),
     "trainer.evolution.gamma": ("trainer.evolution.gamma=[0.96, 0.96]", _evolved),
     "risk.enabled": ("risk.enabled=false", _commanded),
     "risk.drawdown_window": ("risk.drawdown_window=12", _commanded),

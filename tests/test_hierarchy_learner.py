@@ -187,6 +187,20 @@ def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
     learner.close()
 
 
+def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: Path) -> None:
+    learner = trained(make_learner(world, tmp_path), 4)
+    values = learner.router_evolution.values
+    assert learner.router.lr == pytest.approx(values["router_lr"])
+    assert learner.router.kl_lambda == pytest.approx(values["kl_lambda"])
+    usual = learner.config.meta_router
+    assert (values["router_lr"], values["kl_lambda"]) != (usual.lr, usual.kl_lambda)
+    assert ("propose", "router") in [(event.kind, event.who) for event in learner._events]
+    learner.close()
+    still = trained(make_learner(world, tmp_path, "trainer.evolution.enabled=false"), 4)
+    assert still.router.lr == usual.lr
+    still.close()
+
+
 def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
     # As in the folds of a walk-forward: own books come to the validation's first bar through bars
     # that belong to no window.

@@ -40,7 +40,7 @@ from echelon.ops.measures import sharpe_annual
 from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
 from echelon.population.bonus import Deeds, SkillBonus
 from echelon.population.crew import Crew, Failure
-from echelon.population.evolution import Evolution, fitness
+from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.factory import MemberFactory
 from echelon.population.member import TOLD, Brief
 from echelon.population.members import Members
@@ -52,7 +52,7 @@ from echelon.population.router import Router, probabilities_along
 from echelon.population.settings import refuse_settings
 from echelon.population.shared_replay import SharedReplay
 from echelon.population.survey import survey
-from echelon.population.windows import parts_of, routed_weights, row_weights
+from echelon.population.windows import parts_of, routed_weights, row_weights, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Bools, Floats, Floats32
@@ -83,6 +83,7 @@ class HierarchyLearner:
         self.parts = parts_of(train, config.meta_router.window_share)
         self.valid = valid
         self.evolution = Evolution.of(config, seed)
+        self.router_evolution = RouterEvolution.of(config, seed)
         n_members, n_experts = self.evolution.plan.members, config.experts.n_experts
         self.base = base.requires_grad_(requires_grad=False).eval()
         self._tables = self._encode(train)
@@ -254,6 +255,7 @@ class HierarchyLearner:
         penalty = config.trainer.evolution.variance_penalty
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
         found = self._watch()
+        self._evolve_router()
         decisions = self.evolution.step(self._fitness, self._diversity.mapd)
         self.members.act_out(decisions)
         self._policy = None
@@ -264,6 +266,23 @@ class HierarchyLearner:
             self._best[niche] = max(known or members, key=lambda m: self._fitness[m])
         self._note_round()
         return found | {"population/fitness": float(np.nanmean(self._fitness))}
+
+    def _evolve_router(self) -> None:
+        """Try other settings of the router, by how the whole hierarchy does on validation."""
+        if not self.router_evolution.values:
+            return
+        wanted = self.config.trainer.evolution
+        sharpes = window_sharpes(self.policy(), self.valid, self.config, wanted.windows)
+        fit = float(fitness(sharpes, wanted.variance_penalty))
+        decisions = self.router_evolution.step(fit, self.router.decisions)
+        for d in decisions:
+            self._event(d.kind, "router", d.reason)
+        if not decisions:
+            return  # λ has adapted since, and goes on from where it is
+        values = self.router_evolution.values
+        self.router.set_lr(values["router_lr"])
+        if "kl_lambda" in values:
+            self.router.set_kl_lambda(values["kl_lambda"])
 
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
@@ -377,6 +396,7 @@ class HierarchyLearner:
             "router": router_facts,
             "bonus": bonus_facts,
             "evolution": self.evolution.state(),
+            "router_evolution": self.router_evolution.state(),
             "best": self._best,
             "told": self._told,
             "rounds": [one.as_json() for one in self._rounds],
@@ -395,6 +415,7 @@ class HierarchyLearner:
         self.router.restore(below_prefix("router.", tensors), state["router"])
         self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
         self.evolution.restore(state["evolution"])
+        self.router_evolution.restore(state["router_evolution"])
         self._fitness = tensors["fitness"].numpy().copy()
         self.steps, self.round = int(state["steps"]), int(state["round"])
         self._best = [int(m) for m in state["best"]]
