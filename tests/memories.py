@@ -72,7 +72,7 @@ def numbers(drawn: Transitions) -> np.ndarray[Any, Any]:
     return (drawn.reward / 2).astype(np.int64)
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, wanted: Any) -> None:
     """Two of the same NamedTuple hold the same, bit for bit."""
     assert type(found) is type(wanted)
     for name, left, right in zip(wanted._fields, found, wanted, strict=True):

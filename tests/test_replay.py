@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from memories import E, N, Walk, behaviour_of, numbers, same, slow_sequences
+from memories import E, N, Walk, assert_same, behaviour_of, numbers, slow_sequences
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -57,7 +57,7 @@ def test_sample_gives_what_was_added_and_not_yet_overwritten(steps: int) -> None
     assert set(numbers(drawn).tolist()) == held.keys()
     for k in range(0, 2000, 50):
         one = Transitions(*(part[k] for part in drawn))
-        same(one, held[int(one.reward / 2)])
+        assert_same(one, held[int(one.reward / 2)])
         assert drawn.next_row[k] == one.row + 1
 
 
@@ -72,7 +72,9 @@ def test_every_transition_is_as_likely_as_any_other() -> None:
 def test_same_chance_draws_the_same() -> None:
     replay, _ = fill(capacity=60, steps=30, ends=0.1)
     for draw in (replay.sample, lambda n, chance: replay.sequences(n, 4, chance)):
-        same(draw(20, np.random.default_rng(5)), draw(20, np.random.default_rng(5)))
+        one, again, another = (draw(20, np.random.default_rng(seed)) for seed in (5, 5, 6))
+        assert_same(one, again)
+        assert not np.array_equal(one.reward, another.reward)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
@@ -185,14 +187,14 @@ def test_loaded_buffer_goes_on_as_the_saved_one(tmp_path: Path, steps: int) -> N
     replay.save(tmp_path / "below" / "replay.safetensors")
     other, _ = fill(capacity=31, steps=2)
     other.load(tmp_path / "below" / "replay.safetensors")
-    same(everything(other), everything(replay))
+    assert_same(everything(other), everything(replay))
     walks = Walk(seed=3), Walk(seed=3)
     for _ in range(5):
         replay.add(walks[0].step())
         other.add(walks[1].step())
-    same(everything(other), everything(replay))
+    assert_same(everything(other), everything(replay))
     drawn = [r.sequences(9, 2, np.random.default_rng(1)) for r in (replay, other)]
-    same(*drawn)
+    assert_same(*drawn)
     assert [path.name for path in (tmp_path / "below").iterdir()] == ["replay.safetensors"]
 
 
@@ -201,7 +203,7 @@ def test_state_and_restore_carry_everything() -> None:
     arrays, facts = replay.state()
     other = Replay(31, N)
     other.restore({name: values.copy() for name, values in arrays.items()}, facts)
-    same(everything(other), everything(replay))
+    assert_same(everything(other), everything(replay))
     assert other.state()[1] == facts == json.loads(json.dumps(facts))
 
 
@@ -248,7 +250,7 @@ def test_damaged_file_is_refused_and_changes_nothing(tmp_path: Path, how: str) -
         replay.load(path)
     assert str(path) in str(caught.value)
     assert "Resume from an earlier checkpoint, or start the run anew." in str(caught.value)
-    same(everything(replay), before)
+    assert_same(everything(replay), before)
     assert replay.state()[1] == facts
 
 
@@ -280,7 +282,7 @@ def test_save_that_fails_leaves_the_earlier_file(
     assert [item.name for item in tmp_path.iterdir()] == ["replay.safetensors"]
     other = Replay(31, N)
     other.load(path)
-    same(everything(other), everything(first))
+    assert_same(everything(other), everything(first))
 
 
 def test_buffer_without_behaviour_is_saved_and_drawn_as_it_always_was(tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
         (replay.sample_both(50, chance()), plain.sample(50, chance())),
         (replay.sequences_both(50, 3, chance()), plain.sequences(50, 3, chance())),
     ):
-        same(both.transitions, alone)
+        assert_same(both.transitions, alone)
         number = both.transitions.reward / 2
         np.testing.assert_array_equal(both.behaviour.version, number // E)
         np.testing.assert_array_equal(both.behaviour.skill, number // E)
@@ -327,7 +329,7 @@ def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
         np.testing.assert_array_equal(both.behaviour.mean, alone.raw + np.float32(0.25))
         np.testing.assert_array_equal(both.behaviour.log_std, -alone.weights / np.float32(1000))
         assert [part.dtype for part in both.behaviour] == ["f4", "f4", "i4", "i4", "f4"]
-    same(replay.sample(50, chance()), plain.sample(50, chance()))
+    assert_same(replay.sample(50, chance()), plain.sample(50, chance()))
 
 
 def test_behaviour_is_wanted_where_it_is_kept_and_only_there() -> None:
@@ -373,7 +375,7 @@ def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Pat
             memory.sequences_both(40, 3, chance()),
             strict=True,
         ):
-            same(found, wanted)
+            assert_same(found, wanted)
 
 
 def test_mapped_file_of_another_size_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def drawn(batch: SharedBatch, which: slice = slice(None)) -> set[tuple[int, ...]
     return {tuple(line) for line in numbers(batch.transitions).T[which].tolist()}
 
 
-def same(found: SharedBatch, wanted: SharedBatch) -> None:
+def assert_same(found: SharedBatch, wanted: SharedBatch) -> None:
     for left, right in zip(parts(found), parts(wanted), strict=True):
         np.testing.assert_array_equal(left, right)
         assert left.dtype == right.dtype
 
 
-def same_state(found: SharedReplay, wanted: SharedReplay) -> None:
+def assert_same_state(found: SharedReplay, wanted: SharedReplay) -> None:
     (left, facts), (right, other) = found.state(), wanted.state()
     assert facts == other == json.loads(json.dumps(facts))
     assert left.keys() == right.keys()
@@ -173,7 +173,7 @@ def test_others_are_seen_as_they_stood_at_the_mark(steps: tuple[int, ...]) -> No
     for k in (1, 2):
         made.collect(k, 4)
     after = made.shared.batch(0, 40, 3, 0.5, 30, chance(), marks=marks, margin=margin)
-    same(after, before)
+    assert_same(after, before)
     made.collect(0, 2)
     batch = made.shared.batch(0, 6000, 3, 0.0, 30, chance(), marks=marks, margin=margin)
     assert drawn(batch) == safe | made.stretches(0, 3)
@@ -207,7 +207,7 @@ def test_margin_that_leaves_nothing_to_share_is_refused_with_the_setting() -> No
 
 def test_same_chance_draws_the_same() -> None:
     batches = [crew(33, 64, 50).shared.batch(1, 25, 5, 0.5, 30, chance(seed)) for seed in (3, 3, 4)]
-    same(batches[0], batches[1])
+    assert_same(batches[0], batches[1])
     assert drawn(batches[0]) != drawn(batches[2])
 
 
@@ -238,7 +238,7 @@ def test_processes_draw_what_one_process_draws(tmp_path: Path) -> None:
         for left, right in zip(found[k][1], parts(batch), strict=True):
             np.testing.assert_array_equal(left, right)
     mapped.shared.refresh((found[0][0], found[1][0], marks[2]))
-    same_state(mapped.shared, alone.shared)
+    assert_same_state(mapped.shared, alone.shared)
 
 
 def test_refresh_moves_all_rings_but_those_kept(tmp_path: Path) -> None:
@@ -334,13 +334,17 @@ def test_restored_replay_goes_on_as_the_saved_one(
         made.collect(0, 30)
         other = Crew(directory=directory)
         other.shared.load(tmp_path / "saved")
-    same_state(other.shared, wanted.shared)
+    assert_same_state(other.shared, wanted.shared)
     for k in range(K):
         for one in (other, wanted):
             one.walks[k] = Walk(seed=9, first=k * PART + 5000)
             one.collect(k, 6)
-    same_state(other.shared, wanted.shared)
-    same(*(one.shared.batch(1, 25, 2, 0.5, 30, chance(), margin=6) for one in (other, wanted)))
+    assert_same_state(other.shared, wanted.shared)
+    found, expected = (
+        one.shared.batch(1, 25, 2, 0.5, 30, chance(), margin=6) for one in (other, wanted)
+    )
+    assert found.source.tolist() == expected.source.tolist()
+    assert_same(found, expected)
 
 
 def damaged(saved: Path, how: str) -> str:
@@ -369,7 +373,7 @@ def test_damaged_file_is_refused_by_name_and_changes_nothing(tmp_path: Path, how
         made.shared.load(tmp_path / "saved")
     assert named in str(caught.value)
     assert "earlier checkpoint" in str(caught.value)
-    same_state(made.shared, untouched.shared)
+    assert_same_state(made.shared, untouched.shared)
 
 
 def test_rings_of_another_population_are_refused_and_change_nothing(tmp_path: Path) -> None:
@@ -384,7 +388,7 @@ def test_rings_of_another_population_are_refused_and_change_nothing(tmp_path: Pa
     arrays, facts = saved.shared.state()
     with pytest.raises(StoreError, match="buffer's row is"):
         made.shared.restore(arrays | {"2.row": arrays["2.row"][1:]}, facts)
-    same_state(made.shared, untouched.shared)
+    assert_same_state(made.shared, untouched.shared)
 
 
 def test_save_that_fails_halfway_leaves_the_earlier_one_whole(
@@ -406,7 +410,7 @@ def test_save_that_fails_halfway_leaves_the_earlier_one_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
     other = Crew()
     other.shared.load(tmp_path / "saved")
-    same_state(other.shared, first.shared)
+    assert_same_state(other.shared, first.shared)
 
 
 def test_save_over_an_earlier_one_takes_its_place(tmp_path: Path) -> None:
@@ -414,5 +418,5 @@ def test_save_over_an_earlier_one_takes_its_place(tmp_path: Path) -> None:
     later, other = crew(30, 31, 32), Crew()
     later.shared.save(tmp_path / "below" / "saved")
     other.shared.load(tmp_path / "below" / "saved")
-    same_state(other.shared, later.shared)
+    assert_same_state(other.shared, later.shared)
     assert [path.name for path in (tmp_path / "below").iterdir()] == ["saved"]

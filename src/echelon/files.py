@@ -7,13 +7,35 @@ import hashlib
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from echelon.errors import StoreError
 
 _OLD = ".old"
+
+
+class Closing(ABC):
+    """What is closed at the end of its `with` block, however that ends."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

@@ -9,7 +9,6 @@ book did (pv, total_return, drawdown, max_drawdown, cvar95, sharpe_annual, costs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
@@ -26,13 +24,14 @@ from echelon.envs.act import Holdings, Kind
 from echelon.envs.books import StepResult
 from echelon.envs.face import Face, Observation, ObservationKind, told
 from echelon.envs.gym import COSTS
+from echelon.envs.places import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
 from echelon.runs.checkpoint import pack_generator, unpack_generator
 from echelon.types import Bools
 
 
-class BatchedVecEnv(VecEnv):
+class BatchedVecEnv(PlacesVecEnv):
     """E books on a world, begun anew by themselves when an episode ends."""
 
     def __init__(
@@ -62,7 +61,7 @@ class BatchedVecEnv(VecEnv):
             episode_steps=episode_steps,
         )
         self._faces = [self._face] * n_envs
-        self._views = [BookView(self, e) for e in range(n_envs)]
+        self._places = [BookView(self, e) for e in range(n_envs)]
         super().__init__(n_envs, self._face.observation_space(), self._face.action_space())
         self._chances: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
         self._began = time.time()
@@ -112,26 +111,6 @@ class BatchedVecEnv(VecEnv):
     def action_masks(self) -> Bools:
         """[E,N·3] which of HOLD, BUY and SELL each asset allows now."""
         return self._face.masks(self._held.allowed)
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each book; see `BookView`."""
-        return [getattr(self._views[e], attr_name) for e in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of each book; see `BookView`."""
-        for e in self._get_indices(indices):
-            setattr(self._views[e], attr_name, value)
-
-    def env_method(
-        self,
-        method_name: str,
-        *method_args: Any,  # noqa: ANN401 (SB3's signature)
-        indices: VecEnvIndices = None,
-        **method_kwargs: Any,  # noqa: ANN401 (SB3's signature)
-    ) -> list[Any]:
-        """Call a method of each book; see `BookView`."""
-        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
-        return [method(*method_args, **method_kwargs) for method in methods]
 
     def env_is_wrapped(
         self,

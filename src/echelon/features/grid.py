@@ -11,17 +11,17 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
+from echelon.files import Closing
 from echelon.types import Floats32
 
 _ASSETS_BYTES = 64 * 1024 * 1024  # wide enough that a row's piece is several pages
 _ROWS_BYTES = 4 * 1024 * 1024  # what is made of a block should still fit in the cache
 
 
-class GridFile:
+class GridFile(Closing):
     """An .npy file under construction; use as a context manager."""
 
     def __init__(self, path: Path, shape: tuple[int, int, int], *, create: bool = True) -> None:
@@ -38,15 +38,8 @@ class GridFile:
                 handle.truncate(self._start + shape[0] * self._row_bytes)
         self._fd = os.open(path, os.O_RDWR)
 
-    def __enter__(self) -> GridFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
 
     def symbol_blocks(self) -> Iterator[range]:

@@ -39,14 +39,14 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from echelon.errors import EchelonError, TrainingError
+from echelon.files import Closing
 
 Make = Callable[[int], object]
 """Makes a member from its number, in the process that hosts it; pickled to get there."""
@@ -87,7 +87,7 @@ class Host(Protocol):
         ...
 
 
-class Crew:
+class Crew(Closing):
     """The host of this machine: members in a few processes, or in this one."""
 
     def __init__(self, make: Make, members: int, workers: int = 1, threads: int = 1) -> None:
@@ -150,17 +150,6 @@ class Crew:
             team.dismiss()
         for team in self._teams:
             team.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _make(self, members: Sequence[int]) -> None:
         answers = self._ask({m: _Call(m, None, b"") for m in members})

@@ -23,19 +23,18 @@ Axes: `E` environments, `K` experts, number K is cash, `N` assets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.agents.starts import Starts
 from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.envs.places import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.population import view
 from echelon.population.desk import Desk, Ints, within_limits
@@ -48,7 +47,7 @@ _RUINED = 1e-6
 """Growth below this is counted as this: the logarithm of nothing is not finite."""
 
 
-class MetaEnv(VecEnv):
+class MetaEnv(PlacesVecEnv):
     """E books under one router; see the module's text."""
 
     def __init__(
@@ -211,15 +210,6 @@ class MetaEnv(VecEnv):
             self.survey.sight.at(row), self._usage, self._in_charge, self.survey.market[row]
         )
 
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each environment; see `_Place`."""
-        return [getattr(self._places[e], attr_name) for e in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of each environment."""
-        for e in self._get_indices(indices):
-            setattr(self._places[e], attr_name, value)
-
     def env_method(
         self,
         method_name: str,
@@ -230,16 +220,7 @@ class MetaEnv(VecEnv):
         """Call a method of each environment; masks, asked for at every step, all at once."""
         if method_name == "action_masks":
             return list(self.action_masks()[np.array(self._get_indices(indices))])
-        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
-        return [method(*method_args, **method_kwargs) for method in methods]
-
-    def env_is_wrapped(
-        self,
-        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
-        indices: VecEnvIndices = None,
-    ) -> list[bool]:
-        """There are no wrappers."""
-        return [False for _ in self._get_indices(indices)]
+        return super().env_method(method_name, *method_args, indices=indices, **method_kwargs)
 
 
 class _Place:

@@ -24,11 +24,10 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, SupportsFloat
 
 from echelon.errors import StoreError
-from echelon.files import sync, write_atomic
+from echelon.files import Closing, sync, write_atomic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,7 +42,7 @@ _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _REMEDY = "Delete it to go on without the rows so far, or start the run anew."
 
 
-class MetricLog:
+class MetricLog(Closing):
     """The log of one run, open for appending; one writer at a time.
 
     resume_step: None begins a new log in the place of any there is; s keeps the rows up to and
@@ -98,17 +97,6 @@ class MetricLog:
         if not self._file.closed:
             self._file.close()
             self.snapshot()
-
-    def __enter__(self) -> MetricLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _append(self, line: bytes) -> None:
         try:
