@@ -365,6 +365,24 @@ def _router_evolved(bench: Bench, *overrides: str) -> object:
     return evolution.values
 
 
+def _begun_anew(bench: Bench, *overrides: str) -> object:
+    """Who begins anew in a first round whose experts are alike."""
+    bench.n += 1
+    config = bench.config(
+        *HIERARCHY,
+        *("trainer.training_schedule.population.freq=1", "trainer.diversity_threshold=1"),
+        *overrides,
+    )
+    world = _world(config)
+    place = bench.root / f"run{bench.n}" / "seeds" / "1"
+    learner = make_learner(config, Worlds(world, world, "data"), place, 1)
+    learner.train_once()
+    tensors, state = learner.state()
+    learner.close()
+    assert tensors
+    return [event["kind"] for event in state["events"]]
+
+
 def _second_round(bench: Bench, *overrides: str) -> object:
     """What is told after a round whose router has learned in the one before."""
     routed = "trainer.training_schedule.router={freq: 1, steps: 16}"
@@ -595,6 +613,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "meta_router.n_envs": ("meta_router.n_envs=2", _routed),
     "meta_router.batch_size": ("meta_router.batch_size=16", _routed),
     "meta_router.episode_decisions": ("meta_router.episode_decisions=6", _routed),
+    "trainer.diversity_patience": ("trainer.diversity_patience=0", _begun_anew),
     "trainer.diversity_threshold": ("trainer.diversity_threshold=0.5", _evolved),
     "trainer.round_steps": ("trainer.round_steps=60", _round),
     "trainer.probe_states": ("trainer.probe_states=20", _bred),

@@ -201,6 +201,16 @@ def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: 
     still.close()
 
 
+def test_experts_that_begin_alike_have_time_to_become_different(
+    world: World, tmp_path: Path
+) -> None:
+    more = ("trainer.diversity_threshold=1", "trainer.diversity_patience=8")
+    learner = trained(make_learner(world, tmp_path, *more), 12)
+    # The population is looked at in rounds 4, 8 and 12: alike in each, and only the second counts.
+    assert [event.round for event in learner._events if event.kind == "reseed"] == [8]
+    learner.close()
+
+
 def test_a_gap_between_the_windows_is_gone_through(tmp_path: Path) -> None:
     # As in the folds of a walk-forward: own books come to the validation's first bar through bars
     # that belong to no window.

@@ -195,6 +195,9 @@ class TrainerConfig(Section):
 
     diversity_threshold: Fraction = 0.25
     """Least mean action pairwise distance; below it the worst expert is re-seeded."""
+    diversity_patience: NonNegativeInt = 20
+    """Rounds from the start, and from one re-seeding to the next, in which none is re-seeded:
+    networks begin alike, and become different only as they learn."""
     round_steps: PositiveInt = 1_000
     """Environment steps that every expert collects in a round."""
     probe_states: PositiveInt = 256

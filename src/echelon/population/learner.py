@@ -121,6 +121,8 @@ class HierarchyLearner:
         unknown = np.full((n_experts, n_experts), math.nan)
         self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
         self._fitness = np.full(n_members, math.nan)
+        self._begun_anew = 0
+        """Round in which an expert was last re-seeded for being alike."""
         self._rounds: list[Round] = []
         self._told: Metrics = dict.fromkeys(self._names(), 0.0)
         self._policy: HierarchyPolicy | None = None
@@ -256,7 +258,10 @@ class HierarchyLearner:
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
         found = self._watch()
         self._evolve_router()
-        decisions = self.evolution.step(self._fitness, self._diversity.mapd)
+        waits = self.round - self._begun_anew < config.trainer.diversity_patience
+        decisions = self.evolution.step(self._fitness, math.nan if waits else self._diversity.mapd)
+        if any(decision.kind == "reseed" for decision in decisions):
+            self._begun_anew = self.round
         self.members.act_out(decisions)
         self._policy = None
         per_niche = self.evolution.plan.per_niche
@@ -398,6 +403,7 @@ class HierarchyLearner:
             "evolution": self.evolution.state(),
             "router_evolution": self.router_evolution.state(),
             "best": self._best,
+            "begun_anew": self._begun_anew,
             "told": self._told,
             "rounds": [one.as_json() for one in self._rounds],
             "events": [one.as_json() for one in self._events],
@@ -419,6 +425,7 @@ class HierarchyLearner:
         self._fitness = tensors["fitness"].numpy().copy()
         self.steps, self.round = int(state["steps"]), int(state["round"])
         self._best = [int(m) for m in state["best"]]
+        self._begun_anew = int(state["begun_anew"])
         self._told = {name: float(value) for name, value in state["told"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
         self._events = [PopulationEvent(**one) for one in state["events"]]
