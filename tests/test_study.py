@@ -268,11 +268,10 @@ def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: Study) -
 
 
 def test_one_seed_resolves_nothing_and_has_no_interval() -> None:
-    config = make_config("train.algo=HIERARCHY", "train.lr_actor=1e-5")
+    config = make_config("train.algo=HIERARCHY")
     found = made(config, {name: [1.0 + k] for k, name in enumerate(NAMES)}, [0.3])
     assert {one.verdict for one in found.differences} == {"not resolved"}
     assert {(one.low, one.high) for one in found.differences} == {(None, None)}
-    assert any("lr (1e-05 → 0.0003)" in note for note in found.notes)
     assert "| M1: one expert | 1.00 | 40% |" in markdown(found)
 
 

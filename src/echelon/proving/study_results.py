@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from echelon.config import Config, override_config
+from echelon.config import Config
 from echelon.evaluation.statistics.seeds import seed_interval
 from echelon.files import write_atomic
-from echelon.population.evolution import founders, plan_of
 from echelon.proving.parts import Done, Finding
 from echelon.proving.study_parts import (
     HELD,
@@ -196,12 +195,6 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
         "every hierarchy, with bonuses or without: a collapse shows in the lowest MAPD and in how "
         "many began anew.",
     ]
-    moved = _moved(config)
-    if moved:
-        notes.append(
-            "MF-PBT begins with hyperparameters inside its bounds, so M3 + MF-PBT differs from M3 "
-            f"from the start in: {', '.join(moved)}."
-        )
     for row in rows:
         lowest = row.known("mapd lowest")
         if not lowest:
@@ -213,19 +206,6 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
             f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {anew:g} experts began anew."
         )
     return notes
-
-
-def _moved(config: Config) -> list[str]:
-    """Hyperparameters that evolution's bounds change before anything has evolved."""
-    bonuses = WEIGHTED[-1]
-    made = override_config(config, changes_of(bonuses, config))
-    still = override_config(made, ["trainer.evolution.enabled=false"])
-    first, asked = (founders(one, plan_of(one), one.seed)[0] for one in (made, still))
-    return [
-        f"{name} ({value:g} → {first[name]:g})"
-        for name, value in asked.items()
-        if first[name] != value
-    ]
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
