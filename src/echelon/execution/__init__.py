@@ -1,0 +1,50 @@
+"""Order execution: parent orders worked into the market of a day, many at once."""
+
+from echelon.execution.days import Days, PriceSource
+from echelon.execution.history import History
+from echelon.execution.metrics import METRICS, measure_orders, metric
+from echelon.execution.orders import ParentOrders, check_orders, parent_orders
+from echelon.execution.rewards import (
+    PAPenalty,
+    Ratio,
+    Reward,
+    Risk,
+    Shortfall,
+    Weighted,
+    reward_of,
+)
+from echelon.execution.simulator import (
+    Benchmarks,
+    ExecutionRules,
+    Progress,
+    Simulator,
+    Steps,
+    Ticks,
+    steps_of,
+)
+
+__all__ = [
+    "METRICS",
+    "Benchmarks",
+    "Days",
+    "ExecutionRules",
+    "History",
+    "PAPenalty",
+    "ParentOrders",
+    "PriceSource",
+    "Progress",
+    "Ratio",
+    "Reward",
+    "Risk",
+    "Shortfall",
+    "Simulator",
+    "Steps",
+    "Ticks",
+    "Weighted",
+    "check_orders",
+    "measure_orders",
+    "metric",
+    "parent_orders",
+    "reward_of",
+    "steps_of",
+]

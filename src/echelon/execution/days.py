@@ -1,0 +1,88 @@
+"""Trading days on one grid of ticks: what orders are worked against.
+
+A tick is a bar of the day's grid (a minute, five minutes) or the time between two snapshots of a
+book. All days of one `Days` have the same grid; a tick that does not occur on a day (a halt, an
+early close) has no price and no volume, and nothing trades there.
+
+Axes: `D` days (each of one symbol), `T` ticks of a day, `E` orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from echelon.types import Floats, Times
+
+PriceSource = Literal["close", "vwap", "book"]
+"""What a trade in a tick is priced at: the bar's close, its volume-weighted mean, or the best
+opposite quote."""
+
+
+@dataclass(frozen=True)
+class Days:
+    """`D` days of `T` ticks.
+
+    symbols[D]; dates[D]: midnight; clock[T]: minutes after midnight at which a tick begins
+    buy, sell[D,T]: price of a share bought or sold in the tick; NaN: no trading
+    known[D,T]: last price known as the tick begins, NaN before the first; the arrival price
+    volume[D,T]: shares traded in the tick, 0 where there is no trading
+    """
+
+    symbols: tuple[str, ...]
+    dates: Times
+    clock: Floats
+    buy: Floats
+    sell: Floats
+    known: Floats
+    volume: Floats
+    price_source: PriceSource = "close"
+
+    def __post_init__(self) -> None:
+        shape = (len(self.dates), len(self.clock))
+        assert len(self.symbols) == shape[0], "symbols are not [D]"
+        for name in ("buy", "sell", "known", "volume"):
+            array = getattr(self, name)
+            assert array.shape == shape, f"{name} is not [D,T]"
+            assert array.dtype == np.float64, f"{name} is not float64"
+            assert array.flags.c_contiguous, f"{name} is not one block of memory"
+        assert np.isfinite(self.volume).all(), "volume is not a number somewhere"
+        assert (self.volume >= 0.0).all(), "volume is negative somewhere"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(D, T)."""
+        return len(self.dates), len(self.clock)
+
+    def name(self, day: int) -> str:
+        """Symbol and date, for messages."""
+        return f"{self.symbols[day]} on {np.datetime_as_string(self.dates[day], unit='D')}"
+
+    @staticmethod
+    def of_prices(
+        price: Floats,
+        volume: Floats,
+        *,
+        symbol: str = "SYM",
+        opens_at: float = 570.0,
+        minutes: float = 1.0,
+        first_date: str = "2020-01-06",
+    ) -> Days:
+        """Days of one symbol made from price[D,T] and volume[D,T]: for markets of one's own.
+
+        Known as a tick begins is the price of the tick before; at the first, its own.
+        """
+        price, volume = np.ascontiguousarray(price, float), np.ascontiguousarray(volume, float)
+        n_days, n_ticks = price.shape
+        known = np.concatenate([price[:, :1], price[:, :-1]], axis=1)
+        return Days(
+            symbols=(symbol,) * n_days,
+            dates=np.datetime64(first_date, "us") + np.arange(n_days) * np.timedelta64(1, "D"),
+            clock=np.asarray(opens_at + minutes * np.arange(n_ticks), dtype=np.float64),
+            buy=price,
+            sell=price,
+            known=np.ascontiguousarray(known),
+            volume=volume,
+        )

@@ -1,0 +1,151 @@
+"""Rewards of execution, by step; each is a function of the history after the step.
+
+    pa_penalty   PA of the step × its share of the order − α · Σ over ticks (share of the order)²
+    ratio        at the order's end: VWAP of the order over TWAP, in classes (sell; buy: inverse)
+    shortfall    cost against arrival of what the step executed, and of what is left at the end
+    risk         −λ·σ²·(share left)² a step: the price of waiting, as Almgren and Chriss have it
+
+They count what was executed, never what was asked for. A reward that is not a number stops the run
+and names the order and the step.
+
+Axes: `E` orders, `S` steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from echelon.errors import ConfigError, TrainingError
+from echelon.execution.history import History
+from echelon.execution.metrics import BASIS_POINTS, price_advantage
+from echelon.execution.orders import Ints
+from echelon.types import Bools, Floats
+
+
+class Reward(Protocol):
+    """What the steps `number`[E] of the orders were worth."""
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]; of orders whose step was not taken the value does not count."""
+
+
+class _Step:
+    """One step of each order, out of the arrays by step."""
+
+    def __init__(self, history: History, number: Ints) -> None:
+        at = (np.arange(len(number)), np.minimum(number, history.steps.left.shape[1] - 1))
+        self.executed = history.steps.executed[at]
+        self.value = history.steps.value[at]
+        self.concentration = history.steps.concentration[at]
+        self.left = history.steps.left[at]
+        self.last = history.steps.last[at] >= history.orders.end
+
+    @property
+    def price(self) -> Floats:
+        """NaN where nothing was executed."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(self.value / self.executed)
+
+
+@dataclass(frozen=True)
+class PAPenalty:
+    """Price advantage with a penalty on concentration."""
+
+    penalty: float = 100.0
+    scale: float = 1.0
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]."""
+        step, orders = _Step(history, number), history.orders
+        gained = price_advantage(step.price, history.benchmarks.twap, orders.buying)
+        share = step.executed / orders.amount
+        return np.asarray(self.scale * (gained * share - self.penalty * step.concentration))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Classes of the order's VWAP over TWAP, paid when the order is done.
+
+    thresholds: ascending; classes: one more than these
+    """
+
+    thresholds: tuple[float, ...] = (1.0, 1.1)
+    classes: tuple[float, ...] = (-1.0, 0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.classes) != len(self.thresholds) + 1 or list(self.thresholds) != sorted(
+            self.thresholds
+        ):
+            raise ConfigError(
+                f"ratio reward: thresholds {self.thresholds} must ascend and classes "
+                f"{self.classes} be one more than they are."
+            )
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]; 0 for an order of which nothing was executed."""
+        price, base = history.price, history.benchmarks.twap
+        ratio = np.where(history.orders.buying, base / price, price / base)
+        paid = np.asarray(self.classes)[np.searchsorted(self.thresholds, ratio, side="right")]
+        ended = history.progress.done & (history.progress.step == number + 1)
+        return np.where(ended & np.isfinite(ratio), paid, 0.0)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Minus the implementation shortfall, in basis points of the whole order at arrival.
+
+    What is left when time is out is charged at the last price.
+    """
+
+    scale: float = 1.0
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]."""
+        step, marks = _Step(history, number), history.benchmarks
+        paid = step.value - step.executed * marks.arrival
+        rest = np.where(step.last, step.left * (marks.last - marks.arrival), 0.0)
+        cost = history.side * (paid + rest) / (history.orders.amount * marks.arrival)
+        return np.asarray(np.nan_to_num(-self.scale * BASIS_POINTS * cost, nan=0.0))
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Minus aversion · (share of the order left after the step)²."""
+
+    aversion: float
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]."""
+        share = _Step(history, number).left / history.orders.amount
+        return np.asarray(-self.aversion * share**2)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A sum of rewards, each times its weight."""
+
+    parts: Sequence[tuple[float, Reward]]
+
+    def __call__(self, history: History, number: Ints) -> Floats:
+        """[E]."""
+        return np.asarray(sum(weight * reward(history, number) for weight, reward in self.parts))
+
+
+def reward_of(reward: Reward, history: History, number: Ints, taken: Bools) -> Floats:
+    """[E] of the step `number`[E], 0 where none was `taken`[E].
+
+    Stops where one is not a number, with the order, the step and its whole history.
+    """
+    values = np.where(taken, reward(history, number), 0.0)
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        e = int(np.argmax(wrong))
+        raise TrainingError(
+            f"the reward of {history.name(e)} at step {int(number[e])} is {values[e]}: "
+            f"expected a number. Its steps so far:\n" + history.step_frame(e).write_csv()
+        )
+    return values

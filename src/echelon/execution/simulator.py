@@ -1,0 +1,293 @@
+"""The order-execution simulator: many parent orders worked side by side, step by step.
+
+A step goes to the next point of the day's grid of `ticks_per_step`, or to the order's end. The
+amount asked for in a step is
+
+1. cut to what is left of the order,
+2. split evenly over the step's ticks,
+3. cut in each tick to the volume cap, and to nothing where the tick has no price or no volume.
+   In the order's last step all that is left is put on its last tick, which is capped too.
+
+What a tick trades pays half the spread and moves the price: for itself (temporary impact) and for
+all of the order's later ticks (permanent impact), both linear in the share of the tick's volume.
+An order is done when less than 1e-6 is left or its time is over. The simulator changes through
+`step` alone. It is compiled and written for speed; `tests/slow_execution.py` is its plain twin.
+
+Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from echelon.execution.days import Days
+from echelon.execution.orders import Ints, ParentOrders, check_orders
+from echelon.types import Bools, Floats
+
+LEFT = 1e-6
+"""Less than this left of an order is nothing."""
+
+_compiled = njit(cache=True, error_model="numpy")
+
+
+class ExecutionRules(NamedTuple):
+    """How a tick fills.
+
+    volume_cap: most of a tick's volume that an order may take; inf: no cap
+    half_spread, temporary, permanent: shares of the price; impacts at a tick's whole volume
+    """
+
+    ticks_per_step: int = 30
+    volume_cap: float = math.inf
+    half_spread: float = 0.0
+    temporary: float = 0.0
+    permanent: float = 0.0
+
+
+class Progress(NamedTuple):
+    """Where the orders stand: what a policy may know of its own doing.
+
+    tick, step[E]: next tick and step; left[E]: of the amount; done[E]
+    drift[E]: by how much, as a share of the price, permanent impact has moved it
+    """
+
+    tick: Ints
+    step: Ints
+    left: Floats
+    done: Bools
+    drift: Floats
+
+
+class Steps(NamedTuple):
+    """What happened, by step: [E,S], 0 where a step was not taken (or nothing filled).
+
+    first, last: ticks of the step, the latter excluded
+    requested: shares, as the policy asked for them, cut to what was left
+    executed: shares; value: money paid or received
+    market_volume: shares traded by all; market_price: mean price of the ticks, NaN without one
+    concentration: sum over ticks of (executed / amount)²
+    left: of the amount after the step
+    """
+
+    first: Ints
+    last: Ints
+    requested: Floats
+    executed: Floats
+    value: Floats
+    market_volume: Floats
+    market_price: Floats
+    concentration: Floats
+    left: Floats
+
+
+class Ticks(NamedTuple):
+    """What happened, by tick of the day: [E,T]; price is NaN where nothing was executed."""
+
+    requested: Floats
+    executed: Floats
+    price: Floats
+    left: Floats
+
+
+class Benchmarks(NamedTuple):
+    """[E] prices that an order is measured against, over its own ticks; NaN: never traded.
+
+    twap: mean of the prices on the order's side; vwap: weighted by volume
+    arrival: known as it begins; last: of its last tick with a price
+    volume: shares traded by all
+    """
+
+    twap: Floats
+    vwap: Floats
+    arrival: Floats
+    last: Floats
+    volume: Floats
+
+
+class Simulator:
+    """Orders on their days, and how far they have come."""
+
+    def __init__(
+        self, days: Days, orders: ParentOrders, rules: ExecutionRules, *, record: bool = True
+    ) -> None:
+        """record: keep what every tick did, too (`ticks`)."""
+        check_orders(orders, days)
+        self.days, self.orders, self.rules = days, orders, rules
+        n = len(orders)
+        self.progress = Progress(
+            orders.start.copy(),
+            np.zeros(n, np.int64),
+            orders.amount.copy(),
+            np.zeros(n, np.bool_),
+            np.zeros(n),
+        )
+        self.n_steps = steps_of(orders, rules.ticks_per_step)
+        most = int(self.n_steps.max(initial=0))
+        self.steps = Steps(
+            *np.zeros((2, n, most), np.int64), *np.zeros((4, n, most)), *np.zeros((3, n, most))
+        )
+        shape = (n, days.shape[1]) if record else (0, 0)
+        self._record = record
+        self._ticks = Ticks(
+            np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
+        )
+        self.benchmarks = Benchmarks(*np.full((5, n), np.nan))
+        _benchmarks(days.buy, days.sell, days.known, days.volume, *_plain(orders), *self.benchmarks)
+
+    @property
+    def records(self) -> bool:
+        """Whether it keeps what every tick did."""
+        return self._record
+
+    @property
+    def ticks(self) -> Ticks:
+        """By tick; there only where they are recorded."""
+        assert self._record, "the simulator was told not to record ticks"
+        return self._ticks
+
+    @property
+    def over(self) -> bool:
+        """Whether every order is done."""
+        return bool(self.progress.done.all())
+
+    def step(self, requested: Floats) -> Ints:
+        """Ask for so many shares[E] of each order; those done ignore it. Number[E] of the step.
+
+        NaN and infinity must have been refused before: a policy's fault is the policy's to name.
+        """
+        assert requested.shape == self.orders.amount.shape, "requested is not [E]"
+        assert np.isfinite(requested).all(), "a request is not a number"
+        number = self.progress.step.copy()
+        _advance(
+            self.days.buy,
+            self.days.sell,
+            self.days.volume,
+            *_plain(self.orders),
+            np.ascontiguousarray(requested, dtype=np.float64),
+            self.rules,
+            self.progress,
+            self.steps,
+            self._ticks,
+            self._record,
+        )
+        return number
+
+
+def steps_of(orders: ParentOrders, ticks_per_step: int) -> Ints:
+    """[E] how many steps the orders have; those that begin or end off the grid have short ones."""
+    first = orders.start // ticks_per_step
+    return np.asarray((orders.end - 1) // ticks_per_step - first + 1, dtype=np.int64)
+
+
+def _plain(orders: ParentOrders) -> tuple[Ints, Floats, Bools, Ints, Ints]:
+    """As the compiled functions take them: a NamedTuple with a length of its own is no tuple."""
+    return orders.day, orders.amount, orders.buying, orders.start, orders.end
+
+
+@_compiled
+def _benchmarks(
+    buy: Floats,
+    sell: Floats,
+    known: Floats,
+    volume: Floats,
+    day: Ints,
+    amount: Floats,
+    buying: Bools,
+    start: Ints,
+    end: Ints,
+    twap: Floats,
+    vwap: Floats,
+    arrival: Floats,
+    last: Floats,
+    traded: Floats,
+) -> None:
+    for e in range(len(day)):
+        d = day[e]
+        price = buy if buying[e] else sell
+        total = weighted = shares = 0.0
+        count = 0
+        for t in range(start[e], end[e]):
+            p = price[d, t]
+            if p > 0.0:
+                total += p
+                count += 1
+                weighted += p * volume[d, t]
+                last[e] = p
+            shares += volume[d, t]
+        traded[e] = shares
+        arrival[e] = known[d, start[e]]
+        if count > 0:
+            twap[e] = total / count
+            vwap[e] = weighted / shares if weighted > 0.0 else twap[e]
+
+
+@_compiled
+def _advance(
+    buy: Floats,
+    sell: Floats,
+    volume: Floats,
+    day: Ints,
+    amount: Floats,
+    buying: Bools,
+    start: Ints,
+    end: Ints,
+    requested: Floats,
+    rules: ExecutionRules,
+    progress: Progress,
+    steps: Steps,
+    ticks: Ticks,
+    record: bool,
+) -> None:
+    per_step, cap, half_spread = rules.ticks_per_step, rules.volume_cap, rules.half_spread
+    temporary, permanent = rules.temporary, rules.permanent
+    for e in range(len(day)):
+        if progress.done[e]:
+            continue
+        d, s, lo = day[e], progress.step[e], progress.tick[e]
+        hi = min((lo // per_step + 1) * per_step, end[e])
+        price = buy if buying[e] else sell
+        side = 1.0 if buying[e] else -1.0
+        left, drift = progress.left[e], progress.drift[e]
+        ask = min(max(requested[e], 0.0), left)
+        even = ask / (hi - lo)
+        executed = value = market = total = squares = 0.0
+        count = 0
+        for t in range(lo, hi):
+            p, v = price[d, t], volume[d, t]
+            want = left if t == end[e] - 1 else min(even, left)
+            market += v
+            fill = 0.0
+            if p > 0.0:
+                total += p
+                count += 1
+                fill = min(want, cap * v) if v > 0.0 else 0.0
+            if fill > 0.0:
+                share = fill / v
+                paid = p * (1.0 + side * (drift + half_spread + temporary * share))
+                drift += permanent * share
+                left -= fill
+                executed += fill
+                value += fill * paid
+                squares += (fill / amount[e]) ** 2
+                if record:
+                    ticks.executed[e, t] = fill
+                    ticks.price[e, t] = paid
+            if record:
+                ticks.requested[e, t] = want
+                ticks.left[e, t] = left
+        over = hi >= end[e]
+        steps.first[e, s], steps.last[e, s] = lo, hi
+        steps.requested[e, s] = ask
+        steps.executed[e, s] = executed
+        steps.value[e, s] = value
+        steps.market_volume[e, s] = market
+        steps.market_price[e, s] = total / count if count > 0 else np.nan
+        steps.concentration[e, s] = squares
+        steps.left[e, s] = left
+        progress.left[e], progress.drift[e] = left, drift
+        progress.tick[e], progress.step[e] = hi, s + 1
+        progress.done[e] = over or left < LEFT
