@@ -1,0 +1,214 @@
+"""Schedules: policies that look at the clock, not at the market.
+
+    immediate         all at once
+    twap              evenly over the order's ticks
+    vwap              by the share of the day's volume that each tick had on the train days
+    almgren_chriss    the optimum between the impact of haste and the risk of waiting, closed form
+
+Each asks for its share of what is *left*, not of the whole: what a volume cap or a halt held up is
+spread over the time there still is. Within a step the simulator trades evenly.
+
+Almgren and Chriss (2000): minimise η·Σ n_k² + λσ²·Σ x_k² over the trades n_k of N steps, x_k being
+left after step k. Then x_k = X·sinh(κ(N−k))/sinh(κN) with 2(cosh κ − 1) = λσ²/η, and the least cost
+is η·X·n_1. From the simulator's rules: a tick of volume v and price p costs p·ϑ·n²/v by temporary
+impact ϑ; permanent impact π, which moves only the ticks after it, costs p·π/v·Σ_{s<t} n_s n_t, that
+is a constant less p·(π/2)·n²/v. A step of m ticks trades n/m in each, hence η = p·(ϑ − π/2)/(m·v).
+
+Axes: `E` orders, `D` days, `T` ticks of a day.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from echelon.errors import ConfigError, DataError
+from echelon.execution.act import coming_step
+from echelon.execution.days import Days
+from echelon.execution.orders import Ints
+from echelon.execution.simulator import ExecutionRules, Simulator
+from echelon.types import Floats
+
+
+class _Schedule:
+    """What all schedules share: they know nothing that would have to be made ready."""
+
+    def start(self, simulator: Simulator) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class Immediate(_Schedule):
+    """All in the first step."""
+
+    name: str = "immediate"
+
+    def request(self, simulator: Simulator) -> Floats:
+        """[E]."""
+        return simulator.progress.left.copy()
+
+
+@dataclass(frozen=True)
+class Twap(_Schedule):
+    """Evenly over the ticks that are left."""
+
+    name: str = "twap"
+
+    def request(self, simulator: Simulator) -> Floats:
+        """[E]."""
+        coming = coming_step(simulator)
+        return np.asarray(simulator.progress.left * coming.ticks / coming.left)
+
+
+@dataclass(frozen=True)
+class VolumeProfile:
+    """How a day's volume was spread over its ticks.
+
+    shares: by symbol, [T] each, sum 1; pooled[T]: mean of all days, for symbols never seen
+    """
+
+    shares: dict[str, Floats]
+    pooled: Floats
+
+    @staticmethod
+    def fit(days: Days) -> VolumeProfile:
+        """From train days: the mean over days of each tick's share of its day's volume.
+
+        Days without volume do not count. A day counts as much as any other, however much it traded.
+        """
+        total = days.volume.sum(axis=1)
+        traded = total > 0.0
+        if not traded.any():
+            raise DataError(
+                f"none of the {len(total)} days for the volume profile has any volume. Give days "
+                "with volume, or use TWAP."
+            )
+        share = days.volume[traded] / total[traded, None]
+        symbols = np.asarray(days.symbols)[traded]
+        by_symbol = {str(s): share[symbols == s].mean(axis=0) for s in np.unique(symbols)}
+        return VolumeProfile(by_symbol, np.asarray(share.mean(axis=0)))
+
+    def of_days(self, days: Days) -> Floats:
+        """[D,T] the profile of each day's symbol."""
+        if days.shape[1] != len(self.pooled):
+            raise DataError(
+                f"the volume profile has {len(self.pooled)} ticks a day, these days have "
+                f"{days.shape[1]}. Fit it on days of the same grid."
+            )
+        return np.stack([self.shares.get(symbol, self.pooled) for symbol in days.symbols])
+
+
+class Vwap(_Schedule):
+    """By a volume profile of the past."""
+
+    name = "vwap"
+
+    def __init__(self, profile: VolumeProfile) -> None:
+        self.profile = profile
+        self._before = np.zeros((0, 0))
+
+    def start(self, simulator: Simulator) -> None:
+        """Look up the profiles of the days."""
+        shares = self.profile.of_days(simulator.days)
+        self._before = np.concatenate(
+            [np.zeros((len(shares), 1)), shares.cumsum(axis=1)], axis=1
+        )  # [D,T+1]: share of the volume before the tick
+
+    def request(self, simulator: Simulator) -> Floats:
+        """[E]; evenly where the profile has no volume to the order's end."""
+        coming, orders, progress = coming_step(simulator), simulator.orders, simulator.progress
+        now = self._before[orders.day, np.minimum(progress.tick, orders.end)]
+        step = self._before[orders.day, coming.end] - now
+        rest = self._before[orders.day, orders.end] - now
+        share = np.where(rest > 1e-12, step / np.maximum(rest, 1e-12), coming.ticks / coming.left)
+        return np.asarray(progress.left * np.where(coming.final, 1.0, np.clip(share, 0.0, 1.0)))
+
+
+@dataclass(frozen=True)
+class AlmgrenChriss(_Schedule):
+    """The closed form, with κ a whole step.
+
+    Orders on the grid get the optimum of their steps. Those with a short first or last step follow
+    the same curve, read at the ticks where their steps end.
+    """
+
+    kappa: float
+    name: str = "almgren_chriss"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.kappa) and self.kappa >= 0.0):
+            raise ConfigError(f"kappa = {self.kappa} must be a number from 0 (TWAP). Correct it.")
+
+    @staticmethod
+    def of(*, aversion: float, sigma: float, eta: float) -> AlmgrenChriss:
+        """From λ, σ (standard deviation of the price over a step) and η (cost: η·shares²)."""
+        return AlmgrenChriss(kappa_of(aversion=aversion, sigma=sigma, eta=eta))
+
+    @staticmethod
+    def of_rules(
+        rules: ExecutionRules, *, aversion: float, sigma: float, price: float, volume: float
+    ) -> AlmgrenChriss:
+        """From the simulator's own impact.
+
+        sigma: standard deviation of the price over a step, in money
+        price, volume: typical price, and typical volume of a tick
+        """
+        eta = eta_of(rules, price=price, volume=volume)
+        return AlmgrenChriss.of(aversion=aversion, sigma=sigma, eta=eta)
+
+    def request(self, simulator: Simulator) -> Floats:
+        """[E]."""
+        coming = coming_step(simulator)
+        per_tick = self.kappa / simulator.rules.ticks_per_step
+        kept = _sinh_ratio(per_tick, coming.left - coming.ticks, coming.left)
+        return np.asarray(simulator.progress.left * np.where(coming.final, 1.0, 1.0 - kept))
+
+
+def kappa_of(*, aversion: float, sigma: float, eta: float) -> float:
+    """κ of a step: 2(cosh κ − 1) = λσ²/η."""
+    if not eta > 0.0:
+        raise ConfigError(
+            f"eta = {eta} must be over 0: without a cost of haste the optimum is to trade at once. "
+            "Give the rules a temporary impact over half the permanent one."
+        )
+    if not aversion * sigma**2 >= 0.0:
+        raise ConfigError(f"aversion·sigma² = {aversion * sigma**2} must be from 0. Correct it.")
+    return math.acosh(1.0 + aversion * sigma**2 / (2.0 * eta))
+
+
+def eta_of(rules: ExecutionRules, *, price: float, volume: float) -> float:
+    """Η of a step: what a step's trade costs over its shares², at a typical price and tick."""
+    haste = rules.temporary - 0.5 * rules.permanent
+    return price * haste / (rules.ticks_per_step * volume)
+
+
+def almgren_chriss_left(kappa: float, n_steps: int) -> Floats:
+    """[N+1] share of the order left at the start and after each step of the optimal schedule."""
+    over = np.arange(n_steps, -1, -1, dtype=np.int64)
+    return _sinh_ratio(kappa, over, np.full_like(over, n_steps))
+
+
+def almgren_chriss_cost(kappa: float, n_steps: int, *, eta: float, amount: float) -> float:
+    """Least value of η·Σ n² + λσ²·Σ x²: η·X·n_1."""
+    left = almgren_chriss_left(kappa, n_steps)
+    return float(eta * amount**2 * (1.0 - left[1]))
+
+
+def schedule_cost(left: Floats, kappa: float, *, eta: float, amount: float) -> Floats:
+    """η·Σ n² + λσ²·Σ x² of any schedule, given as left[…,N+1] with 1 first and 0 last."""
+    assert np.allclose(left[..., 0], 1.0), "left does not begin with the whole order"
+    aversion = 2.0 * (math.cosh(kappa) - 1.0)
+    traded = (np.diff(left, axis=-1) ** 2).sum(axis=-1)
+    waited = (left[..., 1:-1] ** 2).sum(axis=-1)
+    return np.asarray(eta * amount**2 * (traded + aversion * waited))
+
+
+def _sinh_ratio(kappa: float, over: Ints, under: Ints) -> Floats:
+    """sinh(κ·over)/sinh(κ·under) for 0 <= over <= under, without overflow; over/under at κ = 0."""
+    if kappa < 1e-9:
+        return np.asarray(over / under)
+    shrunk = np.exp(-kappa * (under - over))
+    # Of both sines e^{κ·…}/2 is taken out.
+    return np.asarray(shrunk * np.expm1(-2.0 * kappa * over) / np.expm1(-2.0 * kappa * under))
