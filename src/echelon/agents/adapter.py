@@ -45,8 +45,15 @@ class AdapterTraining:
     """The encoder with an adapter that learns, a slow copy of it, and the table of the copy."""
 
     def __init__(
-        self, config: Config, world: World, encoder: Encoder, seed: int, tables: Path | None
+        self,
+        config: Config,
+        world: World,
+        encoder: Encoder,
+        seed: int,
+        tables: Path | None,
+        plain: EmbeddingTable,
     ) -> None:
+        """plain: the table of the encoder as it is, which a fresh adapter does not change"""
         self.world = world
         self.clip = config.train.grad_clip
         self.tau = config.expert.tau
@@ -61,7 +68,7 @@ class AdapterTraining:
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lora.lr)
         self.slow_serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
         self.slow_table = EmbeddingTable(world, encoder.d_model, table_file(tables, "target"))
-        self.slow_table.refresh(self.slow_serving)
+        self.slow_table.share(plain)
 
     def encode(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
         """Embeddings[B,N,D] of rows[B], with the adapter's gradients, which begin at zero."""

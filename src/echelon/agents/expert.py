@@ -70,11 +70,11 @@ class ExpertLearner:
         self.steps = 0
         train, expert = config.train, config.expert
         self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
-        self.adapter = (
-            AdapterTraining(config, world, encoder, seed, tables) if config.lora.enabled else None
-        )
         self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
         self.table.refresh(self.serving)
+        self.adapter: AdapterTraining | None = None
+        if config.lora.enabled:
+            self.adapter = AdapterTraining(config, world, encoder, seed, tables, self.table)
         self.core = self._core(encoder.d_model)
         self.collector = Collector(config, world, seed)
         self.replay = Replay(expert.buffer_size, world.n_assets)

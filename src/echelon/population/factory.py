@@ -57,7 +57,7 @@ class MemberFactory:
                 self.world.n_assets,
                 self.directory / "replay",
             )
-        if not self.tables and not self.config.lora.enabled:
+        if not self.tables:
             self.tables = self._attached()
         niche = number // (self.n_members // len(self.skills))
         return Member(

@@ -310,9 +310,7 @@ class HierarchyLearner:
         return self.evolution.skills.astype(np.float32)
 
     def _encode(self, train: World) -> tuple[EmbeddingTable, ...]:
-        """Tables of the frozen encoder that all members share; none where each has an adapter."""
-        if self.config.lora.enabled:
-            return ()
+        """Tables of the frozen encoder: all members share them, or begin with them."""
         place = self.directory / "tables"
         tables = [EmbeddingTable(train, self.base.d_model, place / "train.npy")]
         if not tables[0].covers(self.valid):

@@ -132,14 +132,17 @@ class Member:
         self.tables = self._shared_tables
         if config.lora.enabled:
             place = self._directory / f"member-{self.place.number}"
-            self.adapter = AdapterTraining(config, self.world, encoder, self._life_seed(), place)
             own = [EmbeddingTable(self.world, encoder.d_model, table_file(place, "embeddings"))]
             if not own[0].covers(self.valid):
                 valid_file = table_file(place, "valid")
                 own.append(EmbeddingTable(self.valid, encoder.d_model, valid_file))
-            for table in own:
-                table.refresh(self.serving)
+            # A fresh adapter changes nothing: what the frozen encoder says is its first version.
+            for table, plain in zip(own, self._shared_tables, strict=True):
+                table.share(plain)
             self.tables = tuple(own)
+            self.adapter = AdapterTraining(
+                config, self.world, encoder, self._life_seed(), place, self._shared_tables[0]
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self._life_seed(), "weights").integers(2**62)))
             hidden, state = config.expert.hidden, config.state

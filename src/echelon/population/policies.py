@@ -24,15 +24,17 @@ def expert_policy(
     number: int,
     tables: tuple[EmbeddingTable, ...] = (),
 ) -> WeightPolicy:
-    """An expert's policy from what `Member.acting` gave."""
+    """An expert's policy from what `Member.acting` gave; tables: of the base encoder."""
     actor = ExpertActor(
         base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
     )
     actor.load_state_dict(below_prefix("actor.", weights))
     encoder, own = base, below_prefix("encoder.", weights)
-    if own:
+    plain = base.state_dict()
+    if any(not torch.equal(value, plain[name]) for name, value in own.items()):
         encoder = build_encoder(config, base.n_features)
         encoder.load_state_dict(own)
+        tables = ()
     return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)
 
 
