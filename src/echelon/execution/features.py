@@ -1,0 +1,418 @@
+"""Public features: what the market of a day shows, once per (day, tick), for all orders alike.
+
+Row t of a day holds what is known as tick t **ends**; an order that decides as tick t begins reads
+row t-1 and nothing later. The features shipped are cumulative along the day, so a row is made of
+the ticks up to it and of whole earlier days of its symbol. They are ratios: units do not matter.
+
+One's own features come in through one interface: a function of a `Past`, which is shown the ticks
+of one day up to now and the days before it::
+
+    def last_minutes_range(past: Past) -> float:
+        recent = past.price[-10:]
+        return float(np.log(np.nanmax(recent) / np.nanmin(recent)))
+
+    public_features(days, {"range_10": last_minutes_range})
+
+What is to come cannot be read there: it has not been copied yet. For features made in another way
+`check_causal` replaces the future by noise and refuses what changes before it.
+
+Axes: `D` days, `T` ticks of a day, `F` features, `K` earlier days.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.errors import FeatureError
+from echelon.execution.days import Days
+from echelon.execution.orders import Ints
+from echelon.features.scaler import Moments, Scaler
+from echelon.types import Bools, Floats, Floats32
+
+TRAILING = 20
+"""Earlier days of the symbol that its volume is compared with."""
+CLIP = 10.0
+"""Scaled features are cut to ± this many standard deviations of the train days."""
+_FLOOR = 0.05  # of the mean tick's volume: so that an empty tick has a finite ratio
+
+
+class Quotes(NamedTuple):
+    """Of a book, as a tick ends, [D,T]: best quotes, and sizes displayed on all levels."""
+
+    bid: Floats
+    ask: Floats
+    bid_depth: Floats
+    ask_depth: Floats
+
+
+@dataclass(frozen=True)
+class PublicFeatures:
+    """Features of `D` days.
+
+    today[D,T,F]: row t is known as tick t ends
+    yesterday[D,T,F]: of the symbol's day before in the data; zeros where there is none
+    has_yesterday[D]
+    scaler: what they were scaled with; None: unscaled
+    """
+
+    names: tuple[str, ...]
+    today: Floats32
+    yesterday: Floats32
+    has_yesterday: Bools
+    scaler: Scaler | None = None
+
+    def __post_init__(self) -> None:
+        assert self.today.shape == self.yesterday.shape, "today and yesterday differ in shape"
+        assert self.today.shape[2] == len(self.names), "last axis is not F"
+        assert self.today.dtype == self.yesterday.dtype == np.float32, "not float32"
+
+
+class Market:
+    """What shipped features are made from; every array is cumulative along the day."""
+
+    def __init__(self, days: Days, quotes: Quotes | None) -> None:
+        self.days = days
+        self.quotes = quotes
+
+    @cached_property
+    def traded(self) -> Bools:
+        """[D,T] whether the tick has a price."""
+        return np.asarray(self._raw > 0.0)
+
+    @cached_property
+    def _raw(self) -> Floats:
+        return np.asarray((self.days.buy + self.days.sell) / 2.0)
+
+    @cached_property
+    def price(self) -> Floats:
+        """[D,T+1] column 0: known as the day begins; t+1: last price up to tick t."""
+        both = np.concatenate([self.days.known[:, :1], self._raw], axis=1)
+        return _filled(both)
+
+    @cached_property
+    def moves(self) -> Floats:
+        """[D,T] log return of each tick; 0 where there was none."""
+        return np.nan_to_num(np.diff(np.log(self.price), axis=1), nan=0.0)
+
+    @cached_property
+    def profile(self) -> Floats:
+        """[D,T] mean volume of the same tick on the symbol's earlier days; NaN without any."""
+        return trailing_profile(self.days, TRAILING)
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """compute: [D,T] of a market, NaN where unknown; scaled: by the scaler; book: needs quotes."""
+
+    compute: Callable[[Market], Floats]
+    scaled: bool = True
+    book: bool = False
+
+
+FEATURES: dict[str, _Shipped] = {}
+"""The features shipped, by name."""
+
+
+def _shipped(
+    name: str, *, scaled: bool = True, book: bool = False
+) -> Callable[[Callable[[Market], Floats]], Callable[[Market], Floats]]:
+    def add(compute: Callable[[Market], Floats]) -> Callable[[Market], Floats]:
+        FEATURES[name] = _Shipped(compute, scaled, book)
+        return compute
+
+    return add
+
+
+def _return_over(ticks: int) -> Callable[[Market], Floats]:
+    def compute(market: Market) -> Floats:
+        price = np.log(market.price)
+        before = np.maximum(np.arange(1, price.shape[1]) - ticks, 0)
+        return np.asarray(np.where(market.traded, price[:, 1:] - price[:, before], np.nan))
+
+    return compute
+
+
+for _ticks in (1, 5, 20):
+    _shipped(f"return_{_ticks}")(_return_over(_ticks))
+
+
+@_shipped("return_day")
+def return_day(market: Market) -> Floats:
+    """Log return since the day began."""
+    price = np.log(market.price)
+    return np.asarray(price[:, 1:] - price[:, :1])
+
+
+@_shipped("volatility")
+def volatility(market: Market) -> Floats:
+    """Realised volatility of a tick, from the day's ticks so far."""
+    count = np.arange(1, market.moves.shape[1] + 1)
+    return np.asarray(np.sqrt(np.cumsum(market.moves**2, axis=1) / count))
+
+
+@_shipped("vwap_deviation")
+def vwap_deviation(market: Market) -> Floats:
+    """Log of the price over the day's volume-weighted mean so far."""
+    volume = np.where(market.traded, market.days.volume, 0.0)
+    price = np.nan_to_num(market.price[:, 1:], nan=0.0)
+    shares = np.cumsum(volume, axis=1)
+    money = np.cumsum(volume * price, axis=1)
+    out = np.full(shares.shape, np.nan)
+    np.divide(price * shares, money, out=out, where=money > 0.0)
+    return np.asarray(np.log(out))
+
+
+@_shipped("volume")
+def volume(market: Market) -> Floats:
+    """Log of the tick's volume over the same tick's mean on earlier days."""
+    return _log_ratio(market.days.volume, market.profile)
+
+
+@_shipped("volume_day")
+def volume_day(market: Market) -> Floats:
+    """Log of the day's volume so far over what earlier days had by then."""
+    shares = np.cumsum(market.days.volume, axis=1)
+    return _log_ratio(shares, np.cumsum(market.profile, axis=1))
+
+
+@_shipped("halted", scaled=False)
+def halted(market: Market) -> Floats:
+    """1 where the tick has no price."""
+    return np.where(market.traded, 0.0, 1.0)
+
+
+@_shipped("time", scaled=False)
+def time(market: Market) -> Floats:
+    """Share of the day's ticks that are over, from 1/T to 1."""
+    n_days, n_ticks = market.days.shape
+    return np.tile((np.arange(n_ticks) + 1.0) / n_ticks, (n_days, 1))
+
+
+@_shipped("spread", book=True)
+def spread(market: Market) -> Floats:
+    """Best ask less best bid, as a share of their mean."""
+    assert market.quotes is not None
+    bid, ask = market.quotes.bid, market.quotes.ask
+    return np.asarray(2.0 * (ask - bid) / (ask + bid))
+
+
+@_shipped("imbalance", scaled=False, book=True)
+def imbalance(market: Market) -> Floats:
+    """(bid depth - ask depth) / both, from -1 to 1."""
+    assert market.quotes is not None
+    bids, asks = market.quotes.bid_depth, market.quotes.ask_depth
+    out = np.zeros(bids.shape)
+    np.divide(bids - asks, bids + asks, out=out, where=bids + asks > 0.0)
+    return out
+
+
+class Past:
+    """What one's own feature is shown: a day up to now, and the days before it.
+
+    price, volume, known[t+1]: ticks 0 to t of today; price is NaN where nothing could trade
+    clock[t+1]: minutes after midnight at which the ticks begin
+    earlier_price, earlier_volume[K,T]: whole earlier days of the symbol, oldest first, K ≤ 20
+    """
+
+    def __init__(self, days: Days, day: int, earlier: Ints) -> None:
+        price = (days.buy[day] + days.sell[day]) / 2.0
+        self._source = np.stack([price, days.volume[day], days.known[day]])
+        # Filled tick by tick: a feature that reaches around its slice finds nothing there.
+        self._shown = np.full((3, days.shape[1]), np.nan)
+        self._clock = days.clock.copy()
+        self._now = 0
+        self.symbol = days.symbols[day]
+        self.earlier_price: Floats = (days.buy[earlier] + days.sell[earlier]) / 2.0
+        self.earlier_volume: Floats = days.volume[earlier]
+
+    @property
+    def price(self) -> Floats:
+        """[t+1]; NaN where nothing could trade."""
+        return np.asarray(self._shown[0, : self._now])
+
+    @property
+    def volume(self) -> Floats:
+        """[t+1]."""
+        return np.asarray(self._shown[1, : self._now])
+
+    @property
+    def known(self) -> Floats:
+        """[t+1] last price as the tick began."""
+        return np.asarray(self._shown[2, : self._now])
+
+    @property
+    def clock(self) -> Floats:
+        """[t+1] minutes after midnight."""
+        return self._clock[: self._now]
+
+    def end_tick(self) -> None:
+        """Show one tick more."""
+        self._shown[:, self._now] = self._source[:, self._now]
+        self._now += 1
+
+
+Custom = Callable[[Past], float]
+"""One's own feature: its value as the last tick it is shown ends; NaN: unknown."""
+
+
+def public_features(
+    days: Days,
+    extra: Mapping[str, Custom] | None = None,
+    scaler: Scaler | None = None,
+    *,
+    train: Bools | None = None,
+    names: Sequence[str] | None = None,
+    quotes: Quotes | None = None,
+) -> PublicFeatures:
+    """Features of all days, by name: those shipped (`FEATURES`), then one's own (`extra`).
+
+    scaler: fitted before; or `train`[D]: the days to fit it on, and no others are looked at for
+        that; without both, unscaled
+    names: of those shipped; None: all, those of the book where there are `quotes`
+    """
+    assert scaler is None or train is None, "either a scaler or days to fit one on"
+    extra = extra or {}
+    chosen = _chosen(names, extra, with_book=quotes is not None)
+    market = Market(days, quotes)
+    columns = [FEATURES[name].compute(market) for name in chosen]
+    columns += [_custom(name, function, days) for name, function in extra.items()]
+    raw = np.stack(columns, axis=2)
+    every = (*chosen, *extra)
+    if train is not None:
+        scaler = _fitted(every, raw, days, train)
+    if scaler is not None and scaler.names != every:
+        raise FeatureError(
+            f"the scaler was fitted on {', '.join(scaler.names)}, but the features are "
+            f"{', '.join(every)}. Use the same features, or fit it anew."
+        )
+    today = np.nan_to_num(raw, nan=0.0).astype(np.float32)
+    if scaler is not None:
+        today = np.clip(scaler.transform(raw), -CLIP, CLIP)
+    before = previous_days(days)
+    has = before >= 0
+    yesterday = np.where(has[:, None, None], today[before], np.float32(0.0))
+    return PublicFeatures(every, today, yesterday, np.asarray(has), scaler)
+
+
+def previous_days(days: Days) -> Ints:
+    """[D] number of the symbol's last earlier day in the data; -1 where there is none."""
+    before = np.full(days.shape[0], -1, dtype=np.int64)
+    for which, earlier in _by_symbol(days):
+        has = earlier > 0
+        before[which[has]] = which[earlier[has] - 1]
+    return before
+
+
+def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
+    """[D,T] mean volume of a tick on up to `trailing` earlier days on which the symbol traded.
+
+    NaN on a symbol's first day.
+    """
+    out = np.full(days.shape, np.nan)
+    for which, earlier in _by_symbol(days):
+        shares = days.volume[which]
+        active = np.flatnonzero(shares.sum(axis=1) > 0.0)
+        # Of the days before this one, those that traded, of which the last few count.
+        n_active = np.searchsorted(active, earlier)
+        for k, n in enumerate(n_active):
+            if n > 0:
+                out[which[k]] = shares[active[max(n - trailing, 0) : n]].mean(axis=0)
+    return out
+
+
+def _by_symbol(days: Days) -> list[tuple[Ints, Ints]]:
+    """For each symbol its days in order of date, and how many of them lie before each."""
+    names = np.asarray(days.symbols)
+    found = []
+    for symbol in dict.fromkeys(days.symbols):
+        which = np.flatnonzero(names == symbol)
+        which = which[np.argsort(days.dates[which], kind="stable")]
+        dates = days.dates[which]
+        found.append((which, np.searchsorted(dates, dates, side="left").astype(np.int64)))
+    return found
+
+
+def _chosen(
+    names: Sequence[str] | None, extra: Mapping[str, Custom], *, with_book: bool
+) -> tuple[str, ...]:
+    if names is None:
+        names = [name for name, one in FEATURES.items() if with_book or not one.book]
+    for name in names:
+        if name not in FEATURES:
+            near = difflib.get_close_matches(name, FEATURES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FEATURES)}."
+            raise FeatureError(f"unknown execution feature {name!r}: {hint}", name)
+        if FEATURES[name].book and not with_book:
+            raise FeatureError(
+                f"execution feature {name!r} needs the quotes of an order book. Leave it out, or "
+                "load days with a book.",
+                name,
+            )
+    for name in extra:
+        if name in FEATURES:
+            raise FeatureError(f"execution feature {name!r} exists: give yours another name.", name)
+    if not names and not extra:
+        raise FeatureError("no execution feature was asked for. Name at least one.")
+    return tuple(names)
+
+
+def _custom(name: str, function: Custom, days: Days) -> Floats:
+    """[D,T] of one's own feature, asked tick by tick."""
+    out = np.full(days.shape, np.nan)
+    for which, earlier in _by_symbol(days):
+        for k, day in enumerate(which):
+            past = Past(days, int(day), which[max(earlier[k] - TRAILING, 0) : earlier[k]])
+            for tick in range(days.shape[1]):
+                past.end_tick()
+                out[day, tick] = _asked(name, function, past, f"{days.name(int(day))}, tick {tick}")
+    return out
+
+
+def _asked(name: str, function: Custom, past: Past, where: str) -> float:
+    try:
+        value = float(function(past))
+    except Exception as error:
+        raise FeatureError(
+            f"execution feature {name!r} failed at {where}: {type(error).__name__}: {error}", name
+        ) from error
+    if np.isinf(value):
+        raise FeatureError(
+            f"execution feature {name!r} is {value} at {where}: expected a number, or NaN where it "
+            "is unknown.",
+            name,
+        )
+    return value
+
+
+def _fitted(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Scaler:
+    assert train.shape == (days.shape[0],), "train is not [D]"
+    if not train.any():
+        raise FeatureError("no day to fit the scaler on. Choose a longer train window.")
+    kept = np.array([name not in FEATURES or FEATURES[name].scaled for name in names])
+    dates = days.dates[train]
+    first, last = (moment.astype("datetime64[D]").item() for moment in (dates.min(), dates.max()))
+    assert isinstance(first, date)
+    assert isinstance(last, date)
+    moments = Moments.of(raw[train].reshape(-1, len(names)))
+    return Scaler.fit(names, moments, kept, (first, last))
+
+
+def _filled(values: Floats) -> Floats:
+    """Along the last axis, the last number again where there is none; NaN before the first."""
+    known = values > 0.0
+    at = np.maximum.accumulate(np.where(known, np.arange(values.shape[1]), 0), axis=1)
+    return np.asarray(np.take_along_axis(np.where(known, values, np.nan), at, axis=1))
+
+
+def _log_ratio(shares: Floats, usual: Floats) -> Floats:
+    floor = _FLOOR * usual.mean(axis=1, keepdims=True)
+    out = np.full(shares.shape, np.nan)
+    np.divide(shares + floor, usual + floor, out=out, where=usual + floor > 0.0)
+    return np.asarray(np.log(out))
