@@ -1,0 +1,370 @@
+"""Days to trade on, from the intraday bars of the store.
+
+1. The grid of a day comes from the dataset's calendar: the ticks of a regular session, its lunch
+   break left out (48 five-minute ticks for A-shares, 390 minutes in New York, 1440 around the
+   clock). The calendar "data" has no hours; there the grid is the times of day that occur.
+2. The store stamps a bar with its end; a tick is named by its begin, so the bar of 09:35 is the
+   tick of 09:30, and the bar that ends at midnight belongs to the day that is over.
+3. A tick is priced at its close or at its volume-weighted mean: traded money over volume where the
+   dataset has it (cut to the bar's range: vendors round), else (high + low + close) / 3.
+4. Known as a tick begins is its open; without opens the price of the tick before, and at the first
+   one the last price of the day before (on a symbol's first day, its own).
+
+Days are kept in a cache of bounded size under everything that makes them what they are: the
+dataset's content, symbol, date, grid, price source, adjustment. A new import has another content.
+
+Axes: `D` days, `T` ticks of a day.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from echelon.data import calendars
+from echelon.data.bars import SourceInfo
+from echelon.data.manifest import Manifest
+from echelon.data.store import Store
+from echelon.errors import DataError, InvalidDataError, UniverseError, UsageError
+from echelon.execution.day_cache import DayCache, DayKey, OneDay
+from echelon.execution.days import Days, PriceSource
+from echelon.types import Floats, Problem
+
+_TOO_FAR = 0.01  # a mean price this far outside its bar is of other units, not a rounding
+_TOO_MANY = 0.01
+CACHE = DayCache()
+"""The cache that `load_days` uses unless it is given another."""
+_COLUMNS = ("open", "high", "low", "close", "volume", "amount", "factor")
+
+
+@dataclass(frozen=True)
+class _Request:
+    store: Store
+    manifest: Manifest
+    clock: Floats
+    price_source: PriceSource
+    adjusted: bool
+    outside: str
+
+    @property
+    def length(self) -> int:
+        """Minutes of a bar."""
+        return calendars.MINUTES[self.manifest.info.freq]
+
+    def key(self, symbol: str, day: date) -> DayKey:
+        content = self.manifest.content_hash
+        source, grid = self.price_source, self.clock.tobytes()
+        return DayKey(content, symbol, day, grid, source, self.adjusted, self.outside)
+
+
+def load_days(
+    store: Store,
+    dataset: str,
+    symbols: Sequence[str],
+    first: date,
+    last: date,
+    *,
+    price_source: PriceSource = "close",
+    adjusted: bool = False,
+    halted: bool = False,
+    outside: Literal["refuse", "drop"] = "refuse",
+    cache: DayCache | None = CACHE,
+) -> Days:
+    """Days of `symbols` (none: all of the dataset) from `first` to `last`, both included.
+
+    In order of symbol, then date. Where there is no bar there is no price and no volume.
+
+    adjusted: prices times the adjustment factor, volumes over it; else as stored
+    halted: also the sessions between a symbol's first and last bar on which it has none
+    outside: what to do about bars outside the regular session, before the opening for one
+    cache: None: read anew. Views of a store that are not what is on disk are never cached.
+    """
+    store = store.pinned(dataset)
+    manifest = store.manifest(dataset)
+    _refuse(manifest, price_source)
+    table = store.symbols(dataset)
+    chosen = _known_symbols(symbols, table, dataset)
+    dates = _candidates(manifest, first, last)
+    clock = _grid(store, manifest, chosen, dates)
+    request = _Request(store, manifest, clock, price_source, adjusted, outside)
+    found = _load(request, chosen, dates, cache if type(store) is Store else None)
+    lives = {s: (a.date(), b.date()) for s, a, b in table["symbol", "first", "last"].iter_rows()}
+    kept = [
+        (symbol, day, found[symbol, day])
+        for symbol in chosen
+        for day in dates
+        if found[symbol, day] is not None
+        or (halted and lives[symbol][0] <= day <= lives[symbol][1])
+    ]
+    if not kept:
+        low, high = manifest.span
+        raise DataError(
+            f"dataset {dataset!r} has no bars of {', '.join(chosen[:5])} from {first} to {last}; "
+            f"it runs from {low.date()} to {high.date()}. Choose other dates or symbols."
+        )
+    return _joined(kept, clock, price_source)
+
+
+def session_clock(info: SourceInfo, first: date, last: date) -> Floats:
+    """[T] minutes after midnight at which the ticks of a regular session begin.
+
+    Regular is what most sessions of the span are. Not for the calendar "data".
+    """
+    length = calendars.MINUTES[info.freq]
+    if info.calendar == calendars.ROUND_THE_CLOCK:
+        return np.arange(0.0, 1440.0, length)
+    hours = calendars.hours(info.calendar, first, last, info.timezone)
+    if hours.is_empty():
+        raise DataError(f"{info.calendar} has no session from {first} to {last}. Choose others.")
+    minutes = hours.select(
+        ((pl.col(name) - pl.col("session")).dt.total_minutes()).alias(name)
+        for name in ("open", "break_start", "break_end", "close")
+    )
+    opens, pause, resume, closes = Counter(minutes.iter_rows()).most_common(1)[0][0]
+    if opens < 0 or closes > 1440:
+        raise DataError(
+            f"sessions of {info.calendar} begin on another day than they end, which execution "
+            "cannot lay out. Use an exchange whose session lies within a day, or 24/7."
+        )
+    clock = np.arange(float(opens), float(closes), length)
+    if pause is not None:
+        clock = clock[(clock < pause) | (clock >= resume)]
+    return clock
+
+
+def _refuse(manifest: Manifest, price_source: PriceSource) -> None:
+    info = manifest.info
+    if price_source == "book":
+        raise UsageError(
+            "price source 'book' needs order-book snapshots, which bars are not. Use close or "
+            "vwap, or load a book with echelon.execution.book_days."
+        )
+    if price_source not in ("close", "vwap"):
+        raise UsageError(f"unknown price source {price_source!r}: there are close, vwap and book.")
+    if info.freq == "1d":
+        raise DataError(
+            f"dataset {manifest.name!r} has daily bars; execution works inside the day. Import "
+            "1-minute or 5-minute bars (data.freq: 1min)."
+        )
+    if "volume" not in info.fields:
+        raise DataError(
+            f"dataset {manifest.name!r} has no volume, without which nothing can be filled. "
+            "Import bars with their volume."
+        )
+
+
+def _known_symbols(symbols: Sequence[str], table: pl.DataFrame, dataset: str) -> tuple[str, ...]:
+    have = table["symbol"].to_list()
+    for symbol in symbols:
+        if symbol not in have:
+            near = difflib.get_close_matches(symbol, have, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(have[:10])}."
+            raise UniverseError(f"dataset {dataset!r} has no symbol {symbol}: {hint}")
+    return tuple(dict.fromkeys(symbols)) or tuple(have)
+
+
+def _candidates(manifest: Manifest, first: date, last: date) -> list[date]:
+    """Dates that may have bars."""
+    low, high = (moment.date() for moment in manifest.span)
+    # The first bar of a span may end at midnight, and is of the day before.
+    first, last = max(first, low - timedelta(days=1)), min(last, high)
+    if first > last:
+        return []
+    if manifest.info.calendar == calendars.FROM_DATA:
+        return [first + timedelta(days=k) for k in range((last - first).days + 1)]
+    days = calendars.sessions(manifest.info.calendar, first, last)
+    return [day.astype("datetime64[D]").item() for day in days]
+
+
+def _grid(
+    store: Store, manifest: Manifest, symbols: Sequence[str], dates: Sequence[date]
+) -> Floats:
+    if not dates:
+        return np.empty(0)
+    first, last = dates[0], dates[-1]
+    if manifest.info.calendar != calendars.FROM_DATA:
+        return session_clock(manifest.info, first, last)
+    length = calendars.MINUTES[manifest.info.freq]
+    keys = store.partitions(manifest.name, *_moments(first, last))
+    frames = [store.read_bars(manifest.name, key, symbols, ["time"]) for key in keys]
+    if not frames:
+        return np.empty(0)
+    begin = pl.concat(frames)["time"] - timedelta(minutes=length)
+    inside = begin.filter(begin.dt.date().is_between(first, last))
+    clock = (inside.dt.hour().cast(pl.Float64) * 60.0 + inside.dt.minute()).unique().sort()
+    return np.ascontiguousarray(clock.to_numpy())
+
+
+def _moments(first: date, last: date) -> tuple[datetime, datetime]:
+    """First and last end that a bar of these dates can have."""
+    midnight = datetime.min.time()
+    return datetime.combine(first, midnight), datetime.combine(last + timedelta(days=1), midnight)
+
+
+def _load(
+    request: _Request, symbols: Sequence[str], dates: Sequence[date], cache: DayCache | None
+) -> dict[tuple[str, date], OneDay | None]:
+    found: dict[tuple[str, date], OneDay | None] = {}
+    missing = []
+    for symbol in symbols:
+        for day in dates:
+            there, one = (False, None) if cache is None else cache.get(request.key(symbol, day))
+            found[symbol, day] = one
+            if not there:
+                missing.append((symbol, day))
+    found |= _read(request, missing)
+    if cache is not None:
+        for symbol, day in missing:
+            cache.put(request.key(symbol, day), found[symbol, day])
+    return found
+
+
+def _read(
+    request: _Request, wanted: Sequence[tuple[str, date]]
+) -> dict[tuple[str, date], OneDay | None]:
+    """The days among `wanted` that have bars."""
+    if not wanted:
+        return {}
+    symbols = sorted({symbol for symbol, _ in wanted})
+    days = sorted({day for _, day in wanted})
+    name = request.manifest.name
+    keys = request.store.partitions(name, *_moments(days[0], days[-1]))
+    frames = [request.store.read_bars(name, key, symbols) for key in keys]
+    if not frames:
+        return {}
+    begin = pl.col("begin")
+    bars = (
+        pl.concat(frames)
+        .with_columns(begin=pl.col("time") - timedelta(minutes=request.length))
+        .with_columns(
+            day=begin.dt.date(),
+            minute=begin.dt.hour().cast(pl.Float64) * 60.0 + begin.dt.minute(),
+        )
+        .filter(pl.col("day").is_in(days))
+    )
+    bars = _inside(bars, request)
+    _judge(bars, request)
+    asked = set(wanted)
+    return {
+        (symbol, day): _laid_out(part, request)
+        for (symbol, day), part in bars.partition_by("symbol", "day", as_dict=True).items()
+        if (symbol, day) in asked
+    }
+
+
+def _inside(bars: pl.DataFrame, request: _Request) -> pl.DataFrame:
+    on_grid = pl.col("minute").is_in(request.clock.tolist())
+    off = bars.filter(~on_grid)
+    if off.height and request.outside == "refuse":
+        raise DataError(
+            f"dataset {request.manifest.name!r}: {off.height} bar(s), the first of "
+            f"{off['symbol'][0]} at {off['time'][0]}, lie outside the regular session of "
+            f"{request.manifest.info.calendar}. Drop them (outside='drop'), or import the bars of "
+            "the session only."
+        )
+    return bars.filter(on_grid)
+
+
+def _judge(bars: pl.DataFrame, request: _Request) -> None:
+    """Refuse what import refuses, in case the files were written by others."""
+    name = request.manifest.name
+    again = bars.filter(pl.struct("symbol", "time").is_duplicated())
+    volume = pl.col("volume")
+    odd = bars.filter((volume < 0.0) | volume.is_nan() | volume.is_infinite())
+    close = pl.col("close")
+    empty = bars.filter(close.is_null() | ~(close > 0.0) | ~close.is_finite())
+    remedy = "Import the dataset anew; import refuses such rows"
+    problems = [
+        Problem(name, None, field, f"{symbol} at {time}: {text}", remedy)
+        for field, rows, text in (
+            ("time", again, "the bar is there more than once"),
+            ("volume", odd, "the volume is not a number of at least 0"),
+            ("close", empty, "the close is not a positive number"),
+        )
+        for symbol, time in rows.select("symbol", "time").iter_rows()
+    ]
+    if problems:
+        raise InvalidDataError(problems)
+    if request.price_source == "vwap":
+        _judge_mean(bars, name)
+
+
+def _judge_mean(bars: pl.DataFrame, name: str) -> None:
+    """Refuse traded money of other units than price times volume."""
+    mean = bars.filter(pl.col("volume") > 0.0).select(
+        "low", "high", mean=pl.col("amount") / pl.col("volume")
+    )
+    mean = mean.drop_nulls()
+    far = mean.filter(
+        (pl.col("mean") > pl.col("high") * (1.0 + _TOO_FAR))
+        | (pl.col("mean") < pl.col("low") * (1.0 - _TOO_FAR))
+    )
+    if far.height > max(_TOO_MANY * mean.height, 3):
+        low, high, value = far.row(0)
+        raise DataError(
+            f"dataset {name!r}: amount / volume lies outside low to high in {far.height} of "
+            f"{mean.height} bars (the first: {value:g} is not in {low:g} to {high:g}), so amount "
+            "and volume are in other units than the prices (lots of 100? adjusted prices?). Use "
+            "price source close, or import shares and money on the basis of the prices."
+        )
+
+
+def _laid_out(part: pl.DataFrame, request: _Request) -> OneDay:
+    """Bars of one day scattered over its grid."""
+    at = np.searchsorted(request.clock, part["minute"].to_numpy())
+    columns = {name: part[name].cast(pl.Float64).to_numpy() for name in _COLUMNS}
+    factor = np.nan_to_num(columns["factor"], nan=1.0)
+    scale = factor if request.adjusted else np.ones(len(factor))
+    shares = np.nan_to_num(columns["volume"], nan=0.0)
+    price = columns["close"]
+    if request.price_source == "vwap":
+        price = _mean_price(columns, shares)
+    grids = np.full((2, len(request.clock)), np.nan)
+    grids[0, at], grids[1, at] = price * scale, columns["open"] * scale
+    volume = np.zeros(len(request.clock))
+    volume[at] = shares / scale
+    before = np.concatenate([[np.nan], grids[0, :-1]])
+    before = pl.Series(before).fill_nan(None).forward_fill().to_numpy()
+    known = np.where(np.isnan(grids[1]), before, grids[1])
+    last = float(factor[np.argmax(at)]) if not request.adjusted else 1.0
+    return OneDay(grids[0], np.asarray(known, dtype=np.float64), volume, last)
+
+
+def _mean_price(columns: dict[str, Floats], shares: Floats) -> Floats:
+    """Of a bar: traded money over volume, cut to its range; else (high + low + close) / 3."""
+    close = columns["close"]
+    high = np.where(np.isnan(columns["high"]), close, columns["high"])
+    low = np.where(np.isnan(columns["low"]), close, columns["low"])
+    typical = (high + low + close) / 3.0
+    money = np.nan_to_num(columns["amount"], nan=0.0)
+    mean = np.where((money > 0.0) & (shares > 0.0), money / np.maximum(shares, 1e-12), typical)
+    return np.asarray(np.clip(mean, low, high))
+
+
+def _joined(
+    kept: Sequence[tuple[str, date, OneDay | None]], clock: Floats, price_source: PriceSource
+) -> Days:
+    shape = (len(kept), len(clock))
+    price, known, volume = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
+    last: dict[str, tuple[float, float]] = {}
+    for k, (symbol, _, one) in enumerate(kept):
+        before, factor = last.get(symbol, (np.nan, 1.0))
+        if one is None:
+            known[k] = before
+            continue
+        price[k], known[k], volume[k] = one.price, one.known, one.volume
+        # Up to the first price of the day, what was known is yesterday's, in today's units.
+        known[k, np.isnan(one.known)] = before * factor / one.factor
+        if np.isnan(known[k, 0]):
+            known[k, 0] = price[k, 0]  # a symbol's first day, without opens
+        last[symbol] = float(one.price[~np.isnan(one.price)][-1]), one.factor
+    dates = np.array([day for _, day, _ in kept], dtype="datetime64[us]")
+    symbols = tuple(symbol for symbol, _, _ in kept)
+    return Days(symbols, dates, clock, price, price, known, volume, price_source)
