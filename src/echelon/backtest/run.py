@@ -6,7 +6,8 @@ another way than the agent learned to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,9 +20,19 @@ from echelon.config.agents import RewardConfig
 from echelon.envs.act import ActionRule, Kind, Rows
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.market import Fills, Reason
+from echelon.market import (
+    CostSplit,
+    Execution,
+    Executor,
+    Fills,
+    Immediate,
+    Reason,
+    cost_split,
+)
 from echelon.ops.measures import Costs, Measures, measure
 from echelon.types import Floats, Floats32, Times
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,7 @@ class Backtest:
     weights[S+1,N], cash_share[S+1]: holdings at each decision, and at the end
     actions[S,N]: as decided, by `envs.Action` or target weights
     fills: [S,N] each; fill_times[S]: the bar an order was filled at
+    execution: [S,N] each, how orders were executed; None: at once, without an executor
     """
 
     policy: str
@@ -45,6 +57,7 @@ class Backtest:
     fills: Fills
     fill_times: Times
     periods_per_year: float
+    execution: Execution | None = None
 
     @cached_property
     def returns(self) -> Floats:
@@ -64,6 +77,11 @@ class Backtest:
         return Costs(
             float(fills.commission.sum()), float(fills.stamp.sum()), float(fills.slippage.sum())
         )
+
+    @cached_property
+    def cost_split(self) -> CostSplit:
+        """What trading cost, and what for: spread, impact, timing, fees."""
+        return cost_split(self.fills, self.execution)
 
     @cached_property
     def measures(self) -> Measures:
@@ -91,12 +109,15 @@ class Backtest:
         )
 
     def blotter(self) -> pl.DataFrame:
-        """Every order that was filled or cut: time, symbol, side, shares, price, costs, reason."""
+        """Every order that was filled or cut: time, symbol, side, shares, price, costs, reason.
+
+        With an executor also: worked, arrival, twap, vwap, spread, impact, timing, cut.
+        """
         fills = self.fills
         step, asset = np.nonzero((fills.shares != 0) | (fills.reason != 0))
         shares = fills.shares[step, asset]
         reasons = [Reason(code).name.lower() for code in fills.reason[step, asset].tolist()]
-        return pl.DataFrame(
+        orders = pl.DataFrame(
             {
                 "time": self.fill_times[step],
                 "symbol": np.array(self.symbols)[asset],
@@ -112,10 +133,21 @@ class Backtest:
                 ),
             }
         )
+        if self.execution is None:
+            return orders
+        facts = {name: a[step, asset] for name, a in self.execution._asdict().items()}
+        return orders.with_columns(**{n: pl.Series(a, nan_to_null=True) for n, a in facts.items()})
 
 
-def run_backtest(policy: Policy, world: World, span: range, config: Config) -> Backtest:
-    """Let `policy` trade one book from the first row of `span` to its last."""
+def run_backtest(
+    policy: Policy, world: World, span: range, config: Config, executor: Executor | None = None
+) -> Backtest:
+    """Let `policy` trade one book from the first row of `span` to its last.
+
+    executor: works the orders in place of the world's own
+    """
+    if executor is not None:
+        world = replace(world, executor=executor)
     rule = ActionRule.of(config, policy.kind)
     books = Books(world, rule, RewardConfig(), 1, span)
     policy.start(world, span)
@@ -123,7 +155,7 @@ def run_backtest(policy: Policy, world: World, span: range, config: Config) -> B
     value = np.empty(n_steps + 1)
     weights = np.empty((n_steps + 1, n_assets), dtype=np.float32)
     cash_share = np.empty(n_steps + 1, dtype=np.float32)
-    actions, fills = [], []
+    actions, fills, executions = [], [], []
     value[0] = books.value[0]
     for k in range(n_steps):
         held = books.holdings()
@@ -132,6 +164,8 @@ def run_backtest(policy: Policy, world: World, span: range, config: Config) -> B
         result = books.step(decided)
         actions.append(decided[0])
         fills.append(result.fills)
+        if result.execution is not None:
+            executions.append(result.execution)
         value[k + 1] = result.value[0]
         if result.terminated[0]:
             n_steps = k + 1
@@ -139,7 +173,7 @@ def run_backtest(policy: Policy, world: World, span: range, config: Config) -> B
     held = books.holdings()
     weights[n_steps], cash_share[n_steps] = held.weights[0], held.cash_share[0]
     rows = np.arange(span.start, span.start + n_steps + 1)
-    return Backtest(
+    backtest = Backtest(
         policy=policy.name,
         kind=policy.kind,
         symbols=world.symbols,
@@ -151,7 +185,30 @@ def run_backtest(policy: Policy, world: World, span: range, config: Config) -> B
         fills=Fills(*(np.concatenate(parts) for parts in zip(*fills, strict=True))),
         fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
         periods_per_year=world.periods_per_year,
+        execution=_joined(executions),
     )
+    if world.executor is not None:
+        _tell(backtest, world.executor)
+    return backtest
+
+
+def _joined(executions: list[Execution]) -> Execution | None:
+    if not executions:
+        return None
+    return Execution(*(np.concatenate(parts) for parts in zip(*executions, strict=True)))
+
+
+def _tell(backtest: Backtest, executor: Executor) -> None:
+    """Say what the executor could not work."""
+    split = backtest.cost_split
+    if split.at_once and not isinstance(executor, Immediate):
+        log.warning(
+            "%s: %d of %d fills were at the open, not by %s: their days have no intraday data",
+            backtest.policy,
+            split.at_once,
+            split.fills,
+            executor.name,
+        )
 
 
 def run_values(policy: Policy, world: World, starts: Rows, n_steps: int, config: Config) -> Floats:

@@ -22,7 +22,7 @@ from echelon.envs import act, rewards
 from echelon.envs.act import ActionRule, Holdings, Rows
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.market import Book, Fills, Orders, Reason, new_book, step
+from echelon.market import Book, Execution, Fills, Orders, Reason, new_book, step, step_worked
 from echelon.types import Bools, Floats
 
 RUIN = 1e-6
@@ -34,6 +34,7 @@ class StepResult(NamedTuple):
 
     reward, value[E]: after the step; terminated, truncated[E]
     fills: what came of the orders, [E,N]
+    execution: how they were executed, [E,N]; None where the world has no executor
     """
 
     reward: Floats
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     terminated: Bools
     truncated: Bools
     fills: Fills
+    execution: Execution | None = None
 
 
 class Books:
@@ -112,9 +114,15 @@ class Books:
         assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
         world, before = self.world, self.value
         orders, refused = self._orders(actions)
-        stepped = step(
-            self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
-        )
+        execution = None
+        if world.executor is None:
+            stepped = step(
+                self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
+            )
+        else:
+            stepped, execution = step_worked(
+                self.book, orders, world.rows, self.row, self._rules, world.executor
+            )
         if refused is not None:
             stepped.fills.reason[refused] = Reason.NOT_MEMBER
         benchmark = None if self._benchmark is None else self._benchmark[self.row]
@@ -128,6 +136,7 @@ class Books:
             stepped.value < RUIN * world.initial_cash,
             self.row >= self.span.stop - 1,
             stepped.fills,
+            execution,
         )
 
     def _orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:

@@ -15,9 +15,9 @@ import numpy as np
 from echelon.config import Config
 from echelon.data.calendars import periods_per_year
 from echelon.data.panel import forward_fill
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
-from echelon.market import MarketRows, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.market import Executor, MarketRows, PriceHistory, Rules, market_rows, resolve_rules
 from echelon.runs.registry import TestRead
 from echelon.types import Bools, Floats, Floats32, Times
 
@@ -39,6 +39,9 @@ class World:
     ledger: what a report says about prices and fills
     stretches: name → pieces of a split that do not follow one another in time, where it has some;
         neither an episode nor a window of features may cross from one to the next
+    executor: works the orders of all books through the bar after the decision; None: they fill at
+        once. It is the market's, not a book's: a policy that simulates books beside the real one
+        has to get the same fills
     """
 
     rows: MarketRows
@@ -57,6 +60,7 @@ class World:
     benchmark: Floats | None
     ledger: Mapping[str, str]
     stretches: Mapping[str, tuple[range, ...]] = field(default_factory=dict)
+    executor: Executor | None = None
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -64,6 +68,12 @@ class World:
             assert getattr(self, name).shape == shape, f"{name} is not [T,N]"
         assert self.x.shape[:2] == shape, "x is not [T,N,F]"
         assert self.times.shape == shape[:1], "times is not [T]"
+        if self.executor is not None and not self.fill_open:
+            raise ConfigError(
+                f"the executor {self.executor.name!r} works orders through the bar after the "
+                "decision, but fills are at the close of the decision. Set market.fill to 'open', "
+                "or market.executor to 'immediate'."
+            )
 
     @property
     def n_assets(self) -> int:
@@ -186,6 +196,7 @@ def index_world(world: World) -> World | None:
         symbols=("benchmark",),
         # An index has no open to fill at; a fill at the next close would lose it the first day.
         fill_open=False,
+        executor=None,
     )
 
 

@@ -208,7 +208,7 @@ def _benchmarks(
     for e in range(len(day)):
         d = day[e]
         price = buy if buying[e] else sell
-        total = weighted = shares = 0.0
+        total = weighted = priced = shares = 0.0
         count = 0
         for t in range(start[e], end[e]):
             p = price[d, t]
@@ -216,13 +216,15 @@ def _benchmarks(
                 total += p
                 count += 1
                 weighted += p * volume[d, t]
+                priced += volume[d, t]
                 last[e] = p
             shares += volume[d, t]
         traded[e] = shares
         arrival[e] = known[d, start[e]]
         if count > 0:
             twap[e] = total / count
-            vwap[e] = weighted / shares if weighted > 0.0 else twap[e]
+            # At a price limit there is volume, but on this side no price.
+            vwap[e] = weighted / priced if weighted > 0.0 else twap[e]
 
 
 @_compiled

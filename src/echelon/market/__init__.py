@@ -1,5 +1,7 @@
 """The market kernel: one ledger for training, backtest and live."""
 
+from echelon.market.costs import CostSplit, cost_split
+from echelon.market.executor import Execution, Executor, Immediate, Worked, step_worked
 from echelon.market.kernel import mark, new_book, settle, step, trade
 from echelon.market.presets import PRESETS, MarketRules, resolve_rules
 from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
@@ -10,7 +12,11 @@ __all__ = [
     "HAIRCUTS",
     "PRESETS",
     "Book",
+    "CostSplit",
+    "Execution",
+    "Executor",
     "Fills",
+    "Immediate",
     "MarketRows",
     "MarketRules",
     "Orders",
@@ -19,11 +25,14 @@ __all__ = [
     "Rows",
     "Rules",
     "Stepped",
+    "Worked",
+    "cost_split",
     "mark",
     "market_rows",
     "new_book",
     "resolve_rules",
     "settle",
     "step",
+    "step_worked",
     "trade",
 ]

@@ -1,0 +1,359 @@
+"""How orders meet the bar: at once, or worked into it by an executor.
+
+The kernel fills orders at one price of a bar, at once. An `Executor` works them through the hours
+of the bar instead and says, for each order, how much it could execute and at what mean price. The
+kernel stays the authority for cash, holdings, lots, T+1 and fees; it settles with those prices and
+amounts in place of the open. Without an executor nothing here is called.
+
+A step of books whose orders were decided at the close of row t, worked during row t + 1:
+
+1. What happens by itself before the bar (`settle`); orders are split with the shares.
+2. Parent orders: sells cut to what may be sold and to lots, buys floored to lots. Orders for money
+   become shares at the close of the decision, the last price that all sources have.
+3. The executor works them. It knows nothing of cash: how much money a buy takes is known only when
+   the day is over.
+4. Settlement by `trade`: sells first, at the prices they achieved; then all buys, which are scaled
+   by one factor to the cash there is, proceeds and fees inside, and floored to lots.
+5. Orders that the executor has no market for are filled at once, at the open, by the kernel's own
+   slippage and volume cap. A book of which it worked no order goes through `trade` unchanged.
+
+So no book owes money at the close. During the day it may: a morning's buys are paid by an
+afternoon's sells, which takes a broker that settles at the end of the day. What step 4 takes away
+from a buy counts as never bought (`Execution.cut`); its price stays the one of the whole order,
+whose impact was larger: the error is against us. In a bar where some of a book's orders are worked
+and others filled at once, the latter pay the slippage of what was ordered, for the same reason.
+
+Axes: `E` books, `N` assets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numba import njit
+
+from echelon.market.kernel import _barred, _sell_size, mark, settle, trade
+from echelon.market.rules import (
+    SLIPPAGE_FIXED,
+    SLIPPAGE_NONE,
+    Rules,
+    slippage,
+    volume_cap,
+    whole_lots,
+)
+from echelon.market.types import Book, Codes, Fills, MarketRows, Orders, Reason, Rows, Stepped
+from echelon.types import Bools, Floats
+
+_ROWLESS = ("haircut", "lot", "min_lot")
+_VOLUME = int(Reason.VOLUME)
+
+
+class Worked(NamedTuple):
+    """What an executor made of parent orders, [E,N] each.
+
+    worked: there was a market to work the order in; of the others nothing below counts
+    executed: shares, from 0 to the amount of the order
+    price: mean price paid or received; market: mean of the market's price (the middle, where there
+        are two) at the times of the fills; both weighted by shares, any number where nothing filled
+    spread: paid per share for crossing the spread; what the price is worse than the market and not
+        spread is impact
+    arrival: price known as the order began; twap, vwap: of the market over the order's time
+    reason: why not all of it
+    """
+
+    worked: Bools
+    executed: Floats
+    price: Floats
+    market: Floats
+    spread: Floats
+    arrival: Floats
+    twap: Floats
+    vwap: Floats
+    reason: Codes
+
+
+class Executor(Protocol):
+    """Works orders through a bar."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+
+    def work(self, parents: Floats, row: Rows) -> Worked:
+        """Work parents[E,N] (shares to buy, negative: to sell) during the bars `row`[E].
+
+        Same orders and bars, same answer: books are simulated more than once.
+        """
+
+
+class Execution(NamedTuple):
+    """How orders were executed, beside their `Fills`; [E,N] each, of what was filled.
+
+    worked: by an executor; False: filled at once, or nothing was
+    arrival, twap, vwap: prices, NaN where nothing was executed (twap, vwap: also at once)
+    spread, impact, timing: money, a cost where positive. timing: from arrival to the market's price
+        at the time of the fills. Together with fees they are the shortfall against arrival
+    cut: shares that were executed and had to be left for want of cash, or of a whole lot
+    """
+
+    worked: Bools
+    arrival: Floats
+    twap: Floats
+    vwap: Floats
+    spread: Floats
+    impact: Floats
+    timing: Floats
+    cut: Floats
+
+
+class Immediate:
+    """Fills everything at once, as the kernel does without an executor, bit for bit.
+
+    For the facts: a backtest with it has an `Execution` to split costs by.
+    """
+
+    name = "immediate"
+
+    def work(self, parents: Floats, row: Rows) -> Worked:
+        """Nothing is worked."""
+        return nothing_worked(parents.shape)
+
+
+def nothing_worked(shape: tuple[int, ...]) -> Worked:
+    """No order worked yet; arrays to write into."""
+    zeros = np.zeros((3, *shape))
+    unknown = np.full((4, *shape), np.nan)
+    return Worked(
+        worked=np.zeros(shape, dtype=np.bool_),
+        executed=zeros[0],
+        price=zeros[1],
+        market=unknown[0],
+        spread=zeros[2],
+        arrival=unknown[1],
+        twap=unknown[2],
+        vwap=unknown[3],
+        reason=np.zeros(shape, dtype=np.int8),
+    )
+
+
+def step_worked(
+    book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules, executor: Executor
+) -> tuple[Stepped, Execution]:
+    """`kernel.step` with an executor: from the close of the bar `row`[E] to the next."""
+    after = row + 1
+    split = market.share_step[after]
+    if (split != 1.0).any():
+        orders = orders._replace(shares=orders.shares * split)
+    settled = settle(book, market, after)
+    parents = np.zeros_like(settled.shares)
+    reference = market.close[row] / split
+    _parents(settled, orders, reference, market.lot, market.min_lot, rules, parents)
+    worked = executor.work(parents, after)
+    _check(worked, parents, executor)
+    traded, fills, execution = _settle_orders(
+        settled, orders, market, after, rules, parents, worked
+    )
+    return Stepped(traded, fills, mark(traded, market, after)), execution
+
+
+def _check(worked: Worked, parents: Floats, executor: Executor) -> None:
+    """An executor's fault must not become money."""
+    for name, array in worked._asdict().items():
+        assert array.shape == parents.shape, f"{executor.name}: {name} is not [E,N]"
+    counts = worked.worked & (worked.executed > 0.0)
+    assert (worked.executed[worked.worked] >= 0.0).all(), f"{executor.name}: executed less than 0"
+    assert (worked.executed <= np.abs(parents))[counts].all(), f"{executor.name}: executed too much"
+    assert (worked.price[counts] > 0.0).all(), f"{executor.name}: a price is not positive"
+
+
+def _settle_orders(
+    book: Book,
+    orders: Orders,
+    market: MarketRows,
+    row: Rows,
+    rules: Rules,
+    parents: Floats,
+    worked: Worked,
+) -> tuple[Book, Fills, Execution]:
+    """Step 4 and 5 of the module's text; the books have been settled."""
+    which = (worked.worked & (parents != 0.0)).any(axis=1)
+    if not which.any():
+        return _at_once(book, orders, market, row, rules)
+    if which.all():
+        return _at_prices(book, orders, market, row, rules, parents, worked)
+    one = _at_once(*_some((book, orders), ~which), market, row[~which], rules)
+    part = _some((book, orders), which)
+    subset = Worked(*(array[which] for array in worked))
+    other = _at_prices(*part, market, row[which], rules, parents[which], subset)
+    joined = []
+    for left, right in zip(one, other, strict=True):
+        arrays = []
+        for a, b in zip(left, right, strict=True):
+            whole = np.empty((len(row), *a.shape[1:]), dtype=a.dtype)
+            whole[~which], whole[which] = a, b
+            arrays.append(whole)
+        joined.append(arrays)
+    return Book(*joined[0]), Fills(*joined[1]), Execution(*joined[2])
+
+
+def _some(tuples: tuple[Book, Orders], which: Bools) -> tuple[Book, Orders]:
+    book, orders = tuples
+    return Book(*(a[which] for a in book)), Orders(*(a[which] for a in orders))
+
+
+def _at_once(
+    book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules
+) -> tuple[Book, Fills, Execution]:
+    after, fills = trade(book, orders, market, row, rules, at_open=True)
+    filled = fills.shares != 0.0
+    arrival = np.where(filled, market.open[row], np.nan)
+    flat = rules.slippage_model == SLIPPAGE_FIXED
+    nothing, unknown = np.zeros_like(arrival), np.full_like(arrival, np.nan)
+    execution = Execution(
+        worked=np.zeros_like(filled),
+        arrival=arrival,
+        twap=unknown,
+        vwap=unknown.copy(),
+        spread=fills.slippage.copy() if flat else nothing,
+        impact=nothing.copy() if flat else fills.slippage.copy(),
+        timing=nothing.copy(),
+        cut=nothing.copy(),
+    )
+    return after, fills, execution
+
+
+def _at_prices(
+    book: Book,
+    orders: Orders,
+    market: MarketRows,
+    row: Rows,
+    rules: Rules,
+    parents: Floats,
+    worked: Worked,
+) -> tuple[Book, Fills, Execution]:
+    """The kernel's `trade` on a market of one row a book, whose open is what was achieved."""
+    quoted = market.open[row]
+    price, cap, because = quoted.copy(), np.zeros_like(parents), np.zeros(parents.shape, np.int8)
+    _open_fills(parents, quoted, market, row, rules, price, cap, because)
+    done = worked.worked
+    arrival = np.where(worked.arrival > 0.0, worked.arrival, quoted)
+    cap = np.where(done, worked.executed, cap)
+    price = np.where(done, np.where(cap > 0.0, worked.price, np.maximum(arrival, 1e-12)), price)
+    because = np.where(done, worked.reason, because).astype(np.int8)
+    # Prices have the slippage inside, and `cap` is what the volume allowed.
+    plain = rules._replace(slippage_model=SLIPPAGE_NONE, participation=1.0, price_limits=False)
+    view = _rows_of(market, row)._replace(open=price, volume_open=cap)
+    after, fills = trade(book, orders, view, np.arange(len(row)), plain, at_open=True)
+
+    size = np.abs(fills.shares)
+    side = np.sign(fills.shares)
+    moved = np.where(done, worked.market, quoted)
+    spread = np.where(done, worked.spread, 0.0)
+    worse = side * (price - moved)
+    if rules.slippage_model == SLIPPAGE_FIXED:
+        spread = np.where(done, spread, worse)
+    some = size > 0.0
+    tried = np.where(done, worked.executed > 0.0, some)
+    execution = Execution(
+        worked=done & some,
+        arrival=np.where(tried, np.where(done, arrival, quoted), np.nan),
+        twap=np.where(tried & done, worked.twap, np.nan),
+        vwap=np.where(tried & done, worked.vwap, np.nan),
+        spread=np.where(some, size * spread, 0.0),
+        impact=np.where(some, size * (worse - spread), 0.0),
+        timing=np.where(some & done, side * size * (moved - arrival), 0.0),
+        cut=np.where(done, np.maximum(worked.executed - size, 0.0), 0.0),
+    )
+    fills = fills._replace(
+        slippage=np.maximum(execution.spread + execution.impact, 0.0),
+        reason=_reasons(fills, orders, parents, cap, because),
+    )
+    return after, fills, execution
+
+
+def _reasons(fills: Fills, orders: Orders, parents: Floats, cap: Floats, because: Codes) -> Codes:
+    """What `trade` calls the volume is whatever stopped the executor, if anything did."""
+    whole = cap >= np.abs(parents)
+    short = np.abs(fills.shares) < cap * (1.0 - 1e-9)
+    wished = (orders.spend <= 0.0) & (np.abs(orders.shares) > np.abs(parents))
+    ended = np.where(wished, int(Reason.LOT), int(Reason.NONE))
+    ended = np.where(short, int(Reason.CASH), ended)
+    why = np.where(whole, ended, because)
+    return np.where(fills.reason == _VOLUME, why, fills.reason).astype(np.int8)
+
+
+def _rows_of(market: MarketRows, row: Rows) -> MarketRows:
+    """A market of E rows: the one that each book looks at."""
+    return MarketRows(
+        **{
+            name: array if name in _ROWLESS else array[row]
+            for name, array in market._asdict().items()
+        }
+    )
+
+
+@njit(cache=True, error_model="numpy")
+def _parents(
+    book: Book,
+    orders: Orders,
+    reference: Floats,
+    lot: Floats,
+    min_lot: Floats,
+    rules: Rules,
+    parents: Floats,
+) -> None:
+    """Write parent orders[E,N]; reference[E,N]: price that money is turned into shares at."""
+    for e in range(parents.shape[0]):
+        for n in range(parents.shape[1]):
+            wish, money, price = orders.shares[e, n], orders.spend[e, n], reference[e, n]
+            if wish < 0.0:
+                held, locked = book.shares[e, n], book.locked[e, n]
+                # The least value is for the settlement to look at, at the price achieved.
+                size, _ = _sell_size(-wish, held, locked, np.inf, np.inf, lot[n], rules)
+                parents[e, n] = -size
+                continue
+            if money > 0.0:
+                after_fee = min(money / (1.0 + rules.commission), money - rules.min_commission)
+                wish = max(after_fee, 0.0) / price if price > 0.0 else 0.0
+            parents[e, n] = whole_lots(wish, lot[n], min_lot[n])
+
+
+@njit(cache=True, error_model="numpy")
+def _open_fills(
+    parents: Floats,
+    quoted: Floats,
+    market: MarketRows,
+    row: Rows,
+    rules: Rules,
+    price: Floats,
+    cap: Floats,
+    because: Codes,
+) -> None:
+    """Write price, most shares and why not all of orders filled at once, at the open."""
+    for e in range(parents.shape[0]):
+        r = row[e]
+        for n in range(parents.shape[1]):
+            size, selling, volume = (
+                abs(parents[e, n]),
+                parents[e, n] < 0.0,
+                market.volume_open[r, n],
+            )
+            why = _barred(
+                market.gone[r, n],
+                market.tradable[r, n],
+                quoted[e, n],
+                market.limit_up[r, n],
+                market.limit_down[r, n],
+                rules,
+                selling,
+            )
+            if why != 0:
+                because[e, n] = why
+                continue
+            most = volume_cap(volume, rules)
+            if size > most:
+                because[e, n], size = _VOLUME, most
+            cap[e, n] = size
+            move = slippage(size, volume, rules)
+            price[e, n] = quoted[e, n] * (1.0 - move if selling else 1.0 + move)
