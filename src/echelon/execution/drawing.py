@@ -1,0 +1,316 @@
+"""Parent orders from a file of the user's, and orders drawn by rule.
+
+A file names, order by order, symbol, date, direction, amount and the time from start to end; all
+that is wrong with it is listed at once, by row and field. An order is worked in the ticks that lie
+wholly within its time: a bar that began before it already holds trades it had no part in.
+
+Drawn orders are sized by what the symbol traded on days **before** theirs. Each day draws from a
+stream named after its symbol and date, so adding days changes no other day's orders.
+
+Axes: `E` orders, `D` days, `T` ticks of a day.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from echelon.data.sources._columns import ColumnMap, is_missing, recognise
+from echelon.data.sources._tables import ROW, inspect, read_whole
+from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
+from echelon.errors import ConfigError, DataError, InvalidDataError
+from echelon.execution.days import Days
+from echelon.execution.features import TRAILING
+from echelon.execution.orders import ParentOrders, check_orders, parent_orders
+from echelon.rng import stream
+from echelon.types import Floats, Problem
+
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        "symbol": "symbol ticker code instrument stock_code ts_code 代码 股票代码 证券代码 标的",
+        "date": "date day trade_date datetime 日期 交易日期 交易日",
+        "direction": "direction side order_type 方向 买卖 买卖方向",
+        "amount": "amount quantity qty shares volume size 数量 股数 委托数量 成交数量",
+        "start": "start start_time begin from 开始 开始时间",
+        "end": "end end_time until to 结束 结束时间",
+    }
+)
+"""Our name → aliases of an order file's columns; start and end may be absent: the whole day."""
+
+DIRECTIONS: Mapping[str, bool] = MappingProxyType(
+    {"buy": True, "b": True, "买": True, "买入": True}
+    | {"sell": False, "s": False, "卖": False, "卖出": False}
+)
+"""Spelling → whether it buys."""
+
+_MIDNIGHT = ("24:00", "24:00:00")
+
+
+class OrderRule(NamedTuple):
+    """How orders are drawn.
+
+    per_day: orders a day and symbol
+    share: least and most of the trailing median daily volume that an order asks for
+    buys: share of them that buy
+    window: the whole day, or a stretch of it of at least `min_ticks` ticks
+    trailing, least_days: earlier days that the median looks at, and fewest it needs
+    lot: amounts are cut to multiples of it; 0: any amount
+    """
+
+    per_day: int = 1
+    share: tuple[float, float] = (0.002, 0.02)
+    buys: float = 0.5
+    window: Literal["day", "random"] = "day"
+    min_ticks: int = 1
+    trailing: int = TRAILING
+    least_days: int = 5
+    lot: float = 0.0
+
+
+def draw_orders(days: Days, rule: OrderRule, seed: int) -> ParentOrders:
+    """Orders by rule, in order of day; none on days without enough earlier ones of the symbol."""
+    _check_rule(rule, days)
+    usual = trailing_volume(days, rule.trailing, rule.least_days)
+    n_ticks = days.shape[1]
+    low, high = rule.share
+    rows: list[tuple[int, float, bool, int, int]] = []
+    for day in np.flatnonzero(usual > 0.0):
+        name = np.datetime_as_string(days.dates[day], unit="D")
+        chance = stream(seed, "execution", "orders", days.symbols[day], str(name))
+        for _ in range(rule.per_day):
+            amount = usual[day] * (low + (high - low) * chance.random())
+            buying = bool(chance.random() < rule.buys)
+            length = int(chance.integers(rule.min_ticks, n_ticks, endpoint=True))
+            start = int(chance.integers(0, n_ticks - length, endpoint=True))
+            if rule.window == "day":
+                start, length = 0, n_ticks
+            if rule.lot > 0.0:
+                amount = np.floor(amount / rule.lot) * rule.lot
+            if amount > 0.0:
+                rows.append((int(day), float(amount), buying, start, start + length))
+    if not rows:
+        raise DataError(
+            f"no order can be drawn: no day of {days.shape[0]} has {rule.least_days} earlier days "
+            "of its symbol with volume enough. Load more days, or lower least_days or the lot."
+        )
+    return parent_orders(*zip(*rows, strict=True))
+
+
+def trailing_volume(days: Days, trailing: int = TRAILING, least: int = 1) -> Floats:
+    """[D] median daily volume of the symbol over up to `trailing` days before.
+
+    NaN where there are fewer than `least` such days.
+    """
+    total = days.volume.sum(axis=1)
+    names = np.asarray(days.symbols)
+    out = np.full(len(total), np.nan)
+    for symbol in dict.fromkeys(days.symbols):
+        which = np.flatnonzero(names == symbol)
+        which = which[np.argsort(days.dates[which], kind="stable")]
+        before = np.searchsorted(days.dates[which], days.dates[which], side="left")
+        for day, n in zip(which, before, strict=True):
+            if n >= max(least, 1):
+                out[day] = np.median(total[which[max(n - trailing, 0) : n]])
+    return out
+
+
+def tick_minutes(days: Days) -> float:
+    """How long a tick is: the shortest time from one to the next (a lunch break is longer)."""
+    return float(np.diff(days.clock).min()) if len(days.clock) > 1 else 1.0
+
+
+def read_orders(
+    path: Path, days: Days, *, own: Mapping[str, str] | None = None, timezone: str = "UTC"
+) -> ParentOrders:
+    """Orders of a CSV or Parquet file, in the order of its rows.
+
+    own: your column name → ours; timezone: of the exchange, for times that say their offset
+    """
+    facts = inspect(path)
+    required = ("symbol", "date", "direction", "amount")
+    columns = recognise(
+        facts.columns, file=str(path), aliases=COLUMNS, required=required, own=own or {}
+    )
+    sheet = _Sheet(path, columns, read_whole(facts, columns.names), days)
+    dates = sheet.dates()
+    places = sheet.days(dates)
+    buying = sheet.directions()
+    amount = sheet.amounts()
+    start, end = sheet.windows(dates, timezone)
+    sheet.refuse()
+    orders = parent_orders(places, amount, buying, start, end)
+    check_orders(orders, days)
+    return orders
+
+
+@dataclass
+class _Sheet:
+    """An order file, and what was found wrong with it."""
+
+    path: Path
+    columns: ColumnMap
+    frame: pl.DataFrame
+    market: Days
+    problems: list[Problem] = field(default_factory=list)
+
+    def note(self, k: int, ours: str, message: str, remedy: str) -> None:
+        row = int(self.frame[ROW][k])
+        self.problems.append(Problem(str(self.path), row, ours, message, remedy))
+
+    def refuse(self) -> None:
+        """Raise if anything was wrong."""
+        if self.problems:
+            self.problems.sort(key=lambda p: -1 if p.row is None else p.row)
+            count = len(self.problems)
+            raise InvalidDataError(self.problems, f"{self.path}: {count} problem(s) in the orders")
+
+    def cells(self, ours: str) -> pl.Series | None:
+        column = self.columns.by_field.get(ours)
+        return None if column is None else self.frame[column.name]
+
+    def text(self, ours: str) -> list[str]:
+        """Cells without blanks around them; empty where there is none."""
+        cells = self.cells(ours)
+        if cells is None:
+            return [""] * self.frame.height
+        empty = is_missing(cells)
+        found = cells.cast(pl.String).str.strip_chars().fill_null("")
+        return ["" if none else one for one, none in zip(found, empty, strict=True)]
+
+    def dates(self) -> list[date | None]:
+        cells = self.cells("date")
+        assert cells is not None
+        found = parse_times(cells, freq="1d", timezone="UTC")["time"].cast(pl.Date).to_list()
+        for k, (one, cell) in enumerate(zip(found, self.text("date"), strict=True)):
+            if one is None:
+                self.note(k, "date", f"{cell!r} is not a date", f"Understood: {UNDERSTOOD}")
+        return found
+
+    def days(self, dates: list[date | None]) -> list[int]:
+        """Number of each order's day; what is not in the data is a problem."""
+        market = self.market
+        days = market.dates.astype("datetime64[D]").tolist()
+        places = {(s, d): k for k, (s, d) in enumerate(zip(market.symbols, days, strict=True))}
+        known = set(market.symbols)
+        found = []
+        for k, (symbol, day) in enumerate(zip(self.text("symbol"), dates, strict=True)):
+            found.append(places.get((symbol, day), -1))
+            if not symbol:
+                self.note(k, "symbol", "the cell is empty", "Fill it in, or remove the row")
+            elif symbol not in known:
+                near = difflib.get_close_matches(symbol, known, n=1)
+                hint = f"Did you mean {near[0]}?" if near else "Load days of it"
+                self.note(k, "symbol", f"{symbol!r} is not in the data", hint)
+            elif day is not None and found[-1] < 0:
+                have = [d for s, d in places if s == symbol]
+                message = f"{symbol} has no day {day} in the data ({min(have)} to {max(have)})"
+                remedy = "Choose a day on which it trades, or load more days"
+                self.note(k, "date", message, remedy)
+        return found
+
+    def directions(self) -> list[bool]:
+        found = []
+        for k, cell in enumerate(self.text("direction")):
+            found.append(DIRECTIONS.get(cell.lower(), False))
+            if cell.lower() not in DIRECTIONS:
+                message = f"{cell!r} is no direction"
+                self.note(k, "direction", message, f"Write one of {', '.join(DIRECTIONS)}")
+        return found
+
+    def amounts(self) -> list[float]:
+        found = []
+        for k, cell in enumerate(self.text("amount")):
+            try:
+                value = float(cell.replace(",", ""))
+            except ValueError:
+                value = float("nan")
+            found.append(value)
+            if not (np.isfinite(value) and value > 0.0):
+                message = f"{cell!r} is not a positive number of shares"
+                remedy = "Write a positive number; the direction says whether to buy or sell"
+                self.note(k, "amount", message, remedy)
+        return found
+
+    def windows(self, dates: list[date | None], timezone: str) -> tuple[list[int], list[int]]:
+        """First tick of each order, and the one after its last."""
+        clock, length = self.market.clock, tick_minutes(self.market)
+        opens, closes = float(clock[0]), float(clock[-1]) + length
+        begin = self._minutes("start", dates, timezone, opens)
+        until = self._minutes("end", dates, timezone, closes)
+        hours = f"{_shown(opens)} to {_shown(closes)}"
+        for k, (low, high) in enumerate(zip(begin, until, strict=True)):
+            for ours, value, wrong in (
+                ("start", low, not opens <= low < closes),
+                ("end", high, not opens < high <= closes),
+            ):
+                if wrong and not np.isnan(value):
+                    message = f"{_shown(value)} lies outside the market's hours, {hours}"
+                    self.note(k, ours, message, "Write a time within, or leave the cell empty")
+        start = np.searchsorted(clock, np.array(begin) - 1e-9, side="left").tolist()
+        end = np.searchsorted(clock + length, np.array(until) + 1e-9, side="right").tolist()
+        for k, (low, high) in enumerate(zip(begin, until, strict=True)):
+            if opens <= low < closes and opens < high <= closes and start[k] >= end[k]:
+                message = f"no tick lies wholly within {_shown(low)} to {_shown(high)}"
+                remedy = f"Give the order at least one tick of {length:g} minute(s) in {hours}"
+                self.note(k, "end", message, remedy)
+        return start, end
+
+    def _minutes(
+        self, ours: str, dates: list[date | None], timezone: str, default: float
+    ) -> list[float]:
+        """Minutes after midnight of the order's day; NaN where a cell cannot be read."""
+        text = self.text(ours)
+        day = pl.Series("date", dates, dtype=pl.Date)
+        clock = pl.Series("clock", text, dtype=pl.String)
+        times = parse_times(join_clock(day, clock), freq="1min", timezone=timezone)["time"]
+        since = (times - day.cast(pl.Datetime("us"))).dt.total_seconds().to_list()
+        found = []
+        for k, (cell, seconds) in enumerate(zip(text, since, strict=True)):
+            if not cell:
+                found.append(default)
+            elif cell in _MIDNIGHT:
+                found.append(1440.0)
+            elif seconds is not None:
+                found.append(seconds / 60.0)
+            else:
+                found.append(float("nan"))
+                if dates[k] is not None:
+                    remedy = "Write a time of day such as 09:30, or a whole time (2016-01-04 09:30)"
+                    self.note(k, ours, f"{cell!r} is not a time", remedy)
+        return found
+
+
+def _shown(minutes: float) -> str:
+    whole = round(minutes)
+    if not 0 <= whole <= 1440:
+        return f"{whole:d} minutes from the day's midnight"
+    return f"{whole // 60:02d}:{whole % 60:02d}"
+
+
+def _check_rule(rule: OrderRule, days: Days) -> None:
+    low, high = rule.share
+    faults = (
+        (rule.per_day < 1, "per_day", rule.per_day, "at least 1"),
+        (not 0.0 < low <= high, "share", rule.share, "two positive numbers, the lower first"),
+        (not 0.0 <= rule.buys <= 1.0, "buys", rule.buys, "from 0 to 1"),
+        (rule.window not in ("day", "random"), "window", rule.window, "day or random"),
+        (
+            not 1 <= rule.min_ticks <= days.shape[1],
+            "min_ticks",
+            rule.min_ticks,
+            f"from 1 to the day's {days.shape[1]} ticks",
+        ),
+        (rule.trailing < 1 or rule.least_days < 1, "trailing", rule.trailing, "at least 1"),
+        (rule.lot < 0.0, "lot", rule.lot, "0 or more"),
+    )
+    for wrong, name, value, expected in faults:
+        if wrong:
+            raise ConfigError(f"orders drawn by rule: {name} is {value}; it must be {expected}.")
