@@ -1,0 +1,71 @@
+"""A learned execution policy on disk: weights and the shape of the network they belong to.
+
+    DIR/policy.safetensors    the network's tensors
+    DIR/policy.json           settings, names of the public features, facts about the training
+
+Both are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from echelon.agents.execution.learner import load_weights
+from echelon.agents.execution.network import ExecutionNet, NetworkSettings
+from echelon.errors import StoreError
+from echelon.runs.tensor_files import DamagedError, TensorFiles
+
+_FILES = TensorFiles(
+    "policy.safetensors", "policy.json", "execution policy", 1, "train the policy again"
+)
+
+
+class StoredPolicy(NamedTuple):
+    """What was saved; features: names of the public ones; facts: whatever the writer told."""
+
+    net: ExecutionNet
+    features: tuple[str, ...]
+    facts: dict[str, Any]
+
+
+def save_policy(
+    path: Path, net: ExecutionNet, features: Sequence[str], facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a network and what it takes; `path` is a directory, replaced where there is one."""
+    assert len(features) == net.n_features, "names are not one a public feature"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = {
+        "network": asdict(net.settings),
+        "features": list(features),
+        "facts": dict(facts or {}),
+    }
+    _FILES.write(path, net.state_dict(), told)
+
+
+def load_policy(path: Path, features: Sequence[str] | None = None) -> StoredPolicy:
+    """Read one; features: names it is to be used with, refused where they are others."""
+    try:
+        document, data = _FILES.read(path)
+        tensors = _FILES.unpack(data)
+    except DamagedError as damage:
+        raise StoreError(
+            f"{path / damage.name} cannot be read: {damage.what}. Expected an execution policy; "
+            "give the directory of one, or train it again."
+        ) from None
+    names = tuple(document["features"])
+    if features is not None and tuple(features) != names:
+        raise StoreError(
+            f"{path} is a policy for {len(names)} public features ({_few(names)}), expected "
+            f"{len(features)} ({_few(features)}). Use the features it was trained with, or train "
+            "one for these."
+        )
+    net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
+    load_weights(net, tensors, str(path))
+    return StoredPolicy(net, names, document["facts"])
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")

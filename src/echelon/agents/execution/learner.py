@@ -1,0 +1,172 @@
+"""What PPO and DQN share: network, optimizer, chance, the scale of rewards, and their state.
+
+Axes: `E` orders, `S` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
+from echelon.agents.execution.policy import LearnedPolicy
+from echelon.agents.execution.task import PublicArrays, Task
+from echelon.errors import StoreError, TrainingError
+from echelon.execution.orders import ParentOrders
+from echelon.rng import stream
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    pack_generator,
+    restore_optimizer,
+    unpack_generator,
+    with_prefix,
+)
+
+Metrics = dict[str, float]
+
+
+class ReturnScale:
+    """Running root mean square of what orders got from a step on; rewards are divided by it.
+
+    Off, it is 1. The mean is not taken away: it would pay or fine each step of an order, and so
+    move the optimum where orders can end early.
+    """
+
+    def __init__(self, *, on: bool) -> None:
+        self.on = on
+        self.total = 0.0
+        self.count = 0.0
+
+    def see(self, reward: Tensor, taken: Tensor) -> None:
+        """reward, taken[S,E]."""
+        to_go = (reward * taken).flip(0).cumsum(0).flip(0).double()
+        self.total += float((to_go.square() * taken).sum())
+        self.count += float(taken.sum())
+
+    @property
+    def scale(self) -> float:
+        """What rewards are divided by."""
+        if not self.on or self.total <= 0.0:
+            return 1.0
+        return math.sqrt(self.total / self.count)
+
+
+class ExecutionLearner:
+    """A network that learns from a task.
+
+    steps: taken so far by all orders
+    """
+
+    algo = "none"
+
+    def __init__(
+        self,
+        network: NetworkSettings,
+        task: Task,
+        seed: int,
+        *,
+        lr: float,
+        normalize_rewards: bool,
+    ) -> None:
+        self.task = task
+        self.seed = seed
+        weights = int(stream(seed, "execution", "weights").integers(2**62))
+        self.net = build_net(network, task.n_features, weights)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr, fused=True)
+        self.scale = ReturnScale(on=normalize_rewards)
+        self.steps = 0
+        self._chance = stream(seed, "execution", "orders")
+        self._actions_chance = torch.Generator().manual_seed(
+            int(stream(seed, "execution", "actions").integers(2**62))
+        )
+
+    def train_once(self) -> Metrics:
+        """Work some orders, and learn from them."""
+        raise NotImplementedError
+
+    def train(self, env_steps: int) -> Metrics:
+        """Until orders have taken this many steps in all; metrics of the last update."""
+        metrics: Metrics = {}
+        while self.steps < env_steps:
+            metrics = self.train_once()
+        return metrics
+
+    def policy(self, public: PublicArrays | None = None, name: str | None = None) -> LearnedPolicy:
+        """As it is now, on days with these features; None: on those it learns from."""
+        return LearnedPolicy(self.net, public or self.task.public, name or self.algo)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        optimizer, optimizer_state = flatten_optimizer(self.optimizer)
+        tensors = with_prefix("net.", self.net.state_dict())
+        tensors |= with_prefix("optimizer.", optimizer)
+        tensors["chance.actions"] = self._actions_chance.get_state()
+        facts = {
+            "algo": self.algo,
+            "steps": self.steps,
+            "optimizer": optimizer_state,
+            "orders": pack_generator(self._chance),
+            "returns": {"total": self.scale.total, "count": self.scale.count},
+        }
+        return tensors, facts
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        if state["algo"] != self.algo:
+            raise StoreError(
+                f"the state is of {state['algo']!r}, this learner is {self.algo!r}. Make the "
+                "learner that wrote it."
+            )
+        load_weights(self.net, below_prefix("net.", tensors), "the state")
+        restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
+        self._actions_chance.set_state(tensors["chance.actions"])
+        self._chance = unpack_generator(state["orders"])
+        self.scale.total = float(state["returns"]["total"])
+        self.scale.count = float(state["returns"]["count"])
+        self.steps = int(state["steps"])
+
+    def _draw_orders(self, count: int, copies: int = 1) -> ParentOrders:
+        """Some of the task's orders, each at most once, `copies` times side by side."""
+        n = len(self.task.orders)
+        which = self._chance.permutation(n)[: min(n, max(1, count // copies))]
+        return self.task.orders.take(np.repeat(which, copies))
+
+    def _descend(self, loss: Tensor, grad_clip: float) -> float:
+        """One step of Adam; the norm of the gradient. Refuses what is not a number."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(torch.nn.utils.clip_grad_norm_(self.net.parameters(), grad_clip))
+        if not (math.isfinite(norm) and math.isfinite(loss.item())):
+            raise TrainingError(
+                f"{self.algo} diverged at step {self.steps:,}: loss = {loss.item()}, norm of the "
+                f"gradient = {norm}. The weights were not changed by this step; the last "
+                "checkpoint is good. Lower the learning rate, normalise rewards, and check the "
+                "public features for outliers."
+            )
+        self.optimizer.step()
+        return norm
+
+
+def load_weights(net: ExecutionNet, tensors: dict[str, Tensor], where: str) -> None:
+    """Put weights into a network, or say how its shape differs from theirs."""
+    own = net.state_dict()
+    missing = sorted(own.keys() - tensors.keys())
+    surplus = sorted(tensors.keys() - own.keys())
+    if missing or surplus:
+        raise StoreError(
+            f"{where} is of another network: it lacks {missing[:3] or 'nothing'} and has "
+            f"{surplus[:3] or 'nothing'} too much. Use the network settings it was made with."
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise StoreError(
+                f"{where} is of another shape: {name} is {tuple(tensor.shape)}, expected "
+                f"{tuple(own[name].shape)}. Use the network settings and the public features it "
+                "was made with."
+            )
+    net.load_state_dict(tensors)

@@ -1,0 +1,193 @@
+"""The network of execution: a public branch, a private branch, the direction.
+
+1. **Public**: yesterday's ticks are encoded; the last of them says where today's encoding begins,
+   and each is looked at again at its own time of day. Today's ticks go on from there, causally. Row
+   t of the table is what is known of the market as tick t *begins*: it saw ticks up to t − 1. The
+   oracle's table, for teachers only, also holds an encoding of ticks t to the day's end, run
+   backwards.
+2. **Private**: the order's own steps so far (`task.PRIVATE`), causally.
+3. Public, public × direction, private and direction meet in two small networks, for the policy and
+   for the value. Nearly all that the market says has the opposite sense for the opposite side, so
+   the product saves the network from finding that out.
+
+The table depends on the day alone, never on an order: **a day is encoded once and looked up by all
+orders and steps on it**. That is where the speed comes from, and why the learners are our own: with
+observations of Stable-Baselines3, every order would carry the whole day and have it encoded again
+at each of its steps.
+
+Axes: `E` orders, `D` days, `T` ticks, `F` features, `S` steps, `H` hidden units, `A` numbers that
+say a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from echelon.agents.execution.heads import head_of
+from echelon.agents.execution.sequences import Memory, SequenceKind, sequence_net
+from echelon.agents.execution.task import PRIVATE, PublicArrays, step_ticks
+from echelon.errors import ConfigError
+from echelon.execution.act import QLIB_FRACTIONS, Fractions, TwapRate
+from echelon.execution.orders import ParentOrders
+
+_DAYS_AT_ONCE = 128
+"""Days encoded together where no gradient is wanted: their tables stay in the cache."""
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Shape of the network.
+
+    sequence: of both branches; heads: of attention
+    fractions: categorical actions; empty: a continuous rate, up to `rate_max` × TWAP
+    first_std: of u, at first, for the continuous rate
+    oracle: sees the rest of the day, too; to teach, never to trade
+    """
+
+    sequence: SequenceKind = "gru"
+    hidden: int = 64
+    heads: int = 4
+    fractions: tuple[float, ...] = QLIB_FRACTIONS
+    rate_max: float = 4.0
+    first_std: float = 0.5
+    oracle: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sequence not in ("gru", "lstm", "attention"):
+            raise ConfigError(
+                f"sequence = {self.sequence!r} must be 'gru', 'lstm' or 'attention'. Correct it."
+            )
+        if self.hidden < 2 or self.hidden % 2 or self.hidden % self.heads:
+            raise ConfigError(
+                f"hidden = {self.hidden} must be even and a multiple of heads = {self.heads}."
+                " Correct one of them."
+            )
+
+    @property
+    def act(self) -> Fractions | TwapRate:
+        """What actions mean."""
+        return Fractions(self.fractions) if self.fractions else TwapRate(self.rate_max)
+
+    @staticmethod
+    def from_json(facts: dict[str, Any]) -> NetworkSettings:
+        """As `asdict` gave it, through JSON."""
+        return NetworkSettings(**{**facts, "fractions": tuple(facts["fractions"])})
+
+
+class Output(NamedTuple):
+    """params[…,A]: of the policy; value[…]: expected of the steps to come."""
+
+    params: Tensor
+    value: Tensor
+
+
+class ExecutionNet(nn.Module):
+    """See the module."""
+
+    def __init__(self, settings: NetworkSettings, n_features: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.n_features = n_features
+        self.head = head_of(settings.act)
+        hidden = settings.hidden
+
+        def over_time(n_inputs: int) -> nn.Module:
+            return sequence_net(settings.sequence, n_inputs, hidden, settings.heads)
+
+        self.yesterday = over_time(n_features)
+        self.morning = nn.Linear(hidden, hidden)
+        self.today = over_time(n_features)
+        self.future = over_time(n_features) if settings.oracle else None
+        self.public = nn.Linear((3 if settings.oracle else 2) * hidden, hidden)
+        self.private = over_time(len(PRIVATE))
+        self.actor = _mixer(3 * hidden + 1, hidden, self.head.n_outputs)
+        self.critic = _mixer(3 * hidden + 1, hidden, 1)
+        # A policy that begins near its bias begins as TWAP, or choosing evenly.
+        last = self.actor[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.orthogonal_(last.weight, 0.01)
+        last.bias.data.copy_(self.head.first_bias())
+        spread = 0 if settings.fractions else 1
+        self.log_std = nn.Parameter(torch.full((spread,), float(np.log(settings.first_std))))
+
+    def table(self, today: Tensor, yesterday: Tensor) -> Tensor:
+        """[D,T,H] of features[D,T,F]: row t is what is known as tick t begins."""
+        before = self.yesterday(yesterday)
+        morning = torch.tanh(self.morning(before[:, -1]))
+        sofar = torch.cat([morning[:, None], self.today(today, morning)[:, :-1]], dim=1)
+        parts = [sofar, before]
+        if self.future is not None:
+            parts.append(self.future(today.flip(1)).flip(1))
+        return torch.relu(self.public(torch.cat(parts, dim=-1)))
+
+    def sequence(self, public: Tensor, private: Tensor, side: Tensor) -> Output:
+        """params[E,S,A], value[E,S] of public[E,S,H], private[E,S,P] and side[E]: ±1."""
+        return self._mix(public, self.private(private), side[:, None].expand(public.shape[:2]))
+
+    def step(
+        self, public: Tensor, private: Tensor, side: Tensor, memory: Memory
+    ) -> tuple[Output, Memory]:
+        """The same, one step at a time: public[E,H], private[E,P], side[E]."""
+        own, memory = self.private.step(private, memory)  # type: ignore[operator]
+        return self._mix(public, own, side), memory
+
+    def _mix(self, public: Tensor, private: Tensor, side: Tensor) -> Output:
+        side = side[..., None]
+        joined = torch.cat([public, public * side, private, side], dim=-1)
+        params = self.actor(joined)
+        if len(self.log_std):
+            params = torch.cat([params, self.log_std.expand_as(params)], dim=-1)
+        return Output(params, self.critic(joined).squeeze(-1))
+
+
+def look_up(
+    net: ExecutionNet, public: PublicArrays, orders: ParentOrders, ticks_per_step: int
+) -> Tensor:
+    """[E,S,H] what the net knows of the market as each step of each order begins.
+
+    Every day is encoded once, whatever the number of orders. With gradients all days at once;
+    without, a few at a time.
+    """
+    ticks = torch.from_numpy(step_ticks(orders, ticks_per_step))
+    days, which = np.unique(orders.day, return_inverse=True)
+    at = torch.from_numpy(which)
+    if torch.is_grad_enabled():
+        return _table(net, public, days)[at[:, None], ticks]
+    out = torch.empty(*ticks.shape, net.settings.hidden)
+    for first in range(0, len(days), _DAYS_AT_ONCE):
+        chunk = days[first : first + _DAYS_AT_ONCE]
+        mine = torch.from_numpy((which >= first) & (which < first + len(chunk)))
+        out[mine] = _table(net, public, chunk)[(at[mine] - first)[:, None], ticks[mine]]
+    return out
+
+
+def build_net(settings: NetworkSettings, n_features: int, seed: int) -> ExecutionNet:
+    """With weights that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ExecutionNet(settings, n_features)
+
+
+def side_of(orders: ParentOrders) -> Tensor:
+    """[E] +1 for buys, −1 for sells."""
+    return torch.from_numpy(np.where(orders.buying, 1.0, -1.0).astype(np.float32))
+
+
+def _table(net: ExecutionNet, public: PublicArrays, days: np.ndarray) -> Tensor:
+    today = torch.from_numpy(np.ascontiguousarray(public.today[days]))
+    return net.table(today, torch.from_numpy(np.ascontiguousarray(public.yesterday[days])))
+
+
+def _mixer(n_inputs: int, hidden: int, n_outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(n_inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, n_outputs),
+    )

@@ -1,0 +1,120 @@
+"""Oracle policy distillation (Fang et al., "Universal Trading for Order Execution with Oracle
+Policy Distillation", AAAI 2021).
+
+1. The **teacher** learns by PPO on the same orders, with a network that also sees the rest of the
+   day (`NetworkSettings.oracle`). It cannot trade; it knows what would have been best.
+2. The **student**, which sees what can be seen, works orders. At every state it comes to, the
+   teacher is asked what it would do there: same order, same position, with the future known.
+3. Student's loss = PPO's + μ · L_d, with L_d = −mean log π_student(teacher's action), or, by
+   setting, the mean KL(π_teacher ‖ π_student). The published weights are μ = 0.01, value 1.
+
+What the teacher does hangs on the future, of which the student can know part. Made likelier in each
+state is what was *mostly* right there: a target with the market's noise in it once, in one action,
+where PPO's reward has the noise of all the moves to come.
+
+Axes: `E` orders, `S` steps, `A` numbers that say a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from echelon.agents.execution.learner import Metrics, load_weights
+from echelon.agents.execution.losses import taken_mean
+from echelon.agents.execution.network import ExecutionNet, NetworkSettings, look_up, side_of
+from echelon.agents.execution.ppo import PPO, PPOSettings
+from echelon.agents.execution.rollout import Rollout
+from echelon.agents.execution.task import Task
+from echelon.errors import ConfigError
+from echelon.execution.orders import Ints
+from echelon.runs.checkpoint import below_prefix, with_prefix
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """How the student listens to the teacher.
+
+    weight: μ; target: the teacher's action (as published) or its whole distribution
+    """
+
+    weight: float = 0.01
+    target: Literal["action", "distribution"] = "action"
+
+    def __post_init__(self) -> None:
+        if not self.weight >= 0.0:
+            raise ConfigError(f"distillation weight = {self.weight} must be from 0. Correct it.")
+        if self.target not in ("action", "distribution"):
+            raise ConfigError(
+                f"distillation target = {self.target!r} must be 'action' or 'distribution'."
+            )
+
+
+def teacher_of(settings: PPOSettings, network: NetworkSettings, task: Task, seed: int) -> PPO:
+    """The learner of a teacher: PPO with a network that sees the whole day."""
+    return PPO(settings, replace(network, oracle=True), task, seed)
+
+
+def distillation(
+    student: Tensor, teacher: Tensor, net: ExecutionNet, target: Literal["action", "distribution"]
+) -> Tensor:
+    """[…] of params student, teacher[…,A]."""
+    if target == "distribution":
+        return net.head.divergence(teacher, student)
+    return -net.head.log_prob(student, net.head.greedy(teacher))
+
+
+class Student(PPO):
+    """PPO that also listens to a teacher, which stays as it is."""
+
+    algo = "opd"
+
+    def __init__(
+        self,
+        settings: PPOSettings,
+        distill: DistillSettings,
+        network: NetworkSettings,
+        task: Task,
+        teacher: ExecutionNet,
+        seed: int,
+    ) -> None:
+        super().__init__(settings, network, task, seed)
+        if teacher.settings.act != network.act:
+            raise ConfigError(
+                f"the teacher's actions are {teacher.settings.act}, the student's {network.act}: "
+                "expected the same. Train a teacher with the student's actions."
+            )
+        if network.oracle:
+            raise ConfigError("a student must not see the future. Set oracle to false.")
+        self.distill = distill
+        self.teacher = teacher
+        self._taught = torch.zeros(0)
+
+    def update(self, rollout: Rollout) -> Metrics:
+        """Ask the teacher about all states of the rollout, then learn."""
+        with torch.no_grad():
+            public = look_up(
+                self.teacher, self.task.public, rollout.orders, self.task.rules.ticks_per_step
+            )
+            asked = self.teacher.sequence(public, rollout.private, side_of(rollout.orders))
+        self._taught = asked.params.transpose(0, 1)
+        return super().update(rollout)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """With the teacher."""
+        tensors, facts = super().state()
+        return tensors | with_prefix("teacher.", self.teacher.state_dict()), facts
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """With the teacher."""
+        super().restore(tensors, state)
+        load_weights(self.teacher, below_prefix("teacher.", tensors), "the teacher's state")
+
+    def _further(self, params: Tensor, which: Ints, taken: Tensor) -> tuple[Tensor, Metrics]:
+        taught = self._taught[: len(params), torch.from_numpy(which)]
+        apart = distillation(params, taught, self.net, self.distill.target)
+        loss = taken_mean(apart, taken)
+        return self.distill.weight * loss, {"losses/distillation": float(loss.detach())}

@@ -1,0 +1,218 @@
+"""Markets of execution whose answer is known.
+
+    impact       constant price and volume, linear temporary impact, a price of waiting: the optimum
+                 is Almgren and Chriss's, and at κT = 3 TWAP costs 36 % more
+    drift        a day drifts up or down; its own returns and yesterday's tell which way, so whoever
+                 listens beats TWAP
+    foretold     a noisy sign of the move after the coming tick: an oracle, which sees the moves,
+                 gains much; what can be gained from the sign is little beside the noise
+    martingale   nothing is to be known; who seems to gain was lucky or looked ahead
+
+Each gives days with features and orders. Draws are told apart by name, so that what is tuned on
+some is reported on others.
+
+Axes: `E` orders, `D` days, `T` ticks, `F` features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from echelon.agents.execution import Public, Task
+from echelon.execution.days import Days
+from echelon.execution.metrics import BASIS_POINTS
+from echelon.execution.orders import ParentOrders, parent_orders
+from echelon.execution.rewards import PAPenalty, Reward, Risk, Shortfall, Weighted
+from echelon.execution.schedules import almgren_chriss_cost, eta_of, schedule_cost
+from echelon.execution.simulator import ExecutionRules
+from echelon.rng import stream
+from echelon.types import Floats, Floats32
+
+_PRICE = 100.0
+
+
+class Drawn(NamedTuple):
+    """Days of a market and orders on them, one a day unless said otherwise."""
+
+    days: Days
+    public: Public
+    orders: ParentOrders
+    rules: ExecutionRules
+
+    def task(self, reward: Reward) -> Task:
+        """To learn from."""
+        return Task(self.days, self.public, self.orders, self.rules, reward)
+
+
+@dataclass(frozen=True)
+class ImpactMarket:
+    """Constant price and volume, linear impact, λσ²x² in the reward.
+
+    total: κT; twap_cost: impact of TWAP in basis points, a unit only
+    """
+
+    n_steps: int = 13
+    total: float = 3.0
+    twap_cost: float = 10.0
+    n_orders: int = 256
+
+    @property
+    def kappa(self) -> float:
+        """Of a step."""
+        return self.total / self.n_steps
+
+    @property
+    def eta(self) -> float:
+        """What trading a share n of the order in one step costs, over n²: basis points."""
+        return self.twap_cost * self.n_steps
+
+    @property
+    def aversion(self) -> float:
+        """λσ² for shares of the order: 2(cosh κ − 1)·η."""
+        return 2.0 * (math.cosh(self.kappa) - 1.0) * self.eta
+
+    @property
+    def reward(self) -> Reward:
+        """Minus cost and risk, in basis points."""
+        return Weighted([(1.0, Shortfall()), (1.0, Risk(self.aversion))])
+
+    @property
+    def least(self) -> float:
+        """Cost of the optimum, closed form."""
+        return almgren_chriss_cost(self.kappa, self.n_steps, eta=self.eta, amount=1.0)
+
+    def cost(self, left: Floats) -> Floats:
+        """Exact cost and risk of schedules, as share left[…,N+1]."""
+        return schedule_cost(left, self.kappa, eta=self.eta, amount=1.0)
+
+    def least_on_grid(self, fractions: tuple[float, ...]) -> float:
+        """Cost of the best schedule whose steps ask for these fractions, by dynamic programming.
+
+        What is left is always 1 less a sum of fractions, so the states are these sums, exactly: on
+        a grid of thousandths, to which the fractions must belong. The last step takes all.
+        """
+        grid = 1000
+        steps = [round(f * grid) for f in fractions]
+        assert np.allclose(np.array(steps) / grid, fractions), "fractions are not on the grid"
+        aversion = 2.0 * (math.cosh(self.kappa) - 1.0)
+        share = np.arange(grid + 1) / grid
+        best = share**2  # of the last step
+        for _ in range(self.n_steps - 1):
+            options = []
+            for step in steps:
+                traded = np.minimum(np.arange(grid + 1), step)
+                after = np.arange(grid + 1) - traded
+                options.append((traded / grid) ** 2 + aversion * share[after] ** 2 + best[after])
+            best = np.min(options, axis=0)
+        return float(self.eta * best[-1])
+
+    def draw(self) -> Drawn:
+        """One day, orders of one size on both sides; the features say nothing."""
+        rules = ExecutionRules(ticks_per_step=2)
+        n_ticks = self.n_steps * rules.ticks_per_step
+        volume = 1000.0
+        # η in basis points of the order's value: that of the rules for one share, at temporary 1.
+        unit = eta_of(rules._replace(temporary=1.0), price=1.0, volume=volume)
+        amount = 100.0
+        rules = rules._replace(temporary=self.eta / (BASIS_POINTS * unit * amount))
+        days = Days.of_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
+        buying = np.arange(self.n_orders) % 2 == 0
+        orders = parent_orders(0, amount, buying, 0, n_ticks)
+        return Drawn(days, Public.of(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
+
+
+@dataclass(frozen=True)
+class DriftMarket:
+    """Days that drift one way; features are the returns.
+
+    drift, noise: a tick, in basis points; persistence: chance that today goes yesterday's way
+    With no drift it is a martingale.
+    """
+
+    drift: float = 4.0
+    noise: float = 20.0
+    persistence: float = 0.75
+    n_ticks: int = 26
+    ticks_per_step: int = 2
+
+    @property
+    def reward(self) -> Reward:
+        """Price advantage over TWAP."""
+        return PAPenalty(penalty=0.0)
+
+    def draw(self, n_days: int, seed: int, name: str) -> Drawn:
+        """One order a day, the whole day, buying or selling."""
+        chance = stream(seed, "drift market", name)
+        way = chance.choice([-1.0, 1.0], n_days)
+        before = np.where(chance.random(n_days) < self.persistence, way, -way)
+        today = self._returns(chance, way)
+        yesterday = self._returns(chance, before)
+        price = _PRICE * (1.0 + np.cumsum(today, axis=1) / BASIS_POINTS)
+        return _drawn(
+            price,
+            Public(self._features(today), self._features(yesterday)),
+            ExecutionRules(self.ticks_per_step),
+            chance,
+        )
+
+    def _returns(self, chance: np.random.Generator, way: Floats) -> Floats:
+        """[D,T] in basis points; with the first tick's known price being its own, none there."""
+        moves = self.drift * way[:, None] + chance.normal(0.0, self.noise, (len(way), self.n_ticks))
+        moves[:, 0] = 0.0
+        return moves
+
+    def _features(self, returns: Floats) -> Floats32:
+        return (returns / self.noise)[:, :, None].astype(np.float32)
+
+
+def martingale() -> DriftMarket:
+    """Nothing to be known."""
+    return DriftMarket(drift=0.0, persistence=0.5)
+
+
+@dataclass(frozen=True)
+class ForetoldMarket:
+    """Row t of the features holds a sign of the move from tick t + 1 to t + 2.
+
+    A step that begins at t + 1 trades at tick t + 1's price: the sign is of what comes right after.
+    correlation: of the sign with the move; noise: of a move, in basis points
+    twap_cost: temporary impact of TWAP in basis points, so that haste has a price
+    """
+
+    correlation: float = 0.25
+    noise: float = 25.0
+    twap_cost: float = 4.0
+    n_ticks: int = 13
+
+    @property
+    def reward(self) -> Reward:
+        """Price advantage over TWAP."""
+        return PAPenalty(penalty=0.0)
+
+    def draw(self, n_days: int, seed: int, name: str) -> Drawn:
+        """One order a day, the whole day, buying or selling; a tick a step."""
+        chance = stream(seed, "foretold market", name)
+        moves = chance.normal(0.0, self.noise, (n_days, self.n_ticks + 2))
+        moves[:, 0] = 0.0
+        other = chance.normal(0.0, 1.0, (n_days, self.n_ticks))
+        rho = self.correlation
+        sign = rho * moves[:, 2:] / self.noise + math.sqrt(1.0 - rho**2) * other
+        today = np.stack([moves[:, :-2] / self.noise, sign], axis=2).astype(np.float32)
+        price = _PRICE * (1.0 + np.cumsum(moves[:, :-2], axis=1) / BASIS_POINTS)
+        temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
+        rules = ExecutionRules(1, temporary=temporary)
+        return _drawn(price, Public.of(today), rules, chance)
+
+
+def _drawn(
+    price: Floats, public: Public, rules: ExecutionRules, chance: np.random.Generator
+) -> Drawn:
+    """Orders of one share over whole days of volume 1 a tick, either side."""
+    n_days, n_ticks = price.shape
+    days = Days.of_prices(price, np.ones_like(price))
+    buying = chance.random(n_days) < 0.5
+    return Drawn(days, public, parent_orders(np.arange(n_days), 1.0, buying, 0, n_ticks), rules)
