@@ -22,6 +22,7 @@ import yaml
 from commands import Always, Moving
 from markets import CONFIGS
 from test_evolution import Toy
+from test_executor_portfolio import Line
 from worlds import make_world
 
 from echelon.agents.a2c import A2C
@@ -36,7 +37,7 @@ from echelon.config import Config, load_config
 from echelon.data.calendars import sessions
 from echelon.data.datasets import ensure_dataset
 from echelon.envs import World
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, StoreError
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import plan_folds
 from echelon.features import Prepared, prepare
@@ -122,6 +123,14 @@ class Bench:
         self.bars = bars
         self.n = 0
         self._usual: dict[Observe, object] = {}
+        self._line: Line | None = None
+
+    @property
+    def line(self) -> Line:
+        """A market with bars within the day."""
+        if self._line is None:
+            self._line = Line(self.root / "line")
+        return self._line
 
     def usual(self, observe: Observe) -> object:
         """What is observed without a change; the same every time."""
@@ -198,6 +207,17 @@ def _rule_of_thumb(bench: Bench, *overrides: str) -> object:
     config = bench.config(*overrides)
     momentum = make_baseline("momentum", config)
     return run_backtest(momentum, _world(config), range(20, 40), config).value.tobytes()
+
+
+def _executed(bench: Bench, *overrides: str) -> object:
+    """What a rule's orders come to when they are worked through the day, or why they cannot be."""
+    try:
+        world = bench.line.world("market.executor=vwap", *overrides)
+    except (ConfigError, StoreError) as error:
+        return str(error)
+    config, first = bench.line.config, world.span("valid").start
+    run = run_backtest(Moving("a"), world, range(first, first + 6), config)
+    return run.value.tobytes()
 
 
 def _learned(bench: Bench, *overrides: str) -> object:
@@ -444,6 +464,7 @@ def under(observe: Observe, *base: str) -> Observe:
 
 _few_baselines = under(_baselines, "eval.baselines=[equal_weight, min_variance, momentum]")
 # 500 returns are known after one update.
+_worked_by_file = under(_executed, "market.executor=learned")
 _tailed = under(_learned, "train.books=120", "reward.cvar_penalty=1")
 _patient = under(_passes, "pretrain.epochs=9", "pretrain.lr=0.1", "pretrain.patience=1")
 _adapted = under(_expert, "lora.enabled=true")
@@ -467,6 +488,14 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "split.test": ("split.test=[2016-07-01, 2016-11-30]", _splits),
     "fee_rate": ("fee_rate=0.001", _rules),
     "market.preset": ("market.preset=cn", _rules),
+    "market.executor": ("market.executor=twap", _executed),
+    "market.executor_dataset": ("market.executor_dataset=other", _executed),
+    "market.executor_policy": ("market.executor_policy=nowhere", _worked_by_file),
+    "market.executor_step_minutes": ("market.executor_step_minutes=120", _executed),
+    "market.executor_price": ("market.executor_price=vwap", _executed),
+    "market.executor_spread_bps": ("market.executor_spread_bps=5", _executed),
+    "market.executor_impact_bps": ("market.executor_impact_bps=500", _executed),
+    "market.executor_permanent_bps": ("market.executor_permanent_bps=500", _executed),
     "features.ohlcv": ("features.ohlcv=false", _names),
     "features.indicators.sma": ("features.indicators.sma=[10]", _names),
     "features.indicators.ema": ("features.indicators.ema=[]", _names),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from echelon.config._base import Section
 
@@ -50,3 +51,46 @@ class MarketConfig(Section):
     """Share of the last price lost at a delisting whose reason is unknown."""
     median_days: PositiveInt = 20
     """Bars of the trailing median that stands in for volume in fills at the open."""
+    executor: Literal["immediate", "twap", "vwap", "learned"] = "immediate"
+    """How orders meet the day after the decision. immediate: at its open, at once. The others work
+    them through its ticks, for which `executor_dataset` has the bars: evenly, by the volume profile
+    of the train days, or by a learned policy. Agents learn with immediate fills; validation,
+    evaluation and reports use the executor."""
+    executor_dataset: str | None = None
+    """Dataset of the store with intraday bars of the same symbols. Orders for days it lacks are
+    filled at the open, and counted."""
+    executor_policy: Path | None = None
+    """Directory of the learned policy, as `echelon execution train` leaves it in a seed's."""
+    executor_step_minutes: PositiveFloat = 30.0
+    """How often the executor decides; within a step it trades evenly."""
+    executor_price: Literal["close", "vwap"] = "close"
+    """What a tick trades at: its close or its volume-weighted mean."""
+    executor_spread_bps: NonNegativeFloat | None = None
+    """Half the spread, which every fill pays; null: the slippage where it is fixed, else 0."""
+    executor_impact_bps: NonNegativeFloat | None = None
+    """Temporary impact at the whole volume of a tick, linear in the share of it; null: by the
+    slippage. That by the square root becomes a line that costs the same at a hundredth of the
+    volume."""
+    executor_permanent_bps: NonNegativeFloat = 0.0
+    """Permanent impact at the whole volume of a tick: how far it moves the order's later ticks."""
+
+    @model_validator(mode="after")
+    def _executor_has_what_it_needs(self) -> Self:
+        if self.executor == "immediate":
+            return self
+        if self.executor_dataset is None:
+            raise ValueError(
+                f"market.executor is {self.executor!r}, which works orders through the day, but "
+                "market.executor_dataset does not name a dataset of intraday bars"
+            )
+        if self.fill == "close":
+            raise ValueError(
+                f"market.executor is {self.executor!r}, which works orders through the day after "
+                "the decision, but market.fill is 'close'. Set it to 'open'"
+            )
+        if self.executor == "learned" and self.executor_policy is None:
+            raise ValueError(
+                "market.executor is 'learned', but market.executor_policy does not name the "
+                "policy's directory"
+            )
+        return self

@@ -17,6 +17,7 @@ from echelon.backtest.run import Backtest
 from echelon.envs.world import World, world_of
 from echelon.ops.measures import sharpe_annual
 from echelon.runs.registry import Entry, Registry, TestRead, Window, new_entry, window_of
+from echelon.training.executors import with_executor
 from echelon.training.run import TrainedRun, training_hash
 from echelon.types import Floats, Times
 
@@ -58,7 +59,8 @@ class Look:
 
     def world(self, costs: float) -> World:
         """The run's world, the test window inside where this is a look at it."""
-        return world_of(self.run.prepared, self.run.config, costs=costs, read=self.read)
+        world = world_of(self.run.prepared, self.run.config, costs=costs, read=self.read)
+        return with_executor(world, self.run.config, costs=costs)
 
     def note(self, agents: Mapping[int, Backtest]) -> None:
         """Write down what the agents came to: a trial on validation, or the end of a read."""

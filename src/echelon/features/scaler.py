@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -103,18 +104,22 @@ class Scaler:
         }
 
     @staticmethod
+    def from_dict(tree: Mapping[str, Any]) -> Scaler:
+        """What `to_dict` gave."""
+        first, last = (date.fromisoformat(d) for d in tree["window"])
+        return Scaler(
+            tuple(tree["names"]),
+            np.array(tree["mean"], dtype=np.float64),
+            np.array(tree["std"], dtype=np.float64),
+            np.array(tree["scaled"], dtype=np.bool_),
+            (first, last),
+        )
+
+    @staticmethod
     def read(path: Path) -> Scaler:
         """Read what `to_dict` became."""
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            first, last = (date.fromisoformat(d) for d in tree["window"])
-            return Scaler(
-                tuple(tree["names"]),
-                np.array(tree["mean"], dtype=np.float64),
-                np.array(tree["std"], dtype=np.float64),
-                np.array(tree["scaled"], dtype=np.bool_),
-                (first, last),
-            )
+            return Scaler.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, KeyError, ValueError) as error:
             raise StoreError(
                 f"{path}: missing or damaged ({error}). Run `echelon prepare`."

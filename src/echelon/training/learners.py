@@ -18,6 +18,7 @@ from echelon.config import Config
 from echelon.envs.world import World, world_of
 from echelon.features.prepared import Prepared
 from echelon.population.windows import parts_of
+from echelon.training.executors import with_executor
 from echelon.training.loading import is_sb3
 
 Metrics = dict[str, float]
@@ -35,9 +36,14 @@ class Worlds(NamedTuple):
 
     @staticmethod
     def of(prepared: Prepared, config: Config) -> Worlds:
-        """Both windows of a prepared set; its test window is not in them."""
+        """Both windows of a prepared set; its test window is not in them.
+
+        Only validation has the executor: learners collect with immediate fills.
+        """
         world = world_of(prepared, config)
-        valid = world if config.eval.use_fee else world_of(prepared, config, costs=0.0)
+        costs = 1.0 if config.eval.use_fee else 0.0
+        valid = world if costs else world_of(prepared, config, costs=costs)
+        valid = with_executor(valid, config, costs=costs)
         return Worlds(world, valid, str(prepared.manifest["content_hash"]))
 
 
