@@ -28,7 +28,7 @@ from echelon.data.sources._tables import ROW, inspect, read_whole
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
 from echelon.errors import ConfigError, DataError, InvalidDataError
 from echelon.execution.days import Days
-from echelon.execution.features import TRAILING
+from echelon.execution.features import TRAILING, days_by_symbol
 from echelon.execution.orders import ParentOrders, check_orders, parent_orders
 from echelon.rng import stream
 from echelon.types import Floats, Problem
@@ -110,12 +110,8 @@ def trailing_volume(days: Days, trailing: int = TRAILING, least: int = 1) -> Flo
     NaN where there are fewer than `least` such days.
     """
     total = days.volume.sum(axis=1)
-    names = np.asarray(days.symbols)
     out = np.full(len(total), np.nan)
-    for symbol in dict.fromkeys(days.symbols):
-        which = np.flatnonzero(names == symbol)
-        which = which[np.argsort(days.dates[which], kind="stable")]
-        before = np.searchsorted(days.dates[which], days.dates[which], side="left")
+    for which, before in days_by_symbol(days):
         for day, n in zip(which, before, strict=True):
             if n >= max(least, 1):
                 out[day] = np.median(total[which[max(n - trailing, 0) : n]])

@@ -304,7 +304,7 @@ def public_features(
 def previous_days(days: Days) -> Ints:
     """[D] number of the symbol's last earlier day in the data; -1 where there is none."""
     before = np.full(days.shape[0], -1, dtype=np.int64)
-    for which, earlier in _by_symbol(days):
+    for which, earlier in days_by_symbol(days):
         has = earlier > 0
         before[which[has]] = which[earlier[has] - 1]
     return before
@@ -316,7 +316,7 @@ def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
     NaN on a symbol's first day.
     """
     out = np.full(days.shape, np.nan)
-    for which, earlier in _by_symbol(days):
+    for which, earlier in days_by_symbol(days):
         shares = days.volume[which]
         active = np.flatnonzero(shares.sum(axis=1) > 0.0)
         # Of the days before this one, those that traded, of which the last few count.
@@ -327,7 +327,7 @@ def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
     return out
 
 
-def _by_symbol(days: Days) -> list[tuple[Ints, Ints]]:
+def days_by_symbol(days: Days) -> list[tuple[Ints, Ints]]:
     """For each symbol its days in order of date, and how many of them lie before each."""
     names = np.asarray(days.symbols)
     found = []
@@ -366,7 +366,7 @@ def _chosen(
 def _custom(name: str, function: Custom, days: Days) -> Floats:
     """[D,T] of one's own feature, asked tick by tick."""
     out = np.full(days.shape, np.nan)
-    for which, earlier in _by_symbol(days):
+    for which, earlier in days_by_symbol(days):
         for k, day in enumerate(which):
             past = Past(days, int(day), which[max(earlier[k] - TRAILING, 0) : earlier[k]])
             for tick in range(days.shape[1]):

@@ -252,11 +252,7 @@ def _read(
     bars = _inside(bars, request)
     _judge(bars, request)
     asked = set(wanted)
-    return {
-        (symbol, day): _laid_out(part, request)
-        for (symbol, day), part in bars.partition_by("symbol", "day", as_dict=True).items()
-        if (symbol, day) in asked
-    }
+    return {place: one for place, one in _laid_out(bars, request).items() if place in asked}
 
 
 def _inside(bars: pl.DataFrame, request: _Request) -> pl.DataFrame:
@@ -316,25 +312,34 @@ def _judge_mean(bars: pl.DataFrame, name: str) -> None:
         )
 
 
-def _laid_out(part: pl.DataFrame, request: _Request) -> OneDay:
-    """Bars of one day scattered over its grid."""
-    at = np.searchsorted(request.clock, part["minute"].to_numpy())
-    columns = {name: part[name].cast(pl.Float64).to_numpy() for name in _COLUMNS}
+def _laid_out(bars: pl.DataFrame, request: _Request) -> dict[tuple[str, date], OneDay]:
+    """Bars scattered over the grids of their days."""
+    bars = bars.sort("symbol", "time")
+    group = bars.select(pl.struct("symbol", "day").rle_id()).to_series().to_numpy()
+    at = group, np.searchsorted(request.clock, bars["minute"].to_numpy())
+    columns = {name: bars[name].cast(pl.Float64).to_numpy() for name in _COLUMNS}
     factor = np.nan_to_num(columns["factor"], nan=1.0)
     scale = factor if request.adjusted else np.ones(len(factor))
     shares = np.nan_to_num(columns["volume"], nan=0.0)
-    price = columns["close"]
+    traded = columns["close"]
     if request.price_source == "vwap":
-        price = _mean_price(columns, shares)
-    grids = np.full((2, len(request.clock)), np.nan)
-    grids[0, at], grids[1, at] = price * scale, columns["open"] * scale
-    volume = np.zeros(len(request.clock))
-    volume[at] = shares / scale
-    before = np.concatenate([[np.nan], grids[0, :-1]])
-    before = pl.Series(before).fill_nan(None).forward_fill().to_numpy()
-    known = np.where(np.isnan(grids[1]), before, grids[1])
-    last = float(factor[np.argmax(at)]) if not request.adjusted else 1.0
-    return OneDay(grids[0], np.asarray(known, dtype=np.float64), volume, last)
+        traded = _mean_price(columns, shares)
+    places = bars.select("symbol", "day").unique(maintain_order=True).rows()
+    shape = (len(places), len(request.clock))
+    price, known, volume = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
+    price[at], known[at], volume[at] = traded * scale, columns["open"] * scale, shares / scale
+    before = np.maximum.accumulate(np.where(np.isnan(price), -1, np.arange(shape[1])), axis=1)
+    before = np.concatenate([np.full((len(places), 1), -1), before[:, :-1]], axis=1)
+    carried = np.where(before >= 0, np.take_along_axis(price, before, axis=1), np.nan)
+    known = np.where(np.isnan(known), carried, known)
+    last = np.ones(len(places))
+    if not request.adjusted:
+        last[group] = factor  # of a day's bars the last one stays
+    # Copies, so that a day that the cache drops gives its memory back.
+    return {
+        place: OneDay(price[k].copy(), known[k].copy(), volume[k].copy(), float(last[k]))
+        for k, place in enumerate(places)
+    }
 
 
 def _mean_price(columns: dict[str, Floats], shares: Floats) -> Floats:

@@ -1,0 +1,315 @@
+"""Orders worked on an order book: market, limit and cancel, many parent orders side by side.
+
+At the first snapshot of a step an order may
+
+- **wait**: what rests goes on resting;
+- **cancel** what rests;
+- send a **market** order: it walks the levels displayed on the other side and takes no more than
+  they hold; what they do not hold is not kept;
+- place a **limit** order, which replaces the one that rests: so many ticks (or basis points,
+  rounded to ticks) behind its side's best quote, ahead of it where negative. Up to its price it
+  takes what the other side displays, as a market order would; the rest of it rests.
+
+A resting order has ahead of it what its side displayed at its price or better when it was placed.
+Only volume that takers trade against its side in later ticks wears that down, and only what exceeds
+it fills the order, at its own price. With `touch` (the default) it must moreover be at the best
+quote, or better, as the tick begins or ends: what trades at better prices is not ours.
+
+At the order's last tick what rests is cancelled and the remainder crosses the book. Displayed sizes
+are those recorded: our own trades do not move the market. An order is done when less than 1e-6 is
+left or its time is over. The simulator changes through `step` alone; `tests/slow_book.py` is its
+plain twin, and `history` is measured like that of any other execution.
+
+Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order, `L` levels.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from echelon.errors import ConfigError, UsageError
+from echelon.execution.book_days import BookDays
+from echelon.execution.history import History
+from echelon.execution.orders import Ints, ParentOrders
+from echelon.execution.simulator import (
+    LEFT,
+    ExecutionRules,
+    Progress,
+    Simulator,
+    Steps,
+    Ticks,
+)
+from echelon.types import Bools, Floats
+
+WAIT, MARKET, LIMIT, CANCEL = range(4)
+"""Kinds of actions."""
+
+SLACK = 0.1
+"""Prices this share of a tick apart are the same: those of files are rounded."""
+
+_compiled = njit(cache=True, error_model="numpy")
+
+
+class BookRules(NamedTuple):
+    """ticks_per_step: snapshots from one action to the next; unit: of limit offsets."""
+
+    ticks_per_step: int = 1
+    unit: Literal["ticks", "bp"] = "ticks"
+    touch: bool = True
+
+
+class BookActions(NamedTuple):
+    """What to do at the coming step.
+
+    kind[E]: WAIT, MARKET, LIMIT or CANCEL; size[E]: shares of a market or limit order
+    offset[E]: of a limit order behind its side's best quote, in the rules' unit
+    """
+
+    kind: Ints
+    size: Floats
+    offset: Floats
+
+
+class Resting(NamedTuple):
+    """[E] limit orders in the book: shares, price (NaN without one), and size still ahead."""
+
+    size: Floats
+    price: Floats
+    ahead: Floats
+
+
+class BookSimulator:
+    """Orders on days of a book, and how far they have come."""
+
+    def __init__(
+        self, book: BookDays, orders: ParentOrders, rules: BookRules, *, record: bool = True
+    ) -> None:
+        """record: keep what every tick did, too."""
+        if rules.ticks_per_step < 1 or rules.unit not in ("ticks", "bp"):
+            raise ConfigError(f"{rules}: ticks_per_step is at least 1 and unit is ticks or bp.")
+        self.book, self.orders, self.rules = book, orders, rules
+        self.days = book.to_days()
+        # Checks the orders, and has their benchmarks on the best quotes.
+        taker = Simulator(self.days, orders, ExecutionRules(rules.ticks_per_step), record=False)
+        self.benchmarks, self.n_steps = taker.benchmarks, taker.n_steps
+        self.progress, self.steps = taker.progress, taker.steps
+        n = len(orders)
+        self.resting = Resting(np.zeros(n), np.full(n, np.nan), np.zeros(n))
+        shape = (n, book.shape[1]) if record else (0, 0)
+        self._record = record
+        self._ticks = Ticks(
+            np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether every order is done."""
+        return bool(self.progress.done.all())
+
+    def step(self, actions: BookActions) -> Ints:
+        """Take one step with each order; those done ignore it. Number[E] of the step."""
+        kind = np.asarray(actions.kind, dtype=np.int64)
+        size, offset = (np.ascontiguousarray(a, dtype=np.float64) for a in actions[1:])
+        for name, array in (("kind", kind), ("size", size), ("offset", offset)):
+            assert array.shape == self.orders.amount.shape, f"{name} is not [E]"
+        self._refuse(kind, size, offset)
+        number = self.progress.step.copy()
+        book, orders = self.book, self.orders
+        _advance(
+            (book.bid_price, book.bid_size, book.sold),
+            (book.ask_price, book.ask_size, book.bought),
+            (orders.day, orders.amount, orders.buying, orders.start, orders.end),
+            (kind, size, offset),
+            (book.tick_size, self.rules.unit == "bp", self.rules.touch),
+            self.rules.ticks_per_step,
+            self.progress,
+            self.resting,
+            self.steps,
+            self._ticks,
+            self._record,
+        )
+        return number
+
+    def history(self) -> History:
+        """As it stands, for metrics and rewards; later steps do not change it."""
+        return History(
+            self.days,
+            self.orders,
+            self.benchmarks,
+            deepcopy(self.progress),
+            deepcopy(self.steps),
+            deepcopy(self._ticks) if self._record else None,
+        )
+
+    def _refuse(self, kind: Ints, size: Floats, offset: Floats) -> None:
+        """Actions that are none: a policy's fault, named by order."""
+        sends = (kind == MARKET) | (kind == LIMIT)
+        wrong = (kind < WAIT) | (kind > CANCEL)
+        wrong |= sends & ~(np.isfinite(size) & (size >= 0.0))
+        wrong |= (kind == LIMIT) & ~np.isfinite(offset)
+        wrong &= ~self.progress.done
+        if wrong.any():
+            e = int(np.argmax(wrong))
+            raise UsageError(
+                f"order {e}: action kind {kind[e]}, size {size[e]:g}, offset {offset[e]:g}; "
+                "expected a kind from 0 to 3 (wait, market, limit, cancel), a size of at least 0 "
+                "and a finite offset."
+            )
+
+
+@_compiled
+def _walk(
+    price: Floats, size: Floats, d: int, t: int, want: float, side: float, limit: float
+) -> tuple[float, float]:
+    """Shares and money taken from the levels of a snapshot, up to the price `limit`."""
+    taken = money = 0.0
+    for level in range(price.shape[2]):
+        p = price[d, t, level]
+        if want - taken <= 0.0 or not p > 0.0 or side * (p - limit) > 0.0:
+            break
+        part = min(want - taken, size[d, t, level])
+        taken += part
+        money += part * p
+    return taken, money
+
+
+@_compiled
+def _ahead(
+    price: Floats, size: Floats, d: int, t: int, side: float, limit: float, slack: float
+) -> float:
+    """Size displayed on a side at the price `limit` or better."""
+    total = 0.0
+    for level in range(price.shape[2]):
+        if side * (price[d, t, level] - limit) >= -slack:
+            total += size[d, t, level]
+    return total
+
+
+@_compiled
+def _reached(price: Floats, d: int, t: int, side: float, limit: float, slack: float) -> bool:
+    """Whether no quote of its side is better than `limit` as tick t begins, or as it ends."""
+    for u in range(t, min(t + 2, price.shape[1])):
+        if not side * (price[d, u, 0] - limit) > slack:
+            return True
+    return False
+
+
+@_compiled
+def _place(
+    own: tuple[Floats, Floats, Floats],
+    other: tuple[Floats, Floats, Floats],
+    d: int,
+    t: int,
+    side: float,
+    want: float,
+    offset: float,
+    tick_size: float,
+    in_bp: bool,
+) -> tuple[float, float, float, float, float]:
+    """A new limit order: shares and money taken at once, then what rests, its price, and ahead."""
+    slack = SLACK * tick_size
+    best = own[0][d, t, 0]
+    away = offset * 1e-4 * best / tick_size if in_bp else offset
+    price = best - side * np.rint(away) * tick_size
+    if not (want > 0.0 and price > 0.0):
+        return 0.0, 0.0, 0.0, np.nan, 0.0
+    fill, money = _walk(other[0], other[1], d, t, want, side, price + side * slack)
+    if want - fill <= 0.0:
+        return fill, money, 0.0, np.nan, 0.0
+    ahead = _ahead(own[0], own[1], d, t, side, price, slack)
+    return fill, money, want - fill, price, ahead
+
+
+@_compiled
+def _advance(
+    bids: tuple[Floats, Floats, Floats],
+    asks: tuple[Floats, Floats, Floats],
+    orders: tuple[Ints, Floats, Bools, Ints, Ints],
+    actions: tuple[Ints, Floats, Floats],
+    rules: tuple[float, bool, bool],
+    per_step: int,
+    progress: Progress,
+    resting: Resting,
+    steps: Steps,
+    ticks: Ticks,
+    record: bool,
+) -> None:
+    day, amount, buying, _, end = orders
+    kind, size, offset = actions
+    tick_size, in_bp, touch = rules
+    for e in range(len(day)):
+        if progress.done[e]:
+            continue
+        d, s, lo = day[e], progress.step[e], progress.tick[e]
+        hi = min((lo // per_step + 1) * per_step, end[e])
+        side = 1.0 if buying[e] else -1.0
+        own, other = (bids, asks) if buying[e] else (asks, bids)
+        left = progress.left[e]
+        rests, limit, ahead = resting.size[e], resting.price[e], resting.ahead[e]
+        act = kind[e]
+        asked = min(size[e], left) if act in (MARKET, LIMIT) else 0.0
+        executed = value = market = total = squares = 0.0
+        count = 0
+        for t in range(lo, hi):
+            fill = money = 0.0
+            last = t == end[e] - 1
+            if last or left < LEFT or (t == lo and act == CANCEL):
+                rests, limit, ahead = 0.0, np.nan, 0.0
+            want = rests
+            if last and left >= LEFT:
+                want = left
+                fill, money = _walk(other[0], other[1], d, t, left, side, side * math.inf)
+            elif t == lo and act == MARKET:
+                want = asked
+                fill, money = _walk(other[0], other[1], d, t, asked, side, side * math.inf)
+                rests = min(rests, left - fill)
+            elif t == lo and act == LIMIT:
+                want = asked
+                fill, money, rests, limit, ahead = _place(
+                    own, other, d, t, side, asked, offset[e], tick_size, in_bp
+                )
+            if rests > 0.0:
+                beyond = own[2][d, t] - ahead
+                ahead = max(-beyond, 0.0)
+                if beyond > 0.0 and (
+                    not touch or _reached(own[0], d, t, side, limit, SLACK * tick_size)
+                ):
+                    part = min(rests, beyond)
+                    rests -= part
+                    fill += part
+                    money += part * limit
+            if not rests > 0.0:
+                rests, limit, ahead = 0.0, np.nan, 0.0
+            left -= fill
+            executed += fill
+            value += money
+            squares += (fill / amount[e]) ** 2
+            market += bids[2][d, t] + asks[2][d, t]
+            if other[0][d, t, 0] > 0.0:
+                total += other[0][d, t, 0]
+                count += 1
+            if record:
+                ticks.requested[e, t] = want
+                ticks.executed[e, t] = fill
+                ticks.left[e, t] = left
+                if fill > 0.0:
+                    ticks.price[e, t] = money / fill
+        steps.first[e, s], steps.last[e, s] = lo, hi
+        steps.requested[e, s] = asked
+        steps.executed[e, s] = executed
+        steps.value[e, s] = value
+        steps.market_volume[e, s] = market
+        steps.market_price[e, s] = total / count if count > 0 else np.nan
+        steps.concentration[e, s] = squares
+        steps.left[e, s] = left
+        progress.left[e] = left
+        progress.tick[e], progress.step[e] = hi, s + 1
+        progress.done[e] = hi >= end[e] or left < LEFT
+        if progress.done[e]:
+            rests, limit, ahead = 0.0, np.nan, 0.0
+        resting.size[e], resting.price[e], resting.ahead[e] = rests, limit, ahead
