@@ -160,6 +160,7 @@ def test_ones_own_feature_is_shown_ticks_up_to_now_and_earlier_days() -> None:
         assert past.price.base is not None
         beyond = np.asarray(past.price.base)[:, len(past.price) :]
         assert np.isnan(beyond).all()
+        assert not any(value is HAND for value in vars(past).values())
         return float(past.volume[-1])
 
     found = public_features(HAND, {"mine": curious}, names=[])

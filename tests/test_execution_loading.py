@@ -140,6 +140,8 @@ def test_early_close_leaves_the_rest_of_the_grid_empty(tmp_path: Path) -> None:
     days = load_days(store, "m", [], date(2016, 11, 25), date(2016, 11, 29), cache=None)
     assert days.shape == (3, 390)
     assert np.flatnonzero(days.volume[0]).tolist() == [209]
+    alone = load_days(store, "m", [], date(2016, 11, 25), date(2016, 11, 25), cache=None)
+    assert alone.shape == (1, 390)
 
 
 def test_calendar_of_the_data_takes_the_times_that_occur(tmp_path: Path) -> None:

@@ -222,8 +222,6 @@ class Past:
     """
 
     def __init__(self, days: Days, day: int, earlier: Ints) -> None:
-        price = (days.buy[day] + days.sell[day]) / 2.0
-        self._source = np.stack([price, days.volume[day], days.known[day]])
         # Filled tick by tick: a feature that reaches around its slice finds nothing there.
         self._shown = np.full((3, days.shape[1]), np.nan)
         self._clock = days.clock.copy()
@@ -252,9 +250,9 @@ class Past:
         """[t+1] minutes after midnight."""
         return self._clock[: self._now]
 
-    def end_tick(self) -> None:
+    def end_tick(self, price: float, volume: float, known: float) -> None:
         """Show one tick more."""
-        self._shown[:, self._now] = self._source[:, self._now]
+        self._shown[:, self._now] = price, volume, known
         self._now += 1
 
 
@@ -329,14 +327,14 @@ def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
 
 def days_by_symbol(days: Days) -> list[tuple[Ints, Ints]]:
     """For each symbol its days in order of date, and how many of them lie before each."""
-    names = np.asarray(days.symbols)
-    found = []
-    for symbol in dict.fromkeys(days.symbols):
-        which = np.flatnonzero(names == symbol)
-        which = which[np.argsort(days.dates[which], kind="stable")]
-        dates = days.dates[which]
-        found.append((which, np.searchsorted(dates, dates, side="left").astype(np.int64)))
-    return found
+    _, number = np.unique(np.asarray(days.symbols), return_inverse=True)
+    order = np.lexsort((days.dates, number))
+    groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+    dates = [days.dates[which] for which in groups]
+    return [
+        (which, np.searchsorted(one, one, side="left").astype(np.int64))
+        for which, one in zip(groups, dates, strict=True)
+    ]
 
 
 def _chosen(
@@ -366,11 +364,12 @@ def _chosen(
 def _custom(name: str, function: Custom, days: Days) -> Floats:
     """[D,T] of one's own feature, asked tick by tick."""
     out = np.full(days.shape, np.nan)
+    ticks = np.stack([(days.buy + days.sell) / 2.0, days.volume, days.known], axis=2)
     for which, earlier in days_by_symbol(days):
         for k, day in enumerate(which):
             past = Past(days, int(day), which[max(earlier[k] - TRAILING, 0) : earlier[k]])
             for tick in range(days.shape[1]):
-                past.end_tick()
+                past.end_tick(*ticks[day, tick])
                 out[day, tick] = _asked(name, function, past, f"{days.name(int(day))}, tick {tick}")
     return out
 

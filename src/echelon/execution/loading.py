@@ -115,12 +115,17 @@ def load_days(
 def session_clock(info: SourceInfo, first: date, last: date) -> Floats:
     """[T] minutes after midnight at which the ticks of a regular session begin.
 
-    Regular is what most sessions of the span are. Not for the calendar "data".
+    Regular is what most sessions of the span and of a month around it are: a single day that
+    closes early still lies on the grid of the others. Not for the calendar "data".
     """
     length = calendars.MINUTES[info.freq]
     if info.calendar == calendars.ROUND_THE_CLOCK:
         return np.arange(0.0, 1440.0, length)
-    hours = calendars.hours(info.calendar, first, last, info.timezone)
+    reach, month = calendars.bounds(info.calendar), timedelta(days=30)
+    begin, until = first - month, last + month
+    begin = begin if reach.first is None else min(first, max(begin, reach.first))
+    until = until if reach.last is None else max(last, min(until, reach.last))
+    hours = calendars.hours(info.calendar, begin, until, info.timezone)
     if hours.is_empty():
         raise DataError(f"{info.calendar} has no session from {first} to {last}. Choose others.")
     minutes = hours.select(
