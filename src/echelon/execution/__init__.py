@@ -4,6 +4,7 @@ from echelon.execution.days import Days, PriceSource
 from echelon.execution.history import History
 from echelon.execution.metrics import METRICS, measure_orders, metric
 from echelon.execution.orders import ParentOrders, check_orders, parent_orders
+from echelon.execution.portfolio import AlignedDays, IntradayExecutor, align_days
 from echelon.execution.rewards import (
     PAPenalty,
     Ratio,
@@ -25,10 +26,12 @@ from echelon.execution.simulator import (
 
 __all__ = [
     "METRICS",
+    "AlignedDays",
     "Benchmarks",
     "Days",
     "ExecutionRules",
     "History",
+    "IntradayExecutor",
     "PAPenalty",
     "ParentOrders",
     "PriceSource",
@@ -41,6 +44,7 @@ __all__ = [
     "Steps",
     "Ticks",
     "Weighted",
+    "align_days",
     "check_orders",
     "measure_orders",
     "metric",

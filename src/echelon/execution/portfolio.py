@@ -195,8 +195,9 @@ def _on_basis(days: Days, ratio: Floats, up: Floats, down: Floats) -> Days:
 
 def take_days(days: Days, which: Ints | Bools) -> Days:
     """Some of the days, in that order."""
+    which = np.flatnonzero(which) if which.dtype == np.bool_ else which
     return Days(
-        symbols=tuple(np.asarray(days.symbols, dtype=object)[which]),
+        symbols=tuple(days.symbols[k] for k in which.tolist()),
         dates=days.dates[which],
         clock=days.clock,
         buy=np.ascontiguousarray(days.buy[which]),
