@@ -17,6 +17,7 @@ from echelon.cli import (
     config,
     demo,
     evaluate,
+    execution,
     prepare,
     prove,
     runs,
@@ -45,6 +46,7 @@ app.command("compare")(compare.compare)
 app.command("walk-forward")(walk_forward.walk_forward)
 app.command("report")(evaluate.report)
 app.add_typer(runs.app, name="runs")
+app.add_typer(execution.app, name="execution")
 app.command("prove")(prove.prove)
 app.command("study")(study.study)
 app.command("demo")(demo.demo)

@@ -21,6 +21,7 @@ from echelon.config.agents import (
     TrainConfig,
 )
 from echelon.config.data import DataConfig
+from echelon.config.execution import ExecutionConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig
 from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig, RiskConfig, TrainerConfig
 from echelon.config.market import MarketConfig
@@ -106,6 +107,8 @@ class Config(Section):
     """Training of the hierarchy."""
     risk: RiskConfig = RiskConfig()
     """Risk control of the hierarchy."""
+    execution: ExecutionConfig = ExecutionConfig()
+    """The execution layer."""
     walk_forward: WalkForwardConfig = WalkForwardConfig()
     """Folds of `echelon walk-forward`."""
 

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from echelon.errors import UsageError
 from echelon.ops.measures import LABELS
+from echelon.report.execution_texts import EXECUTION_TEXTS
 from echelon.report.hierarchy_texts import HIERARCHY_TEXTS
 from echelon.report.trust_texts import TRUST_TEXTS
 from echelon.report.walkforward_texts import WALK_FORWARD_TEXTS
@@ -331,7 +332,7 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
 )
 
 TEXTS: Mapping[str, Pair] = MappingProxyType(
-    {**_RUN_TEXTS, **TRUST_TEXTS, **WALK_FORWARD_TEXTS, **HIERARCHY_TEXTS}
+    {**_RUN_TEXTS, **TRUST_TEXTS, **WALK_FORWARD_TEXTS, **HIERARCHY_TEXTS, **EXECUTION_TEXTS}
 )
 """Of a run's page, of what its numbers are worth, and of a walk-forward's page."""
 

@@ -1,0 +1,225 @@
+"""`echelon execution`: train, evaluate and compare policies that work orders into the market."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from echelon.cli.console import Bar, add_row, err, numbers, out, progress_bar, titled
+from echelon.cli.options import (
+    ConfigFile,
+    Level,
+    LogLevel,
+    OutputDir,
+    Overrides,
+    Resume,
+    config_of,
+    configured,
+    run_directory,
+)
+from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
+from echelon.cli.watch import clock
+from echelon.config import Config, to_yaml
+from echelon.errors import Stopped, UsageError
+from echelon.files import write_atomic
+from echelon.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from echelon.evaluation.execution import ExecutionEvaluation
+    from echelon.training.execution import ExecutionOutcome
+    from echelon.training.execution import Split as SplitName
+
+app = typer.Typer(
+    help="Order execution: how parent orders are worked into the market of a day.",
+    no_args_is_help=True,
+)
+
+Run = Annotated[Path, typer.Argument(help="Run directory of `echelon execution train`.")]
+Split = Annotated[str, typer.Option("--split", help="train, valid or test.")]
+Lang = Annotated[str, typer.Option("--lang", help="Language of the report: en or zh.")]
+
+
+@app.command("train")
+def train(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    output_dir: OutputDir = None,
+    seeds: Seeds = None,
+    workers: Workers = None,
+    resume: Resume = None,
+    overwrite: Overwrite = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Train execution policies, one per seed, and keep each one's best on the validation window.
+
+    Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened.
+    """
+    tree = configured(config_of(config, resume), override, log_level)
+    if seeds is not None:
+        tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+    directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
+    outcomes = train_run(
+        tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
+    )
+    _print_outcomes(outcomes)
+    evaluate_run(directory, "valid", "en")
+    typer.echo(f"run: {directory}")
+    typer.echo(f"next: echelon execution evaluate {directory} --split test")
+
+
+def train_run(
+    config: Config, directory: Path, *, workers: int | None, resume: bool, overwrite: bool
+) -> list[ExecutionOutcome]:
+    """Train all seeds in a run directory; write down what it was made from."""
+    from echelon.agents.jobs import run_jobs
+    from echelon.training.execution import ExecutionProgress
+    from echelon.training.execution_runs import ExecutionJob, make_room, train_seed
+
+    RunDirectory.claim(directory)
+    if not resume:
+        make_room(directory, overwrite=overwrite)
+        write_atomic(directory / "config.yaml", to_yaml(config))
+    wanted = [config.seed + k for k in range(config.train.seeds)]
+    jobs = [ExecutionJob(config, directory, seed, resume) for seed in wanted]
+    with progress_bar("execution") as bar:
+
+        def tell(_job: int, message: object) -> None:
+            assert isinstance(message, ExecutionProgress)
+            _say(bar, message)
+
+        done = run_jobs(
+            train_seed, jobs, workers=workers or default_workers(config), on_report=tell
+        )
+    outcomes = done.all_or_raise()
+    if done.stopped:
+        where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
+        raise Stopped(
+            f"{where or 'before the start'}; checkpoints are written. Go on with: "
+            f"echelon execution train --resume {directory}"
+        )
+    RunDirectory(directory).record(config, "execution train")
+    return outcomes
+
+
+@app.command("evaluate")
+def evaluate(
+    run: Run, split: Split = "test", lang: Lang = "en", log_level: Level = LogLevel.INFO
+) -> None:
+    """Work the orders of a split with the learned policies and the schedules; write a report."""
+    from echelon.cli.console import set_up_logging
+
+    set_up_logging(log_level.value)
+    evaluate_run(run, split, lang)
+
+
+def evaluate_run(run: Path, split: str, lang: str) -> None:
+    """Evaluate, print, and write tables and the report."""
+    from echelon.evaluation.execution import evaluate_trained
+    from echelon.report.execution import write_execution_report
+
+    with err.status("working orders"):
+        found = evaluate_trained({run.name: run}, _split(split))
+        found.write(run / "evaluations" / split)
+        page = write_execution_report(found, run / "evaluations" / split, run.name, lang)
+    print_evaluation(found)
+    typer.echo(f"report: {page}")
+
+
+@app.command("compare")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Two or more run directories.")],
+    split: Split = "test",
+    output_dir: OutputDir = None,
+    lang: Lang = "en",
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Work the same orders, those of the first run, with the policies of several runs."""
+    from echelon.cli.console import set_up_logging
+    from echelon.evaluation.execution import evaluate_trained
+    from echelon.report.execution import write_execution_report
+
+    set_up_logging(log_level.value)
+    if len(runs) < 2:
+        raise UsageError("compare takes two or more run directories; evaluate takes one.")
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run) for run in runs]
+    with err.status("working orders"):
+        found = evaluate_trained(dict(zip(names, runs, strict=True)), _split(split))
+    print_evaluation(found)
+    if output_dir is not None:
+        RunDirectory.claim(output_dir)
+        found.write(output_dir)
+        page = write_execution_report(found, output_dir, " / ".join(names), lang)
+        typer.echo(f"report: {page}")
+
+
+def print_evaluation(found: ExecutionEvaluation) -> None:
+    """Measures by policy, then the differences that can be claimed."""
+    facts = found.facts
+    title = (
+        f"{found.split}: {facts['orders']:,} orders on {facts['dates']:,} days, {facts['first']} "
+        f"to {facts['last']}; basis points, mean over days"
+    )
+    table = numbers(title, "policy", "gain over TWAP", "PA", "GLR", "gain over VWAP", "FFR")
+    tree: dict[str, Any] = found.summary()["policies"]
+    for name, one in tree.items():
+        measures = one["measures"]
+        glr = "–" if one["glr"] is None else f"{one['glr']:.2f}"
+        add_row(
+            table,
+            name,
+            _bounded(measures["gain_twap"]),
+            f"{measures['pa']['estimate']:+.2f}",
+            glr,
+            f"{measures['gain_vwap']['estimate']:+.2f}",
+            f"{measures['ffr']['estimate']:.1%}",
+        )
+    out.print(table)
+    less = numbers("gain over TWAP less that of …, paired", "policy", *_schedules(tree))
+    for name, one in tree.items():
+        if one["seeds"]:
+            add_row(less, name, *(_bounded(one["less"][other]) for other in _schedules(tree)))
+    out.print(less)
+
+
+def _schedules(tree: dict[str, Any]) -> list[str]:
+    return [name for name, one in tree.items() if not one["seeds"]]
+
+
+def _bounded(mean: dict[str, float | None]) -> str:
+    """An estimate with its interval."""
+    if mean["low"] is None:
+        return f"{mean['estimate']:+.2f}"
+    return f"{mean['estimate']:+.2f} ({mean['low']:+.2f} to {mean['high']:+.2f})"
+
+
+def _print_outcomes(outcomes: list[ExecutionOutcome]) -> None:
+    table = titled("Training", "seed", "steps", "best at", "validation gain over TWAP, bp", "time")
+    for one in outcomes:
+        add_row(
+            table,
+            str(one.seed),
+            f"{one.step:,}",
+            f"{one.best_step:,}",
+            f"{one.best_gain:+.2f}",
+            clock(one.seconds),
+        )
+    out.print(table)
+
+
+def _say(bar: Bar, now: Any) -> None:  # noqa: ANN401 (ExecutionProgress, imported where it is used)
+    bar.label(f"seed {now.seed}, {now.stage}: best gain over TWAP {now.best:+.2f} bp")
+    bar.of(now.step, now.total)
+
+
+def _split(name: str) -> SplitName:
+    if name == "train":
+        return "train"
+    if name == "valid":
+        return "valid"
+    if name == "test":
+        return "test"
+    raise UsageError(f"--split {name}: choose train, valid or test.")

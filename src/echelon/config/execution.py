@@ -1,0 +1,145 @@
+"""Configuration of the execution layer: how parent orders are worked, and by what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from echelon.config._base import Section
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ExecutionOrdersConfig(Section):
+    """Parent orders: from a file, or drawn by rule."""
+
+    path: Path | None = None
+    """CSV or Parquet file: symbol, date, direction, amount and, optionally, start and end; null:
+    drawn by rule."""
+    per_day: PositiveInt = 4
+    """Orders a symbol and day."""
+    share: tuple[PositiveFloat, PositiveFloat] = (0.002, 0.02)
+    """Least and most of the trailing median daily volume that an order asks for."""
+    buys: Share = 0.5
+    """Share of the orders that buy."""
+    window: Literal["day", "random"] = "day"
+    """Time of an order: the whole day, or a stretch of it."""
+    min_ticks: PositiveInt = 1
+    """Fewest ticks of a stretch."""
+    lot: NonNegativeFloat = 0.0
+    """Amounts are cut to multiples of it; 0: any amount."""
+
+    @model_validator(mode="after")
+    def _least_and_most(self) -> Self:
+        if self.share[0] > self.share[1]:
+            raise ValueError(f"share {self.share} must be the least and then the most")
+        return self
+
+
+class ExecutionRewardConfig(Section):
+    """What an order's step is paid: a sum of parts, each times its weight."""
+
+    pa_penalty: NonNegativeFloat = 1.0
+    """Weight of price advantage less the penalty on concentration."""
+    penalty: NonNegativeFloat = 100.0
+    """α: times the sum, over ticks, of the squared share of the order."""
+    ratio: NonNegativeFloat = 0.0
+    """Weight of the order's VWAP over TWAP, in classes, at its end."""
+    thresholds: tuple[float, ...] = (1.0, 1.1)
+    """Bounds between the classes, ascending."""
+    classes: tuple[float, ...] = (-1.0, 0.0, 1.0)
+    """What each class is paid."""
+    shortfall: NonNegativeFloat = 0.0
+    """Weight of minus the implementation shortfall, in basis points."""
+    risk: NonNegativeFloat = 0.0
+    """λσ²: times the squared share of the order that is left after each step."""
+
+    @model_validator(mode="after")
+    def _paid_for_something(self) -> Self:
+        if not (self.pa_penalty or self.ratio or self.shortfall):
+            raise ValueError("one of pa_penalty, ratio and shortfall must have a weight over 0")
+        if len(self.classes) != len(self.thresholds) + 1:
+            raise ValueError(f"classes {self.classes} must be one more than {self.thresholds}")
+        return self
+
+
+class ExecutionLearnerConfig(Section):
+    """How an execution policy learns."""
+
+    algo: Literal["PPO", "DQN", "OPD"] = "PPO"
+    """PPO; double DQN; or PPO that also listens to a teacher who knows the day's future (OPD)."""
+    total_steps: PositiveInt = 400_000
+    """Steps of orders to learn from; the teacher of OPD has as many of its own."""
+    validate_every: PositiveInt = 50_000
+    """Steps between two looks at the validation window, each with a checkpoint."""
+    lr: PositiveFloat = 5e-4
+    """Learning rate; it falls to 0 at `total_steps`."""
+    orders: PositiveInt = 1024
+    """Orders worked for an update."""
+    copies: PositiveInt = 1
+    """PPO: times each of them is worked; the mean of the copies is a baseline."""
+    epochs: PositiveInt = 5
+    """PPO: passes over them."""
+    minibatches: PositiveInt = 4
+    """PPO: parts of a pass."""
+    clip: PositiveFloat = 0.2
+    """PPO: how far the probability of an action may move, as a share."""
+    gamma: Share = 1.0
+    """Discount of a step."""
+    trace: Share = 0.95
+    """PPO: λ of the advantages."""
+    entropy: NonNegativeFloat = 0.01
+    """PPO: weight of the entropy."""
+    normalize_rewards: bool = True
+    """Divide rewards by the running size of returns."""
+    normalize_advantages: bool = True
+    """PPO: standardise advantages over the steps of an update."""
+    updates: PositiveInt = 8
+    """DQN: updates after each batch of orders."""
+    memory: PositiveInt = 8192
+    """DQN: orders that its memory holds."""
+    target_every: PositiveInt = 100
+    """DQN: updates after which the target network is renewed."""
+    distill: NonNegativeFloat = 0.01
+    """OPD: weight of what the teacher says."""
+    distill_target: Literal["action", "distribution"] = "action"
+    """OPD: imitate the teacher's likeliest action, or its whole distribution."""
+
+
+class ExecutionConfig(Section):
+    """The execution layer (`echelon execution`): its bars are those of `data`."""
+
+    ticks_per_step: PositiveInt = 30
+    """Bars from one decision to the next; steps lie on the day's grid."""
+    price: Literal["close", "vwap"] = "close"
+    """What a trade in a bar is priced at."""
+    volume_cap: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Most of a bar's volume that an order may take; null: no cap."""
+    half_spread: NonNegativeFloat = 0.0
+    """Paid by every trade, as a share of the price."""
+    temporary: NonNegativeFloat = 0.0
+    """Temporary impact at a bar's whole volume, as a share of the price; linear."""
+    permanent: NonNegativeFloat = 0.0
+    """Permanent impact at a bar's whole volume, as a share of the price; linear."""
+    features: tuple[str, ...] = ()
+    """Public features by name; empty: all that the bars allow."""
+    actions: Literal["fractions", "rate"] = "fractions"
+    """Shares of the order to choose from, or a continuous multiple of TWAP's pace."""
+    fractions: tuple[Share, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Shares of the order that can be chosen."""
+    rate_max: Annotated[float, Field(gt=1)] = 4.0
+    """Fastest multiple of TWAP's pace."""
+    sequence: Literal["gru", "lstm", "attention"] = "gru"
+    """How the day and the order's own steps are read."""
+    hidden: PositiveInt = 64
+    """Width of the network."""
+    kappa: NonNegativeFloat = 2.0
+    """Of the Almgren-Chriss baseline, times the longest order's time: its haste; 0: TWAP."""
+    orders: ExecutionOrdersConfig = ExecutionOrdersConfig()
+    """Parent orders."""
+    reward: ExecutionRewardConfig = ExecutionRewardConfig()
+    """What a step is paid."""
+    learner: ExecutionLearnerConfig = ExecutionLearnerConfig()
+    """How the policy learns."""

@@ -1,0 +1,70 @@
+"""What the page of execution says, in English and Chinese."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "execution_title": ("Execution report", "订单执行报告"),
+        "execution_span": (
+            "{split}: {orders} orders on {dates} days, {first} to {last}",
+            "{split}：{orders} 笔母单，{dates} 个交易日，{first} 至 {last}",
+        ),
+        "execution_caution": (
+            "All policies worked the same orders. Gains are basis points of the arrival price; "
+            "orders of one day share its prices, so that intervals (95 %, Student's) are over "
+            "days. Of PA, which papers report, the mean is above zero for haste even where "
+            "nothing can be gained: claims are made of gains, not of PA.",
+            "所有策略执行同一批母单。收益以到达价的基点计；同一日的母单共享行情，"
+            "因此区间（95 %，t 分布）按交易日计算。论文常用的 PA 即使在无利可图的行情中也会偏向"
+            "抢先成交，故结论只以收益（而非 PA）为准。",
+        ),
+        "execution_measures": ("Measures", "指标"),
+        "execution_policy": ("Policy", "策略"),
+        "execution_gain_twap": ("Gain over TWAP, bp", "相对 TWAP 收益，bp"),
+        "execution_gain_vwap": ("over VWAP, bp", "相对 VWAP，bp"),
+        "execution_gain_arrival": ("over arrival, bp", "相对到达价，bp"),
+        "execution_shortfall": ("Shortfall, bp", "执行落差，bp"),
+        "execution_pa": ("PA, bp", "PA，bp"),
+        "execution_glr": ("GLR", "GLR"),
+        "execution_ffr": ("Filled", "成交比例"),
+        "execution_less": ("Paired differences", "配对差异"),
+        "execution_less_note": (
+            "Gain over TWAP less that of each schedule, order by order.",
+            "逐单与各基准调度之差（相对 TWAP 收益）。",
+        ),
+        "execution_seeds": ("Seeds", "种子"),
+        "execution_paths": ("How the orders were worked", "执行轨迹"),
+        "execution_paths_note": (
+            "Share of the order executed by the time of day, mean over orders; dotted: share of "
+            "the day's volume.",
+            "截至各时刻已执行的母单比例（各单平均）；虚线为当日成交量的累计比例。",
+        ),
+        "execution_volume": ("Market volume", "市场成交量"),
+        "execution_spread": ("Distribution of PA", "PA 分布"),
+        "execution_spread_note": (
+            "Share of orders by price advantage against the TWAP of their own ticks; the outermost "
+            "bins hold all beyond them.",
+            "按相对自身时段 TWAP 的价格优势统计的母单占比；最外两格含其外全部。",
+        ),
+        "execution_hours": ("By hour", "分时段"),
+        "execution_hours_note": (
+            "What was executed in each hour: its share of the order, and its gain over TWAP in bp.",
+            "各小时成交占母单的比例，及其相对 TWAP 的收益（bp）。",
+        ),
+        "execution_hour": ("Hour", "小时"),
+        "execution_share": ("share", "占比"),
+        "execution_gain": ("gain", "收益"),
+        "execution_facts": ("How it was made", "生成方式"),
+        "execution_rules": ("Rules", "规则"),
+        "execution_price": ("Price of a trade", "成交价"),
+        "execution_symbols": ("Symbols", "标的"),
+        "execution_day": ("{name}, {side} {amount} shares", "{name}，{side} {amount} 股"),
+        "execution_buy": ("buy", "买入"),
+        "execution_sell": ("sell", "卖出"),
+        "execution_of_order": ("Share of the order", "母单占比"),
+        "execution_bp": ("basis points", "基点"),
+    }
+)

@@ -1,0 +1,281 @@
+"""Execution policies from bars to a report: training, going on, evaluating, comparing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from echelon.cli.app import app
+from echelon.config import Config, load_config
+from echelon.config.execution import ExecutionConfig
+from echelon.errors import ConfigError, DataError, StoreError, UsageError
+from echelon.evaluation.execution import evaluate_trained, over_dates
+from echelon.execution.policies import run_orders
+from echelon.execution.schedules import Twap
+from echelon.report.execution import draw_day
+from echelon.report.texts import Words
+from echelon.training.execution import (
+    ExecutionData,
+    ExecutionProgress,
+    ExecutionTraining,
+    load_execution_data,
+    load_learned,
+    reward_from,
+    rules_of,
+)
+from echelon.training.execution_runs import ExecutionJob, train_seed
+
+SMALL = (
+    *("data.source=synthetic", "data.freq=5min", "data.synthetic.n_symbols=2"),
+    *("data.synthetic.n_days=60", "data.synthetic.minutes_per_day=390"),
+    *("data.synthetic.delistings=0", "data.synthetic.late_listings=0"),
+    "data.synthetic.suspension_rate=0",
+    "split.train=[2015-01-05, 2015-02-13]",
+    "split.valid=[2015-02-16, 2015-03-06]",
+    "split.test=[2015-03-09, 2015-03-31]",
+    *("execution.ticks_per_step=15", "execution.hidden=8", "execution.orders.per_day=2"),
+    *("execution.learner.memory=64", "execution.learner.minibatches=2"),
+    *("execution.learner.total_steps=600", "execution.learner.validate_every=200"),
+    *("execution.learner.orders=48", "execution.learner.epochs=2"),
+)
+"""Two symbols, sixty days of 78 bars; a network of eight units and a few updates."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("execution") / "store"
+
+
+@pytest.fixture
+def small(store: Path) -> Config:
+    return configured(store)
+
+
+def configured(store: Path, *more: str) -> Config:
+    return load_config(None, [*SMALL, f"data.store={store}", *more])
+
+
+@pytest.fixture(scope="module")
+def data(store: Path) -> ExecutionData:
+    return load_execution_data(configured(store))
+
+
+def flags(store: Path, *more: str) -> list[str]:
+    return [x for one in (*SMALL, f"data.store={store}", *more) for x in ("-o", one)]
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["execution", *arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+# --- data
+
+
+def test_splits_hold_their_own_days_and_orders(data: ExecutionData) -> None:
+    for name, orders in data.orders.items():
+        assert data.inside[name][orders.day].all()
+    days = [set(data.days.dates[data.inside[name]].tolist()) for name in data.inside]
+    assert not days[0] & days[1]
+    assert not days[1] & days[2]
+
+
+def test_features_of_validation_days_do_not_move_the_scaler(store: Path) -> None:
+    shorter = configured(store, "split.test=[2015-03-09, 2015-03-20]")
+    one, two = load_execution_data(configured(store)), load_execution_data(shorter)
+    assert one.public.scaler is not None
+    assert two.public.scaler is not None
+    assert one.public.scaler.to_dict() == two.public.scaler.to_dict()
+
+
+def test_daily_bars_and_empty_splits_are_refused(store: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.freq = 1d"):
+        load_execution_data(configured(store, "data.freq=1d"))
+    with pytest.raises(DataError, match=r"split\.test .* has no day"):
+        load_execution_data(configured(store, "split.test=[2019-01-01, 2019-02-01]"))
+
+
+def test_orders_come_from_a_file_where_one_is_named(store: Path, tmp_path: Path) -> None:
+    found = load_execution_data(configured(store))
+    days = [found.days.name(int(np.flatnonzero(found.inside[s])[-1])) for s in found.inside]
+    rows = [day.split(" on ") for day in days]
+    path = tmp_path / "orders.csv"
+    lines = [f"{symbol},{date},sell,1000" for symbol, date in rows]
+    path.write_text("symbol,date,direction,amount\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    told = load_execution_data(configured(store, f"execution.orders.path={path}"))
+    assert [len(orders) for orders in told.orders.values()] == [1, 1, 1]
+    path.write_text("symbol,date,direction,amount\n" + lines[0] + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no orders in split\.valid"):
+        load_execution_data(configured(store, f"execution.orders.path={path}"))
+
+
+# --- training
+
+
+@pytest.mark.parametrize("algo", ["PPO", "DQN", "OPD"])
+def test_a_stopped_training_goes_on_bit_for_bit(
+    algo: str, store: Path, data: ExecutionData, tmp_path: Path
+) -> None:
+    config = configured(store, f"execution.learner.algo={algo}")
+    whole = ExecutionTraining(config, data, tmp_path / "whole", 42)
+    assert whole.run().ending == "done"
+    part = ExecutionTraining(config, data, tmp_path / "part", 42)
+    asked = iter([False, True])
+    assert part.run(should_stop=lambda: next(asked, True)).ending == "stopped"
+    again = ExecutionTraining(config, data, tmp_path / "part", 42)
+    assert again.run(resume=True).ending == "done"
+    one, two = (load_learned(tmp_path / name, data).net.state_dict() for name in ("whole", "part"))
+    assert all(np.array_equal(one[name].numpy(), two[name].numpy()) for name in one)
+
+
+def test_progress_tells_of_the_teacher_and_then_of_the_student(
+    store: Path, data: ExecutionData, tmp_path: Path
+) -> None:
+    config = configured(store, "execution.learner.algo=OPD")
+    told: list[ExecutionProgress] = []
+    ExecutionTraining(config, data, tmp_path, 42).run(told.append)
+    assert {one.stage for one in told} == {"teacher", "opd"}
+    assert not load_learned(tmp_path, data).net.settings.oracle
+
+
+def test_a_finished_seed_is_not_trained_again(store: Path, tmp_path: Path) -> None:
+    config = configured(store)
+    job = ExecutionJob(config, tmp_path, 42)
+    done = train_seed(job, lambda _: None, lambda: False)
+    resumed = ExecutionJob(config, tmp_path, 42, resume=True)
+    assert train_seed(resumed, lambda _: None, lambda: True) == done
+
+
+def test_a_checkpoint_of_other_settings_is_refused(
+    store: Path, data: ExecutionData, tmp_path: Path
+) -> None:
+    ExecutionTraining(configured(store), data, tmp_path, 42).run()
+    (tmp_path / "result.json").unlink()
+    other = configured(store, "execution.reward.penalty=50")
+    with pytest.raises(StoreError, match="another configuration"):
+        ExecutionTraining(other, data, tmp_path, 42).run(resume=True)
+
+
+# --- the command
+
+
+def test_train_evaluate_and_compare(store: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "ppo", tmp_path / "dqn"
+    said = run("train", *flags(store), "--output-dir", str(first), "--seeds", "2", "--workers", "1")
+    assert "echelon execution evaluate" in said
+    run("train", *flags(store, "execution.learner.algo=DQN"), "--output-dir", str(second))
+    said = run("evaluate", str(first), "--split", "test", "--lang", "zh")
+    assert "almgren_chriss" in said
+    place = first / "evaluations" / "test"
+    page = (place / "report.html").read_text(encoding="utf-8")
+    assert "订单执行报告" in page
+    assert (place / "execution.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((place / "summary.json").read_text())
+    assert set(summary["policies"]) == {"twap", "vwap", "almgren_chriss", "ppo"}
+    assert set(summary["policies"]["ppo"]["seeds"]) == {"42", "43"}
+    rows = pl.read_parquet(place / "orders.parquet")
+    assert len(rows) == summary["facts"]["orders"]
+    run("compare", str(first), str(second), "--output-dir", str(tmp_path / "both"))
+    both = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert {"ppo", "dqn"} <= set(both["policies"])
+    with pytest.raises(UsageError, match="holds a trained run"):
+        run("train", *flags(store), "--output-dir", str(first))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("evaluate", "nowhere"), "no config.yaml there"),
+        (("compare", "one"), "two or more"),
+        (("train", "--resume", "nowhere"), "not a run directory"),
+    ],
+)
+def test_what_is_not_a_run_is_refused(arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        run(*arguments)
+
+
+def test_a_policy_of_other_features_is_refused(store: Path, tmp_path: Path) -> None:
+    train_seed(ExecutionJob(configured(store), tmp_path, 42), lambda _: None, lambda: False)
+    policy = tmp_path / "seeds" / "42" / "policy" / "policy.json"
+    policy.write_text(policy.read_text().replace('"hidden": 8', '"hidden": 16'))
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(StoreError, match="policy"):
+        load_learned(tmp_path / "seeds" / "42", load_execution_data(configured(store)))
+
+
+# --- evaluation
+
+
+def test_gain_of_twap_over_itself_is_nothing(store: Path, tmp_path: Path) -> None:
+    train_seed(ExecutionJob(configured(store), tmp_path / "r", 42), lambda _: None, lambda: False)
+    (tmp_path / "r" / "config.yaml").write_text(
+        "".join((CONFIG_HEAD, f"  store: {store}\n")), encoding="utf-8"
+    )
+    found = evaluate_trained({"r": tmp_path / "r"}, "test")
+    assert found.difference("twap", "twap").estimate == 0.0
+    for one in found.policies:
+        assert one.path.sum() == pytest.approx(float(one.measures["ffr"].mean()))
+        hours = sum(share for share, _ in one.hourly.values())
+        assert hours == pytest.approx(float(one.measures["ffr"].mean()))
+        gained = sum(share * gain for share, gain in one.hourly.values())
+        filled = one.measures["ffr"] * one.measures["gain_twap"]
+        assert gained == pytest.approx(float(filled.mean()))
+
+
+CONFIG_HEAD = """
+split: {train: [2015-01-05, 2015-02-13], valid: [2015-02-16, 2015-03-06], test: [2015-03-09, 2015-03-31]}
+execution: {ticks_per_step: 15, hidden: 8, orders: {per_day: 2}}
+data:
+  source: synthetic
+  freq: 5min
+  synthetic: {n_symbols: 2, n_days: 60, minutes_per_day: 390, delistings: 0, late_listings: 0, suspension_rate: 0}
+"""
+
+
+def test_intervals_are_over_dates_not_over_orders() -> None:
+    values = np.array([1.0, 1.0, 1.0, 3.0])
+    mean = over_dates(values, ["a", "a", "a", "b"])
+    assert mean.estimate == 2.0
+    assert mean.error == pytest.approx(1.0)
+    assert mean.low == pytest.approx(2.0 - 12.7062, abs=1e-3)
+    assert over_dates(values, ["a"] * 4).low is None
+
+
+def test_the_picture_of_a_day_is_drawn(data: ExecutionData) -> None:
+    history = run_orders(Twap(), data.days, data.orders["test"], data.rules)
+    assert draw_day({"twap": history, "again": history}, 0, Words("en")).startswith(b"\x89PNG")
+
+
+# --- settings
+
+
+def test_rules_and_rewards_are_as_configured() -> None:
+    told = ExecutionConfig.model_validate(
+        {"volume_cap": 0.2, "half_spread": 0.001, "temporary": 0.1, "permanent": 0.05}
+    )
+    assert rules_of(told)[1:] == (0.2, 0.001, 0.1, 0.05)
+    both = ExecutionConfig.model_validate({"reward": {"shortfall": 2.0, "risk": 3.0}}).reward
+    parts = reward_from(both).parts  # type: ignore[attr-defined]
+    assert [weight for weight, _ in parts] == [1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({"reward": {"pa_penalty": 0}}, "must have a weight"),
+        ({"reward": {"classes": [0.0]}}, "one more than"),
+        ({"orders": {"share": [0.2, 0.1]}}, "the least and then the most"),
+        ({"rate_max": 1.0}, "greater than 1"),
+    ],
+)
+def test_impossible_settings_are_refused(tree: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ExecutionConfig.model_validate(tree)
