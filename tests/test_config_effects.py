@@ -689,6 +689,7 @@ SHARED: dict[str, Observe] = {
     **dict.fromkeys(("model.encoder", "model.d_model", "model.n_layers", "lora.enabled"), _round),
     **dict.fromkeys(("expert.hidden", "expert.batch_size", "expert.updates_per_step"), _round),
     **dict.fromkeys(("expert.learning_starts", "expert.tau", "expert.warmup_updates"), _round),
+    **dict.fromkeys(("expert.first_temperature", "reward.variance_penalty"), _round),
     # Outside of the bounds of what evolves.
     **dict.fromkeys(
         ("train.gamma", "train.lr_actor"), under(_round, "trainer.evolution.enabled=false")
@@ -745,5 +746,6 @@ def test_a_hierarchy_heeds_what_it_shares_with_single_agents(key: str, bench: Be
 
 
 def test_every_section_of_the_tree_is_in_a_shipped_file() -> None:
-    given = {key.split(".")[0] for name in FILES for key in _keys(name)}
+    # What the keys of execution do is seen in tests/test_execution_config.py.
+    given = {key.split(".")[0] for name in (*FILES, "execution") for key in _keys(name)}
     assert set(Config.model_fields) == given

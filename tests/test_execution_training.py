@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echelon.cli.app import app
-from echelon.config import Config, load_config
+from echelon.config import Config, load_config, to_yaml
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError, DataError, StoreError, UsageError
 from echelon.evaluation.execution import evaluate_trained, over_dates
@@ -216,9 +216,7 @@ def test_a_policy_of_other_features_is_refused(store: Path, tmp_path: Path) -> N
 
 def test_gain_of_twap_over_itself_is_nothing(store: Path, tmp_path: Path) -> None:
     train_seed(ExecutionJob(configured(store), tmp_path / "r", 42), lambda _: None, lambda: False)
-    (tmp_path / "r" / "config.yaml").write_text(
-        "".join((CONFIG_HEAD, f"  store: {store}\n")), encoding="utf-8"
-    )
+    (tmp_path / "r" / "config.yaml").write_text(to_yaml(configured(store)), encoding="utf-8")
     found = evaluate_trained({"r": tmp_path / "r"}, "test")
     assert found.difference("twap", "twap").estimate == 0.0
     for one in found.policies:
@@ -228,16 +226,6 @@ def test_gain_of_twap_over_itself_is_nothing(store: Path, tmp_path: Path) -> Non
         gained = sum(share * gain for share, gain in one.hourly.values())
         filled = one.measures["ffr"] * one.measures["gain_twap"]
         assert gained == pytest.approx(float(filled.mean()))
-
-
-CONFIG_HEAD = """
-split: {train: [2015-01-05, 2015-02-13], valid: [2015-02-16, 2015-03-06], test: [2015-03-09, 2015-03-31]}
-execution: {ticks_per_step: 15, hidden: 8, orders: {per_day: 2}}
-data:
-  source: synthetic
-  freq: 5min
-  synthetic: {n_symbols: 2, n_days: 60, minutes_per_day: 390, delistings: 0, late_listings: 0, suspension_rate: 0}
-"""
 
 
 def test_intervals_are_over_dates_not_over_orders() -> None:

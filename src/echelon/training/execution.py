@@ -290,23 +290,32 @@ class ExecutionTraining:
     ) -> ExecutionOutcome:
         """Train to the end, or until `should_stop` says so after some update."""
         (self.directory / RESULT).unlink(missing_ok=True)
-        execution = self.config.execution
-        network = network_of(execution)
-        learner: ExecutionLearner
-        if execution.learner.algo == "OPD":
+        if self.config.execution.learner.algo == "OPD":
             place = self.directory / TEACHER
-            teacher = teacher_of(_ppo(execution), network, self.task, self.seed)
-            taught = self._course(teacher, place, resume, on_progress, should_stop)
+            taught = self._course(self.teacher(), place, resume, on_progress, should_stop)
             if taught.ending == "stopped":
                 return self._ended(taught)
-            distill = DistillSettings(execution.learner.distill, execution.learner.distill_target)
-            best = load_policy(place / POLICY, self.data.public.names).net
-            learner = Student(_ppo(execution), distill, network, self.task, best, self.seed)
-        elif execution.learner.algo == "DQN":
-            learner = DQN(_dqn(execution), network, self.task, self.seed)
-        else:
-            learner = PPO(_ppo(execution), network, self.task, self.seed)
+        learner = self.learner()
         return self._ended(self._course(learner, self.directory, resume, on_progress, should_stop))
+
+    def teacher(self) -> PPO:
+        """OPD's, as it begins."""
+        execution = self.config.execution
+        return teacher_of(_ppo(execution), network_of(execution), self.task, self.seed)
+
+    def learner(self) -> PPO | DQN:
+        """As it begins; OPD's student listens to the best teacher there is, or to a fresh one."""
+        execution = self.config.execution
+        network, told = network_of(execution), execution.learner
+        if told.algo == "DQN":
+            return DQN(_dqn(execution), network, self.task, self.seed)
+        if told.algo == "PPO":
+            return PPO(_ppo(execution), network, self.task, self.seed)
+        place = self.directory / TEACHER / POLICY
+        taught = load_policy(place, self.data.public.names).net if place.exists() else None
+        teacher = self.teacher().net if taught is None else taught
+        distill = DistillSettings(told.distill, told.distill_target)
+        return Student(_ppo(execution), distill, network, self.task, teacher, self.seed)
 
     def validate(self, learner: ExecutionLearner) -> Metrics:
         """Mean gain over TWAP, price advantage and fill on the validation window."""

@@ -1,0 +1,140 @@
+"""Every key of the section `execution` does something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_execution_training import configured
+
+from echelon.agents.execution import Student
+from echelon.config import Config
+from echelon.config.execution import ExecutionConfig
+from echelon.errors import DataError
+from echelon.evaluation.execution import schedules_of
+from echelon.execution.schedules import AlmgrenChriss
+from echelon.training.execution import (
+    ExecutionTraining,
+    load_execution_data,
+    network_of,
+    reward_from,
+    rules_of,
+)
+
+Observe = Callable[[Config, Path], object]
+
+
+def _rules(config: Config, _: Path) -> object:
+    return rules_of(config.execution)
+
+
+def _network(config: Config, _: Path) -> object:
+    return network_of(config.execution)
+
+
+def _reward(config: Config, _: Path) -> object:
+    return reward_from(config.execution.reward)
+
+
+def _orders(config: Config, _: Path) -> object:
+    try:
+        return [one.tobytes() for one in load_execution_data(config).orders["train"]]
+    except DataError as refused:  # of a file that is not there
+        return str(refused)
+
+
+def _days(config: Config, _: Path) -> object:
+    data = load_execution_data(config)
+    return data.public.names, data.days.buy[data.days.volume > 0].sum()
+
+
+def _haste(config: Config, _: Path) -> object:
+    schedules = schedules_of(load_execution_data(config), config.execution.kappa)
+    return [one.kappa for one in schedules if isinstance(one, AlmgrenChriss)]
+
+
+def _learner(config: Config, place: Path) -> object:
+    """What a learner is made with; of OPD after its teacher has learned."""
+    learner = ExecutionTraining(config, load_execution_data(config), place, 42).learner()
+    told = [learner.algo, str(learner.settings)]
+    return [*told, str(learner.distill)] if isinstance(learner, Student) else told
+
+
+def _log(config: Config, place: Path) -> object:
+    ExecutionTraining(config, load_execution_data(config), place, 42).run()
+    return len((place / "metrics.jsonl").read_text().splitlines())
+
+
+DQN, OPD = ("execution.learner.algo=DQN",), ("execution.learner.algo=OPD",)
+STRETCHES = ("execution.orders.window=random",)
+EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
+    "ticks_per_step": (10, _rules, ()),
+    "price": ("vwap", _days, ()),
+    "volume_cap": (0.5, _rules, ()),
+    "half_spread": (0.001, _rules, ()),
+    "temporary": (0.1, _rules, ()),
+    "permanent": (0.1, _rules, ()),
+    "features": ("[time, volume]", _days, ()),
+    "actions": ("rate", _network, ()),
+    "fractions": ("[0, 0.5, 1]", _network, ()),
+    "rate_max": (2.0, _network, ()),
+    "sequence": ("lstm", _network, ()),
+    "hidden": (16, _network, ()),
+    "kappa": (3.0, _haste, ()),
+    "orders.path": ("nowhere.csv", _orders, ()),
+    "orders.per_day": (1, _orders, ()),
+    "orders.share": ("[0.1, 0.2]", _orders, ()),
+    "orders.buys": (1.0, _orders, ()),
+    "orders.window": ("random", _orders, ()),
+    "orders.min_ticks": (70, _orders, STRETCHES),
+    "orders.lot": (100, _orders, ()),
+    "reward.pa_penalty": (2.0, _reward, ()),
+    "reward.penalty": (50.0, _reward, ()),
+    "reward.ratio": (1.0, _reward, ()),
+    "reward.thresholds": ("[1.0, 1.2]", _reward, ("execution.reward.ratio=1",)),
+    "reward.classes": ("[-2, 0, 2]", _reward, ("execution.reward.ratio=1",)),
+    "reward.shortfall": (1.0, _reward, ()),
+    "reward.risk": (1.0, _reward, ()),
+    "learner.algo": ("DQN", _learner, ()),
+    "learner.total_steps": (400, _learner, ()),
+    "learner.validate_every": (100, _log, ()),
+    "learner.lr": (1e-3, _learner, ()),
+    "learner.orders": (16, _learner, ()),
+    "learner.copies": (2, _learner, ()),
+    "learner.epochs": (1, _learner, ()),
+    "learner.minibatches": (1, _learner, ()),
+    "learner.clip": (0.1, _learner, ()),
+    "learner.gamma": (0.9, _learner, ()),
+    "learner.trace": (0.5, _learner, ()),
+    "learner.entropy": (0.1, _learner, ()),
+    "learner.normalize_rewards": ("false", _learner, ()),
+    "learner.normalize_advantages": ("false", _learner, ()),
+    "learner.updates": (2, _learner, DQN),
+    "learner.memory": (128, _learner, DQN),
+    "learner.target_every": (10, _learner, DQN),
+    "learner.distill": (1.0, _learner, OPD),
+    "learner.distill_target": ("distribution", _learner, OPD),
+}
+"""Key → (another value, where it tells, what else is set)."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("execution") / "store"
+
+
+def test_every_key_is_looked_at() -> None:
+    tree = ExecutionConfig().model_dump()
+    keys = set()
+    for key, value in tree.items():
+        keys |= {f"{key}.{below}" for below in value} if isinstance(value, dict) else {key}
+    assert keys == set(EFFECTS)
+
+
+@pytest.mark.parametrize("key", EFFECTS)
+def test_changing_the_key_changes_what_it_steers(key: str, store: Path, tmp_path: Path) -> None:
+    value, observe, also = EFFECTS[key]
+    usual = observe(configured(store, *also), tmp_path / "usual")
+    other = configured(store, *also, f"execution.{key}={value}")
+    assert observe(other, tmp_path / "other") != usual
