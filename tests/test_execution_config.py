@@ -81,6 +81,7 @@ EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "rate_max": (2.0, _network, ()),
     "sequence": ("lstm", _network, ()),
     "hidden": (16, _network, ()),
+    "block": (5, _network, ()),
     "kappa": (3.0, _haste, ()),
     "orders.path": ("nowhere.csv", _orders, ()),
     "orders.per_day": (1, _orders, ()),

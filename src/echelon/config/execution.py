@@ -135,6 +135,8 @@ class ExecutionConfig(Section):
     """How the day and the order's own steps are read."""
     hidden: PositiveInt = 64
     """Width of the network."""
+    block: PositiveInt = 1
+    """Bars read as one input of the day's sequence: that much faster, with that much older news."""
     kappa: NonNegativeFloat = 2.0
     """Of the Almgren-Chriss baseline, times the longest order's time: its haste; 0: TWAP."""
     orders: ExecutionOrdersConfig = ExecutionOrdersConfig()

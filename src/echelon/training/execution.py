@@ -225,6 +225,7 @@ def network_of(execution: ExecutionConfig) -> NetworkSettings:
         hidden=execution.hidden,
         fractions=fractions,
         rate_max=execution.rate_max,
+        block=execution.block,
     )
 
 
