@@ -30,9 +30,10 @@ help: ## list the targets
 venv: ## create or update .venv (every other target does it too)
 	@scripts/install.sh
 
-demo: venv ## agents and a hierarchy on the bundled sample: no network, no services
+demo: venv ## agents, a hierarchy, order execution: no network, no services
 	@$(BIN)/python -m echelon demo --config configs/demo.yaml \
-		--hierarchy configs/demo-hierarchy.yaml $(DEMO_ARGS)
+		--hierarchy configs/demo-hierarchy.yaml \
+		--execution configs/demo-execution.yaml $(DEMO_ARGS)
 
 test: venv ## all tests; as root, installs the services they need (PYTEST_ARGS=… selects)
 	@scripts/packages.sh

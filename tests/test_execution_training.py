@@ -176,7 +176,8 @@ def test_train_evaluate_and_compare(store: Path, tmp_path: Path) -> None:
     place = first / "evaluations" / "test"
     page = (place / "report.html").read_text(encoding="utf-8")
     assert "订单执行报告" in page
-    assert (place / "execution.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("execution.png", "day.png"):
+        assert (place / name).read_bytes().startswith(b"\x89PNG")
     summary = json.loads((place / "summary.json").read_text())
     assert set(summary["policies"]) == {"twap", "vwap", "almgren_chriss", "ppo"}
     assert set(summary["policies"]["ppo"]["seeds"]) == {"42", "43"}
@@ -239,7 +240,7 @@ def test_intervals_are_over_dates_not_over_orders() -> None:
 
 def test_the_picture_of_a_day_is_drawn(data: ExecutionData) -> None:
     history = run_orders(Twap(), data.days, data.orders["test"], data.rules)
-    assert draw_day({"twap": history, "again": history}, 0, Words("en")).startswith(b"\x89PNG")
+    assert draw_day({"twap": history, "again": history}, Words("en")).startswith(b"\x89PNG")
 
 
 # --- settings

@@ -33,6 +33,15 @@ Hierarchy = Annotated[
         dir_okay=False,
     ),
 ]
+Execution = Annotated[
+    Path | None,
+    typer.Option(
+        "--execution",
+        help="Configuration of an execution policy to train at the end.",
+        exists=True,
+        dir_okay=False,
+    ),
+]
 _SHARED = ("assets", "data", "split", "features", "normalization", "window", "market", "fee_rate")
 """Sections in which both configurations must agree: what is traded, and at what cost."""
 _OWN = ("train.algo=",)
@@ -42,6 +51,7 @@ _OWN = ("train.algo=",)
 def demo(
     config: ConfigFile = None,
     hierarchy: Hierarchy = None,
+    execution: Execution = None,
     override: Overrides = None,
     output_dir: OutputDir = None,
     seeds: Seeds = None,
@@ -51,7 +61,8 @@ def demo(
     """Train agents on the bundled sample, test them and write a report; then a hierarchy.
 
     Needs no network and no service. A demo that was run before is run anew. Overrides and --seeds
-    are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy.
+    are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy. Last
+    comes an execution policy, on bars within the day, in NAME-execution.
     """
     tree = _tree(config, override, seeds, log_level)
     above = None
@@ -70,6 +81,8 @@ def demo(
     if above is not None:
         _train_hierarchy(above, _beside(directory), directory, workers)
     _report(directory, above is not None)
+    if execution is not None:
+        _work_orders(_tree(execution, _elsewhere(override), None, log_level), directory)
 
 
 def _tree(
@@ -81,9 +94,14 @@ def _tree(
     return tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
 
 
-def _beside(directory: Path) -> Path:
-    """Where the hierarchy's run goes."""
-    return directory.parent / f"{directory.resolve().name}-hierarchy"
+def _beside(directory: Path, what: str = "hierarchy") -> Path:
+    """Where the run of the hierarchy, or of the execution policy, goes."""
+    return directory.parent / f"{directory.resolve().name}-{what}"
+
+
+def _elsewhere(override: list[str] | None) -> list[str]:
+    """Overrides that say where things are, which the execution policy shares."""
+    return [text for text in override or () if text.startswith(("data.store=", "logging."))]
 
 
 def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
@@ -109,6 +127,18 @@ def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int
     print_outcomes(outcomes, config)
     evaluate_run(directory, "test")
     compare_trained([agents, directory], "test", directory, {})
+
+
+def _work_orders(config: Config, agents: Path) -> None:
+    """Train a policy that works orders through the day, and draw one day of it."""
+    from echelon.cli.execution import evaluate_run as evaluate_orders
+    from echelon.cli.execution import train_run as train_orders
+
+    typer.echo("execution: a policy that works orders into the market of a day")
+    directory = _beside(agents, "execution")
+    train_orders(config, directory, workers=1, resume=False, overwrite=True)
+    evaluate_orders(directory, "test", "en")
+    typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")
 
 
 def _report(directory: Path, with_hierarchy: bool) -> None:

@@ -28,7 +28,7 @@ import polars as pl
 from scipy import stats
 
 from echelon.errors import StoreError
-from echelon.execution import History, measure_orders
+from echelon.execution import History, ParentOrders, measure_orders
 from echelon.execution.metrics import gain_loss_ratio
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.schedules import AlmgrenChriss, Twap, Vwap
@@ -69,7 +69,11 @@ class PolicyOrders(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutionEvaluation:
-    """All policies on the orders of a split; facts: provenance."""
+    """All policies on the orders of a split.
+
+    volume[T]: mean share of the day's; clock[T]: minutes after midnight; facts: provenance
+    example: one order by itself, worked by each policy (of a learned one, by its first seed)
+    """
 
     split: Split
     dates: tuple[str, ...]
@@ -77,6 +81,7 @@ class ExecutionEvaluation:
     volume: Floats
     clock: Floats
     facts: Mapping[str, Any]
+    example: Mapping[str, History]
 
     def mean(self, name: str, measure: str) -> Mean:
         """Over dates, of one policy."""
@@ -176,6 +181,9 @@ def evaluate_execution(
         "content": data.content,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    shown = orders.take(np.array([_typical(found[-1], orders)]))
+    each = {one.name: one for one in policies}
+    each |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
     return ExecutionEvaluation(
         split,
         dates,
@@ -183,7 +191,16 @@ def evaluate_execution(
         np.asarray((share / total).mean(axis=0)),
         data.days.clock,
         provenance | dict(facts),
+        {name: run_orders(one, data.days, shown, data.rules) for name, one in each.items()},
     )
+
+
+def _typical(policy: PolicyOrders, orders: ParentOrders) -> int:
+    """The order whose gain is the median of the longest ones': neither luck nor the lack of it."""
+    length = orders.end - orders.start
+    longest = np.flatnonzero(length == length.max())
+    gain = policy.measures[CLAIMED][longest]
+    return int(longest[np.argsort(gain, kind="stable")[len(gain) // 2]])
 
 
 def over_dates(values: Floats, dates: Sequence[str]) -> Mean:

@@ -8,7 +8,7 @@ DIR/day.png            one order's day: price, volume, and what each policy did
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -41,6 +41,7 @@ def write_execution_report(
     """Write the page and its picture; the page's path."""
     words = Words(lang)
     write_atomic(directory / PICTURE, draw_execution(found, words))
+    write_atomic(directory / DAY, draw_day(found.example, words))
     page = directory / PAGE
     write_atomic(page, render(found, name, words))
     return page
@@ -284,8 +285,8 @@ def draw_execution(found: ExecutionEvaluation, words: Words) -> bytes:
         return _png(figure)
 
 
-def draw_day(histories: dict[str, History], e: int, words: Words) -> bytes:
-    """One order's day as a PNG: the price with its benchmarks, and what each policy executed."""
+def draw_day(histories: Mapping[str, History], words: Words, e: int = 0) -> bytes:
+    """One order's day as a PNG: the price with its TWAP, and what each policy executed."""
     first = next(iter(histories.values()))
     with house_style(words) as said:
         side = said("execution_buy" if first.orders.buying[e] else "execution_sell")
