@@ -4,8 +4,8 @@
                  is Almgren and Chriss's, and at κT = 3 TWAP costs 36 % more
     drift        a day drifts up or down; its own returns and yesterday's tell which way, so whoever
                  listens beats TWAP
-    foretold     a noisy sign of the move after the coming tick: an oracle, which sees the moves,
-                 gains much; what can be gained from the sign is little beside the noise
+    foretold     noisy signs of how the rest of the day will compare with now: an oracle, which
+                 sees it, gains much; what the signs allow is little beside the noise of a reward
     martingale   nothing is to be known; who seems to gain was lucky or looked ahead
 
 Each gives days with features and orders. Draws are told apart by name, so that what is tuned on
@@ -176,14 +176,15 @@ def martingale() -> DriftMarket:
 
 @dataclass(frozen=True)
 class ForetoldMarket:
-    """Row t of the features holds a sign of the move from tick t + 1 to t + 2.
+    """Row t of the features holds a sign of how the rest of the day will compare with tick t + 1.
 
-    A step that begins at t + 1 trades at tick t + 1's price: the sign is of what comes right after.
-    correlation: of the sign with the move; noise: of a move, in basis points
+    A step that begins at t + 1 trades at tick t + 1's price; the sign is of the mean price after
+    it, less that price, with noise of its own in every row.
+    correlation: of a sign with what it foretells; noise: of a move, in basis points
     twap_cost: temporary impact of TWAP in basis points, so that haste has a price
     """
 
-    correlation: float = 0.25
+    correlation: float = 0.3
     noise: float = 25.0
     twap_cost: float = 4.0
     n_ticks: int = 13
@@ -196,13 +197,19 @@ class ForetoldMarket:
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
         """One order a day, the whole day, buying or selling; a tick a step."""
         chance = stream(seed, "foretold market", name)
-        moves = chance.normal(0.0, self.noise, (n_days, self.n_ticks + 2))
+        moves = chance.normal(0.0, self.noise, (n_days, self.n_ticks))
         moves[:, 0] = 0.0
-        other = chance.normal(0.0, 1.0, (n_days, self.n_ticks))
-        rho = self.correlation
-        sign = rho * moves[:, 2:] / self.noise + math.sqrt(1.0 - rho**2) * other
-        today = np.stack([moves[:, :-2] / self.noise, sign], axis=2).astype(np.float32)
-        price = _PRICE * (1.0 + np.cumsum(moves[:, :-2], axis=1) / BASIS_POINTS)
+        path = np.cumsum(moves, axis=1)
+        sign = chance.normal(0.0, 1.0, (n_days, self.n_ticks))
+        for t in range(self.n_ticks - 2):
+            after = path[:, t + 2 :].mean(axis=1) - path[:, t + 1]
+            rest = self.n_ticks - 2 - t
+            # Each move counts for the share of later ticks that it is before.
+            size = self.noise * math.sqrt(sum((k / rest) ** 2 for k in range(1, rest + 1)))
+            rho = self.correlation
+            sign[:, t] = rho * after / size + math.sqrt(1.0 - rho**2) * sign[:, t]
+        today = np.stack([moves / self.noise, sign], axis=2).astype(np.float32)
+        price = _PRICE * (1.0 + path / BASIS_POINTS)
         temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
         rules = ExecutionRules(1, temporary=temporary)
         return _drawn(price, Public.of(today), rules, chance)

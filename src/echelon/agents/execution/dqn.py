@@ -89,10 +89,10 @@ class Memory:
         }
         if not self.parts:
             self.parts = {name: value[:0] for name, value in new.items()}
-        if new["reward"].shape[1] != self.parts["reward"].shape[1]:
-            new = {name: _padded(value, self.parts[name].shape) for name, value in new.items()}
+        length = max(one["reward"].shape[1] for one in (self.parts, new))
         self.parts = {
-            name: torch.cat([kept, new[name]])[-self.size :] for name, kept in self.parts.items()
+            name: torch.cat([_padded(kept, length), _padded(new[name], length)])[-self.size :]
+            for name, kept in self.parts.items()
         }
 
     def orders(self, which: Tensor) -> ParentOrders:
@@ -217,9 +217,9 @@ def _next(q: Tensor) -> Tensor:
     return torch.cat([q[:, 1:], torch.zeros_like(q[:, :1])], dim=1)
 
 
-def _padded(value: Tensor, shape: torch.Size) -> Tensor:
-    """With steps that were not taken, where value[E,S,…] has fewer of them."""
-    if value.dim() < 2:
+def _padded(value: Tensor, length: int) -> Tensor:
+    """With steps that were not taken, where value[E,S,…] has fewer than `length` of them."""
+    if value.dim() < 2 or value.shape[1] == length:
         return value
-    rest = torch.zeros(len(value), shape[1] - value.shape[1], *value.shape[2:], dtype=value.dtype)
+    rest = value.new_zeros(len(value), length - value.shape[1], *value.shape[2:])
     return torch.cat([value, rest], dim=1)

@@ -39,10 +39,14 @@ class DistillSettings:
     """How the student listens to the teacher.
 
     weight: μ; target: the teacher's action (as published) or its whole distribution
+    decay_steps: steps of orders at which the weight, falling linearly, is 0; None: it stays, as
+        published. What is mostly right is where to begin and not where to end: it takes no account
+        of how much is at stake, which the reward does.
     """
 
     weight: float = 0.01
     target: Literal["action", "distribution"] = "action"
+    decay_steps: int | None = None
 
     def __post_init__(self) -> None:
         if not self.weight >= 0.0:
@@ -93,6 +97,13 @@ class Student(PPO):
         self.teacher = teacher
         self._taught = torch.zeros(0)
 
+    @property
+    def weight(self) -> float:
+        """Μ now."""
+        until = self.distill.decay_steps
+        share = 1.0 if until is None else max(0.0, 1.0 - self.steps / until)
+        return self.distill.weight * share
+
     def update(self, rollout: Rollout) -> Metrics:
         """Ask the teacher about all states of the rollout, then learn."""
         with torch.no_grad():
@@ -117,4 +128,4 @@ class Student(PPO):
         taught = self._taught[: len(params), torch.from_numpy(which)]
         apart = distillation(params, taught, self.net, self.distill.target)
         loss = taken_mean(apart, taken)
-        return self.distill.weight * loss, {"losses/distillation": float(loss.detach())}
+        return self.weight * loss, {"losses/distillation": float(loss.detach())}

@@ -116,8 +116,9 @@ class PPO(ExecutionLearner):
     def train_once(self) -> Metrics:
         """One rollout, and the update on it."""
         rollout = self.collect()
+        metrics = self.update(rollout)
         self.steps += rollout.env_steps
-        return self.update(rollout)
+        return metrics
 
     def collect(self) -> Rollout:
         """Draw orders and work them to their end."""
