@@ -23,12 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from echelon.agents.execution import Public, Task
+from echelon.execution.act import coming_step
 from echelon.execution.days import Days
 from echelon.execution.metrics import BASIS_POINTS
 from echelon.execution.orders import ParentOrders, parent_orders
 from echelon.execution.rewards import PAPenalty, Reward, Risk, Shortfall, Weighted
 from echelon.execution.schedules import almgren_chriss_cost, eta_of, schedule_cost
-from echelon.execution.simulator import ExecutionRules
+from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.rng import stream
 from echelon.types import Floats, Floats32
 
@@ -167,6 +168,39 @@ class DriftMarket:
 
     def _features(self, returns: Floats) -> Floats32:
         return (returns / self.noise)[:, :, None].astype(np.float32)
+
+
+class DriftFilter:
+    """Works orders of a `DriftMarket` by the exact odds that the day goes up.
+
+    Whoever expects the price to go against the order trades at once, else waits. Nobody knows the
+    way of the day better; that waiting also teaches is not counted, so that it is a reference and
+    not a bound.
+    """
+
+    name = "filter"
+
+    def __init__(self, market: DriftMarket, public: Public) -> None:
+        self.market = market
+        self.public = public
+        self._odds = np.zeros((0, 0))
+
+    def start(self, simulator: Simulator) -> None:
+        """Log odds[D,T] of a day that goes up, known as each tick begins."""
+        market = self.market
+        told = 2.0 * market.drift / market.noise  # by a return in units of the noise
+        today = told * self.public.today[:, :, 0].astype(np.float64)
+        before = 1.0 / (1.0 + np.exp(-told * self.public.yesterday[:, :, 0].sum(axis=1)))
+        up = market.persistence * before + (1.0 - market.persistence) * (1.0 - before)
+        sofar = np.concatenate([np.zeros((len(today), 1)), today.cumsum(axis=1)[:, :-1]], axis=1)
+        self._odds = np.log(up / (1.0 - up))[:, None] + sofar
+
+    def request(self, simulator: Simulator) -> Floats:
+        """[E] all or nothing."""
+        orders, progress = simulator.orders, simulator.progress
+        tick = np.minimum(progress.tick, simulator.days.shape[1] - 1)
+        against = self._odds[orders.day, tick] * np.where(orders.buying, 1.0, -1.0) > 0.0
+        return np.where(against | coming_step(simulator).final, progress.left, 0.0)
 
 
 def martingale() -> DriftMarket:
