@@ -37,6 +37,7 @@ from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
 from echelon.population.choosers import EqualRouter
 from echelon.population.policy import HierarchyPolicy
+from echelon.report.worked import worked_costs
 from echelon.training.executors import with_executor
 from echelon.training.learners import Worlds
 from echelon.types import Floats
@@ -403,6 +404,9 @@ def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     assert split.total == pytest.approx(paid + split.fees)
     assert split.against_twap == pytest.approx(0.0, abs=1e-6)
     assert (run.value > 0.0).all()
+    # The report reads the same from the blotter.
+    shown, told = worked_costs(run.blotter()), split.in_basis_points()
+    assert {name: told[name] for name in shown} == pytest.approx(shown, abs=1e-6)
     assert run.cash_share.min() >= 0.0
     assert world.ledger["fill"] == "worked through the next day by twap, every 6 ticks"
 

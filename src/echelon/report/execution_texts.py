@@ -66,5 +66,25 @@ EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "execution_sell": ("sell", "卖出"),
         "execution_of_order": ("Share of the order", "母单占比"),
         "execution_bp": ("basis points", "基点"),
+        "worked": ("How orders were executed", "日内执行"),
+        "worked_note": (
+            "Costs in basis points of the orders' value at arrival; a gain is negative. Spread, "
+            "impact, timing (what the market did between arrival and the fill) and fees add up to "
+            "the shortfall. Against TWAP and VWAP of the day: without fees. ",
+            "成本以到达价计的订单金额的基点表示，负数为收益。价差、冲击、择时（到达至成交期间的市场变动）"
+            "与费用之和即执行落差。相对当日 TWAP 与 VWAP 的部分不含费用。",
+        ),
+        "worked_at_once": (
+            "Filled at once, for want of the day's bars: {share} of the fills.",
+            "因缺少日内行情而即时成交的占 {share}。",
+        ),
+        "worked_book": ("Book", "账户"),
+        "worked_spread": ("Spread", "价差"),
+        "worked_impact": ("Impact", "冲击"),
+        "worked_timing": ("Timing", "择时"),
+        "worked_fees": ("Fees", "费用"),
+        "worked_total": ("Shortfall", "执行落差"),
+        "worked_against_twap": ("Against TWAP", "相对 TWAP"),
+        "worked_against_vwap": ("Against VWAP", "相对 VWAP"),
     }
 )

@@ -27,6 +27,7 @@ from echelon.report.series import shortest_period
 from echelon.report.texts import Words
 from echelon.report.training import training_chart
 from echelon.report.trust import trust_card
+from echelon.report.worked import worked_card
 
 _RANGES = ((1, "range_1m"), (3, "range_3m"), (6, "range_6m"), (12, "range_1y"), (36, "range_3y"))
 
@@ -70,6 +71,7 @@ def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str,
         _holdings(split, words, data),
         _actions(split, words, data),
         _costs(split, words, data),
+        worked_card(split, words),
         _orders(split, words),
     ]
     return (

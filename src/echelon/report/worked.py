@@ -1,0 +1,77 @@
+"""How a portfolio's orders were worked through the day: the split of their cost, by book.
+
+Read from the blotters, which have these columns where an executor worked the orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import polars as pl
+
+from echelon.report.document import card
+from echelon.report.gather import Record, SplitData
+from echelon.report.tables import table
+from echelon.report.texts import Words
+
+PARTS = ("spread", "impact", "timing", "fees", "total", "against_twap", "against_vwap")
+_BASIS_POINTS = 1e4
+
+
+def worked_card(split: SplitData, words: Words) -> str:
+    """A card; nothing where orders were filled at once."""
+    books = [r for r in (*split.agents, *split.baselines) if "arrival" in r.tables.blotter.columns]
+    found = [(record, worked_costs(record.tables.blotter)) for record in books]
+    shown = [(record, costs) for record, costs in found if costs]
+    if not shown:
+        return ""
+    head = [words("worked_book"), *(words(f"worked_{name}") for name in PARTS)]
+    rows = [
+        [escape(_name(record, words)), *(f"<td>{costs[name]:+.2f}</td>" for name in PARTS)]
+        for record, costs in shown
+    ]
+    at_once = _at_once([record for record, _ in shown])
+    note = words("worked_note") + (
+        words("worked_at_once", share=f"{at_once:.1%}") if at_once else ""
+    )
+    return card(words("worked"), note, table([escape(h) for h in head], rows, "measures"))
+
+
+def worked_costs(blotter: pl.DataFrame) -> dict[str, float]:
+    """Basis points of the value at arrival; nothing where nothing was filled.
+
+    Against TWAP and VWAP: of the fills that have them, fees left out.
+    """
+    sign = pl.when(pl.col("side") == "buy").then(1.0).otherwise(-1.0)
+    fills = blotter.filter((pl.col("shares") > 0) & pl.col("arrival").is_not_null()).with_columns(
+        value=pl.col("shares") * pl.col("arrival"),
+        fees=pl.col("commission") + pl.col("stamp"),
+        **{
+            f"against_{base}": sign * pl.col("shares") * (pl.col("price") - pl.col(base))
+            for base in ("twap", "vwap")
+        },
+    )
+    arrived = float(fills["value"].sum())
+    if arrived <= 0.0:
+        return {}
+    costs = {name: float(fills[name].sum()) / arrived for name in PARTS[:4]}
+    costs["total"] = sum(costs.values())
+    known = fills.filter(
+        pl.col("against_twap").is_not_null() & pl.col("against_vwap").is_not_null()
+    )
+    some = float(known["value"].sum())
+    for name in ("against_twap", "against_vwap"):
+        costs[name] = float(known[name].sum()) / some if some > 0.0 else 0.0
+    return {name: value * _BASIS_POINTS for name, value in costs.items()}
+
+
+def _at_once(records: Sequence[Record]) -> float:
+    """Share of the fills that no executor worked, for want of the day's bars."""
+    fills = pl.concat([r.tables.blotter.select("shares", "worked") for r in records])
+    fills = fills.filter(pl.col("shares") > 0)
+    return 1.0 - float(fills["worked"].mean() or 0.0) if len(fills) else 0.0  # type: ignore[arg-type]
+
+
+def _name(record: Record, words: Words) -> str:
+    return words.name(record.key)
