@@ -1,4 +1,4 @@
-"""Execution is learned where the answer is known; the whole proofs are `prove_execution`.
+"""Execution is learned where the answer is known; the whole proofs are `echelon execution prove`.
 
 Here one or two seeds of each, briefly: that learning still works, and that nothing is found where
 nothing is.
@@ -6,14 +6,20 @@ nothing is.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from echelon.cli import app
+from echelon.errors import UsageError
 from echelon.execution import measure_orders
 from echelon.execution.policies import run_orders
 from echelon.execution.schedules import AlmgrenChriss, Immediate, Twap
+from echelon.proving.execution_certificate import prove_execution
 from echelon.proving.execution_markets import (
     DriftFilter,
     DriftMarket,
@@ -22,15 +28,19 @@ from echelon.proving.execution_markets import (
     martingale,
 )
 from echelon.proving.execution_proofs import (
+    PROOFS,
     QUICK,
+    Found,
+    ProofSizes,
+    above_zero,
+    all_within,
     gains,
-    prove_distilled,
-    prove_drift,
-    prove_grid,
-    prove_impact,
-    prove_null,
+    nothing_found,
+    pooled,
     schedule_costs,
+    standard_error,
 )
+from echelon.proving.parts import Done
 
 ONE = replace(QUICK, seeds=1)
 
@@ -104,27 +114,72 @@ def test_draws_of_other_names_and_seeds_differ_and_repeat() -> None:
 
 
 @pytest.mark.slow
-def test_rate_policy_finds_the_optimal_schedule() -> None:
-    assert prove_impact(ONE).holds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_fractions_find_the_best_of_their_grid(algo: str) -> None:
-    assert prove_grid(ONE, algo=algo).holds
+@pytest.mark.parametrize("name", ["impact", "quarters", "quarters_dqn"])
+def test_learned_schedules_cost_little_more_than_the_best(name: str) -> None:
+    assert all_within(PROOFS[name].prove(ONE))
 
 
 @pytest.mark.slow
 def test_drift_is_used_and_a_martingale_is_not() -> None:
-    found = prove_drift(ONE)
-    assert found.values[0] > 4.0 * found.facts["se"][0]
-    nothing = prove_null(ONE)
-    assert nothing.facts["whole"][1] <= 0.3
-    assert abs(nothing.values[0]) < 3.0 * nothing.facts["se"][0]
+    (found,) = PROOFS["drift"].prove(ONE)
+    assert found.value > 4.0 * found.facts["se"]
+    (nothing,) = PROOFS["null"].prove(ONE)
+    assert nothing.facts["se"] <= 0.3
+    assert abs(nothing.value) < 3.0 * nothing.facts["se"]
 
 
 @pytest.mark.slow
 def test_a_teacher_makes_the_student_learn_sooner() -> None:
-    found = prove_distilled(ONE)
-    assert found.values[0] > 4.0 * found.facts["se"][0]
-    assert found.facts["teacher"][0] > found.facts["student"][0]
+    (found,) = PROOFS["distilled"].prove(ONE)
+    ahead = found.facts["student"] - found.facts["plain_student_steps"]
+    assert ahead > 4.0 * found.facts["se"]
+    assert found.facts["teacher"] > found.facts["student"]
+
+
+# --- what the seeds say together
+
+
+def test_orders_of_all_seeds_are_pooled_as_if_put_together() -> None:
+    chance = np.random.default_rng(0)
+    seeds = [chance.normal(0.1 * k, 1.0 + k, 50 + 10 * k) for k in range(3)]
+    found = [
+        Found(float(x.mean()), {"se": standard_error(x), "orders": float(len(x))}) for x in seeds
+    ]
+    whole = np.concatenate(seeds)
+    assert pooled(found) == pytest.approx((whole.mean(), standard_error(whole)))
+
+
+def test_claims_hold_only_where_they_should() -> None:
+    def found(*values: float, **facts: float) -> list[Found]:
+        return [Found(value, facts) for value in values]
+
+    assert all_within(found(1.0, 1.05))
+    assert not all_within(found(1.0, 1.06))
+    assert above_zero(found(1.0, 1.1, 0.9))
+    assert not above_zero(found(1.0, -1.0, 0.5))
+    assert nothing_found(found(0.1, -0.1, se=0.2, orders=100))
+    assert not nothing_found(found(0.9, 1.1, se=0.2, orders=100)), "a gain that can be told"
+    assert not nothing_found(found(0.0, 0.0, se=0.9, orders=100)), "measured too coarsely"
+
+
+def test_proofs_run_in_parts_and_go_on(tmp_path: Path) -> None:
+    tiny = ProofSizes(
+        **dict.fromkeys((f.name for f in fields(ProofSizes)), 200) | {"seeds": 2, "train_days": 64}
+    )
+    names = ["impact", "null", "distilled_null"]
+    first = prove_execution(tmp_path, names, tiny)
+    assert [one.name for one in first.proofs] == names
+    assert first.proofs[2].holds is None
+    assert not first.passed, "nothing can have been learned"
+    kept = json.loads((tmp_path / "execution.json").read_text())
+    assert kept["proofs"][0]["values"] == list(first.proofs[0].values)
+    again: list[object] = []
+    second = prove_execution(tmp_path, names, tiny, on_report=lambda part, done: again.append(done))
+    assert second.proofs == first.proofs
+    assert all(isinstance(one, Done) for one in again), "nothing was trained again"
+
+
+def test_unknown_proof_is_named_with_those_there_are(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["execution", "prove", "impacts", "--output-dir", str(tmp_path)])
+    assert isinstance(done.exception, UsageError)
+    assert "quarters_dqn" in str(done.exception)

@@ -175,7 +175,10 @@ def test_whole_days_lots_and_sides_follow_the_rule() -> None:
         ({"buys": 1.5}, "buys is 1.5; it must be from 0 to 1"),
         ({"per_day": 0}, "per_day is 0"),
         ({"window": "week"}, "window is week; it must be day or random"),
-        ({"min_ticks": 49}, "min_ticks is 49; it must be from 1 to the day's 48 ticks"),
+        (
+            {"min_ticks": 49, "window": "random"},
+            "min_ticks is 49; it must be from 1 to the day's 48 ticks",
+        ),
         ({"lot": -1.0}, "lot is -1"),
     ],
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,15 +23,17 @@ from echelon.cli.options import (
     configured,
     run_directory,
 )
+from echelon.cli.prove import PartsDisplay
 from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
 from echelon.config import Config, to_yaml
-from echelon.errors import Stopped, UsageError
+from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import write_atomic
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
     from echelon.evaluation.execution import ExecutionEvaluation
+    from echelon.proving.execution_certificate import ExecutionCertificate
     from echelon.training.execution import ExecutionOutcome
     from echelon.training.execution import Split as SplitName
 
@@ -154,6 +160,78 @@ def compare(
         found.write(output_dir)
         page = write_execution_report(found, output_dir, " / ".join(names), lang)
         typer.echo(f"report: {page}")
+
+
+@app.command("prove")
+def prove(
+    proofs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROOF]...",
+            help="impact, quarters, twentieths, quarters_dqn, drift, distilled, distilled_clear, "
+            "distilled_drift, distilled_null, null; default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two seeds and short trainings: a few minutes.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Of each proof.")] = None,
+    output_dir: OutputDir = None,
+    workers: Workers = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Prove anew where the directory holds a proof.")
+    ] = False,
+    log_level: Level = LogLevel.INFO,
+) -> None:
+    """Prove the learners of execution on markets whose answer is known; write execution.json.
+
+    Impact against its closed form and dynamic programming, a drift that can be known, a distilled
+    oracle against plain PPO, and a martingale. Ctrl-C keeps what is done; the same command in the
+    same directory goes on. Leaves with 1 where a claim does not hold.
+    """
+    from echelon.cli.console import set_up_logging
+    from echelon.proving.execution_certificate import plan_execution, prove_execution
+    from echelon.proving.execution_proofs import PROOFS, QUICK, ProofSizes
+
+    set_up_logging(log_level.value)
+    names = list(dict.fromkeys(proofs or PROOFS))
+    for name in names:
+        if name not in PROOFS:
+            raise UsageError(f"unknown proof {name!r}: there are {', '.join(PROOFS)}.")
+    sizes = QUICK if quick else ProofSizes()
+    sizes = sizes if seeds is None else replace(sizes, seeds=seeds)
+    directory = output_dir or Path("runs") / (
+        "prove-execution-quick" if quick else "prove-execution"
+    )
+    RunDirectory.claim(directory)
+    with progress_bar("proving") as bar:
+        certificate = prove_execution(
+            directory,
+            names,
+            sizes,
+            workers=workers or os.cpu_count() or 1,
+            command=shlex.join(["echelon", *sys.argv[1:]]),
+            overwrite=overwrite,
+            on_report=PartsDisplay(bar, plan_execution(names, sizes)),
+        )
+    _print_certificate(certificate)
+    typer.echo(f"certificate: {directory / 'execution.json'}")
+    failed = [proved.name for proved in certificate.proofs if proved.holds is False]
+    if failed:
+        raise EchelonError(f"not proved: {', '.join(failed)}. The table says by how much.")
+
+
+def _print_certificate(certificate: ExecutionCertificate) -> None:
+    """Every claim, with its numbers by seed."""
+    heads = ("proof", "measured", "result", "95 %", "by seed", "claim", "holds")
+    table = titled("execution, where the answer is known", *heads)
+    for one in certificate.proofs:
+        interval = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
+        by_seed = ", ".join(f"{value:.2f}" for value in one.values)
+        holds = {True: "yes", False: "NO", None: "(shown)"}[one.holds]
+        add_row(table, one.name, one.unit, f"{one.mean:.3f}", interval, by_seed, one.claim, holds)
+    out.print(table)
 
 
 def print_evaluation(found: ExecutionEvaluation) -> None:

@@ -299,7 +299,7 @@ def _check_rule(rule: OrderRule, days: Days) -> None:
         (not 0.0 <= rule.buys <= 1.0, "buys", rule.buys, "from 0 to 1"),
         (rule.window not in ("day", "random"), "window", rule.window, "day or random"),
         (
-            not 1 <= rule.min_ticks <= days.shape[1],
+            rule.window == "random" and not 1 <= rule.min_ticks <= days.shape[1],
             "min_ticks",
             rule.min_ticks,
             f"from 1 to the day's {days.shape[1]} ticks",

@@ -218,8 +218,8 @@ class ForetoldMarket:
     twap_cost: temporary impact of TWAP in basis points, so that haste has a price
     """
 
-    correlation: float = 0.3
-    noise: float = 25.0
+    correlation: float = 0.15
+    noise: float = 60.0
     twap_cost: float = 4.0
     n_ticks: int = 13
 
