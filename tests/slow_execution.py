@@ -69,7 +69,7 @@ class PlainOrder:
         volume = float(self.days.volume[self.day, tick])
         if not self._quote(tick) > 0.0 or volume == 0.0:
             return 0.0
-        return min(share, self.left, self.rules.volume_cap * volume)
+        return min(share, self.left, self.rules.volume_cap * volume, volume)
 
     def _price(self, tick: int, fill: float) -> float:
         """What the fill pays; it also moves the price of later ticks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,27 @@ def test_whole_days_lots_and_sides_follow_the_rule() -> None:
     assert not np.mod(found.amount, 100.0).any()
     with pytest.raises(DataError, match="no order can be drawn"):
         draw_orders(a_share_days(3), OrderRule(), seed=0)
+
+
+def test_drawn_orders_end_at_an_early_close() -> None:
+    days = a_share_days(10)
+    price = days.buy.copy()
+    price[8, 24:] = np.nan
+    # A second symbol says that the market was closed, and not this one halted.
+    both = replace(
+        days,
+        symbols=days.symbols * 2,
+        dates=np.tile(days.dates, 2),
+        **{name: np.tile(price, (2, 1)) for name in ("buy", "sell")},
+        known=np.tile(days.known, (2, 1)),
+        volume=np.tile(np.where(np.isnan(price), 0.0, days.volume), (2, 1)),
+    )
+    for window in ("day", "random"):
+        found = draw_orders(both, OrderRule(per_day=8, window=window, min_ticks=30), seed=0)
+        short = np.isin(found.day, (8, 18))
+        assert short.any()
+        assert found.end[short].max() <= 24
+        assert (found.end - found.start)[~short].min() >= 30
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,11 @@ def test_vwap_follows_the_mean_share_of_the_train_days() -> None:
     rules = ExecutionRules(ticks_per_step=1)
     fresh = Days.of_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0), symbol="NEW")
     for market in (days, fresh):
-        history = run_orders(Vwap(profile), market, parent_orders(0, 8.0, True, 0, 4), rules)
-        np.testing.assert_allclose(history.steps.executed[0][:3], [4.0, 2.0, 2.0])
+        history = run_orders(Vwap(profile), market, parent_orders(0, 0.8, True, 0, 4), rules)
+        np.testing.assert_allclose(history.steps.executed[0][:3], [0.4, 0.2, 0.2])
     # An order where the profile has nothing goes evenly.
-    history = run_orders(Vwap(profile), fresh, parent_orders(0, 8.0, True, 3, 4), rules)
-    assert history.executed[0] == 8.0
+    history = run_orders(Vwap(profile), fresh, parent_orders(0, 4.0, True, 3, 4), rules)
+    assert history.executed[0] == 4.0
 
 
 def test_vwap_knows_symbols_apart() -> None:

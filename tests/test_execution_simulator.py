@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,91 @@ def test_halted_day_leaves_the_order_whole_and_gains_nothing() -> None:
         "gain_twap": 0.0,
         "shortfall": 0.0,
     }
+
+
+def test_halted_day_after_a_known_price_is_charged_that_price() -> None:
+    days = Days.of_prices(np.full((1, 60), np.nan), np.zeros((1, 60)))
+    days = replace(days, known=np.full((1, 60), 100.0))
+    rules = ExecutionRules(half_spread=0.001, temporary=0.01, volume_cap=0.1)
+    orders = parent_orders(0, 10.0, [True, False], 0, 60)
+    simulator, paid = Simulator(days, orders, rules), np.zeros(2)
+    while not simulator.over:
+        number = simulator.step(np.full(2, 10.0))
+        paid += Shortfall()(History.of(simulator), number)
+    measured = measure_orders(History.of(simulator))
+    # Half the spread, and a tenth of the impact of a whole tick: 10 + 10 basis points.
+    for name in ("gain_twap", "gain_vwap", "gain_arrival"):
+        np.testing.assert_allclose(measured[name], -20.0)
+    np.testing.assert_allclose(measured["shortfall"], 20.0)
+    np.testing.assert_allclose(paid, -20.0)
+
+
+def test_whoever_does_not_trade_gains_nothing_by_it() -> None:
+    chance = np.random.default_rng(5)
+    price = 100.0 * np.exp(chance.normal(0.0, 0.001, (400, 40)).cumsum(axis=1))
+    days = Days.of_prices(price, np.full(price.shape, 100.0))
+    orders = parent_orders(np.arange(400), 100.0, chance.random(400) < 0.5, 0, 40)
+    rules = ExecutionRules(10, volume_cap=0.1, half_spread=0.0005, temporary=0.01)
+    rewards, gains = [], []
+    for asked in (100.0, 0.0):
+        simulator, paid = Simulator(days, orders, rules), np.zeros(400)
+        while not simulator.over:
+            number = simulator.step(np.full(400, asked / 4.0))
+            paid += PAPenalty()(History.of(simulator), number)
+        rewards.append(paid.mean())
+        gains.append(measure_orders(History.of(simulator), ["gain_twap"])["gain_twap"].mean())
+    assert rewards[0] > rewards[1] + 10.0, "waiting is charged for the rest, in one piece"
+    assert gains[0] > gains[1]
+
+
+def test_rest_counts_in_the_reward_as_if_one_tick_had_traded_it() -> None:
+    days = Days.of_prices(np.full((1, 2), 100.0), np.full((1, 2), 10.0))
+    rules = ExecutionRules(2, volume_cap=0.1, half_spread=0.001, temporary=0.01)
+    simulator = Simulator(days, parent_orders(0, 4.0, True, 0, 2), rules)
+    number = simulator.step(np.array([4.0]))
+    # Each tick takes 1 of 4 at 100·(1 + 0.001 + 0.001); 2 are left, charged the same.
+    share = np.array([0.25, 0.25, 0.5])
+    expected = (-20.0 * share).sum() - 100.0 * (share**2).sum()
+    assert PAPenalty()(History.of(simulator), number)[0] == pytest.approx(expected)
+
+
+def test_no_order_takes_more_than_a_tick_traded() -> None:
+    days = Days.of_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0))
+    simulator = Simulator(days, parent_orders(0, 1000.0, False, 0, 4), ExecutionRules(2))
+    while not simulator.over:
+        simulator.step(np.array([1000.0]))
+    assert simulator.ticks.executed[0].tolist() == [5.0] * 4
+
+
+def test_impact_that_takes_a_price_below_zero_is_refused_by_name() -> None:
+    days = Days.of_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0))
+    rules = ExecutionRules(2, temporary=1.5)
+    simulator = Simulator(days, parent_orders(0, 20.0, False, 0, 4), rules)
+    with pytest.raises(DataError, match=r"order 0 \(20 shares of SYM on 2020-01-06\).*below zero"):
+        simulator.step(np.array([20.0]))
+
+
+def test_order_without_a_known_price_arrives_at_its_first() -> None:
+    days = Days.of_prices(np.array([[np.nan, 102.0, 104.0]]), np.full((1, 3), 10.0))
+    simulator = Simulator(days, parent_orders(0, 1.0, True, 0, 3), ExecutionRules(3))
+    simulator.step(np.array([1.0]))
+    history = History.of(simulator)
+    assert simulator.benchmarks.arrival[0] == 102.0
+    expected = -(history.price[0] - 103.0) / 102.0 * 1e4
+    assert measure_orders(history)["gain_twap"][0] == pytest.approx(expected)
+
+
+def test_session_of_a_date_is_when_any_symbol_traded() -> None:
+    price = np.full((4, 4), 10.0)
+    price[1, 2:] = np.nan  # halted at noon, beside another that trades on
+    price[2:, 3] = np.nan  # an early close: nobody trades
+    days = Days.of_prices(price, np.nan_to_num(price))
+    monday, tuesday = days.dates[:2]
+    days = replace(
+        days, dates=np.array([monday, monday, tuesday, tuesday]), symbols=("A", "B", "A", "B")
+    )
+    begin, end = days.sessions
+    assert (begin.tolist(), end.tolist()) == ([0] * 4, [4, 4, 3, 3])
 
 
 def test_ticks_without_volume_trade_nothing() -> None:

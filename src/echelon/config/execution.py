@@ -116,7 +116,7 @@ class ExecutionConfig(Section):
     price: Literal["close", "vwap"] = "close"
     """What a trade in a bar is priced at."""
     volume_cap: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Most of a bar's volume that an order may take; null: no cap."""
+    """Most of a bar's volume that an order may take; null: all of it."""
     half_spread: NonNegativeFloat = 0.0
     """Paid by every trade, as a share of the price."""
     temporary: NonNegativeFloat = 0.0

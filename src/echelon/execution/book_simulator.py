@@ -144,6 +144,7 @@ class BookSimulator:
             deepcopy(self.progress),
             deepcopy(self.steps),
             deepcopy(self._ticks) if self._record else None,
+            rest_cost=0.0,  # the last price is a quote: the spread is in it
         )
 
     def _refuse(self, kind: Ints, size: Floats, offset: Floats) -> None:

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echelon.types import Floats, Times
+
+Ints = NDArray[np.int64]
 
 PriceSource = Literal["close", "vwap", "book"]
 """What a trade in a tick is priced at: the bar's close, its volume-weighted mean, or the best
@@ -59,6 +62,21 @@ class Days:
     def name(self, day: int) -> str:
         """Symbol and date, for messages."""
         return f"{self.symbols[day]} on {np.datetime_as_string(self.dates[day], unit='D')}"
+
+    @property
+    def sessions(self) -> tuple[Ints, Ints]:
+        """(first tick, the one after the last) of each day's date, [D]: when the market was open.
+
+        Of a date on which one symbol alone is known, that of all days together: its silence may
+        have been a halt, which nobody knew beforehand. Early closes are known beforehand.
+        """
+        traded = (self.buy > 0.0) | (self.sell > 0.0)
+        which, count = np.unique(self.dates, return_inverse=True, return_counts=True)[1:]
+        open_ = np.zeros((len(count), traded.shape[1]), dtype=np.bool_)
+        np.logical_or.at(open_, which, traded)
+        open_[(count == 1) | ~open_.any(axis=1)] = traded.any(axis=0)
+        begin, end = open_.argmax(axis=1), open_.shape[1] - open_[:, ::-1].argmax(axis=1)
+        return begin[which], end[which]
 
     @staticmethod
     def of_prices(

@@ -76,10 +76,13 @@ class OrderRule(NamedTuple):
 
 
 def draw_orders(days: Days, rule: OrderRule, seed: int) -> ParentOrders:
-    """Orders by rule, in order of day; none on days without enough earlier ones of the symbol."""
+    """Orders by rule, in order of day; none on days without enough earlier ones of the symbol.
+
+    All lie between the day's opening and its close, which may be an early one.
+    """
     _check_rule(rule, days)
     usual = trailing_volume(days, rule.trailing, rule.least_days)
-    n_ticks = days.shape[1]
+    opens, closes = days.sessions
     low, high = rule.share
     rows: list[tuple[int, float, bool, int, int]] = []
     for day in np.flatnonzero(usual > 0.0):
@@ -88,10 +91,11 @@ def draw_orders(days: Days, rule: OrderRule, seed: int) -> ParentOrders:
         for _ in range(rule.per_day):
             amount = usual[day] * (low + (high - low) * chance.random())
             buying = bool(chance.random() < rule.buys)
-            length = int(chance.integers(rule.min_ticks, n_ticks, endpoint=True))
-            start = int(chance.integers(0, n_ticks - length, endpoint=True))
+            n_ticks = int(closes[day] - opens[day])
+            length = int(chance.integers(min(rule.min_ticks, n_ticks), n_ticks, endpoint=True))
+            start = int(opens[day] + chance.integers(0, n_ticks - length, endpoint=True))
             if rule.window == "day":
-                start, length = 0, n_ticks
+                start, length = int(opens[day]), n_ticks
             if rule.lot > 0.0:
                 amount = np.floor(amount / rule.lot) * rule.lot
             if amount > 0.0:

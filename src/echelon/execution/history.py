@@ -18,7 +18,15 @@ import polars as pl
 
 from echelon.execution.days import Days
 from echelon.execution.orders import ParentOrders
-from echelon.execution.simulator import LEFT, Benchmarks, Progress, Simulator, Steps, Ticks
+from echelon.execution.simulator import (
+    LEFT,
+    Benchmarks,
+    ExecutionRules,
+    Progress,
+    Simulator,
+    Steps,
+    Ticks,
+)
 from echelon.types import Bools, Floats
 
 _Arrays = TypeVar("_Arrays", bound="tuple[Any, ...]")
@@ -29,6 +37,8 @@ class History:
     """Orders and what became of them so far.
 
     ticks: None where the simulator did not record them
+    rest_cost: what a share that is left would still pay, as a share of the price: half the spread
+        and the impact of trading a tick to its cap
     """
 
     days: Days
@@ -37,6 +47,7 @@ class History:
     progress: Progress
     steps: Steps
     ticks: Ticks | None
+    rest_cost: float
 
     @staticmethod
     def of(simulator: Simulator) -> History:
@@ -49,6 +60,7 @@ class History:
             _copied(simulator.progress),
             _copied(simulator.steps),
             None if ticks is None else _copied(ticks),
+            rest_cost_of(simulator.rules),
         )
 
     # --- in all, [E]
@@ -72,6 +84,26 @@ class History:
     def left(self) -> Floats:
         """Shares not executed; less than 1e-6 is none."""
         return np.where(self.progress.left < LEFT, 0.0, self.progress.left)
+
+    @cached_property
+    def rest_price(self) -> Floats:
+        """What a share that is left is charged: the last price, moved by the order's own permanent
+        impact, and the cost of trading it. An order whose ticks never traded takes the arrival
+        price; NaN where there is none either.
+
+        Without that, an order would seem to gain by not being filled: whoever does not trade pays
+        neither spread nor impact.
+        """
+        last = np.where(
+            np.isnan(self.benchmarks.last), self.benchmarks.arrival, self.benchmarks.last
+        )
+        return np.asarray(last * (1.0 + self.side * (self.progress.drift + self.rest_cost)))
+
+    @cached_property
+    def whole_price(self) -> Floats:
+        """Mean price of the whole order, what is left charged at `rest_price`."""
+        rest = np.where(self.left > 0.0, self.left * self.rest_price, 0.0)
+        return np.asarray((self.value + rest) / (self.executed + self.left))
 
     @cached_property
     def side(self) -> Floats:
@@ -138,6 +170,11 @@ class History:
                 **{name: getattr(self.ticks, name)[e, which] for name in Ticks._fields},
             }
         )
+
+
+def rest_cost_of(rules: ExecutionRules) -> float:
+    """Half the spread and the impact of trading a tick to its cap, as a share of the price."""
+    return rules.half_spread + rules.temporary * rules.cap
 
 
 def _copied(arrays: _Arrays) -> _Arrays:

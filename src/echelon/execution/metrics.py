@@ -9,8 +9,9 @@ Two kinds of price measure, both in basis points and better when higher:
 - **gain** against TWAP, VWAP or arrival: ±(p - base)/arrival·1e4. Its mean is zero for any
   schedule on a martingale. For every claim of ours.
 
-Where nothing was executed there was neither gain nor loss: 0. `shortfall` charges what was left at
-the last price, so that waiting is not free: 0 executed has the cost of the whole move.
+PA is of what was executed, 0 where nothing was. Gains and `shortfall` are of the whole order: what
+was left is charged at the last price and what trading it would have cost (`History.rest_price`), so
+that nobody gains by not trading.
 
 A metric of one's own is a function from `History` to a number an order::
 
@@ -110,18 +111,14 @@ def gain_vwap(history: History) -> Floats:
 
 @metric("gain_arrival")
 def gain_arrival(history: History) -> Floats:
-    """Gain over the arrival price, of what was executed."""
+    """Gain over the arrival price: minus the shortfall."""
     return _gain(history, history.benchmarks.arrival)
 
 
 @metric("shortfall")
 def shortfall(history: History) -> Floats:
-    """Implementation shortfall, a cost: what was left is charged at the last price."""
-    last = np.nan_to_num(history.benchmarks.last, nan=0.0)
-    arrival = history.benchmarks.arrival
-    paid = history.value + history.left * last
-    cost = history.side * (paid / history.orders.amount - arrival) / arrival
-    return np.nan_to_num(cost * BASIS_POINTS, nan=0.0)
+    """Implementation shortfall, a cost: the whole order against the arrival price."""
+    return -_gain(history, history.benchmarks.arrival)
 
 
 # --- by step and by tick
@@ -149,4 +146,8 @@ def gain_loss_ratio(values: Floats) -> float:
 
 
 def _gain(history: History, base: Floats) -> Floats:
-    return signed_gain(history.price, base, history.benchmarks.arrival, history.orders.buying)
+    arrival, buying = history.benchmarks.arrival, history.orders.buying
+    # Ticks that never traded have no mean: then all there is to be held to is the arrival price.
+    return signed_gain(
+        history.whole_price, np.where(np.isnan(base), arrival, base), arrival, buying
+    )

@@ -110,7 +110,7 @@ def align_days(
     up, down = np.full(len(row), np.inf), np.zeros(len(row))
     if price_limits:
         up[day], down[day] = rows.limit_up[at], rows.limit_down[at]
-    return AlignedDays(_on_basis(days, ratio, up, down), day_of, *_sessions(days.dates, traded))
+    return AlignedDays(_on_basis(days, ratio, up, down), day_of, *days.sessions)
 
 
 def _places(days: Days, times: Times, symbols: tuple[str, ...]) -> tuple[Ints, Ints]:
@@ -159,17 +159,6 @@ def _refuse_apart(
                 f"{symbol}: on the middle day the daily {what} and the day's {tick} are "
                 f"{middle:.2%} apart, expected at most {SYMBOL_TOLERANCE:.0%}. {hint}"
             )
-
-
-def _sessions(dates: Times, traded: Bools) -> tuple[Ints, Ints]:
-    """(first tick, the one after the last) of each day's date, [D]."""
-    which, count = np.unique(dates, return_inverse=True, return_counts=True)[1:]
-    open_ = np.zeros((len(count), traded.shape[1]), dtype=np.bool_)
-    np.logical_or.at(open_, which, traded)
-    # One symbol's silence may be a halt, which nobody knew beforehand.
-    open_[count == 1] = traded.any(axis=0)
-    begin, end = open_.argmax(axis=1), open_.shape[1] - open_[:, ::-1].argmax(axis=1)
-    return begin[which], end[which]
 
 
 def _middle(days: Days) -> Floats:

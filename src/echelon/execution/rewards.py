@@ -1,8 +1,10 @@
 """Rewards of execution, by step; each is a function of the history after the step.
 
-    pa_penalty   PA of the step × its share of the order − α · Σ over ticks (share of the order)²
+    pa_penalty   PA of the step × its share of the order − α · Σ over ticks (share of the order)²;
+                 at the order's end also of what is left, as if one tick had traded it
     ratio        at the order's end: VWAP of the order over TWAP, in classes (sell; buy: inverse)
     shortfall    cost against arrival of what the step executed, and of what is left at the end
+                 (`History.rest_price`)
     risk         −λ·σ²·(share left)² a step: the price of waiting, as Almgren and Chriss have it
 
 They count what was executed, never what was asked for. A reward that is not a number stops the run
@@ -23,6 +25,7 @@ from echelon.errors import ConfigError, TrainingError
 from echelon.execution.history import History
 from echelon.execution.metrics import BASIS_POINTS, price_advantage
 from echelon.execution.orders import Ints
+from echelon.execution.simulator import LEFT
 from echelon.types import Bools, Floats
 
 
@@ -42,7 +45,8 @@ class _Step:
         self.value = history.steps.value[at]
         self.concentration = history.steps.concentration[at]
         self.left = history.steps.left[at]
-        self.last = history.steps.last[at] >= history.orders.end
+        last = history.steps.last[at] >= history.orders.end
+        self.rest = np.where(last & (self.left >= LEFT), self.left, 0.0)
 
     @property
     def price(self) -> Floats:
@@ -62,8 +66,11 @@ class PAPenalty:
         """[E]."""
         step, orders = _Step(history, number), history.orders
         gained = price_advantage(step.price, history.benchmarks.twap, orders.buying)
-        share = step.executed / orders.amount
-        return np.asarray(self.scale * (gained * share - self.penalty * step.concentration))
+        share, rest = step.executed / orders.amount, step.rest / orders.amount
+        charged = price_advantage(history.rest_price, history.benchmarks.twap, orders.buying)
+        concentration = step.concentration + rest**2
+        worth = gained * share + charged * rest - self.penalty * concentration
+        return np.asarray(self.scale * worth)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Ratio:
 class Shortfall:
     """Minus the implementation shortfall, in basis points of the whole order at arrival.
 
-    What is left when time is out is charged at the last price.
+    What is left when time is out is charged at `History.rest_price`.
     """
 
     scale: float = 1.0
@@ -107,7 +114,7 @@ class Shortfall:
         """[E]."""
         step, marks = _Step(history, number), history.benchmarks
         paid = step.value - step.executed * marks.arrival
-        rest = np.where(step.last, step.left * (marks.last - marks.arrival), 0.0)
+        rest = np.where(step.rest > 0.0, step.rest * (history.rest_price - marks.arrival), 0.0)
         cost = history.side * (paid + rest) / (history.orders.amount * marks.arrival)
         return np.asarray(np.nan_to_num(-self.scale * BASIS_POINTS * cost, nan=0.0))
 

@@ -5,8 +5,9 @@ amount asked for in a step is
 
 1. cut to what is left of the order,
 2. split evenly over the step's ticks,
-3. cut in each tick to the volume cap, and to nothing where the tick has no price or no volume.
-   In the order's last step all that is left is put on its last tick, which is capped too.
+3. cut in each tick to the volume cap, at most to what was traded, and to nothing where the tick has
+   no price or no volume. In the order's last step all that is left is put on its last tick, which
+   is capped too.
 
 What a tick trades pays half the spread and moves the price: for itself (temporary impact) and for
 all of the order's later ticks (permanent impact), both linear in the share of the tick's volume.
@@ -18,12 +19,12 @@ Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from echelon.errors import DataError
 from echelon.execution.days import Days
 from echelon.execution.orders import Ints, ParentOrders, check_orders
 from echelon.types import Bools, Floats
@@ -37,15 +38,20 @@ _compiled = njit(cache=True, error_model="numpy")
 class ExecutionRules(NamedTuple):
     """How a tick fills.
 
-    volume_cap: most of a tick's volume that an order may take; inf: no cap
+    volume_cap: most of a tick's volume that an order may take; never more than all of it
     half_spread, temporary, permanent: shares of the price; impacts at a tick's whole volume
     """
 
     ticks_per_step: int = 30
-    volume_cap: float = math.inf
+    volume_cap: float = 1.0
     half_spread: float = 0.0
     temporary: float = 0.0
     permanent: float = 0.0
+
+    @property
+    def cap(self) -> float:
+        """The volume cap that is in force."""
+        return min(self.volume_cap, 1.0)
 
 
 class Progress(NamedTuple):
@@ -97,7 +103,7 @@ class Benchmarks(NamedTuple):
     """[E] prices that an order is measured against, over its own ticks; NaN: never traded.
 
     twap: mean of the prices on the order's side; vwap: weighted by volume
-    arrival: known as it begins; last: of its last tick with a price
+    arrival: known as it begins, else its first price; last: of its last tick with a price
     volume: shares traded by all
     """
 
@@ -158,11 +164,12 @@ class Simulator:
         """Ask for so many shares[E] of each order; those done ignore it. Number[E] of the step.
 
         NaN and infinity must have been refused before: a policy's fault is the policy's to name.
+        Raises `DataError` where impact would take a price below zero.
         """
         assert requested.shape == self.orders.amount.shape, "requested is not [E]"
         assert np.isfinite(requested).all(), "a request is not a number"
         number = self.progress.step.copy()
-        _advance(
+        below_zero = _advance(
             self.days.buy,
             self.days.sell,
             self.days.volume,
@@ -174,6 +181,13 @@ class Simulator:
             self._ticks,
             self._record,
         )
+        if below_zero >= 0:
+            raise DataError(
+                f"order {below_zero} ({self.orders.amount[below_zero]:g} shares of "
+                f"{self.days.name(int(self.orders.day[below_zero]))}): its impact takes the price "
+                f"below zero. Lower half_spread, temporary or permanent of {self.rules}, or the "
+                "volume cap."
+            )
         return number
 
 
@@ -210,9 +224,12 @@ def _benchmarks(
         price = buy if buying[e] else sell
         total = weighted = priced = shares = 0.0
         count = 0
+        arrival[e] = known[d, start[e]]
         for t in range(start[e], end[e]):
             p = price[d, t]
             if p > 0.0:
+                if not arrival[e] > 0.0:
+                    arrival[e] = p
                 total += p
                 count += 1
                 weighted += p * volume[d, t]
@@ -220,7 +237,6 @@ def _benchmarks(
                 last[e] = p
             shares += volume[d, t]
         traded[e] = shares
-        arrival[e] = known[d, start[e]]
         if count > 0:
             twap[e] = total / count
             # At a price limit there is volume, but on this side no price.
@@ -243,9 +259,12 @@ def _advance(
     steps: Steps,
     ticks: Ticks,
     record: bool,
-) -> None:
-    per_step, cap, half_spread = rules.ticks_per_step, rules.volume_cap, rules.half_spread
+) -> int:
+    """Number of an order whose price was not above zero; -1: there is none."""
+    per_step, half_spread = rules.ticks_per_step, rules.half_spread
+    cap = min(rules.volume_cap, 1.0)
     temporary, permanent = rules.temporary, rules.permanent
+    below_zero = -1
     for e in range(len(day)):
         if progress.done[e]:
             continue
@@ -270,6 +289,8 @@ def _advance(
             if fill > 0.0:
                 share = fill / v
                 paid = p * (1.0 + side * (drift + half_spread + temporary * share))
+                if paid <= 0.0:
+                    below_zero = e
                 drift += permanent * share
                 left -= fill
                 executed += fill
@@ -293,3 +314,4 @@ def _advance(
         progress.left[e], progress.drift[e] = left, drift
         progress.tick[e], progress.step[e] = hi, s + 1
         progress.done[e] = over or left < LEFT
+    return below_zero

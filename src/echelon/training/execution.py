@@ -195,7 +195,7 @@ def rules_of(execution: ExecutionConfig) -> ExecutionRules:
     """As the simulator takes them."""
     return ExecutionRules(
         execution.ticks_per_step,
-        math.inf if execution.volume_cap is None else execution.volume_cap,
+        1.0 if execution.volume_cap is None else execution.volume_cap,
         execution.half_spread,
         execution.temporary,
         execution.permanent,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from echelon.agents.execution.network import ExecutionNet, Output, look_up, side_of
 from echelon.agents.execution.task import Task, private_inputs
-from echelon.execution.history import History
+from echelon.execution.history import History, rest_cost_of
 from echelon.execution.orders import Ints, ParentOrders
 from echelon.execution.rewards import reward_of
 from echelon.execution.simulator import Simulator
@@ -104,4 +104,5 @@ def _as_it_stands(simulator: Simulator) -> History:
         simulator.progress,
         simulator.steps,
         None,
+        rest_cost_of(simulator.rules),
     )
