@@ -264,7 +264,8 @@ def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: Study) -
     assert wanted in lines
     assert any(line.endswith("| not resolved |") for line in lines)
     assert "reached and held in 2 of 3 seeds (lowest 0.20); 6 experts began" in text
-    assert "`experts.responsibility=false trainer.evolution.enabled=true`" in text
+    evolves = "trainer.evolution.enabled=true trainer.training_schedule.population.freq=5"
+    assert f"`experts.responsibility=false {evolves}`" in text
 
 
 def test_one_seed_resolves_nothing_and_has_no_interval() -> None:

@@ -27,6 +27,8 @@ from echelon.runs.metrics import read_metrics
 _MAPD = "population/mapd"
 HELD = 0.25
 """MAPD that the experts of M3 are to keep through training."""
+EVOLVES_EVERY = 5
+"""Most rounds from one evolution to the next in variants with MF-PBT."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ def changes_of(variant: Variant, config: Config) -> tuple[str, ...]:
         f"experts.responsibility={str(variant.responsibility).lower()}",
         f"trainer.evolution.enabled={str(variant.evolution).lower()}",
     ]
+    if variant.evolution and config.trainer.training_schedule.population.freq > EVOLVES_EVERY:
+        # The seeds' schedule, every 20 rounds, would let a study of 40 evolve twice, and the first
+        # time when its best checkpoint is often behind it.
+        told.append(f"trainer.training_schedule.population.freq={EVOLVES_EVERY}")
     if not variant.bonuses:
         none = ("experts.mi_reward_weight=0", "meta_router.kl_lambda=0")
         return (*told, *none, "meta_router.kl_lambda_max=0")
