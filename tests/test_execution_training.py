@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from browsers import draw_page, drawn_charts
 from typer.testing import CliRunner
 
 from echelon.cli.app import app
 from echelon.config import Config, load_config, to_yaml
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError, DataError, StoreError, UsageError
-from echelon.evaluation.execution import evaluate_trained, over_dates
+from echelon.evaluation.execution import ExecutionEvaluation, evaluate_trained, over_dates
 from echelon.execution.policies import run_orders
 from echelon.execution.schedules import Twap
-from echelon.report.execution import draw_day
+from echelon.report.execution import draw_day, render, write_execution_report
 from echelon.report.texts import Words
 from echelon.training.execution import (
     ExecutionData,
@@ -215,10 +216,16 @@ def test_a_policy_of_other_features_is_refused(store: Path, tmp_path: Path) -> N
 # --- evaluation
 
 
-def test_gain_of_twap_over_itself_is_nothing(store: Path, tmp_path: Path) -> None:
-    train_seed(ExecutionJob(configured(store), tmp_path / "r", 42), lambda _: None, lambda: False)
-    (tmp_path / "r" / "config.yaml").write_text(to_yaml(configured(store)), encoding="utf-8")
-    found = evaluate_trained({"r": tmp_path / "r"}, "test")
+@pytest.fixture(scope="module")
+def found(store: Path, tmp_path_factory: pytest.TempPathFactory) -> ExecutionEvaluation:
+    """A policy of a few updates beside the schedules, on the test days."""
+    run = tmp_path_factory.mktemp("judged") / "r"
+    train_seed(ExecutionJob(configured(store), run, 42), lambda _: None, lambda: False)
+    (run / "config.yaml").write_text(to_yaml(configured(store)), encoding="utf-8")
+    return evaluate_trained({"r": run}, "test")
+
+
+def test_gain_of_twap_over_itself_is_nothing(found: ExecutionEvaluation) -> None:
     assert found.difference("twap", "twap").estimate == 0.0
     for one in found.policies:
         assert one.path.sum() == pytest.approx(float(one.measures["ffr"].mean()))
@@ -236,6 +243,34 @@ def test_intervals_are_over_dates_not_over_orders() -> None:
     assert mean.error == pytest.approx(1.0)
     assert mean.low == pytest.approx(2.0 - 12.7062, abs=1e-3)
     assert over_dates(values, ["a"] * 4).low is None
+
+
+def test_browser_draws_every_chart_of_the_page(found: ExecutionEvaluation, tmp_path: Path) -> None:
+    page = write_execution_report(found, tmp_path, "r", "en")
+    dom = draw_page(page, tmp_path / "profile")
+    assert drawn_charts(dom) == {"paths", "spread", "day"}
+    assert dom.count("main-svg") >= 3
+
+
+def test_page_has_the_day_and_heads_over_both_columns_of_a_policy(
+    found: ExecutionEvaluation,
+) -> None:
+    pages = {lang: render(found, "r", Words(lang)) for lang in ("en", "zh")}
+    for one in found.policies:
+        assert f'<th scope="colgroup" colspan="2">{one.name}</th>' in pages["en"]
+    said = {"en": ("hold the seeds fixed", "to its cap"), "zh": ("种子固定不变", "至其上限")}
+    for lang, phrases in said.items():
+        assert all(phrase in pages[lang] for phrase in phrases)
+    history = found.example["r"]
+    assert history.ticks is not None
+    chart = json.loads(pages["en"].split('id="report-data">')[1].split("</script>")[0])
+    traces = {trace["name"]: trace for trace in chart["charts"]["day"]["data"]}
+    assert traces["r"]["y"] == pytest.approx(
+        history.ticks.price[0, history.ticks.executed[0] > 0.0], rel=1e-5
+    )
+    (progress,) = (trace for name, trace in traces.items() if name.startswith("r ("))
+    filled = float(history.executed[0] / history.orders.amount[0])
+    assert progress["y"][-1] == pytest.approx(filled, rel=1e-5)
 
 
 def test_the_picture_of_a_day_is_drawn(data: ExecutionData) -> None:

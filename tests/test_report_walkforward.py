@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import pytest
+from browsers import draw_page, drawn_charts
 from shells import Shell
 from test_report import data_of, figures, own_part
 from walks import make_walk
@@ -239,23 +239,6 @@ def test_statistics_of_another_version_are_damaged(copied: Path) -> None:
 
 
 def test_browser_draws_every_chart(directory: Path, page: str, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium to draw the page with")
     assert page
-    done = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000"),
-            *("--enable-logging=stderr", "--host-resolver-rules=MAP * ~NOTFOUND"),
-            (directory / "report" / "report.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert 'data-drawn="true"' in done.stdout
-    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    drawn = re.findall(r'class="chart js-plotly-plot" data-chart="([^"]+)"', done.stdout)
-    assert set(drawn) == set(figures(page))
+    dom = draw_page(directory / "report" / "report.html", tmp_path / "profile")
+    assert drawn_charts(dom) == set(figures(page))

@@ -23,13 +23,15 @@ from echelon.report import figures
 from echelon.report.document import card, chart, document, new_data, two
 from echelon.report.palette import LIGHT
 from echelon.report.pictures import house_style
-from echelon.report.tables import facts_list, table
+from echelon.report.tables import facts_list, grouped_table, table
 from echelon.report.texts import Words
 from echelon.types import Floats
 
 PAGE, PICTURE, DAY = "report.html", "execution.png", "day.png"
 _BINS = 41
 _DPI = 150
+_LARGEST = 48
+"""Pixels across of a fill that is the whole order."""
 _MEASURES = ("gain_twap", "gain_vwap", "gain_arrival", "shortfall", "pa")
 _ROLES = ("equal_weight", "momentum", "min_variance", "hrp", "buy_and_hold")
 """Colours of schedules and of further policies; the first learned one has the accent."""
@@ -52,6 +54,7 @@ def render(found: ExecutionEvaluation, name: str, words: Words) -> str:
     data = new_data()
     data["charts"]["paths"] = _paths_chart(found, words)
     data["charts"]["spread"] = _spread_chart(found, words)
+    data["charts"]["day"] = _day_chart(found, words)
     facts = found.facts
     span = words(
         "execution_span",
@@ -69,13 +72,14 @@ def render(found: ExecutionEvaluation, name: str, words: Words) -> str:
         card(
             words("execution_measures"),
             words("execution_caution"),
-            _measures_table(found, words) + _seeds(found, words),
+            _measures_table(found, words) + _seeds(found, words) + _rules_of_reading(words),
         ),
         card(words("execution_less"), words("execution_less_note"), _less_table(found, words)),
         two(
             card(words("execution_paths"), words("execution_paths_note"), chart("paths")),
             card(words("execution_spread"), words("execution_spread_note"), chart("spread")),
         ),
+        card(_day_title(found.example, words), words("execution_day_note"), chart("day")),
         card(words("execution_hours"), words("execution_hours_note"), _hours(found, words)),
         card(words("execution_facts"), "", _facts(found, words)),
     ]
@@ -140,14 +144,18 @@ def _seeds(found: ExecutionEvaluation, words: Words) -> str:
     return table([escape(h) for h in head], rows, "measures")
 
 
+def _rules_of_reading(words: Words) -> str:
+    """What an interval is over, and what an order that was not filled is charged."""
+    return "".join(
+        f'<p class="note">{escape(words(key))}</p>'
+        for key in ("execution_intervals", "execution_rest")
+    )
+
+
 def _hours(found: ExecutionEvaluation, words: Words) -> str:
     shown = [one for one in found.policies if one.hourly]
-    head = [escape(words("execution_hour"))]
-    for one in shown:
-        head += [
-            f"{escape(one.name)}<br><small>{escape(words('execution_share'))}</small>",
-            f"<small>{escape(words('execution_gain'))}</small>",
-        ]
+    groups = [escape(one.name) for one in shown]
+    columns = [words("execution_share"), words("execution_gain")]
     rows = []
     for hour in shown[0].hourly:
         cells = []
@@ -155,7 +163,7 @@ def _hours(found: ExecutionEvaluation, words: Words) -> str:
             share, gain = one.hourly[hour]
             cells += [f"<td>{share:.1%}</td>", f"<td>{gain:+.2f}</td>"]
         rows.append([f"{hour:02d}:00", *cells])
-    return table(head, rows, "measures")
+    return grouped_table(words("execution_hour"), groups, columns, rows)
 
 
 def _facts(found: ExecutionEvaluation, words: Words) -> str:
@@ -258,6 +266,105 @@ def _spread_chart(found: ExecutionEvaluation, words: Words) -> figures.Figure:
     return {"data": lines, "layout": layout}
 
 
+def _day_chart(found: ExecutionEvaluation, words: Words, e: int = 0) -> figures.Figure:
+    """One order's day: above the price and each policy's fills, below how far each had come."""
+    first = next(iter(found.example.values()))
+    x = _clock_labels(first.days.clock)
+    market = {"mode": "lines", "type": "scatter", "x": x, "legendgroup": "market"}
+    volume = first.market_volume[e].cumsum()
+    traces: list[figures.Figure] = [
+        market
+        | {
+            "name": words("execution_market_price"),
+            "y": figures.numbers(first.market_price[e]),
+            "line": {"color": figures.colour("ink"), "width": 1.2},
+        },
+        market
+        | {
+            "name": "TWAP",
+            "y": figures.numbers(np.full(len(x), first.benchmarks.twap[e])),
+            "line": {"color": figures.colour("faint"), "dash": "dash", "width": 1},
+        },
+        market
+        | {
+            "name": words("execution_volume"),
+            "y": figures.numbers(volume / max(float(volume[-1]), 1e-12)),
+            "yaxis": "y2",
+            "line": {"color": figures.colour("faint"), "dash": "dot", "width": 1.5},
+        },
+    ]
+    for k, (name, history) in enumerate(found.example.items()):
+        traces += _day_traces(name, history, _role(found, k), x, e)
+    layout = figures.make_layout(
+        xaxis=figures.axis(nticks=8, type="category", anchor="y2"),
+        yaxis=figures.axis(
+            domain=[0.44, 1.0], title=figures.axis_title(words("execution_market_price"))
+        ),
+        yaxis2=figures.axis(
+            domain=[0.0, 0.38],
+            tickformat=".0%",
+            rangemode="tozero",
+            title=figures.axis_title(words("execution_of_order")),
+        ),
+        legend=figures.legend_above(),
+        margin={"l": 60, "r": 12, "t": 44, "b": 36},
+        height=560,
+    )
+    return {"data": traces, "layout": layout}
+
+
+def _day_traces(
+    name: str, history: History, role: str, x: Sequence[str], e: int
+) -> list[figures.Figure]:
+    """A policy's fills, of an area by their size, and what it had executed by each tick."""
+    assert history.ticks is not None, "the chart needs ticks"
+    share = history.ticks.executed[e] / history.orders.amount[e]
+    done = share > 0.0
+    colour = figures.colour(role)
+    both = {"type": "scatter", "legendgroup": name}
+    fills = both | {
+        "mode": "markers",
+        "name": name,
+        "showlegend": False,
+        "x": [label for label, some in zip(x, done.tolist(), strict=True) if some],
+        "y": figures.numbers(history.ticks.price[e, done]),
+        "text": [f"{one:.1%}" for one in share[done].tolist()],
+        "marker": {
+            "color": colour,
+            "opacity": 0.4,
+            "size": figures.numbers(np.sqrt(share[done])),
+            "sizeref": 1.0 / _LARGEST,
+            "sizemin": 2,
+            "line": {"width": 0},
+        },
+    }
+    progress = both | {
+        "mode": "lines",
+        "name": f"{name} ({_gained(history, e):+.1f} bp)",
+        "x": x,
+        "y": figures.numbers(share.cumsum()),
+        "yaxis": "y2",
+        "line": {"color": colour, "width": 2.4 if role == "accent" else 1.6},
+    }
+    return [fills, progress]
+
+
+def _gained(history: History, e: int) -> float:
+    """Gain over TWAP of one order, in basis points of the arrival price."""
+    apart = float(history.price[e]) - float(history.benchmarks.twap[e])
+    return -float(history.side[e]) * apart / float(history.benchmarks.arrival[e]) * 1e4
+
+
+def _day_title(histories: Mapping[str, History], words: Words, e: int = 0) -> str:
+    first = next(iter(histories.values()))
+    return words(
+        "execution_day",
+        name=first.days.name(int(first.orders.day[e])),
+        side=words("execution_buy" if first.orders.buying[e] else "execution_sell"),
+        amount=f"{first.orders.amount[e]:,.0f}",
+    )
+
+
 # --- pictures
 
 
@@ -289,7 +396,6 @@ def draw_day(histories: Mapping[str, History], words: Words, e: int = 0) -> byte
     """One order's day as a PNG: the price with its TWAP, and what each policy executed."""
     first = next(iter(histories.values()))
     with house_style(words) as said:
-        side = said("execution_buy" if first.orders.buying[e] else "execution_sell")
         figure = Figure(figsize=(12.8, 7.2), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         ticks = np.arange(first.days.shape[1])
@@ -299,11 +405,8 @@ def draw_day(histories: Mapping[str, History], words: Words, e: int = 0) -> byte
             assert history.ticks is not None, "the picture needs ticks"
             role = "accent" if k == len(histories) - 1 else _ROLES[k % len(_ROLES)]
             share = history.ticks.executed[e].cumsum() / history.orders.amount[e]
-            gain = float(np.where(first.orders.buying[e], -1, 1)) * (
-                float(history.price[e]) - float(history.benchmarks.twap[e])
-            )
-            bp = gain / float(history.benchmarks.arrival[e]) * 1e4
-            below.plot(ticks, share, color=LIGHT[role], lw=2, label=f"{name} ({bp:+.1f} bp)")
+            label = f"{name} ({_gained(history, e):+.1f} bp)"
+            below.plot(ticks, share, color=LIGHT[role], lw=2, label=label)
             done = history.ticks.executed[e] > 0
             above.scatter(
                 ticks[done],
@@ -324,12 +427,7 @@ def draw_day(histories: Mapping[str, History], words: Words, e: int = 0) -> byte
         below.legend(loc="upper left")
         below.set_ylabel(said("execution_of_order"))
         _mark_hours(below, first.days.clock)
-        title = said(
-            "execution_day",
-            name=first.days.name(int(first.orders.day[e])),
-            side=side,
-            amount=f"{first.orders.amount[e]:,.0f}",
-        )
+        title = _day_title(histories, said, e)
         above.set_title(title, loc="left", fontweight="bold", fontsize=15)
         return _png(figure)
 

@@ -21,6 +21,19 @@ EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "因此区间（95 %，t 分布）按交易日计算。论文常用的 PA 即使在无利可图的行情中也会偏向"
             "抢先成交，故结论只以收益（而非 PA）为准。",
         ),
+        "execution_intervals": (
+            "Intervals are over dates and hold the seeds fixed: they say how the policies as they "
+            "were trained would fare on other days, not how another training would end. The seeds, "
+            "where there are several, are told one by one.",
+            "区间按交易日计算，种子固定不变：它说明已训练好的策略在其他交易日的表现，"
+            "而不是重新训练的结果。若有多个种子，则逐一列出。",
+        ),
+        "execution_rest": (
+            "Of an order that was not filled wholly, the rest is charged at the last price plus "
+            "what trading a tick to its cap would cost: leaving it is not free.",
+            "未全部成交的母单，剩余部分按最后价格加上“将一个 tick 成交至其上限”所需的成本计价："
+            "留下不做并非没有代价。",
+        ),
         "execution_measures": ("Measures", "指标"),
         "execution_policy": ("Policy", "策略"),
         "execution_gain_twap": ("Gain over TWAP, bp", "相对 TWAP 收益，bp"),
@@ -55,13 +68,23 @@ EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "各小时成交占母单的比例，及其相对 TWAP 的收益（bp）。",
         ),
         "execution_hour": ("Hour", "小时"),
-        "execution_share": ("share", "占比"),
-        "execution_gain": ("gain", "收益"),
+        "execution_share": ("share of order", "母单占比"),
+        "execution_gain": ("gain, bp", "收益，bp"),
         "execution_facts": ("How it was made", "生成方式"),
         "execution_rules": ("Rules", "规则"),
         "execution_price": ("Price of a trade", "成交价"),
         "execution_symbols": ("Symbols", "标的"),
         "execution_day": ("{name}, {side} {amount} shares", "{name}，{side} {amount} 股"),
+        "execution_day_note": (
+            "The order of which the last policy's gain is the median among the longest ones, "
+            "worked by each policy (of a learned one, by its first seed). Above: the market's "
+            "price, its TWAP, and the fills, with areas by their size. Below: share of the order "
+            "executed; in brackets the gain over TWAP. A click on a name hides it.",
+            "最长母单中最后一个策略收益居中的一笔，由各策略分别执行（学习策略取第一个种子）。"
+            "上：市场价格、TWAP 与各笔成交（面积表示数量）；"
+            "下：已执行比例，括号内为相对 TWAP 的收益。点击名称可隐藏。",
+        ),
+        "execution_market_price": ("Price", "价格"),
         "execution_buy": ("buy", "买入"),
         "execution_sell": ("sell", "卖出"),
         "execution_of_order": ("Share of the order", "母单占比"),
@@ -77,6 +100,11 @@ EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "worked_at_once": (
             "Filled at once, for want of the day's bars: {share} of the fills.",
             "因缺少日内行情而即时成交的占 {share}。",
+        ),
+        "worked_immediate": (
+            "Filled at once, at the open; the day's bars, hence TWAP and VWAP, are known for "
+            "{share} of the fills.",
+            "按开盘价即时成交；其中 {share} 的成交有日内行情，可与 TWAP 和 VWAP 比较。",
         ),
         "worked_book": ("Book", "账户"),
         "worked_spread": ("Spread", "价差"),

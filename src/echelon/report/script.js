@@ -122,6 +122,6 @@
   window.addEventListener("afterprint", () => { paper = false; redraw(); });
 
   document.body.classList.add("tabbed");
-  open(document.querySelector(".split").id);
+  open(document.querySelector(".split")?.id); // a page without splits has its charts all the same
   document.body.dataset.drawn = "true";
 })();
