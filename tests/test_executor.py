@@ -73,8 +73,8 @@ class Told:
             price=price,
             market=market,
             arrival=np.full(shape, 10.0),
-            twap=np.full(shape, 10.5),
-            vwap=np.full(shape, 10.25),
+            twap=np.where(np.isfinite(share), 10.5, np.nan),
+            vwap=np.where(np.isfinite(share), 10.25, np.nan),
             reason=np.where(share < 1.0, int(Reason.VOLUME), 0).astype(np.int8),
         )
 

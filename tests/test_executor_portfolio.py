@@ -17,7 +17,9 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config, override_config
 from echelon.data.datasets import ensure_dataset
 from echelon.envs import World, world_of
-from echelon.errors import ConfigError, DataError, StoreError, UniverseError
+from echelon.errors import ConfigError, DataError, StoreError, UniverseError, UsageError
+from echelon.evaluation.evaluate import evaluate, load_evaluation
+from echelon.evaluation.looks import Look
 from echelon.execution.causality import scrambled_after
 from echelon.execution.days import Days
 from echelon.execution.policies import ExecutionPolicy
@@ -31,15 +33,17 @@ from echelon.execution.portfolio import (
 )
 from echelon.execution.schedules import Twap, VolumeProfile, Vwap
 from echelon.execution.simulator import ExecutionRules, Simulator
-from echelon.features import prepare
+from echelon.features import Prepared, prepare
 from echelon.features.scaler import Scaler
 from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
 from echelon.population.choosers import EqualRouter
 from echelon.population.policy import HierarchyPolicy
 from echelon.report.worked import worked_costs
+from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor
 from echelon.training.learners import Worlds
+from echelon.training.run import TrainedRun, Training, seed_directory
 from echelon.types import Floats
 
 TICKS = 12
@@ -363,6 +367,13 @@ SYNTHETIC = (
 )
 
 
+TINY = (
+    *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "train.rollout_steps=10"),
+    *("train.books=4", "train.offset_groups=2", "train.total_env_steps=80"),
+    *("train.validate_every_steps=40", "logging.tensorboard=false", "eval.baselines=[cash]"),
+)
+
+
 class Line:
     """A synthetic market in a store, daily and in five minutes."""
 
@@ -389,7 +400,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
 def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     world = line.world("market.executor=twap")
     run = run_backtest(Moving("m"), world, world.span("valid"), line.config)
-    plain = run_backtest(Moving("m"), line.world(), world.span("valid"), line.config)
+    alone = with_executor(world_of(line.prepared, line.config), line.config)
+    plain = run_backtest(Moving("m"), alone, world.span("valid"), line.config)
     assert plain.execution is None
     assert run.execution is not None
     filled = run.fills.shares != 0.0
@@ -409,6 +421,82 @@ def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     assert {name: told[name] for name in shown} == pytest.approx(shown, abs=1e-6)
     assert run.cash_share.min() >= 0.0
     assert world.ledger["fill"] == "worked through the next day by twap, every 6 ticks"
+
+
+def test_immediate_fills_beside_the_days_bars_stay_the_same_and_tell_their_costs(
+    line: Line,
+) -> None:
+    alone = with_executor(world_of(line.prepared, line.config), line.config)
+    assert alone.executor is None
+    worlds = {name: line.world(f"market.executor={name}") for name in ("immediate", "twap")}
+    span = alone.span("valid")
+    plain = run_backtest(Moving("m"), alone, span, line.config)
+    runs = {
+        name: run_backtest(Moving("m"), world, span, line.config) for name, world in worlds.items()
+    }
+    told = runs["immediate"]
+    assert told.value.tobytes() == plain.value.tobytes()
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(told.fills, plain.fills, strict=True))
+    assert worlds["immediate"].ledger == alone.ledger
+    assert told.execution is not None
+    worked = runs["twap"].execution
+    assert worked is not None
+    assert not told.execution.worked.any()
+    both = (told.fills.shares != 0.0) & (runs["twap"].fills.shares != 0.0)
+    assert both.sum() > 20
+    for name in ("arrival", "twap", "vwap"):
+        one, other = (getattr(found, name)[both] for found in (told.execution, worked))
+        assert one == pytest.approx(other), name
+    split = told.cost_split
+    filled = told.fills.shares != 0.0
+    over = told.fills.shares * (told.fills.price - told.execution.twap)
+    assert split.against_twap == pytest.approx(over[filled].sum())
+    assert split.against_twap != 0.0
+    assert split.benchmarked == pytest.approx(split.arrived)
+    assert split.timing == 0.0
+    shown, costs = worked_costs(told.blotter()), split.in_basis_points()
+    assert {name: costs[name] for name in shown} == pytest.approx(shown, abs=1e-6)
+
+
+def test_one_trained_agent_is_evaluated_with_every_executor(line: Line, tmp_path: Path) -> None:
+    path = tmp_path / "run"  # the registry is beside it
+    config = override_config(line.config, [*TINY, "market.executor_dataset=minutes"])
+    prepare(config, path)
+    RunDirectory(path).record(config, "prepare")
+    worlds = Worlds.of(Prepared.open(path), config)
+    assert worlds.valid.executor is None
+    Training(config, worlds, seed_directory(path, 1), 1).run()
+    run = TrainedRun.open(path)
+    own = evaluate(run, "valid", trust=False)
+    found = {
+        name: evaluate(run.executed_by([f"market.executor={name}"]), "valid", trust=False)
+        for name in ("immediate", "twap", "vwap")
+    }
+    assert found["vwap"].directory == path / "executors" / "vwap" / "evaluations" / "valid"
+    assert found["immediate"].seeds == own.seeds
+    assert load_evaluation(path, "valid").facts["executor"] == "immediate"
+    values = {name: one.tables(1).equity["value"].to_numpy() for name, one in found.items()}
+    assert not np.array_equal(values["immediate"], values["twap"])
+    costs = {name: worked_costs(one.tables(1).blotter) for name, one in found.items()}
+    assert costs["twap"]["against_twap"] == pytest.approx(0.0, abs=1e-6)
+    assert costs["immediate"]["against_twap"] != pytest.approx(0.0, abs=1e-6)
+    # Each is a trial of its own, the run's own and the same again are one.
+    keys = {
+        Look.back(one, "valid").entry().key
+        for one in (run, run.executed_by(["market.executor=vwap"]))
+    }
+    assert len(keys) == 2
+    assert len(Look.back(run, "valid").rivals()) == 3
+
+
+def test_only_the_executor_may_change_after_training(tmp_path: Path) -> None:
+    run = TrainedRun(tmp_path, make_config(), (1,))
+    with pytest.raises(UsageError, match=r"'market\.preset' cannot change"):
+        run.executed_by(["market.preset=cn"])
+    with pytest.raises(UsageError, match=r"executor name '\.\./x'"):
+        run.executed_by(["market.executor_dataset=minutes"], "../x")
+    with pytest.raises(ConfigError, match=r"market\.fill is 'close'"):
+        override_config(make_config(), ["market.fill=close", "market.executor_dataset=minutes"])
 
 
 def test_vwap_and_costs_of_execution_tell_on_the_fills(line: Line) -> None:

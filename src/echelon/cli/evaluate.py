@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -44,13 +44,29 @@ def evaluate(
     split: Annotated[
         SplitChoice, typer.Option("--split", help="Window to trade; test counts its readings.")
     ] = SplitChoice.valid,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--override",
+            "-o",
+            help="Another executor for the same agents: -o market.executor=vwap; no key but those "
+            "that begin with market.executor. Saved in RUN/executors/NAME.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="NAME of that executor; default: market.executor."),
+    ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Backtest a run's agents and the baselines on a window; save tables and measures."""
     set_up_logging(log_level.value)
-    result = evaluate_run(run, split.value)
+    if name is not None and not override:
+        raise UsageError("--name: is of another executor, which -o market.executor=… names.")
+    result = evaluate_run(run, split.value, override or (), name)
     typer.echo(f"tables: {result.directory}")
-    typer.echo(f"next: echelon report {run}")
+    if not override:
+        typer.echo(f"next: echelon report {run}")
 
 
 def report(
@@ -82,17 +98,37 @@ def report(
     typer.echo(f"report: {page}")
 
 
-def evaluate_run(run: Path, split: SplitName) -> Evaluation:
-    """Evaluate, and print the measures beside the baselines'."""
+def evaluate_run(
+    run: Path, split: SplitName, executor: Sequence[str] = (), name: str | None = None
+) -> Evaluation:
+    """Evaluate, and print the measures beside the baselines'.
+
+    executor: overrides that put another executor in place of the run's; name: of it
+    """
     from echelon.evaluation.evaluate import evaluate as evaluate_split
     from echelon.training.run import TrainedRun
 
     trained = TrainedRun.open(run)
+    if executor:
+        trained = trained.executed_by(executor, name)
     result = evaluate_split(trained, split)
     print_evaluation(result, trained.config.eval.metrics)
-    for line in how_sure(run, split):
+    for line in (*_worked(result), *how_sure(trained.home, split)):
         typer.echo(line)
     return result
+
+
+def _worked(result: Evaluation) -> Iterator[str]:
+    """What the agents' execution cost, mean over seeds, where the executor told it."""
+    from echelon.report.worked import PARTS, worked_costs
+
+    blotters = [result.tables(seed).blotter for seed in result.seeds]
+    found = [worked_costs(one) for one in blotters if "arrival" in one.columns]
+    found = [costs for costs in found if costs]
+    if found:
+        means = {part: sum(costs[part] for costs in found) / len(found) for part in PARTS}
+        told = ", ".join(f"{part.replace('_', ' ')} {value:+.2f}" for part, value in means.items())
+        yield f"execution ({result.facts['executor']}), bp of the value at arrival: {told}"
 
 
 def how_sure(run: Path, split: SplitName) -> Iterator[str]:

@@ -58,7 +58,8 @@ class MarketConfig(Section):
     evaluation and reports use the executor."""
     executor_dataset: str | None = None
     """Dataset of the store with intraday bars of the same symbols. Orders for days it lacks are
-    filled at the open, and counted."""
+    filled at the open, and counted. With an immediate executor it changes no fill: what the fills
+    cost is told against the day's TWAP and VWAP."""
     executor_policy: Path | None = None
     """Directory of the learned policy, as `echelon execution train` leaves it in a seed's."""
     executor_step_minutes: PositiveFloat = 30.0
@@ -76,7 +77,7 @@ class MarketConfig(Section):
 
     @model_validator(mode="after")
     def _executor_has_what_it_needs(self) -> Self:
-        if self.executor == "immediate":
+        if self.executor == "immediate" and self.executor_dataset is None:
             return self
         if self.executor_dataset is None:
             raise ValueError(
@@ -85,8 +86,9 @@ class MarketConfig(Section):
             )
         if self.fill == "close":
             raise ValueError(
-                f"market.executor is {self.executor!r}, which works orders through the day after "
-                "the decision, but market.fill is 'close'. Set it to 'open'"
+                "market.executor and market.executor_dataset are about the day after the decision, "
+                f"but market.fill is 'close' (executor {self.executor!r}). Set it to 'open', or "
+                "leave them out"
             )
         if self.executor == "learned" and self.executor_policy is None:
             raise ValueError(
@@ -94,3 +96,7 @@ class MarketConfig(Section):
                 "policy's directory"
             )
         return self
+
+
+EXECUTOR_KEYS = tuple(f"market.{name}" for name in MarketConfig.model_fields if "executor" in name)
+"""What says how orders meet the day: for validation and evaluation, not for what agents collect."""

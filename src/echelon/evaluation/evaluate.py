@@ -5,6 +5,7 @@ RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust
 RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files) and,
                                        of a hierarchy, who was in charge (population.record)
 RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
+RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedRun.executed_by`)
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             records[seed] = record_of(policy)  # before the policy is run at other costs
         baselines = run_baselines(world, span, config)
         look.note(agents)
-        directory = run.path / "evaluations" / split
+        directory = run.home / "evaluations" / split
         reads = _reads(directory) + 1
         for seed, backtest in agents.items():
             save_backtest(backtest, directory, f"seed-{seed}")
@@ -91,6 +92,7 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             "periods_per_year": world.periods_per_year,
             "ledger": dict(world.ledger),
             "fees": config.eval.use_fee,
+            "executor": config.market.executor,
             "deterministic": config.eval.deterministic,
             "reads": reads,
             "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -104,7 +106,7 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
         _write(directory / "summary.json", summary)
-    return load_evaluation(run.path, split)
+    return load_evaluation(run.home, split)
 
 
 def load_evaluation(run: Path, split: str) -> Evaluation:

@@ -32,10 +32,10 @@ import numpy as np
 from echelon.errors import DataError
 from echelon.execution.days import Days
 from echelon.execution.history import History
-from echelon.execution.orders import Ints, parent_orders
+from echelon.execution.orders import Ints, ParentOrders, parent_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
-from echelon.execution.simulator import ExecutionRules
-from echelon.market.executor import Worked, nothing_worked
+from echelon.execution.simulator import ExecutionRules, Simulator
+from echelon.market.executor import Immediate, Worked, nothing_worked
 from echelon.market.rules import (
     SLIPPAGE_FIXED,
     SLIPPAGE_LINEAR,
@@ -288,13 +288,49 @@ class IntradayExecutor:
 
     def _worked(self, amounts: Floats, day: Ints) -> History:
         """amounts, day[O]."""
-        days, _, begin, end = self._aligned
-        begin, end = begin[day], end[day]
-        if not self._whole:
-            shown, day = np.unique(day, return_inverse=True)
-            days = take_days(days, shown)
-        orders = parent_orders(day, np.abs(amounts), amounts > 0.0, begin, end)
+        days, orders = _orders_on(self._aligned, amounts, day, whole=self._whole)
         return run_orders(self.policy, days, orders, self.rules)
+
+
+class ImmediateBeside(Immediate):
+    """Fills everything at once, bit for bit as without it, and tells TWAP and VWAP of the day.
+
+    So that fills at the open are measured against what the executors are measured against.
+    """
+
+    def __init__(self, aligned: AlignedDays) -> None:
+        """aligned: the days that are told of."""
+        self._aligned = aligned
+
+    def work(self, parents: Floats, row: Rows) -> Worked:
+        """Nothing is worked; twap and vwap[E,N] on each order's side, where there is a day."""
+        told = nothing_worked(parents.shape)
+        day = self._aligned.day_of[row]
+        where = np.nonzero(day >= 0)
+        if not len(where[0]):
+            return told
+        # Money too little for a lot at the last close may buy one at the open: none is left out.
+        amounts = np.where(parents == 0.0, 1.0, parents)[where]
+        days, orders = _orders_on(self._aligned, amounts, day[where])
+        rules = ExecutionRules(ticks_per_step=days.shape[1])
+        found = Simulator(days, orders, rules, record=False).benchmarks
+        told.twap[where], told.vwap[where] = found.twap, found.vwap
+        return told
+
+
+def _orders_on(
+    aligned: AlignedDays, amounts: Floats, day: Ints, *, whole: bool = False
+) -> tuple[Days, ParentOrders]:
+    """Orders of amounts[O] (negative: to sell) for the sessions of day[O], and those days.
+
+    whole: all days, not those of the orders only
+    """
+    days, _, begin, end = aligned
+    begin, end = begin[day], end[day]
+    if not whole:
+        shown, day = np.unique(day, return_inverse=True)
+        days = take_days(days, shown)
+    return days, parent_orders(day, np.abs(amounts), amounts > 0.0, begin, end)
 
 
 def _paid_for(history: History, half_spread: float) -> tuple[Floats, Floats]:

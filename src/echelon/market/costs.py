@@ -28,7 +28,8 @@ class CostSplit(NamedTuple):
 
     total: spread + impact + timing + fees, which is the shortfall against arrival
     arrived: value of the fills at their arrival prices, which basis points are of
-    against_twap, against_vwap: what was paid over those prices, fees left out; of worked fills
+    against_twap, against_vwap: what was paid over those prices, fees left out; of fills that have
+        them
     benchmarked: value at arrival of the fills whose twap and vwap are known
     fills, at_once: how many, and how many of them no executor worked
     cut: value at arrival of what was executed but could not be kept

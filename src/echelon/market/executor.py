@@ -52,13 +52,14 @@ _VOLUME = int(Reason.VOLUME)
 class Worked(NamedTuple):
     """What an executor made of parent orders, [E,N] each.
 
-    worked: there was a market to work the order in; of the others nothing below counts
+    worked: there was a market to work the order in; of the others only twap and vwap count
     executed: shares, from 0 to the amount of the order
     price: mean price paid or received; market: mean of the market's price (the middle, where there
         are two) at the times of the fills; both weighted by shares, any number where nothing filled
     spread: paid per share for crossing the spread; what the price is worse than the market and not
         spread is impact
-    arrival: price known as the order began; twap, vwap: of the market over the order's time
+    arrival: price known as the order began; twap, vwap: of the market over the order's time, NaN
+        where they are not known
     reason: why not all of it
     """
 
@@ -91,7 +92,8 @@ class Execution(NamedTuple):
     """How orders were executed, beside their `Fills`; [E,N] each, of what was filled.
 
     worked: by an executor; False: filled at once, or nothing was
-    arrival, twap, vwap: prices, NaN where nothing was executed (twap, vwap: also at once)
+    arrival, twap, vwap: prices, NaN where nothing was executed (twap, vwap: also where the day's
+        bars are missing)
     spread, impact, timing: money, a cost where positive. timing: from arrival to the market's price
         at the time of the fills. Together with fees they are the shortfall against arrival
     cut: shares that were executed and had to be left for want of cash, or of a whole lot
@@ -179,12 +181,12 @@ def _settle_orders(
     """Step 4 and 5 of the module's text; the books have been settled."""
     which = (worked.worked & (parents != 0.0)).any(axis=1)
     if not which.any():
-        return _at_once(book, orders, market, row, rules)
+        return _at_once(book, orders, market, row, rules, worked)
     if which.all():
         return _at_prices(book, orders, market, row, rules, parents, worked)
-    one = _at_once(*_some((book, orders), ~which), market, row[~which], rules)
+    rest, subset = (Worked(*(array[part] for array in worked)) for part in (~which, which))
+    one = _at_once(*_some((book, orders), ~which), market, row[~which], rules, rest)
     part = _some((book, orders), which)
-    subset = Worked(*(array[which] for array in worked))
     other = _at_prices(*part, market, row[which], rules, parents[which], subset)
     joined = []
     for left, right in zip(one, other, strict=True):
@@ -203,18 +205,18 @@ def _some(tuples: tuple[Book, Orders], which: Bools) -> tuple[Book, Orders]:
 
 
 def _at_once(
-    book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules
+    book: Book, orders: Orders, market: MarketRows, row: Rows, rules: Rules, worked: Worked
 ) -> tuple[Book, Fills, Execution]:
     after, fills = trade(book, orders, market, row, rules, at_open=True)
     filled = fills.shares != 0.0
     arrival = np.where(filled, market.open[row], np.nan)
     flat = rules.slippage_model == SLIPPAGE_FIXED
-    nothing, unknown = np.zeros_like(arrival), np.full_like(arrival, np.nan)
+    nothing = np.zeros_like(arrival)
     execution = Execution(
         worked=np.zeros_like(filled),
         arrival=arrival,
-        twap=unknown,
-        vwap=unknown.copy(),
+        twap=np.where(filled, worked.twap, np.nan),
+        vwap=np.where(filled, worked.vwap, np.nan),
         spread=fills.slippage.copy() if flat else nothing,
         impact=nothing.copy() if flat else fills.slippage.copy(),
         timing=nothing.copy(),
@@ -258,8 +260,8 @@ def _at_prices(
     execution = Execution(
         worked=done & some,
         arrival=np.where(tried, np.where(done, arrival, quoted), np.nan),
-        twap=np.where(tried & done, worked.twap, np.nan),
-        vwap=np.where(tried & done, worked.vwap, np.nan),
+        twap=np.where(tried, worked.twap, np.nan),
+        vwap=np.where(tried, worked.vwap, np.nan),
         spread=np.where(some, size * spread, 0.0),
         impact=np.where(some, size * (worse - spread), 0.0),
         timing=np.where(some & done, side * size * (moved - arrival), 0.0),

@@ -1,6 +1,7 @@
 """How a portfolio's orders were worked through the day: the split of their cost, by book.
 
-Read from the blotters, which have these columns where an executor worked the orders.
+Read from the blotters, which have these columns where there was an executor: one that worked the
+orders, or the immediate one with a dataset of intraday bars to compare with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BASIS_POINTS = 1e4
 
 
 def worked_card(split: SplitData, words: Words) -> str:
-    """A card; nothing where orders were filled at once."""
+    """A card; nothing where orders were filled at once and nothing else is known of their day."""
     books = [r for r in (*split.agents, *split.baselines) if "arrival" in r.tables.blotter.columns]
     found = [(record, worked_costs(record.tables.blotter)) for record in books]
     shown = [(record, costs) for record, costs in found if costs]
@@ -31,10 +32,7 @@ def worked_card(split: SplitData, words: Words) -> str:
         [escape(_name(record, words)), *(f"<td>{costs[name]:+.2f}</td>" for name in PARTS)]
         for record, costs in shown
     ]
-    at_once = _at_once([record for record, _ in shown])
-    note = words("worked_note") + (
-        words("worked_at_once", share=f"{at_once:.1%}") if at_once else ""
-    )
+    note = words("worked_note") + _filled_at_once([record for record, _ in shown], words)
     return card(words("worked"), note, table([escape(h) for h in head], rows, "measures"))
 
 
@@ -66,11 +64,17 @@ def worked_costs(blotter: pl.DataFrame) -> dict[str, float]:
     return {name: value * _BASIS_POINTS for name, value in costs.items()}
 
 
-def _at_once(records: Sequence[Record]) -> float:
-    """Share of the fills that no executor worked, for want of the day's bars."""
-    fills = pl.concat([r.tables.blotter.select("shares", "worked") for r in records])
+def _filled_at_once(records: Sequence[Record], words: Words) -> str:
+    """What to say of fills that no executor worked: all by choice, or some for want of bars."""
+    fills = pl.concat([r.tables.blotter.select("shares", "worked", "twap") for r in records])
     fills = fills.filter(pl.col("shares") > 0)
-    return 1.0 - float(fills["worked"].mean() or 0.0) if len(fills) else 0.0  # type: ignore[arg-type]
+    if fills.is_empty():
+        return ""
+    unknown = fills["twap"].null_count() / len(fills)
+    if not fills["worked"].any() and unknown < 1.0:
+        return words("worked_immediate", share=f"{1.0 - unknown:.1%}")
+    at_once = int((~fills["worked"]).sum()) / len(fills)
+    return words("worked_at_once", share=f"{at_once:.1%}") if at_once else ""
 
 
 def _name(record: Record, words: Words) -> str:

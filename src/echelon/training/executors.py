@@ -15,6 +15,7 @@ from echelon.execution.features import public_features
 from echelon.execution.loading import load_days
 from echelon.execution.policies import ExecutionPolicy
 from echelon.execution.portfolio import (
+    ImmediateBeside,
     IntradayExecutor,
     align_days,
     execution_rules,
@@ -26,12 +27,14 @@ from echelon.features.scaler import Scaler
 
 
 def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
-    """The world with the configuration's executor in it; the world itself where that is immediate.
+    """The world with the configuration's executor in it.
 
+    Where that is immediate: the world itself, or with a dataset of intraday bars one that fills in
+    the same way and tells what the fills cost against the day's TWAP and VWAP.
     costs: as in `world_of`; what execution costs by its own keys is multiplied, too
     """
     market = config.market
-    if market.executor == "immediate":
+    if market.executor == "immediate" and market.executor_dataset is None:
         return world
     days, basis = _load(world, config)
     aligned = align_days(
@@ -43,6 +46,8 @@ def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
         same_prices=basis == world.ledger["prices"] != "adjusted",
         price_limits=world.rules.price_limits,
     )
+    if market.executor == "immediate":
+        return replace(world, executor=ImmediateBeside(aligned))
     rules = execution_rules(
         world.rules,
         ticks_in(days, market.executor_step_minutes),

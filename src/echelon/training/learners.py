@@ -43,7 +43,8 @@ class Worlds(NamedTuple):
         world = world_of(prepared, config)
         costs = 1.0 if config.eval.use_fee else 0.0
         valid = world if costs else world_of(prepared, config, costs=costs)
-        valid = with_executor(valid, config, costs=costs)
+        if config.market.executor != "immediate":  # which would only tell more of the same fills
+            valid = with_executor(valid, config, costs=costs)
         return Worlds(world, valid, str(prepared.manifest["content_hash"]))
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +28,10 @@ import torch
 
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
-from echelon.config import Config, load_config
+from echelon.config import Config, load_config, override_config
 from echelon.config.agents import BASELINE_SETTINGS
-from echelon.errors import DataError, StoreError
+from echelon.config.market import EXECUTOR_KEYS
+from echelon.errors import DataError, StoreError, UsageError
 from echelon.features.prepared import Prepared
 from echelon.files import write_atomic
 from echelon.runs import RunDirectory
@@ -341,11 +343,17 @@ def training_hash(config: Config) -> str:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run directory with trained agents in it."""
+    """A run directory with trained agents in it.
+
+    executor: name of another executor than it was trained with, below which evaluations go
+    trained_by: hash of the configuration of the training, where `config` is another
+    """
 
     path: Path
     config: Config
     seeds: tuple[int, ...]
+    executor: str | None = None
+    trained_by: str | None = None
 
     @staticmethod
     def open(path: Path) -> TrainedRun:
@@ -362,6 +370,35 @@ class TrainedRun:
                 "first validation."
             )
         return TrainedRun(path, load_config(config_file), tuple(seeds))
+
+    def executed_by(self, overrides: Sequence[str], name: str | None = None) -> TrainedRun:
+        """The same agents with the executor of `overrides` (market.executor… and nothing else).
+
+        Agents learn with fills at the open, whatever the executor; only the choice among their
+        checkpoints was made with the one of the training, and stays as it is.
+        name: of the directory of its evaluations; None: the executor's
+        """
+        keys = [item.partition("=")[0].strip() for item in overrides]
+        wrong = [key for key in keys if key not in EXECUTOR_KEYS]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]!r} cannot change between training and evaluation, expected one of "
+                f"{', '.join(EXECUTOR_KEYS)}. Train another run with it."
+            )
+        config = override_config(self.config, list(overrides))
+        name = config.market.executor if name is None else name
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise UsageError(
+                f"executor name {name!r}: expected letters, digits, '-', '_' and '.', since a "
+                "directory is called by it."
+            )
+        trained_by = self.trained_by or training_hash(self.config)
+        return replace(self, config=config, executor=name, trained_by=trained_by)
+
+    @property
+    def home(self) -> Path:
+        """Where `evaluations` is: the run, or its directory of another executor."""
+        return self.path if self.executor is None else self.path / "executors" / self.executor
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -408,7 +445,8 @@ class TrainedRun:
             path = best_checkpoint(directory)
             if path is None:
                 raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
-            self._loaded[seed] = load_checkpoint(path, config_hash=training_hash(self.config))
+            identity = self.trained_by or training_hash(self.config)
+            self._loaded[seed] = load_checkpoint(path, config_hash=identity)
         return self._loaded[seed]
 
 
