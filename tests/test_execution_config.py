@@ -115,6 +115,7 @@ EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "learner.memory": (128, _learner, DQN),
     "learner.target_every": (10, _learner, DQN),
     "learner.distill": (1.0, _learner, OPD),
+    "learner.distill_decay": (0.5, _learner, OPD),
     "learner.distill_target": ("distribution", _learner, OPD),
 }
 """Key → (another value, where it tells, what else is set)."""

@@ -104,6 +104,9 @@ class ExecutionLearnerConfig(Section):
     """DQN: updates after which the target network is renewed."""
     distill: NonNegativeFloat = 0.01
     """OPD: weight of what the teacher says."""
+    distill_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """OPD: share of `total_steps` at which that weight, falling linearly, is 0; null: it stays, as
+    published."""
     distill_target: Literal["action", "distribution"] = "action"
     """OPD: imitate the teacher's likeliest action, or its whole distribution."""
 

@@ -315,7 +315,9 @@ class ExecutionTraining:
         place = self.directory / TEACHER / POLICY
         taught = load_policy(place, self.data.public.names).net if place.exists() else None
         teacher = self.teacher().net if taught is None else taught
-        distill = DistillSettings(told.distill, told.distill_target)
+        decay = told.distill_decay
+        until = None if decay is None else max(1, round(decay * told.total_steps))
+        distill = DistillSettings(told.distill, told.distill_target, until)
         return Student(_ppo(execution), distill, network, self.task, teacher, self.seed)
 
     def validate(self, learner: ExecutionLearner) -> Metrics:
