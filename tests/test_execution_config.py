@@ -44,6 +44,21 @@ def _orders(config: Config, _: Path) -> object:
         return str(refused)
 
 
+def _foreign_orders(config: Config, place: Path) -> object:
+    """Orders of a file whose direction is called `way`."""
+    place.mkdir()
+    path = place / "orders.csv"
+    lines = [f"S0001,{day},buy,10" for day in ("2015-01-06", "2015-02-17")]
+    path.write_text("\n".join(["symbol,date,way,amount", *lines]), encoding="utf-8")
+    told = config.execution.orders.model_copy(update={"path": path})
+    execution = config.execution.model_copy(update={"orders": told})
+    try:
+        data = load_execution_data(config.model_copy(update={"execution": execution}))
+        return [len(orders) for orders in data.orders.values()]
+    except DataError as refused:
+        return str(refused)
+
+
 def _days(config: Config, _: Path) -> object:
     data = load_execution_data(config)
     return data.public.names, data.days.buy[data.days.volume > 0].sum()
@@ -84,6 +99,7 @@ EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "block": (5, _network, ()),
     "kappa": (3.0, _haste, ()),
     "orders.path": ("nowhere.csv", _orders, ()),
+    "orders.columns": ("{way: direction}", _foreign_orders, ()),
     "orders.per_day": (1, _orders, ()),
     "orders.share": ("[0.1, 0.2]", _orders, ()),
     "orders.buys": (1.0, _orders, ()),

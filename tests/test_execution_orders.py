@@ -69,6 +69,33 @@ def test_orders_of_a_parquet_file_with_chinese_columns(tmp_path: Path) -> None:
     assert [one.tolist() for one in found] == [[1], [300.0], [False], [6], [48]]
 
 
+def test_times_that_say_their_offset_are_moved_to_the_exchange(tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    path.write_text(
+        HEAD
+        + "600000.SH,2016-03-07,buy,10,2016-03-07T01:30:00Z,2016-03-07 15:00:00+08:00\n"
+        + "600000.SH,2016-03-07,buy,10,02:00Z,\n"
+        + "600000.SH,2016-03-07,buy,10,10:00,11:00\n",
+        encoding="utf-8",
+    )
+    found = read_orders(path, DAYS, timezone="Asia/Shanghai")
+    assert found.start.tolist() == [0, 6, 6]
+    assert found.end.tolist() == [48, 48, 18]
+    begin = pl.Series(["2016-03-08 10:00"]).str.to_datetime().dt.replace_time_zone("Asia/Shanghai")
+    table = {"symbol": ["600000.SH"], "date": ["2016-03-08"], "side": ["buy"], "amount": [1]}
+    pl.DataFrame({**table, "start": begin}).write_parquet(tmp_path / "orders.parquet")
+    zoned = read_orders(tmp_path / "orders.parquet", DAYS, timezone="Asia/Shanghai")
+    assert zoned.start.tolist() == [6]
+
+
+def test_own_names_of_columns_are_mapped_by_the_key_that_the_hint_names(tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    path.write_text("symbol,date,way,amount\n600000.SH,2016-03-07,sell,5\n", encoding="utf-8")
+    with pytest.raises(InvalidDataError, match=r"execution\.orders\.columns: \{your_name: dir"):
+        read_orders(path, DAYS)
+    assert not read_orders(path, DAYS, own={"way": "direction"}).buying.any()
+
+
 def test_everything_wrong_with_a_file_is_told_by_row_and_field(tmp_path: Path) -> None:
     text = HEAD + (
         "600000.SH,2016-03-07,hold,1000,09:30,15:00\n"

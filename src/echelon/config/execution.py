@@ -18,6 +18,8 @@ class ExecutionOrdersConfig(Section):
     path: Path | None = None
     """CSV or Parquet file: symbol, date, direction, amount and, optionally, start and end; null:
     drawn by rule."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Of the file: your column name → ours, for columns whose name is not recognised."""
     per_day: PositiveInt = 4
     """Orders a symbol and day."""
     share: tuple[PositiveFloat, PositiveFloat] = (0.002, 0.02)

@@ -132,15 +132,21 @@ def read_orders(
 ) -> ParentOrders:
     """Orders of a CSV or Parquet file, in the order of its rows.
 
-    own: your column name → ours; timezone: of the exchange, for times that say their offset
+    own: your column name → ours (`execution.orders.columns`)
+    timezone: of the exchange, for times that say their offset
     """
     facts = inspect(path)
     required = ("symbol", "date", "direction", "amount")
     columns = recognise(
-        facts.columns, file=str(path), aliases=COLUMNS, required=required, own=own or {}
+        facts.columns,
+        file=str(path),
+        aliases=COLUMNS,
+        required=required,
+        own=own or {},
+        key="execution.orders.columns",
     )
     sheet = _Sheet(path, columns, read_whole(facts, columns.names), days)
-    dates = sheet.dates()
+    dates = sheet.dates(timezone)
     places = sheet.days(dates)
     buying = sheet.directions()
     amount = sheet.amounts()
@@ -182,13 +188,15 @@ class _Sheet:
         if cells is None:
             return [""] * self.frame.height
         empty = is_missing(cells)
+        if isinstance(cells.dtype, pl.Datetime) and cells.dtype.time_zone is not None:
+            cells = cells.dt.convert_time_zone("UTC")  # else its text has a zone's name: CST
         found = cells.cast(pl.String).str.strip_chars().fill_null("")
         return ["" if none else one for one, none in zip(found, empty, strict=True)]
 
-    def dates(self) -> list[date | None]:
+    def dates(self, timezone: str) -> list[date | None]:
         cells = self.cells("date")
         assert cells is not None
-        found = parse_times(cells, freq="1d", timezone="UTC")["time"].cast(pl.Date).to_list()
+        found = parse_times(cells, freq="1d", timezone=timezone)["time"].cast(pl.Date).to_list()
         for k, (one, cell) in enumerate(zip(found, self.text("date"), strict=True)):
             if one is None:
                 self.note(k, "date", f"{cell!r} is not a date", f"Understood: {UNDERSTOOD}")

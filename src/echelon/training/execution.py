@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -41,6 +41,7 @@ from echelon.agents.execution.learner import ExecutionLearner, Metrics
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig, ExecutionRewardConfig
 from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.sources._tables import inspect
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.execution import (
     Days,
@@ -75,8 +76,9 @@ _KEEP = 2
 class ExecutionData(NamedTuple):
     """What execution is learned and judged on.
 
-    inside[split][D]: days of the split; orders: by split; profile: volume on the train days
-    content: hash of the dataset
+    inside[split][D]: days of the split; orders: by split, of which some may have none
+    profile: volume on the train days; content: hash of the dataset
+    asked: orders there were, with those on days of no split
     """
 
     days: Days
@@ -86,6 +88,7 @@ class ExecutionData(NamedTuple):
     rules: ExecutionRules
     profile: VolumeProfile
     content: str
+    asked: int
 
 
 class ExecutionProgress(NamedTuple):
@@ -114,8 +117,13 @@ class ExecutionOutcome:
 # --- data
 
 
-def load_execution_data(config: Config) -> ExecutionData:
-    """Days from the store, features scaled on the train days, and orders of all splits."""
+def load_execution_data(
+    config: Config, needed: Sequence[Split] = ("train", "valid"), orders: Path | None = None
+) -> ExecutionData:
+    """Days from the store, features scaled on the train days, and orders of all splits.
+
+    needed: splits that must have orders; orders: a file of them, in place of the configuration's
+    """
     execution = config.execution
     if config.data.freq == "1d":
         raise ConfigError(
@@ -144,14 +152,16 @@ def load_execution_data(config: Config) -> ExecutionData:
                 f"has {date.min()} to {date.max()}. Set split to days that are there."
             )
     public = public_features(days, train=inside["train"], names=execution.features or None)
+    every = _orders(config, days, manifest.info.timezone, orders)
     return ExecutionData(
         days,
         public,
         inside,
-        _orders(config, days, inside),
+        _by_split(every, inside, needed, config, orders),
         rules_of(execution),
         VolumeProfile.fit(_only(days, inside["train"])),
         manifest.content_hash,
+        len(every),
     )
 
 
@@ -167,26 +177,42 @@ def _only(days: Days, which: Bools) -> Days:
     )
 
 
-def _orders(config: Config, days: Days, inside: dict[Split, Bools]) -> dict[Split, ParentOrders]:
+def _orders(config: Config, days: Days, timezone: str, file: Path | None) -> ParentOrders:
     told = config.execution.orders
+    if file is not None:
+        # The map was written for another file: what fits this one counts.
+        have = inspect(file).columns
+        own = {theirs: ours for theirs, ours in told.columns.items() if theirs in have}
+        return read_orders(file, days, own=own, timezone=timezone)
     if told.path is not None:
-        every = read_orders(told.path, days)
-    else:
-        rule = OrderRule(
-            per_day=told.per_day,
-            share=told.share,
-            buys=told.buys,
-            window=told.window,
-            min_ticks=told.min_ticks,
-            lot=told.lot,
-        )
-        every = draw_orders(days, rule, config.seed)
+        return read_orders(told.path, days, own=told.columns, timezone=timezone)
+    rule = OrderRule(
+        per_day=told.per_day,
+        share=told.share,
+        buys=told.buys,
+        window=told.window,
+        min_ticks=told.min_ticks,
+        lot=told.lot,
+    )
+    return draw_orders(days, rule, config.seed)
+
+
+def _by_split(
+    every: ParentOrders,
+    inside: dict[Split, Bools],
+    needed: Sequence[Split],
+    config: Config,
+    file: Path | None,
+) -> dict[Split, ParentOrders]:
+    """Orders by the split that their day is in; those of no split are in none."""
+    path = file or config.execution.orders.path
     found = {name: every.take(np.flatnonzero(which[every.day])) for name, which in inside.items()}
-    for name, orders in found.items():
-        if not len(orders):
+    for name in needed:
+        if not len(found[name]):
+            first, last = getattr(config.split, name)
             raise DataError(
-                f"there are no orders in split.{name}. "
-                + (f"Add some to {told.path}." if told.path else "Lengthen it: sizes need 5 days.")
+                f"there are no orders in split.{name} ({first} to {last}). "
+                + (f"Add some to {path}." if path else "Lengthen it: sizes need 5 days.")
             )
     return found
 

@@ -143,14 +143,17 @@ def recognise(
     own: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] = BARS,
     required: Sequence[str] = ("time", "close"),
+    key: str = "data.columns",
 ) -> ColumnMap:
     """Match `columns` to our fields; `own` (their name → ours, or "ignore") wins over aliases.
+
+    key: of the configuration, where `own` is set; messages name it
 
     Raises `InvalidDataError` with everything that is wrong: a required field that no column
     fills, two columns for one field, an entry of `own` that fits nothing.
     """
     problems: list[Problem] = []
-    mapped = _own_columns(columns, own or {}, aliases, file, problems)
+    mapped = _own_columns(columns, own or {}, aliases, file, problems, key)
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
     claims: dict[str, list[Column]] = {}
     for name in dict.fromkeys(columns):
@@ -166,11 +169,11 @@ def recognise(
     for ours, found in claims.items():
         if len(found) > 1:
             names = " and ".join(repr(c.name) for c in found)
-            remedy = f"Map one of them to {_IGNORE!r} in data.columns, or remove it"
+            remedy = f"Map one of them to {_IGNORE!r} in {key}, or remove it"
             problems.append(Problem(file, None, ours, f"columns {names} both mean it", remedy))
     have = {*claims, "time"} if "clock" in claims else set(claims)  # a date and a clock
     absent = [ours for ours in required if ours not in have]
-    problems += [_missing(file, ours, columns, claims, aliases) for ours in absent]
+    problems += [_missing(file, ours, columns, claims, aliases, key) for ours in absent]
     if problems:
         raise InvalidDataError(problems, f"{file}: the columns cannot be used")
     return ColumnMap({ours: found[0] for ours, found in claims.items()})
@@ -221,6 +224,7 @@ def _own_columns(
     aliases: Mapping[str, str],
     file: str,
     problems: list[Problem],
+    key: str,
 ) -> dict[str, Column]:
     known = [*aliases, _IGNORE]
     mapped = {}
@@ -229,12 +233,12 @@ def _own_columns(
         if name is None:
             name = next((c for c in columns if normalise(c) == normalise(theirs)), None)
         if name is None:
-            message = f"data.columns names {theirs!r}, but the columns are {_listed(columns)}"
+            message = f"{key} names {theirs!r}, but the columns are {_listed(columns)}"
             problems.append(Problem(file, None, theirs, message, _did_you_mean(theirs, columns)))
             continue
         base, scale = _split_unit(value.strip().casefold())
         if base not in known or scale is None or (scale != 1.0 and base not in _SCALED):
-            message = f"data.columns maps it to {value!r}, which is no field of ours"
+            message = f"{key} maps it to {value!r}, which is no field of ours"
             hint = _did_you_mean(base, known)
             remedy = f"{hint}. Ours are {', '.join(known)}; volume(lots) or amount(thousand) scale"
             problems.append(Problem(file, None, theirs, message, remedy))
@@ -249,6 +253,7 @@ def _missing(
     columns: Sequence[str],
     claims: Mapping[str, list[Column]],
     aliases: Mapping[str, str],
+    key: str,
 ) -> Problem:
     taken = {c.name for found in claims.values() for c in found}
     free = {normalise(c): c for c in columns if c not in taken}
@@ -264,7 +269,7 @@ def _missing(
         None,
         ours,
         f"no column for it; found {_listed(columns)}; expected one of {', '.join(names[:8])} …",
-        f"{hint}Rename the column, or map it: data.columns: {{your_name: {ours}}}",
+        f"{hint}Rename the column, or map it: {key}: {{your_name: {ours}}}",
     )
 
 
