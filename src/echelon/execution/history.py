@@ -17,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from echelon.execution.days import Days
-from echelon.execution.orders import ParentOrders
+from echelon.execution.drawing import tick_minutes
+from echelon.execution.orders import Ints, ParentOrders
 from echelon.execution.simulator import (
     LEFT,
     Benchmarks,
@@ -27,7 +28,7 @@ from echelon.execution.simulator import (
     Steps,
     Ticks,
 )
-from echelon.types import Bools, Floats
+from echelon.types import Bools, Floats, Times
 
 _Arrays = TypeVar("_Arrays", bound="tuple[Any, ...]")
 
@@ -150,26 +151,94 @@ class History:
         when = f"ticks {orders.start[e]} to {orders.end[e] - 1}"
         return f"order {e} ({side} {orders.amount[e]:g} {days.name(int(orders.day[e]))}, {when})"
 
+    def order_frame(self) -> pl.DataFrame:
+        """Which order is which, one a row: symbol, date, side, amount, and when it may trade."""
+        return order_frame(self.orders, self.days)
+
     def step_frame(self, e: int) -> pl.DataFrame:
-        """The steps that one order has taken."""
-        upto = int(self.taken[e].sum())
-        columns = {name: getattr(self.steps, name)[e, :upto] for name in Steps._fields}
+        """The steps that one order has taken, with times, price advantage and share filled."""
+        taken = np.flatnonzero(self.taken[e])
+        return self._steps(np.full(len(taken), e), taken)
+
+    def steps_frame(self) -> pl.DataFrame:
+        """The steps of all orders, each with the order that it is of."""
+        e, s = np.nonzero(self.taken)
+        named = self.order_frame().select("order", "symbol", "date", "side")[e]
+        return named.hstack(self._steps(e, s))
+
+    def _steps(self, e: Ints, s: Ints) -> pl.DataFrame:
+        """Step `s` of order `e`, one a row."""
+        fields = {name: getattr(self.steps, name)[e, s] for name in Steps._fields}
+        price, day = self.step_price[e, s], self.orders.day[e]
         return pl.DataFrame(
-            {"step": np.arange(upto), **columns, "price": self.step_price[e, :upto]}
+            {
+                "step": s,
+                "begins": _begin(self.days, day, fields["first"]),
+                "ends": _end(self.days, day, fields["last"]),
+                **fields,
+                "price": price,
+                "pa": self._pa(price, e),
+                "filled": 1.0 - fields["left"] / self.orders.amount[e],
+            }
         )
 
     def tick_frame(self, e: int) -> pl.DataFrame:
         """The ticks that one order has gone through, with the market's prices and volumes."""
         assert self.ticks is not None, "the simulator was told not to record ticks"
         which = np.arange(self.orders.start[e], self.progress.tick[e])
+        order = np.full(len(which), e)
+        fields = {name: getattr(self.ticks, name)[e, which] for name in Ticks._fields}
         return pl.DataFrame(
             {
                 "tick": which,
+                "begins": _begin(self.days, self.orders.day[order], which),
                 "market_price": self.market_price[e, which],
                 "market_volume": self.market_volume[e, which],
-                **{name: getattr(self.ticks, name)[e, which] for name in Ticks._fields},
+                **fields,
+                "value": np.nan_to_num(fields["executed"] * fields["price"], nan=0.0),
+                "pa": self._pa(fields["price"], order),
+                "filled": 1.0 - fields["left"] / self.orders.amount[e],
             }
         )
+
+    def _pa(self, price: Floats, e: Ints) -> Floats:
+        """Price advantage of prices[…] of the orders e[…]; 0 where there is no price."""
+        # Not at the top: metrics are functions of this class.
+        from echelon.execution.metrics import price_advantage
+
+        return price_advantage(price, self.benchmarks.twap[e], self.orders.buying[e])
+
+
+def order_frame(orders: ParentOrders, days: Days) -> pl.DataFrame:
+    """One order a row: its number, symbol, date, side and amount, and when it may trade.
+
+    start, end: local to the exchange; as its first tick begins and its last one ends
+    """
+    day = orders.day
+    return pl.DataFrame(
+        {
+            "order": np.arange(len(orders)),
+            "symbol": [days.symbols[d] for d in day.tolist()],
+            "date": np.datetime_as_string(days.dates[day], unit="D").tolist(),
+            "side": np.where(orders.buying, "buy", "sell").tolist(),
+            "amount": orders.amount,
+            "start": _begin(days, day, orders.start),
+            "end": _end(days, day, orders.end),
+        },
+        schema_overrides={"symbol": pl.String, "date": pl.String, "side": pl.String},
+    )
+
+
+def _begin(days: Days, day: Ints, tick: Ints) -> Times:
+    """When a tick of a day begins."""
+    seconds = np.round(days.clock[tick] * 60.0 * 1e6).astype("timedelta64[us]")
+    return np.asarray(days.dates[day].astype("datetime64[us]") + seconds)
+
+
+def _end(days: Days, day: Ints, until: Ints) -> Times:
+    """When the tick before `until` ends."""
+    length = np.round(tick_minutes(days) * 60.0 * 1e6).astype("timedelta64[us]")
+    return np.asarray(_begin(days, day, until - 1) + length)
 
 
 def rest_cost_of(rules: ExecutionRules) -> float:
