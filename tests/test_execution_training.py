@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
@@ -12,12 +14,21 @@ from browsers import draw_page, drawn_charts
 from typer.testing import CliRunner
 
 from echelon.cli.app import app
+from echelon.cli.execution import train_run
 from echelon.config import Config, load_config, to_yaml
 from echelon.config.execution import ExecutionConfig
+from echelon.data.datasets import ensure_dataset
 from echelon.errors import ConfigError, DataError, StoreError, UsageError
-from echelon.evaluation.execution import ExecutionEvaluation, evaluate_trained, over_dates
+from echelon.evaluation.execution import (
+    SCHEDULES,
+    ExecutionEvaluation,
+    evaluate_trained,
+    over_dates,
+)
+from echelon.execution.metrics import step_pa, tick_pa
 from echelon.execution.policies import run_orders
 from echelon.execution.schedules import Twap
+from echelon.files import exclusive_lock
 from echelon.report.execution import draw_day, render, write_execution_report
 from echelon.report.texts import Words
 from echelon.training.execution import (
@@ -29,7 +40,7 @@ from echelon.training.execution import (
     reward_from,
     rules_of,
 )
-from echelon.training.execution_runs import ExecutionJob, train_seed
+from echelon.training.execution_runs import ExecutionJob, make_room, refuse_other, train_seed
 
 SMALL = (
     *("data.source=synthetic", "data.freq=5min", "data.synthetic.n_symbols=2"),
@@ -45,6 +56,8 @@ SMALL = (
     *("execution.learner.orders=48", "execution.learner.epochs=2"),
 )
 """Two symbols, sixty days of 78 bars; a network of eight units and a few updates."""
+SHORT = ("execution.learner.total_steps=96",)
+"""For runs that need not have learned anything."""
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +125,25 @@ def test_orders_come_from_a_file_where_one_is_named(store: Path, tmp_path: Path)
     path.write_text("symbol,date,direction,amount\n" + "\n".join(lines) + "\n", encoding="utf-8")
     told = load_execution_data(configured(store, f"execution.orders.path={path}"))
     assert [len(orders) for orders in told.orders.values()] == [1, 1, 1]
+    path.write_text("symbol,date,direction,amount\n" + "\n".join(lines[:2]), encoding="utf-8")
+    two = configured(store, f"execution.orders.path={path}")
+    assert [len(orders) for orders in load_execution_data(two).orders.values()] == [1, 1, 0]
+    with pytest.raises(DataError, match=r"no orders in split\.test \(2015-03-09 to 2015-03-31\)"):
+        load_execution_data(two, ("test",))
     path.write_text("symbol,date,direction,amount\n" + lines[0] + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"no orders in split\.valid"):
-        load_execution_data(configured(store, f"execution.orders.path={path}"))
+        load_execution_data(two)
+
+
+def test_times_of_an_order_file_are_of_the_datasets_zone(store: Path, tmp_path: Path) -> None:
+    config = configured(store)
+    zone = ensure_dataset(config).info.timezone
+    opens = datetime(2015, 3, 10, 10, 0, tzinfo=ZoneInfo(zone)).astimezone(UTC)
+    path = tmp_path / "orders.csv"
+    row = f"S0001,2015-03-10,buy,10,{opens.isoformat()}"
+    path.write_text(f"symbol,date,direction,amount,start\n{row}\n", encoding="utf-8")
+    found = load_execution_data(config, ("test",), path)
+    assert found.days.clock[found.orders["test"].start].tolist() == [600.0]
 
 
 # --- training
@@ -191,9 +220,37 @@ def test_train_evaluate_and_compare(store: Path, tmp_path: Path) -> None:
         run("train", *flags(store), "--output-dir", str(first))
 
 
+def test_a_refused_start_is_in_nobodys_way(store: Path, tmp_path: Path) -> None:
+    path, place = tmp_path / "orders.csv", tmp_path / "run"
+    head = "symbol,date,direction,amount\n"
+    path.write_text(head + "S0001,2015-01-20,hold,10\n", encoding="utf-8")
+    config = configured(store, f"execution.orders.path={path}", *SHORT)
+    with pytest.raises(DataError, match="no direction"):
+        train_run(config, place, workers=1, resume=False, overwrite=False)
+    assert not place.exists()
+    path.write_text(head + "S0001,2015-01-20,sell,10\nS0001,2015-02-20,buy,10\n", encoding="utf-8")
+    done = train_run(config, place, workers=1, resume=False, overwrite=False)
+    assert [one.ending for one in done] == ["done"]
+
+
+def test_room_is_made_where_nothing_was_trained(tmp_path: Path) -> None:
+    lock = tmp_path / "seeds" / "42" / ".train.lock"
+    with (
+        exclusive_lock(lock, "it"),
+        pytest.raises(StoreError, match="being written by another process"),
+    ):
+        make_room(tmp_path, overwrite=True)
+    make_room(tmp_path, overwrite=False)
+    assert not lock.exists()
+    (tmp_path / "seeds" / "42" / "teacher" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds a trained run"):
+        make_room(tmp_path, overwrite=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (("compare", "one", "./one"), "names one run twice"),
         (("evaluate", "nowhere"), "no config.yaml there"),
         (("compare", "one"), "two or more"),
         (("train", "--resume", "nowhere"), "not a run directory"),
@@ -234,6 +291,121 @@ def test_gain_of_twap_over_itself_is_nothing(found: ExecutionEvaluation) -> None
         gained = sum(share * gain for share, gain in one.hourly.values())
         filled = one.measures["ffr"] * one.measures["gain_twap"]
         assert gained == pytest.approx(float(filled.mean()))
+
+
+@pytest.fixture(scope="module")
+def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return short_run(store, tmp_path_factory.mktemp("runs") / "twap")
+
+
+def short_run(store: Path, place: Path, *more: str) -> Path:
+    config = configured(store, *SHORT, *more)
+    train_seed(ExecutionJob(config, place, 42), lambda _: None, lambda: False)
+    (place / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    return place
+
+
+def test_a_run_called_like_a_schedule_hides_neither(trained: Path) -> None:
+    found = evaluate_trained({"twap": trained}, "test")
+    assert [one.name for one in found.policies] == [*SCHEDULES, "run twap"]
+    assert not found.of("twap").seeds
+    assert set(found.of("run twap").seeds) == {42}
+
+
+def test_noise_of_floating_point_is_no_gain(trained: Path) -> None:
+    found = evaluate_trained({"r": trained}, "test")
+    assert np.abs(found.of("twap").measures["pa"]).max() < 1e-6
+    assert found.summary()["policies"]["twap"]["glr"] is None
+    assert found.summary()["policies"]["almgren_chriss"]["glr"] is not None
+
+
+def test_orders_of_a_file_are_worked_and_every_step_is_kept(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "symbol,date,direction,amount,start,end\n"
+        "S0001,2015-01-20,buy,10,,\n"
+        "S0000,2015-03-10,sell,1000,10:00,14:00\n"
+        "S0001,2015-03-11,buy,500,,\n",
+        encoding="utf-8",
+    )
+    found = evaluate_trained({"r": trained}, "test", path, history=True)
+    assert (found.facts["orders"], found.facts["orders_elsewhere"]) == (2, 1)
+    found.write(tmp_path)
+    orders = pl.read_parquet(tmp_path / "orders.parquet")
+    assert orders.row(0)[:7] == (
+        *(0, "S0000", "2015-03-10", "sell", 1000.0),
+        *(datetime(2015, 3, 10, 10), datetime(2015, 3, 10, 14)),
+    )
+    steps = pl.read_parquet(tmp_path / "history.parquet")
+    assert set(steps["policy"]) == {*SCHEDULES, "r"}
+    assert set(steps.filter(policy="r")["seed"]) == {42}
+    assert steps.filter(policy="twap")["seed"].null_count() == len(steps.filter(policy="twap"))
+    for name in (*SCHEDULES, "r"):
+        own = steps.filter(policy=name)
+        each = own.group_by("order", maintain_order=True).agg(
+            pl.col("filled").last(), share=pl.col("executed").sum()
+        )
+        assert each["filled"].to_list() == pytest.approx(orders[f"{name}/ffr"].to_list())
+        assert (each["share"] / orders["amount"]).to_list() == pytest.approx(each["filled"])
+    first = steps.filter(policy="twap", order=0).row(0, named=True)
+    assert (first["begins"], first["ends"]) == (
+        datetime(2015, 3, 10, 10),
+        datetime(2015, 3, 10, 10, 45),
+    )
+    evaluate_trained({"r": trained}, "test").write(tmp_path)
+    assert not (tmp_path / "history.parquet").exists()
+
+
+def test_frames_of_an_order_have_times_advantage_and_share_filled(data: ExecutionData) -> None:
+    history = run_orders(Twap(), data.days, data.orders["test"], data.rules)
+    steps, ticks = history.step_frame(3), history.tick_frame(3)
+    assert steps.equals(history.steps_frame().filter(order=3).select(steps.columns))
+    np.testing.assert_array_equal(steps["pa"], step_pa(history)[3, : len(steps)])
+    np.testing.assert_array_equal(ticks["pa"], tick_pa(history)[3][ticks["tick"]])
+    assert ticks["value"].sum() == pytest.approx(history.value[3])
+    assert steps["filled"][-1] == ticks["filled"][-1] == pytest.approx(1.0)
+    assert steps["begins"][0] == ticks["begins"][0]
+    assert steps["ends"][-1] - ticks["begins"][-1] == timedelta(minutes=5)
+
+
+def test_a_run_that_has_seen_the_days_is_not_judged_on_them(
+    trained: Path, store: Path, tmp_path: Path
+) -> None:
+    windows = (
+        "split.train=[2015-01-05, 2015-01-30]",
+        "split.valid=[2015-02-02, 2015-02-13]",
+        "split.test=[2015-02-16, 2015-03-06]",
+    )
+    earlier = short_run(store, tmp_path / "earlier", *windows)
+    told = r"twap: was trained with split\.valid = 2015-02-16 to 2015-03-06, .* split\.test of .*"
+    with pytest.raises(UsageError, match=told + "earlier, 2015-02-16 to 2015-03-06"):
+        evaluate_trained({"earlier": earlier, "later": trained}, "test")
+    both = evaluate_trained({"later": trained, "earlier": earlier}, "test")
+    assert {"later", "earlier"} <= {one.name for one in both.policies}
+    # A run whose own windows were moved after training has seen them, too.
+    moved = configured(store, *SHORT, "split.train=[2015-01-05, 2015-01-15]", *windows[1:])
+    (tmp_path / "run" / "seeds").mkdir(parents=True)
+    (tmp_path / "run" / "seeds" / "42").symlink_to(trained / "seeds" / "42")
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(moved), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"split\.train = .* overlaps split\.valid"):
+        evaluate_trained({"run": tmp_path / "run"}, "valid")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rules": [30]}, r"b: .* execution\.ticks_per_step = 30, but a has 15\. Evaluate it"),
+        ({"content": "other"}, "the dataset's content = other"),
+        ({"clock": [570.0, 575.0]}, "grid of ticks = 2 ticks from 09:30 to 09:35"),
+    ],
+)
+def test_a_policy_for_other_steps_ticks_or_data_is_refused(
+    change: dict[str, object], told: str, data: ExecutionData
+) -> None:
+    facts = {"rules": list(data.rules), "content": data.content}
+    refuse_other(Path("b"), facts | {"clock": data.days.clock.tolist()}, Path("a"), data)
+    with pytest.raises(UsageError, match=told):
+        refuse_other(Path("b"), facts | change, Path("a"), data)
 
 
 def test_intervals_are_over_dates_not_over_orders() -> None:

@@ -45,6 +45,10 @@ app = typer.Typer(
 Run = Annotated[Path, typer.Argument(help="Run directory of `echelon execution train`.")]
 Split = Annotated[str, typer.Option("--split", help="train, valid or test.")]
 Lang = Annotated[str, typer.Option("--lang", help="Language of the report: en or zh.")]
+Orders = Annotated[
+    Path | None,
+    typer.Option("--orders", help="Work the orders of this file, on the split's days."),
+]
 
 
 @app.command("train")
@@ -81,10 +85,12 @@ def train_run(
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.agents.jobs import run_jobs
     from echelon.training.execution import ExecutionProgress
-    from echelon.training.execution_runs import ExecutionJob, make_room, train_seed
+    from echelon.training.execution_runs import ExecutionJob, check_start, make_room, train_seed
 
     RunDirectory.claim(directory)
     if not resume:
+        with err.status("reading the data"):
+            check_start(config, directory)
         make_room(directory, overwrite=overwrite)
         write_atomic(directory / "config.yaml", to_yaml(config))
     wanted = [config.seed + k for k in range(config.train.seeds)]
@@ -111,24 +117,38 @@ def train_run(
 
 @app.command("evaluate")
 def evaluate(
-    run: Run, split: Split = "test", lang: Lang = "en", log_level: Level = LogLevel.INFO
+    run: Run,
+    split: Split = "test",
+    orders: Orders = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Also write every step of every order.")
+    ] = False,
+    lang: Lang = "en",
+    log_level: Level = LogLevel.INFO,
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
     from echelon.cli.console import set_up_logging
 
     set_up_logging(log_level.value)
-    evaluate_run(run, split, lang)
+    evaluate_run(run, split, lang, orders, history=history)
 
 
-def evaluate_run(run: Path, split: str, lang: str) -> None:
-    """Evaluate, print, and write tables and the report."""
+def evaluate_run(
+    run: Path, split: str, lang: str, orders: Path | None = None, *, history: bool = False
+) -> None:
+    """Evaluate, print, and write tables and the report.
+
+    Those of a file of orders go into a directory of their own: they are not the split's.
+    """
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
 
+    place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
+    name = run.resolve().name
     with err.status("working orders"):
-        found = evaluate_trained({run.name: run}, _split(split))
-        found.write(run / "evaluations" / split)
-        page = write_execution_report(found, run / "evaluations" / split, run.name, lang)
+        found = evaluate_trained({name: run}, _split(split), orders, history=history)
+        found.write(place)
+        page = write_execution_report(found, place, name, lang)
     print_evaluation(found)
     typer.echo(f"report: {page}")
 
@@ -137,6 +157,7 @@ def evaluate_run(run: Path, split: str, lang: str) -> None:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run directories.")],
     split: Split = "test",
+    orders: Orders = None,
     output_dir: OutputDir = None,
     lang: Lang = "en",
     log_level: Level = LogLevel.INFO,
@@ -149,11 +170,13 @@ def compare(
     set_up_logging(log_level.value)
     if len(runs) < 2:
         raise UsageError("compare takes two or more run directories; evaluate takes one.")
-    names = [run.name for run in runs]
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UsageError(f"compare {' '.join(map(str, runs))}: names one run twice. Name it once.")
+    names = [run.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     with err.status("working orders"):
-        found = evaluate_trained(dict(zip(names, runs, strict=True)), _split(split))
+        found = evaluate_trained(dict(zip(names, runs, strict=True)), _split(split), orders)
     print_evaluation(found)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
@@ -242,6 +265,10 @@ def print_evaluation(found: ExecutionEvaluation) -> None:
         f"to {facts['last']}; basis points, mean over days"
     )
     table = numbers(title, "policy", "gain over TWAP", "PA", "GLR", "gain over VWAP", "FFR")
+    if facts.get("orders_elsewhere"):
+        typer.echo(
+            f"{facts['orders_file']}: {facts['orders_elsewhere']:,} orders on other days left out"
+        )
     tree: dict[str, Any] = found.summary()["policies"]
     for name, one in tree.items():
         measures = one["measures"]

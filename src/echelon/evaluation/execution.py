@@ -1,6 +1,7 @@
 """Judge execution policies on a split: the same orders worked by each, measured and compared.
 
-    RUN/evaluations/SPLIT/orders.parquet      measures of every order and policy
+    RUN/evaluations/SPLIT/orders.parquet      every order, and its measures by policy
+    RUN/evaluations/SPLIT/history.parquet     where asked for: every step of every order and policy
     RUN/evaluations/SPLIT/shapes.parquet      mean trajectories by tick, and gains by hour
     RUN/evaluations/SPLIT/summary.json        means with intervals, differences, provenance
 
@@ -29,6 +30,7 @@ from scipy import stats
 
 from echelon.errors import StoreError
 from echelon.execution import History, ParentOrders, measure_orders
+from echelon.execution.history import order_frame
 from echelon.execution.metrics import gain_loss_ratio
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.schedules import AlmgrenChriss, Twap, Vwap
@@ -39,7 +41,11 @@ from echelon.training.execution_runs import open_trained
 from echelon.types import Floats
 
 SUMMARY, ORDERS, SHAPES = "summary.json", "orders.parquet", "shapes.parquet"
+HISTORY = "history.parquet"
 SCHEDULES = ("twap", "vwap", "almgren_chriss")
+_TAKEN = (*SCHEDULES, "minute", "volume")  # columns of shapes.parquet, all of them
+_NOISE = 1e-6
+"""Basis points: a smaller gain or loss is of floating point."""
 CLAIMED = "gain_twap"
 """The measure that claims are made of."""
 
@@ -73,6 +79,7 @@ class ExecutionEvaluation:
 
     volume[T]: mean share of the day's; clock[T]: minutes after midnight; facts: provenance
     example: one order by itself, worked by each policy (of a learned one, by its first seed)
+    orders: one a row, see `order_frame`; steps: of every policy and seed, None: not kept
     """
 
     split: Split
@@ -82,6 +89,12 @@ class ExecutionEvaluation:
     clock: Floats
     facts: Mapping[str, Any]
     example: Mapping[str, History]
+    orders: pl.DataFrame
+    steps: pl.DataFrame | None = None
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.policies]
+        assert len(set(names)) == len(names), f"two policies have one name: {names}"
 
     def mean(self, name: str, measure: str) -> Mean:
         """Over dates, of one policy."""
@@ -103,7 +116,7 @@ class ExecutionEvaluation:
         for one in self.policies:
             found["policies"][one.name] = {
                 "measures": {m: self.mean(one.name, m)._asdict() for m in one.measures},
-                "glr": _known(gain_loss_ratio(one.measures["pa"])),
+                "glr": _known(gain_loss_ratio(_without_noise(one.measures["pa"]))),
                 "seeds": {
                     str(seed): {m: _known(float(v.mean())) for m, v in measures.items()}
                     for seed, measures in one.seeds.items()
@@ -119,10 +132,14 @@ class ExecutionEvaluation:
     def write(self, directory: Path) -> Path:
         """Tables first, the summary last: where it is, all is."""
         directory.mkdir(parents=True, exist_ok=True)
-        columns: dict[str, Any] = {"date": list(self.dates)}
-        for one in self.policies:
-            columns |= {f"{one.name}/{m}": values for m, values in one.measures.items()}
-        _write_table(pl.DataFrame(columns), directory / ORDERS)
+        measures = {
+            f"{one.name}/{m}": values for one in self.policies for m, values in one.measures.items()
+        }
+        _write_table(self.orders.hstack(pl.DataFrame(measures)), directory / ORDERS)
+        if self.steps is None:  # one of an earlier evaluation would be of other orders
+            (directory / HISTORY).unlink(missing_ok=True)
+        else:
+            _write_table(self.steps, directory / HISTORY)
         shapes = {"minute": self.clock, "volume": self.volume}
         shapes |= {one.name: one.path for one in self.policies}
         _write_table(pl.DataFrame(shapes), directory / SHAPES)
@@ -138,21 +155,40 @@ class ExecutionEvaluation:
 def schedules_of(data: ExecutionData, kappa: float) -> list[ExecutionPolicy]:
     """The baselines; kappa: of the longest order's whole time."""
     longest = max(
-        int(steps_of(orders, data.rules.ticks_per_step).max()) for orders in data.orders.values()
+        int(steps_of(orders, data.rules.ticks_per_step).max(initial=1))
+        for orders in data.orders.values()
     )
     return [Twap(), Vwap(data.profile), AlmgrenChriss(kappa / longest)]
 
 
-def evaluate_trained(runs: Mapping[str, Path], split: Split) -> ExecutionEvaluation:
-    """Trained runs by name, and the schedules, on the orders of the first run's split."""
-    config, data, learned = open_trained(runs)
+def evaluate_trained(
+    runs: Mapping[str, Path], split: Split, orders: Path | None = None, *, history: bool = False
+) -> ExecutionEvaluation:
+    """Trained runs by name, and the schedules, on the orders of the first run's split.
+
+    orders: a file of them, in place of the run's own; history: keep every step
+    """
+    config, data, learned = open_trained(_apart(runs), split, orders)
     schedules = schedules_of(data, config.execution.kappa)
-    facts = {
+    facts: dict[str, Any] = {
         "runs": {name: sorted(seeds) for name, seeds in learned.items()},
         "algo": config.execution.learner.algo,
         "steps": config.execution.learner.total_steps,
     }
-    return evaluate_execution(data, split, schedules, learned, facts)
+    if orders is not None:
+        others = data.asked - len(data.orders[split])
+        facts |= {"orders_file": str(orders), "orders_elsewhere": others}
+    return evaluate_execution(data, split, schedules, learned, facts, history=history)
+
+
+def _apart(runs: Mapping[str, Path]) -> dict[str, Path]:
+    """Runs by names that no schedule has: a run called twap is `run twap`."""
+    found: dict[str, Path] = {}
+    for name, run in runs.items():
+        while name in _TAKEN or name in found:
+            name = f"run {name}"
+        found[name] = run
+    return found
 
 
 def evaluate_execution(
@@ -161,12 +197,17 @@ def evaluate_execution(
     policies: Sequence[ExecutionPolicy],
     learned: Mapping[str, Mapping[int, ExecutionPolicy]],
     facts: Mapping[str, Any],
+    *,
+    history: bool = False,
 ) -> ExecutionEvaluation:
-    """Work the split's orders with every policy; learned: by name, then by seed."""
+    """Work the split's orders with every policy; learned: by name, then by seed.
+
+    history: keep every step of every order
+    """
     orders = data.orders[split]
-    found = [_judged(policy.name, {0: policy}, data, split) for policy in policies]
-    found = [one._replace(seeds={}) for one in found]
-    found += [_judged(name, seeds, data, split) for name, seeds in learned.items()]
+    steps: list[pl.DataFrame] | None = [] if history else None
+    found = [_judged(one.name, {None: one}, data, split, steps) for one in policies]
+    found += [_judged(name, seeds, data, split, steps) for name, seeds in learned.items()]
     share = data.days.volume[orders.day]
     total = np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
     dates = tuple(np.datetime_as_string(data.days.dates[orders.day], unit="D").tolist())
@@ -192,6 +233,8 @@ def evaluate_execution(
         data.days.clock,
         provenance | dict(facts),
         {name: run_orders(one, data.days, shown, data.rules) for name, one in each.items()},
+        order_frame(orders, data.days),
+        None if steps is None else pl.concat(steps),
     )
 
 
@@ -229,18 +272,40 @@ def read_summary(directory: Path) -> dict[str, Any]:
 
 
 def _judged(
-    name: str, seeds: Mapping[int, ExecutionPolicy], data: ExecutionData, split: Split
+    name: str,
+    seeds: Mapping[int, ExecutionPolicy] | Mapping[None, ExecutionPolicy],
+    data: ExecutionData,
+    split: Split,
+    steps: list[pl.DataFrame] | None,
 ) -> PolicyOrders:
-    histories = {
-        seed: run_orders(policy, data.days, data.orders[split], data.rules)
-        for seed, policy in seeds.items()
-    }
-    by_seed = {seed: measure_orders(history) for seed, history in histories.items()}
+    """What a policy, by seed, makes of the orders; `steps` is added to, where there is one."""
+    by_seed, paths, hours = {}, [], []
+    for seed, policy in seeds.items():
+        # One history at a time: its [E,T] arrays are most of the memory.
+        history = run_orders(policy, data.days, data.orders[split], data.rules)
+        by_seed[seed] = measure_orders(history)
+        paths.append(_path(history))
+        hours.append(_hours(history))
+        if steps is not None:
+            steps.append(_kept(name, seed, history))
     names = next(iter(by_seed.values()))
-    measures = {m: np.mean([found[m] for found in by_seed.values()], axis=0) for m in names}
-    paths = [_path(history) for history in histories.values()]
-    hourly = _hourly(list(histories.values()))
-    return PolicyOrders(name, measures, by_seed, np.asarray(np.mean(paths, axis=0)), hourly)
+    return PolicyOrders(
+        name,
+        {m: np.mean([found[m] for found in by_seed.values()], axis=0) for m in names},
+        {seed: found for seed, found in by_seed.items() if seed is not None},
+        np.asarray(np.mean(paths, axis=0)),
+        _hourly(data.days.clock, np.mean(hours, axis=0)),
+    )
+
+
+def _kept(name: str, seed: int | None, history: History) -> pl.DataFrame:
+    """Every step of every order, with whose it is; no price is null, as readers average it."""
+    return history.steps_frame().select(
+        pl.lit(name).alias("policy"),
+        pl.lit(seed, dtype=pl.Int64).alias("seed"),
+        pl.exclude("price", "market_price"),
+        pl.col("price", "market_price").fill_nan(None),
+    )
 
 
 def _path(history: History) -> Floats:
@@ -250,26 +315,29 @@ def _path(history: History) -> Floats:
     return np.asarray(share.mean(axis=0))
 
 
-def _hourly(histories: Sequence[History]) -> dict[int, tuple[float, float]]:
-    """By hour of the day: share of what was executed then, and its gain over TWAP."""
-    first = histories[0]
-    hours = (first.days.clock // 60).astype(int)
-    shares = dict.fromkeys(sorted(set(hours.tolist())), 0.0)
-    gained = dict.fromkeys(shares, 0.0)
-    for history in histories:
-        assert history.ticks is not None, "evaluations record ticks"
-        share = history.ticks.executed / history.orders.amount[:, None]
-        price = np.where(share > 0.0, history.ticks.price, history.benchmarks.twap[:, None])
-        apart = (price - history.benchmarks.twap[:, None]) / history.benchmarks.arrival[:, None]
-        gain = np.nan_to_num(-history.side[:, None] * apart * 1e4) * share
-        for hour in shares:
-            at = hours == hour
-            shares[hour] += float(share[:, at].sum(axis=1).mean()) / len(histories)
-            gained[hour] += float(gain[:, at].sum(axis=1).mean()) / len(histories)
-    return {
-        hour: (shares[hour], gained[hour] / shares[hour] if shares[hour] > 0.0 else 0.0)
-        for hour in shares
-    }
+def _hours(history: History) -> Floats:
+    """[2,T] mean over orders of the share executed in each tick, and of its gain over TWAP."""
+    assert history.ticks is not None, "evaluations record ticks"
+    share = history.ticks.executed / history.orders.amount[:, None]
+    price = np.where(share > 0.0, history.ticks.price, history.benchmarks.twap[:, None])
+    apart = (price - history.benchmarks.twap[:, None]) / history.benchmarks.arrival[:, None]
+    gain = np.nan_to_num(-history.side[:, None] * apart * 1e4) * share
+    return np.stack([share.mean(axis=0), gain.mean(axis=0)])
+
+
+def _hourly(clock: Floats, ticks: Floats) -> dict[int, tuple[float, float]]:
+    """By hour of the day: share of what was executed then, and its gain; ticks: see `_hours`."""
+    hours = (clock // 60).astype(int)
+    found = {}
+    for hour in sorted(set(hours.tolist())):
+        share, gained = (float(one) for one in ticks[:, hours == hour].sum(axis=1))
+        found[hour] = (share, gained / share if share > 0.0 else 0.0)
+    return found
+
+
+def _without_noise(values: Floats) -> Floats:
+    """Gains and losses so small that they are of floating point become none."""
+    return np.where(np.abs(values) < _NOISE, 0.0, values)
 
 
 def _write_table(frame: pl.DataFrame, path: Path) -> None:

@@ -68,8 +68,7 @@ from echelon.types import Bools
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-RESULT, POLICY, TEACHER = "result.json", "policy", "teacher"
-_CHECKPOINTS = "checkpoints"
+RESULT, POLICY, TEACHER, CHECKPOINTS = "result.json", "policy", "teacher", "checkpoints"
 _KEEP = 2
 
 
@@ -397,6 +396,8 @@ class ExecutionTraining:
                 "seed": self.seed,
                 "content": self.data.content,
                 "rules": list(self.data.rules),
+                "clock": self.data.days.clock.tolist(),
+                "seen": self.config.split.model_dump(mode="json", include={"train", "valid"}),
                 "scaler": _scaler(self.data).to_dict(),
             }
             save_policy(place / POLICY, learner.net, self.data.public.names, facts)
@@ -415,7 +416,7 @@ class ExecutionTraining:
         log.snapshot()
         tensors, state = learner.state()
         save_checkpoint(
-            place / _CHECKPOINTS,
+            place / CHECKPOINTS,
             learner.steps,
             tensors,
             {"learner": state, "best": dict(best), "content": self.data.content},
@@ -427,7 +428,7 @@ class ExecutionTraining:
         self, learner: ExecutionLearner, place: Path, best: dict[str, float]
     ) -> int | None:
         """Go on from the latest checkpoint; its step, None where there is none."""
-        path = latest_checkpoint(place / _CHECKPOINTS)
+        path = latest_checkpoint(place / CHECKPOINTS)
         if path is None:
             return None
         saved = load_checkpoint(path, config_hash=self.identity)
