@@ -15,7 +15,7 @@ from slow_book import PlainBookOrder
 from echelon.config import SyntheticConfig
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.errors import ConfigError, DataError, InvalidDataError, UsageError
-from echelon.execution import measure_orders, parent_orders
+from echelon.execution import ExecutionRules, measure_orders, parent_orders
 from echelon.execution.book_days import BookDays, read_book, synthetic_book_days
 from echelon.execution.book_simulator import (
     CANCEL,
@@ -27,6 +27,8 @@ from echelon.execution.book_simulator import (
     BookSimulator,
 )
 from echelon.execution.features import public_features
+from echelon.execution.policies import run_orders
+from echelon.execution.schedules import Twap
 
 
 def book_of(
@@ -318,12 +320,26 @@ def test_quotes_of_a_tick_are_those_of_the_snapshot_that_ends_it() -> None:
     book = book_of(3)
     book.bid_size[0, 2] = 0.0
     quotes = book.quotes()
-    assert quotes.bid_depth[0].tolist() == [600.0, 0.0, 0.0]
+    assert quotes.bid_depth[0].tolist() == [600.0, 0.0]
     found = public_features(book.to_days(), quotes=quotes)
     imbalance = found.today[0, :, found.names.index("imbalance")]
-    assert imbalance.tolist() == [0.0, -1.0, -1.0]
+    assert imbalance.tolist() == [0.0, -1.0]
     spread = found.today[0, :, found.names.index("spread")]
     np.testing.assert_allclose(spread, 0.002, rtol=1e-6)
+
+
+def test_the_last_snapshot_is_no_tick_so_that_twap_can_fill_all(tmp_path: Path) -> None:
+    book_frame().write_parquet(tmp_path / "book.parquet")
+    book = read_book(tmp_path / "book.parquet", "BTC")
+    days = book.to_days()
+    assert days.shape == (1, 2)
+    np.testing.assert_allclose(days.volume[0], [3.0, 3.0])
+    assert book.to_days(last=True).volume[0].tolist() == [*days.volume[0], 0.0]
+    orders = parent_orders([0, 0], 2.0, [True, False], 0, 2)
+    history = run_orders(Twap(), days, orders, ExecutionRules(1))
+    assert measure_orders(history, ["ffr"])["ffr"].tolist() == [1.0, 1.0]
+    with pytest.raises(DataError, match="one snapshot a day"):
+        book_of(1).to_days()
 
 
 def test_synthetic_market_has_books_with_trades_in_between() -> None:

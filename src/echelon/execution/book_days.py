@@ -116,26 +116,36 @@ class BookDays:
         n_days, n_ticks, n_levels = self.bid_price.shape
         return n_days, n_ticks, n_levels
 
-    def to_days(self) -> Days:
+    def to_days(self, *, last: bool = False) -> Days:
         """The same days for whoever takes the best quotes: metrics, benchmarks, bar simulators.
 
         Bought at the best ask and sold at the best bid of the snapshot with which a tick begins;
-        known by then is their mean.
+        known by then is their mean. T-1 ticks: what follows the last snapshot is not known, and
+        what a schedule left for a tick without volume could never be filled.
+
+        last: with the last snapshot as a tick, too: its levels can be taken, but nothing trades
         """
-        ask, bid = (np.ascontiguousarray(a[..., 0]) for a in (self.ask_price, self.bid_price))
-        volume = self.bought + self.sold
+        n_ticks = self.shape[1] if last else self.shape[1] - 1
+        if not n_ticks:
+            raise DataError(
+                f"the book of {self.symbols[0]} has one snapshot a day; trades lie between two. "
+                "Give a longer recording."
+            )
+        ask, bid = (
+            np.ascontiguousarray(a[:, :n_ticks, 0]) for a in (self.ask_price, self.bid_price)
+        )
+        volume = np.ascontiguousarray((self.bought + self.sold)[:, :n_ticks])
         middle = (ask + bid) / 2.0
-        return Days(self.symbols, self.dates, self.clock, ask, bid, middle, volume, "book")
+        clock = self.clock[:n_ticks]
+        return Days(self.symbols, self.dates, clock, ask, bid, middle, volume, "book")
 
     def quotes(self) -> Quotes:
-        """What the book shows as each tick ends: the next snapshot's, at the last tick its own."""
-        n_ticks = self.shape[1]
-        after = np.minimum(np.arange(n_ticks) + 1, n_ticks - 1)
+        """What the book shows as each tick of `to_days` ends: the next snapshot's. [D,T-1]."""
         return Quotes(
-            self.bid_price[:, after, 0],
-            self.ask_price[:, after, 0],
-            self.bid_size[:, after].sum(axis=2),
-            self.ask_size[:, after].sum(axis=2),
+            self.bid_price[:, 1:, 0],
+            self.ask_price[:, 1:, 0],
+            self.bid_size[:, 1:].sum(axis=2),
+            self.ask_size[:, 1:].sum(axis=2),
         )
 
 

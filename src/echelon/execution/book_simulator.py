@@ -93,7 +93,7 @@ class BookSimulator:
         if rules.ticks_per_step < 1 or rules.unit not in ("ticks", "bp"):
             raise ConfigError(f"{rules}: ticks_per_step is at least 1 and unit is ticks or bp.")
         self.book, self.orders, self.rules = book, orders, rules
-        self.days = book.to_days()
+        self.days = book.to_days(last=True)  # the remainder may cross the last snapshot
         # Checks the orders, and has their benchmarks on the best quotes.
         taker = Simulator(self.days, orders, ExecutionRules(rules.ticks_per_step), record=False)
         self.benchmarks, self.n_steps = taker.benchmarks, taker.n_steps
