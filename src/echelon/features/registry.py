@@ -16,14 +16,10 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from importlib.abc import SourceLoader
 from pathlib import Path
 from types import CodeType
 from typing import Literal, cast, get_args
@@ -45,6 +41,7 @@ from echelon.features.base import (
 from echelon.features.calendar import calendar_features
 from echelon.features.indicators import indicator_features, ohlcv_features
 from echelon.features.stationary import stationary_features
+from echelon.features.user_files import line_in, read_user_file, run_user_file
 from echelon.types import Bools, Floats
 
 
@@ -204,10 +201,11 @@ def load_modules(paths: Iterable[str | Path], taken: Iterable[str] = ()) -> tupl
     registry = Registry(taken)
     loaded: list[Feature] = []
     for path in map(Path, paths):
-        content = _read(path)
+        content = read_user_file(path, "factor", "features.modules")
         known = len(registry.features)
         with _collect_into(registry):
-            _execute(path, content)
+            place = hashlib.sha256(str(path).encode() + content).hexdigest()[:16]
+            run_user_file(path, content, f"_echelon_factors_{place}", "factor")
         new = registry.features[known:]
         if not new:
             raise FeatureError(
@@ -372,7 +370,7 @@ def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
             code = getattr(compute, "__code__", None)
             file = Path(code.co_filename) if code is not None else Path()
             raise FeatureError(
-                f"{file}{_line(file, error)}: {type(error).__name__}: {error}. It declares "
+                f"{file}{line_in(file, error)}: {type(error).__name__}: {error}. It declares "
                 f"needs={sorted(needs)}; fields it does not declare are None, and a symbol may "
                 "have fewer bars than the lookback."
             ) from error
@@ -387,59 +385,3 @@ def _collect_into(registry: Registry) -> Iterator[None]:
         yield
     finally:
         _collecting.reset(token)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FeatureError(
-            f"{path}: cannot read this factor file ({error.strerror}). Correct features.modules."
-        ) from error
-
-
-class _Loader(SourceLoader):
-    """Runs exactly the bytes that were hashed; reads and writes no byte-code cache."""
-
-    def __init__(self, path: Path, content: bytes) -> None:
-        self._path = path
-        self._content = content
-
-    def get_filename(self, fullname: str) -> str:
-        return str(self._path)
-
-    def get_data(self, path: str | bytes) -> bytes:
-        return self._content
-
-
-def _execute(path: Path, content: bytes) -> None:
-    """Run the file as a module of its own; every failure is a FeatureError that names it."""
-    name = f"_echelon_factors_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_loader(name, _Loader(path, content), origin=str(path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and type hints of the file look their module up here.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except FeatureError as error:
-        raise FeatureError(f"{path}{_line(path, error)}: {error}") from error
-    except SyntaxError as error:
-        raise FeatureError(
-            f"{path}, line {error.lineno}: {error.msg}. Correct the syntax of this factor file."
-        ) from error
-    except (Exception, SystemExit) as error:
-        # Anything can go wrong in someone else's code; the user must learn whose and where.
-        raise FeatureError(
-            f"{path}{_line(path, error)}: running this factor file failed: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    finally:
-        del sys.modules[name]
-
-
-def _line(path: Path, error: BaseException) -> str:
-    """Return ', line 12': the last place in `path` that `error` came through."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
