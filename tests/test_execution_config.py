@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_execution_book_training import SESSIONS, write_book
 from test_execution_training import configured
 
 from echelon.agents.execution import Student
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.evaluation.execution import schedules_of
 from echelon.execution.schedules import AlmgrenChriss
 from echelon.training.execution import (
@@ -60,8 +61,15 @@ def _foreign_orders(config: Config, place: Path) -> object:
 
 
 def _days(config: Config, _: Path) -> object:
-    data = load_execution_data(config)
-    return data.public.names, data.days.buy[data.days.volume > 0].sum()
+    try:
+        data = load_execution_data(config)
+    except ConfigError as refused:  # of a file that is not there
+        return str(refused)
+    return data.public.names, data.days.shape, data.days.buy[data.days.volume > 0].sum()
+
+
+def _splits(config: Config, _: Path) -> object:
+    return [int(which.sum()) for which in load_execution_data(config).inside.values()]
 
 
 def _haste(config: Config, _: Path) -> object:
@@ -82,15 +90,20 @@ def _log(config: Config, place: Path) -> object:
 
 
 DQN, OPD = ("execution.learner.algo=DQN",), ("execution.learner.algo=OPD",)
+ON_BOOK = (*SESSIONS, "execution.book={book}")
 STRETCHES = ("execution.orders.window=random",)
 EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "ticks_per_step": (10, _rules, ()),
     "price": ("vwap", _days, ()),
+    "book": ("nowhere.parquet", _days, ON_BOOK),
+    "book_session": (20, _days, ON_BOOK),
+    "book_split": ("[0.4, 0.3, 0.3]", _splits, ON_BOOK),
     "volume_cap": (0.5, _rules, ()),
     "half_spread": (0.001, _rules, ()),
     "temporary": (0.1, _rules, ()),
     "permanent": (0.1, _rules, ()),
     "features": ("[time, volume]", _days, ()),
+    "extensions": ("[{mine}]", _days, ()),
     "actions": ("rate", _network, ()),
     "fractions": ("[0, 0.5, 1]", _network, ()),
     "rate_max": (2.0, _network, ()),
@@ -134,12 +147,24 @@ EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "learner.distill_decay": (0.5, _learner, OPD),
     "learner.distill_target": ("distribution", _learner, OPD),
 }
-"""Key → (another value, where it tells, what else is set)."""
+"""Key → (another value, where it tells, what else is set); {book} and {mine} are files."""
+
+
+MINE = """
+from echelon.execution import execution_feature
+
+@execution_feature("ticks_so_far")
+def ticks_so_far(past) -> float:
+    return float(len(past.price))
+"""
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("execution") / "store"
+    place = tmp_path_factory.mktemp("execution")
+    write_book(place / "book.parquet")
+    (place / "mine.py").write_text(MINE, encoding="utf-8")
+    return place / "store"
 
 
 def test_every_key_is_looked_at() -> None:
@@ -152,7 +177,9 @@ def test_every_key_is_looked_at() -> None:
 
 @pytest.mark.parametrize("key", EFFECTS)
 def test_changing_the_key_changes_what_it_steers(key: str, store: Path, tmp_path: Path) -> None:
-    value, observe, also = EFFECTS[key]
+    value, observe, told = EFFECTS[key]
+    files = {"book": store.parent / "book.parquet", "mine": store.parent / "mine.py"}
+    also = [one.format(**files) for one in told]
     usual = observe(configured(store, *also), tmp_path / "usual")
-    other = configured(store, *also, f"execution.{key}={value}")
+    other = configured(store, *also, f"execution.{key}={value}".format(**files))
     assert observe(other, tmp_path / "other") != usual

@@ -118,8 +118,17 @@ class ExecutionConfig(Section):
 
     ticks_per_step: PositiveInt = 30
     """Bars from one decision to the next; steps lie on the day's grid."""
-    price: Literal["close", "vwap"] = "close"
-    """What a trade in a bar is priced at."""
+    price: Literal["close", "vwap", "book"] = "close"
+    """What a trade in a bar is priced at; book: the best opposite quote of a snapshot."""
+    book: Path | None = None
+    """price book: file of snapshots (see `echelon.execution.book_days`); null: those of the
+    synthetic source."""
+    book_session: PositiveInt | None = None
+    """Snapshots from the begin of one session to that of the next, into which `book` is cut; each
+    is a day to work orders on."""
+    book_split: tuple[Share, Share, Share] | None = None
+    """Shares of the sessions for train, valid and test, in order of time; null: by the dates of
+    `split`."""
     volume_cap: Annotated[float, Field(gt=0, le=1)] | None = None
     """Most of a bar's volume that an order may take; null: all of it."""
     half_spread: NonNegativeFloat = 0.0
@@ -129,7 +138,10 @@ class ExecutionConfig(Section):
     permanent: NonNegativeFloat = 0.0
     """Permanent impact at a bar's whole volume, as a share of the price; linear."""
     features: tuple[str, ...] = ()
-    """Public features by name; empty: all that the bars allow."""
+    """Public features by name, yours among them; empty: all that the bars allow, and yours."""
+    extensions: tuple[Path, ...] = ()
+    """Python files with your own features (`@execution_feature`) and metrics (`@metric`); running
+    the command runs these files."""
     actions: Literal["fractions", "rate"] = "fractions"
     """Shares of the order to choose from, or a continuous multiple of TWAP's pace."""
     fractions: tuple[Share, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -150,3 +162,19 @@ class ExecutionConfig(Section):
     """What a step is paid."""
     learner: ExecutionLearnerConfig = ExecutionLearnerConfig()
     """How the policy learns."""
+
+    @model_validator(mode="after")
+    def _book_as_a_whole(self) -> Self:
+        told = [name for name in ("book", "book_session", "book_split") if getattr(self, name)]
+        if told and self.price != "book":
+            raise ValueError(f"{', '.join(told)} is for price book, but price is {self.price}")
+        if (self.book is None) != (self.book_session is None):
+            raise ValueError("book and book_session go together: a file is cut into sessions")
+        if self.book_split is not None:
+            if self.book is None:
+                raise ValueError("book_split is for the sessions of a file, and book is not set")
+            if abs(sum(self.book_split) - 1.0) > 1e-9 or not min(self.book_split) > 0.0:
+                raise ValueError(f"book_split {self.book_split} must be over 0 and sum to 1")
+        if self.book is not None and self.orders.path is not None:
+            raise ValueError("orders.path names dates, which sessions of a book share: draw orders")
+        return self

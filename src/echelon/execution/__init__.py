@@ -1,6 +1,8 @@
 """Order execution: parent orders worked into the market of a day, many at once."""
 
 from echelon.execution.days import Days, PriceSource
+from echelon.execution.extensions import Extensions, execution_feature, load_extensions
+from echelon.execution.features import Past
 from echelon.execution.history import History
 from echelon.execution.metrics import METRICS, measure_orders, metric
 from echelon.execution.orders import ParentOrders, check_orders, parent_orders
@@ -30,10 +32,12 @@ __all__ = [
     "Benchmarks",
     "Days",
     "ExecutionRules",
+    "Extensions",
     "History",
     "IntradayExecutor",
     "PAPenalty",
     "ParentOrders",
+    "Past",
     "PriceSource",
     "Progress",
     "Ratio",
@@ -46,6 +50,8 @@ __all__ = [
     "Weighted",
     "align_days",
     "check_orders",
+    "execution_feature",
+    "load_extensions",
     "measure_orders",
     "metric",
     "parent_orders",

@@ -28,7 +28,8 @@ opposite quote."""
 class Days:
     """`D` days of `T` ticks.
 
-    symbols[D]; dates[D]: midnight; clock[T]: minutes after midnight at which a tick begins
+    symbols[D]; dates[D]: midnight, or the moment at which a session of a book begins
+    clock[T]: minutes after that at which a tick begins
     buy, sell[D,T]: price of a share bought or sold in the tick; NaN: no trading
     known[D,T]: last price known as the tick begins, NaN before the first; the arrival price
     volume[D,T]: shares traded in the tick, 0 where there is no trading
@@ -60,8 +61,12 @@ class Days:
         return len(self.dates), len(self.clock)
 
     def name(self, day: int) -> str:
-        """Symbol and date, for messages."""
-        return f"{self.symbols[day]} on {np.datetime_as_string(self.dates[day], unit='D')}"
+        """Symbol and date, for messages; of a session its time, too."""
+        date = self.dates[day]
+        midnight = date == date.astype("datetime64[D]")
+        return (
+            f"{self.symbols[day]} on {np.datetime_as_string(date, unit='D' if midnight else 's')}"
+        )
 
     @property
     def sessions(self) -> tuple[Ints, Ints]:

@@ -13,6 +13,9 @@ of one day up to now and the days before it::
 
     public_features(days, {"range_10": last_minutes_range})
 
+In a file that the configuration names (`execution.extensions`) they are declared with
+`@execution_feature("range_10")`, and train, evaluate and compare find them.
+
 What is to come cannot be read there: it has not been copied yet. For features made in another way
 `check_causal` replaces the future by noise and refuses what changes before it.
 
@@ -346,7 +349,11 @@ def _chosen(
         if name not in FEATURES:
             near = difflib.get_close_matches(name, FEATURES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FEATURES)}."
-            raise FeatureError(f"unknown execution feature {name!r}: {hint}", name)
+            raise FeatureError(
+                f"unknown execution feature {name!r}: {hint} Your own come from the files that "
+                "execution.extensions names.",
+                name,
+            )
         if FEATURES[name].book and not with_book:
             raise FeatureError(
                 f"execution feature {name!r} needs the quotes of an order book. Leave it out, or "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -56,7 +57,8 @@ from echelon.execution import (
     measure_orders,
 )
 from echelon.execution.drawing import OrderRule, draw_orders, read_orders
-from echelon.execution.features import PublicFeatures, public_features
+from echelon.execution.extensions import Extensions, load_extensions
+from echelon.execution.features import PublicFeatures, Quotes, public_features
 from echelon.execution.loading import load_days
 from echelon.execution.policies import run_orders
 from echelon.execution.schedules import VolumeProfile
@@ -64,12 +66,15 @@ from echelon.features.scaler import Scaler
 from echelon.files import write_atomic
 from echelon.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from echelon.runs.metrics import MetricLog
+from echelon.training.execution_books import Traded, load_book, sessions_by_share
 from echelon.types import Bools
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 RESULT, POLICY, TEACHER, CHECKPOINTS = "result.json", "policy", "teacher", "checkpoints"
 _KEEP = 2
+
+log = logging.getLogger(__name__)
 
 
 class ExecutionData(NamedTuple):
@@ -78,6 +83,7 @@ class ExecutionData(NamedTuple):
     inside[split][D]: days of the split; orders: by split, of which some may have none
     profile: volume on the train days; content: hash of the dataset
     asked: orders there were, with those on days of no split
+    quotes: of a book; extensions: features of one's own
     """
 
     days: Days
@@ -88,6 +94,8 @@ class ExecutionData(NamedTuple):
     profile: VolumeProfile
     content: str
     asked: int
+    quotes: Quotes | None = None
+    extensions: Extensions = Extensions()
 
 
 class ExecutionProgress(NamedTuple):
@@ -124,34 +132,13 @@ def load_execution_data(
     needed: splits that must have orders; orders: a file of them, in place of the configuration's
     """
     execution = config.execution
-    if config.data.freq == "1d":
-        raise ConfigError(
-            "data.freq = 1d: orders are worked through the bars of a day. Set data.freq to 5min or "
-            "1min, with data that has such bars."
-        )
-    manifest = ensure_dataset(config)
-    split = config.split
-    days = load_days(
-        store_of(config),
-        manifest.name,
-        config.assets,
-        split.train[0],
-        split.test[1],
-        price_source=execution.price,
-        outside="drop",
-    )
-    date = days.dates.astype("datetime64[D]")
-    inside: dict[Split, Bools] = {}
-    for name in SPLITS:
-        first, last = (np.datetime64(one) for one in getattr(split, name))
-        inside[name] = (date >= first) & (date <= last)
-        if not inside[name].any():
-            raise DataError(
-                f"split.{name} ({first} to {last}) has no day of dataset {manifest.name!r}, which "
-                f"has {date.min()} to {date.max()}. Set split to days that are there."
-            )
-    public = public_features(days, train=inside["train"], names=execution.features or None)
-    every = _orders(config, days, manifest.info.timezone, orders)
+    extensions = load_extensions(execution.extensions)
+    traded = load_book(config) if execution.price == "book" else _load_bars(config)
+    days, quotes = traded.days, traded.quotes
+    inside = _inside(config, days)
+    names, own = extensions.chosen(execution.features)
+    public = public_features(days, own, train=inside["train"], names=names, quotes=quotes)
+    every = _orders(config, days, traded.timezone, orders)
     return ExecutionData(
         days,
         public,
@@ -159,9 +146,55 @@ def load_execution_data(
         _by_split(every, inside, needed, config, orders),
         rules_of(execution),
         VolumeProfile.fit(_only(days, inside["train"])),
-        manifest.content_hash,
+        traded.content,
         len(every),
+        quotes,
+        extensions,
     )
+
+
+def _load_bars(config: Config) -> Traded:
+    if config.data.freq == "1d":
+        raise ConfigError(
+            "data.freq = 1d: orders are worked through the bars of a day. Set data.freq to 5min or "
+            "1min, with data that has such bars."
+        )
+    manifest = ensure_dataset(config)
+    days = load_days(
+        store_of(config),
+        manifest.name,
+        config.assets,
+        config.split.train[0],
+        config.split.test[1],
+        price_source=config.execution.price,
+        outside="drop",
+    )
+    return Traded(days, None, manifest.content_hash, manifest.info.timezone)
+
+
+def _inside(config: Config, days: Days) -> dict[Split, Bools]:
+    """[D] of each split: by date, or by share of the sessions of a book."""
+    shares = config.execution.book_split
+    date = days.dates.astype("datetime64[D]")
+    inside: dict[Split, Bools] = {}
+    if shares is not None:
+        inside = dict(zip(SPLITS, sessions_by_share(len(date), shares), strict=True))
+        if not all(which.any() for which in inside.values()):
+            raise DataError(
+                f"execution.book_split {shares} leaves a split of the {len(date)} sessions empty. "
+                "Set execution.book_session lower, or the shares otherwise."
+            )
+        return inside
+    for name in SPLITS:
+        first, last = (np.datetime64(one) for one in getattr(config.split, name))
+        inside[name] = (date >= first) & (date <= last)
+        if not inside[name].any():
+            raise DataError(
+                f"split.{name} ({first} to {last}) has no day of the data, which has {date.min()} "
+                f"to {date.max()}. Set split to days that are there"
+                + (", or execution.book_split." if config.execution.book else ".")
+            )
+    return inside
 
 
 def _only(days: Days, which: Bools) -> Days:
@@ -193,7 +226,10 @@ def _orders(config: Config, days: Days, timezone: str, file: Path | None) -> Par
         min_ticks=told.min_ticks,
         lot=told.lot,
     )
-    return draw_orders(days, rule, config.seed)
+    # Draws are named by date, which the sessions of a book share: there by number.
+    number = np.arange(len(days.dates)) * np.timedelta64(1, "D")
+    apart = replace(days, dates=days.dates[0] + number) if config.execution.book else days
+    return draw_orders(apart, rule, config.seed)
 
 
 def _by_split(
@@ -300,12 +336,10 @@ class ExecutionTraining:
         self.task = Task(
             data.days, data.public, data.orders["train"], data.rules, reward_from(execution.reward)
         )
-        self.identity = hashlib.sha256(
-            json.dumps(
-                [execution.model_dump(mode="json"), config.split.model_dump(mode="json"), seed],
-                sort_keys=True,
-            ).encode()
-        ).hexdigest()
+        told = [execution.model_dump(mode="json"), config.split.model_dump(mode="json"), seed]
+        # The name of an extension stays when its code changes.
+        told.append(data.extensions.digest)
+        self.identity = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def run(
         self,
@@ -399,6 +433,7 @@ class ExecutionTraining:
                 "clock": self.data.days.clock.tolist(),
                 "seen": self.config.split.model_dump(mode="json", include={"train", "valid"}),
                 "scaler": _scaler(self.data).to_dict(),
+                "extensions": self.data.extensions.digest,
             }
             save_policy(place / POLICY, learner.net, self.data.public.names, facts)
 
@@ -453,15 +488,31 @@ def gains(policy: LearnedPolicy, data: ExecutionData, split: Split) -> dict[str,
     return {name: float(values.mean()) for name, values in found.items()}
 
 
-def load_learned(directory: Path, data: ExecutionData, name: str = "learned") -> LearnedPolicy:
+def load_learned(
+    directory: Path,
+    data: ExecutionData,
+    name: str = "learned",
+    extensions: Extensions | None = None,
+) -> LearnedPolicy:
     """The best policy of a trained seed, for days with the features it was trained with.
 
     The scaler that was fitted with it is used, whatever the train window is here.
+
+    extensions: where its own features are; None: those of the data
     """
     stored = load_policy(directory / POLICY)
     facts: dict[str, Any] = stored.facts
     scaler = Scaler.from_dict(facts["scaler"])
-    public = public_features(data.days, scaler=scaler, names=stored.features)
+    extensions = data.extensions if extensions is None else extensions
+    names, own = extensions.chosen(stored.features)
+    if own and facts.get("extensions") != extensions.digest:
+        log.warning(
+            "%s was trained with other versions of the files in execution.extensions; its features "
+            "(%s) may mean something else now",
+            directory,
+            ", ".join(own),
+        )
+    public = public_features(data.days, own, scaler, names=names, quotes=data.quotes)
     return LearnedPolicy(stored.net, public, name)
 
 

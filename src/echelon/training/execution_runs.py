@@ -14,6 +14,7 @@ from echelon.agents.execution import load_policy
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config, load_config
 from echelon.errors import StoreError, UsageError
+from echelon.execution.extensions import load_extensions
 from echelon.execution.policies import ExecutionPolicy
 from echelon.files import exclusive_lock
 from echelon.training.execution import (
@@ -95,6 +96,8 @@ def open_trained(
     data = load_execution_data(config, (split,), orders)
     learned: dict[str, dict[int, ExecutionPolicy]] = {}
     for name, run in runs.items():
+        # A policy's own features are those of its own run's files.
+        own = load_extensions(configs[run].execution.extensions)
         seeds = sorted(p.parent for p in (run / "seeds").glob(f"*/{POLICY}"))
         if not seeds:
             raise StoreError(
@@ -106,7 +109,7 @@ def open_trained(
             seen = facts.get("seen") or configs[run].split.model_dump(mode="json")
             _refuse_seen(run, seen, first, config, split)
             refuse_other(run, facts, first, data)
-        learned[name] = {int(seed.name): load_learned(seed, data, name) for seed in seeds}
+        learned[name] = {int(seed.name): load_learned(seed, data, name, own) for seed in seeds}
     return config, data, learned
 
 

@@ -11,6 +11,7 @@ from echelon.data.store import Store
 from echelon.envs.world import World
 from echelon.errors import ConfigError, StoreError, UniverseError
 from echelon.execution.days import Days
+from echelon.execution.extensions import load_extensions
 from echelon.execution.features import public_features
 from echelon.execution.loading import load_days
 from echelon.execution.policies import ExecutionPolicy
@@ -131,5 +132,7 @@ def _learned(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy
         )
     told = stored.facts["scaler"]
     scaler = None if told is None else Scaler.from_dict(told)
-    public = public_features(days, scaler=scaler, names=stored.features)
+    # A policy may have been trained with features of the user's own.
+    names, own = load_extensions(config.execution.extensions).chosen(stored.features)
+    public = public_features(days, own, scaler, names=names)
     return LearnedPolicy(stored.net, public)
