@@ -179,7 +179,13 @@ def test_every_key_is_looked_at() -> None:
 def test_changing_the_key_changes_what_it_steers(key: str, store: Path, tmp_path: Path) -> None:
     value, observe, told = EFFECTS[key]
     files = {"book": store.parent / "book.parquet", "mine": store.parent / "mine.py"}
-    also = [one.format(**files) for one in told]
+
+    def filled(text: str) -> str:
+        for name, path in files.items():
+            text = text.replace(f"{{{name}}}", str(path))
+        return text
+
+    also = [filled(one) for one in told]
     usual = observe(configured(store, *also), tmp_path / "usual")
-    other = configured(store, *also, f"execution.{key}={value}".format(**files))
+    other = configured(store, *also, filled(f"execution.{key}={value}"))
     assert observe(other, tmp_path / "other") != usual

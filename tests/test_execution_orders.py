@@ -195,7 +195,7 @@ def test_whole_days_lots_and_sides_follow_the_rule() -> None:
         draw_orders(a_share_days(3), OrderRule(), seed=0)
 
 
-def test_drawn_orders_end_at_an_early_close() -> None:
+def test_orders_drawn_or_from_a_file_end_at_an_early_close(tmp_path: Path) -> None:
     days = a_share_days(10)
     price = days.buy.copy()
     price[8, 24:] = np.nan
@@ -208,6 +208,13 @@ def test_drawn_orders_end_at_an_early_close() -> None:
         known=np.tile(days.known, (2, 1)),
         volume=np.tile(np.where(np.isnan(price), 0.0, days.volume), (2, 1)),
     )
+    date = np.datetime_as_string(days.dates[8], unit="D")
+    symbol = days.symbols[0]
+    text = HEAD + f"{symbol},{date},buy,1,,\n{symbol},{date},buy,1,09:30,15:00\n"
+    short = orders_of(tmp_path, text, both)
+    assert short.end.tolist() == [24, 24]
+    with pytest.raises(InvalidDataError, match="traded from 09:30 to 11:30 on that day"):
+        orders_of(tmp_path, HEAD + f"{symbol},{date},buy,1,13:00,15:00\n", both)
     for window in ("day", "random"):
         found = draw_orders(both, OrderRule(per_day=8, window=window, min_ticks=30), seed=0)
         short = np.isin(found.day, (8, 18))

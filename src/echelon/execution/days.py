@@ -69,6 +69,11 @@ class Days:
         )
 
     @property
+    def tick_minutes(self) -> float:
+        """How long a tick is: the shortest time from one to the next (a lunch break is longer)."""
+        return float(np.diff(self.clock).min()) if len(self.clock) > 1 else 1.0
+
+    @property
     def sessions(self) -> tuple[Ints, Ints]:
         """(first tick, the one after the last) of each day's date, [D]: when the market was open.
 

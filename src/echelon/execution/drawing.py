@@ -122,11 +122,6 @@ def trailing_volume(days: Days, trailing: int = TRAILING, least: int = 1) -> Flo
     return out
 
 
-def tick_minutes(days: Days) -> float:
-    """How long a tick is: the shortest time from one to the next (a lunch break is longer)."""
-    return float(np.diff(days.clock).min()) if len(days.clock) > 1 else 1.0
-
-
 def read_orders(
     path: Path, days: Days, *, own: Mapping[str, str] | None = None, timezone: str = "UTC"
 ) -> ParentOrders:
@@ -134,6 +129,7 @@ def read_orders(
 
     own: your column name → ours (`execution.orders.columns`)
     timezone: of the exchange, for times that say their offset
+    What lies after an early close is cut off.
     """
     facts = inspect(path)
     required = ("symbol", "date", "direction", "amount")
@@ -150,7 +146,7 @@ def read_orders(
     places = sheet.days(dates)
     buying = sheet.directions()
     amount = sheet.amounts()
-    start, end = sheet.windows(dates, timezone)
+    start, end = sheet.within_session(places, *sheet.windows(dates, timezone))
     sheet.refuse()
     orders = parent_orders(places, amount, buying, start, end)
     check_orders(orders, days)
@@ -249,7 +245,7 @@ class _Sheet:
 
     def windows(self, dates: list[date | None], timezone: str) -> tuple[list[int], list[int]]:
         """First tick of each order, and the one after its last."""
-        clock, length = self.market.clock, tick_minutes(self.market)
+        clock, length = self.market.clock, self.market.tick_minutes
         opens, closes = float(clock[0]), float(clock[-1]) + length
         begin = self._minutes("start", dates, timezone, opens)
         until = self._minutes("end", dates, timezone, closes)
@@ -270,6 +266,23 @@ class _Sheet:
                 remedy = f"Give the order at least one tick of {length:g} minute(s) in {hours}"
                 self.note(k, "end", message, remedy)
         return start, end
+
+    def within_session(
+        self, places: list[int], start: list[int], end: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """The same ticks, without those before the day's opening and after its close."""
+        opens, closes = self.market.sessions
+        first, last = list(start), list(end)
+        for k, (day, low, high) in enumerate(zip(places, start, end, strict=True)):
+            if not 0 <= day < len(opens) or low >= high:
+                continue  # noted already
+            first[k], last[k] = max(low, int(opens[day])), min(high, int(closes[day]))
+            if first[k] >= last[k]:
+                clock, length = self.market.clock, self.market.tick_minutes
+                hours = f"{_shown(clock[opens[day]])} to {_shown(clock[closes[day] - 1] + length)}"
+                message = f"the market traded from {hours} on that day, the order lies outside"
+                self.note(k, "start", message, "Write a time within, or leave the order out")
+        return first, last
 
     def _minutes(
         self, ours: str, dates: list[date | None], timezone: str, default: float

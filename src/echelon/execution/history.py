@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from echelon.execution.days import Days
-from echelon.execution.drawing import tick_minutes
 from echelon.execution.orders import Ints, ParentOrders
 from echelon.execution.simulator import (
     LEFT,
@@ -237,7 +236,7 @@ def _begin(days: Days, day: Ints, tick: Ints) -> Times:
 
 def _end(days: Days, day: Ints, until: Ints) -> Times:
     """When the tick before `until` ends."""
-    length = np.round(tick_minutes(days) * 60.0 * 1e6).astype("timedelta64[us]")
+    length = np.round(days.tick_minutes * 60.0 * 1e6).astype("timedelta64[us]")
     return np.asarray(_begin(days, day, until - 1) + length)
 
 
