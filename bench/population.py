@@ -77,8 +77,9 @@ SIZES = (
 ALONE = (
     "trainer.training_schedule.router={freq: 1000000, steps: 1}",
     "trainer.training_schedule.population.freq=1000000",
+    "train.total_env_steps=10000000000",
 )
-"""The experts' phases only."""
+"""The experts' phases only: the others would come due after more steps than are made."""
 FEW = ("trainer.workers=1", "experts.n_experts=2")
 """Each expert's work is the same: two in one process show where the time goes as five do."""
 ADAPTED = 1

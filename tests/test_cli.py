@@ -347,6 +347,29 @@ def test_config_show_prints_yaml_that_loads(shell: Shell, tmp_path: Path) -> Non
     assert shell("config", "validate", str(tmp_path / "again.yaml"))[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainer.evolution.members_per_niche=3", "members_per_niche = 3"),
+        ("trainer.round_steps=1", "trainer.round_steps = 1"),
+        ("experts.sharing.fresh_steps=10", "experts.sharing.fresh_steps = 10"),
+        ("train.lr_actor=1", "train.lr_actor = 1 is outside of trainer.evolution.lr"),
+    ],
+)
+def test_settings_that_a_hierarchy_cannot_use_are_not_valid_and_make_no_run(
+    shell: Shell, override: str, said: str
+) -> None:
+    file = str(CONFIGS / "hierarchical.yaml")
+    code, _, err = shell("config", "validate", file, "-o", override)
+    assert code == 3
+    assert file in err
+    assert said in err
+    code, _, err = shell("train", "--config", file, "-o", override, "--output-dir", "run")
+    assert code == 3
+    assert said in err
+    assert not Path("run").exists()
+
+
 def test_output_directory_that_is_a_file_is_refused(shell: Shell, bars_file: Path) -> None:
     Path("taken").write_text("")
     code, _, err = shell("prepare", *_qtmrl(bars_file), "--output-dir", "taken")

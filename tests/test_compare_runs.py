@@ -56,7 +56,7 @@ HIERARCHY = (
     *("experts.skill_dim=2", "expert.warmup_updates=0"),
     *("trainer.round_steps=20", "trainer.probe_states=8", "meta_router.n_steps=32"),
     *("trainer.training_schedule.experts={freq: 2, steps: 16}", "meta_router.n_envs=4"),
-    *("trainer.training_schedule.router={freq: 4, steps: 32}", "meta_router.batch_size=16"),
+    *("trainer.training_schedule.router={freq: 2, steps: 32}", "meta_router.batch_size=16"),
     *("meta_router.episode_decisions=4", "trainer.evolution.windows=2", "train.lr_actor=0.003"),
 )
 SEEDS = {"a2c": (1, 2), "sac": (1, 2, 3), "hierarchy": (1,)}

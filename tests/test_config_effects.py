@@ -354,6 +354,7 @@ HIERARCHY = (
     "trainer.training_schedule.experts={freq: 1, steps: 8}",
     "trainer.training_schedule.router={freq: 9, steps: 16}",
     "trainer.training_schedule.population={freq: 9, mutation_rate: 0.1}",
+    "train.total_env_steps=2000",
 )
 """A population as small: a round is 48 steps of each of two experts and two updates."""
 

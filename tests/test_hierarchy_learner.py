@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markets import CONFIGS
 from torch import Tensor
 from worlds import make_config, make_world
 
 from echelon.backtest.run import run_backtest
+from echelon.config import load_config
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
@@ -30,6 +32,7 @@ from echelon.population.windows import (
     row_weights,
     window_sharpes,
 )
+from echelon.training.learners import Worlds, ready
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -258,21 +261,70 @@ def test_without_information_bonus_there_is_nothing_to_pay(world: World, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
+    ("override", "said"),
     [
-        ("trainer.round_steps=2", "trainer.round_steps"),
-        ("expert.updates_per_step=0.001", "expert.updates_per_step"),
-        ("experts.sharing.sequence_steps=40", "experts.sharing.sequence_steps"),
+        ("trainer.round_steps=2", r"trainer\.round_steps = 2 "),
+        ("expert.updates_per_step=0.001", r"expert\.updates_per_step = 0\.001 "),
+        ("experts.sharing.sequence_steps=40", r"experts\.sharing\.sequence_steps = 40 "),
+        ("train.lr_actor=0.1", r"train\.lr_actor = 0\.1 is outside of trainer\.evolution\.lr"),
+        ("experts.sharing.buffer_size=3", r"experts\.sharing\.buffer_size = 3 .*at least 36\."),
+        ("experts.sharing.fresh_steps=10", r"experts\.sharing\.fresh_steps = 10 .*at least 12\."),
+        ("train.episode_steps=2", r"train\.episode_steps = 2 "),
+        ("train.total_env_steps=48", r"total_env_steps = 48 ends before the experts .*round 2 "),
+        ("train.total_env_steps=144", r"total_env_steps = 144 ends before the router .*round 4 "),
+        ("expert.learning_starts=1000000", r"expert\.learning_starts = 1,000,000"),
+        (
+            "trainer.training_schedule.experts.freq=90000",
+            r"training_schedule\.experts\.freq = 90,000",
+        ),
+        (
+            "trainer.training_schedule.router.freq=90000",
+            r"training_schedule\.router\.freq = 90,000",
+        ),
     ],
 )
-def test_settings_that_cannot_learn_are_refused(override: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        refuse_settings(make_config(*SMALL, override))
+def test_settings_that_cannot_learn_are_refused_before_the_encoder_is_trained(
+    world: World, tmp_path: Path, override: str, said: str
+) -> None:
+    config = make_config(*SMALL, override)
+    seed = tmp_path / "seeds" / "7"
+    with pytest.raises(ConfigError, match=said):
+        ready(config, Worlds(world, world, "data"), seed, lambda: False)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_population_that_does_not_divide_is_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.evolution\.members_per_niche"):
-        make_learner(world, tmp_path, "trainer.evolution.members_per_niche=6")
+def test_a_first_lesson_with_too_few_bars_behind_it_is_refused() -> None:
+    more = ("trainer.training_schedule.experts={freq: 1, steps: 16}", "expert.learning_starts=1")
+    refuse_settings(make_config(*SMALL, *more, "trainer.round_steps=12"))
+    with pytest.raises(ConfigError, match=r"sequence_steps = 3 is more than the 2 bars"):
+        refuse_settings(make_config(*SMALL, *more, "trainer.round_steps=8"))
+
+
+def test_the_first_lessons_come_where_the_refusal_says(world: World, tmp_path: Path) -> None:
+    # One step more than is refused: the router still learns, in the round that passes the end.
+    learner = make_learner(world, tmp_path, "train.total_env_steps=145")
+    while learner.steps < learner.config.train.total_env_steps:
+        learner.train_once()
+    assert (learner.round, learner.router.decisions) == (4, 32)
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("meta_router.kl_lambda=0.3", r"meta_router\.kl_lambda \(0\.3\) is above .*\(0\.2\)"),
+        ("meta_router.horizons=[]", r"meta_router\.horizons: .*at least 1"),
+        ("trainer.evolution.members_per_niche=6", r"trainer\.evolution\.members_per_niche = 6"),
+    ],
+)
+def test_absurd_settings_are_no_configuration(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_config(*SMALL, override)
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "hierarchical-tuned", "demo-hierarchy"])
+def test_shipped_hierarchies_can_be_trained(name: str) -> None:
+    refuse_settings(load_config(CONFIGS / f"{name}.yaml"))
 
 
 def test_the_router_learns_where_no_expert_did(world: World) -> None:

@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from echelon.cli.console import out
 from echelon.cli.options import ConfigFile, Overrides
 from echelon.config import fingerprint, load_config, to_yaml
+from echelon.errors import ConfigError
 
 app = typer.Typer(help="Look at a configuration and check it.", no_args_is_help=True)
 
@@ -33,6 +34,12 @@ def validate(
     override: Overrides = None,
 ) -> None:
     """Check configuration files; says what is wrong and where, exit code 3 if anything is."""
+    from echelon.training.learners import refuse_settings
+
     for path in files:
         tree = load_config(path, override or ())
+        try:
+            refuse_settings(tree)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         typer.echo(f"{path}: valid, hash {fingerprint(tree)[:16]}")

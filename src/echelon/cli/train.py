@@ -110,8 +110,10 @@ def train_run(
     on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
+    from echelon.training.learners import refuse_settings
     from echelon.training.many import SeedJob, train_seeds
 
+    refuse_settings(config)
     RunDirectory.claim(directory)
     if resume:
         _refuse_change(config, directory)

@@ -17,7 +17,11 @@ from echelon.config._base import Section
 from echelon.config.agents import Fraction
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-Range = tuple[float, float]
+Discount = Annotated[float, Field(ge=0, lt=1)]
+
+
+_QUARTERS = 4
+"""Parts of a subpopulation, by fitness: MF-PBT treats each in its own way."""
 
 
 class SharingConfig(Section):
@@ -75,12 +79,12 @@ class MetaRouterConfig(Section):
 
     every_bars: PositiveInt = 5
     """Bars between its decisions."""
-    horizons: tuple[PositiveInt, ...] = (5, 20, 40, 120)
+    horizons: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (5, 20, 40, 120)
     """Trailing bars over which it sees the experts' books and the market."""
     window_share: Share = 0.3
     """Last part of the train window, kept from the experts: the router learns on it."""
     kl_lambda: NonNegativeFloat = 0.1
-    """Weight λ of the KL bonus, at first."""
+    """Weight λ of the KL bonus, at first; 0: there is none, and λ stays 0."""
     kl_lambda_max: NonNegativeFloat = 0.2
     """λ never exceeds it."""
     kl_bonus: Literal["usage", "policy"] = "usage"
@@ -91,7 +95,7 @@ class MetaRouterConfig(Section):
     """Entropy coefficient of MaskablePPO."""
     lr: PositiveFloat = 3.0e-4
     """Learning rate of MaskablePPO."""
-    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    gamma: Discount = 0.99
     """Discount per decision."""
     gae_lambda: Fraction = 0.95
     """λ of the advantage estimates."""
@@ -115,6 +119,15 @@ class MetaRouterConfig(Section):
             raise ValueError(
                 f"meta_router.batch_size ({self.batch_size}) does not divide meta_router.n_steps "
                 f"({self.n_steps})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bonus_within_its_bound(self) -> Self:
+        if self.kl_lambda > self.kl_lambda_max:
+            raise ValueError(
+                f"meta_router.kl_lambda ({self.kl_lambda:g}) is above meta_router.kl_lambda_max "
+                f"({self.kl_lambda_max:g}). Lower the one or raise the other"
             )
         return self
 
@@ -163,17 +176,17 @@ class EvolutionConfig(Section):
     """Fitness is the mean over validation windows less this times their standard deviation."""
     windows: PositiveInt = 4
     """Pieces of the validation window that fitness is measured on."""
-    lr: Range = (3.0e-4, 3.0e-3)
+    lr: tuple[PositiveFloat, PositiveFloat] = (3.0e-4, 3.0e-3)
     """Learning rate of experts."""
-    router_lr: Range = (1.0e-4, 1.0e-3)
+    router_lr: tuple[PositiveFloat, PositiveFloat] = (1.0e-4, 1.0e-3)
     """Learning rate of the router."""
-    target_entropy: Range = (-2.0, -0.2)
+    target_entropy: tuple[float, float] = (-2.0, -0.2)
     """Entropy aimed at per asset."""
-    mi_reward_weight: Range = (0.05, 1.0)
+    mi_reward_weight: tuple[NonNegativeFloat, NonNegativeFloat] = (0.05, 1.0)
     """β."""
-    kl_lambda: Range = (0.01, 0.2)
+    kl_lambda: tuple[NonNegativeFloat, NonNegativeFloat] = (0.01, 0.2)
     """λ."""
-    gamma: Range = (0.8, 0.995)
+    gamma: tuple[Discount, Discount] = (0.8, 0.995)
     """Discount of experts, per bar."""
 
     @model_validator(mode="after")
@@ -186,6 +199,24 @@ class EvolutionConfig(Section):
             raise ValueError(
                 f"trainer.evolution.paces names {len(self.paces)} for "
                 f"{self.subpopulations} subpopulation(s)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _members_divide(self) -> Self:
+        if list(self.paces) != sorted(set(self.paces)):
+            raise ValueError(
+                f"trainer.evolution.paces = {list(self.paces)}: each must be greater than the one "
+                "before, such as [1, 5]"
+            )
+        members, parts = self.members_per_niche, self.subpopulations
+        step = _QUARTERS * parts
+        if members % step and (members, parts) != (1, 1):
+            fitting = sorted({max(members // step, 1) * step, (members // step + 1) * step})
+            raise ValueError(
+                f"trainer.evolution.members_per_niche = {members} does not divide into "
+                f"trainer.evolution.subpopulations = {parts} of four equal quarters. Take "
+                f"{' or '.join(map(str, fitting))} members, or 1 member and 1 subpopulation"
             )
         return self
 

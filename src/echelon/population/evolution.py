@@ -151,21 +151,14 @@ def refuse_outside(config: Config) -> None:
 
 
 def plan_of(config: Config) -> Plan:
-    """The population's form; raises where its numbers do not divide."""
+    """The population's form."""
     wanted = config.trainer.evolution
-    try:
-        return Plan(
-            niches=config.experts.n_experts,
-            per_niche=wanted.members_per_niche,
-            frequencies=wanted.paces,
-            space=space(config),
-        )
-    except ConfigError as error:
-        raise ConfigError(
-            f"trainer.evolution.members_per_niche = {wanted.members_per_niche}, "
-            f"trainer.evolution.subpopulations = {wanted.subpopulations}, trainer.evolution.paces "
-            f"= {list(wanted.paces)}: {error}"
-        ) from error
+    return Plan(
+        niches=config.experts.n_experts,
+        per_niche=wanted.members_per_niche,
+        frequencies=wanted.paces,
+        space=space(config),
+    )
 
 
 def founders(config: Config, plan: Plan, seed: int) -> list[Hyperparameters]:

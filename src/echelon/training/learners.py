@@ -101,6 +101,16 @@ def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> 
     return ExpertLearner(config, worlds.train, seed, base.encoder, tables)
 
 
+def refuse_settings(config: Config) -> None:
+    """Raise where the configuration alone says that nothing could be learned."""
+    if config.train.algo == "HIERARCHY":
+        from echelon.population.settings import refuse_settings as refuse_hierarchy
+
+        refuse_hierarchy(config)
+    elif config.train.algo in expert.METRICS:
+        expert.refuse_settings(config)
+
+
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
     """Whether everything is there that the learner needs; False: stopped before it was.
 
@@ -109,14 +119,9 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     if config.train.algo == "A2C" or is_sb3(config):
         return True
     # Before the encoder is pre-trained, which takes minutes.
+    refuse_settings(config)
     if config.train.algo == "APG":
         apg.refuse_settings(config, worlds.train)
-    elif config.train.algo == "HIERARCHY":
-        from echelon.population.settings import refuse_settings
-
-        refuse_settings(config)
-    else:
-        expert.refuse_settings(config)
     return _encoder(config, worlds, directory, should_stop) is not None
 
 
