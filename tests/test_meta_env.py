@@ -256,6 +256,16 @@ def test_weight_rises_while_one_expert_does_everything_and_falls_otherwise() -> 
     assert paid.weight == 0.0
 
 
+def test_weight_of_zero_is_a_switch_and_stays_zero() -> None:
+    off = incentive("meta_router.kl_lambda=0")
+    relative, chosen = np.array([0.03, -0.01]), np.array([0, 0])
+    for _ in range(5):
+        paid = off.pay(relative, chosen, None)
+        off.adapt()
+        assert off.weight == 0.0
+    np.testing.assert_array_equal(paid, off.scale.scale(relative))
+
+
 def test_incentive_goes_on_from_its_state_and_refuses_another_populations() -> None:
     one, other = incentive(), incentive()
     one.pay(np.array([0.1, 0.2, -0.3]), np.array([0, 2, 3]), None)

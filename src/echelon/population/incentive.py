@@ -5,7 +5,8 @@
 A 5-bar relative return has a standard deviation of about 0.01, λ · log K is 0.16: undivided, the
 bonus would be all that counts. KL is one of two (see ops.diversity), both in [0, log K]: `usage`
 of the chosen expert, or how unlike the others' its portfolio is, `policy`. Cash is nobody's skill:
-choosing it is paid no bonus and is no usage. λ follows the entropy of usage, once a rollout.
+choosing it is paid no bonus and is no usage. λ follows the entropy of usage, once a rollout; one
+that is set to 0 is a switch, and stays 0.
 
 Axes: `E` decisions made together, `K` experts, `N` assets.
 """
@@ -31,6 +32,7 @@ class Incentive:
         self.n_experts = n_experts
         self.weight = config.kl_lambda
         """λ."""
+        self._adapts = config.kl_lambda > 0.0
         self._kind = config.kl_bonus
         self._rule = KlWeightRule(floor=config.entropy_floor, most=config.kl_lambda_max)
         self.scale = RunningStd()
@@ -65,6 +67,8 @@ class Incentive:
 
     def adapt(self) -> None:
         """Move λ by what usage was; once a rollout."""
+        if not self._adapts:
+            return
         self.weight = self._rule.next(self.weight, self.usage.entropy(), self.n_experts)
 
     def state(self) -> dict[str, Any]:
