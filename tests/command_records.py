@@ -65,11 +65,11 @@ def make_record(
 
 
 def make_events(bars: int, names: tuple[str, ...]) -> tuple[RiskEvent, ...]:
-    """A little of everything, and position cuts as often as they may happen."""
+    """A little of everything, and turnover cut as often as they may happen."""
     at = bars // 2
     masked = names[1 % len(names)]
     cuts = [
-        RiskEvent(s, RiskKind.POSITION_CUT, "portfolio", 0.31, 0.3, "cut to the limit")
+        RiskEvent(s, RiskKind.TURNOVER_CUT, "portfolio", 0.31, 0.3, "cut to the limit")
         for s in range(3, bars // 3, 5)
     ]
     others = [

@@ -16,7 +16,6 @@ from echelon.ops.information import (
     RunningStd,
     SkillCritic,
     SkillDiscriminator,
-    information_loss,
     mutual_information,
     normalised,
     pointwise_information,
@@ -24,6 +23,11 @@ from echelon.ops.information import (
 )
 from echelon.rng import stream
 from echelon.types import Floats
+
+
+def information_loss(scores: Tensor, own: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """What critic and discriminator minimise: the mean estimate, negated."""
+    return -pointwise_information(scores, own, log_prior).mean()
 
 
 def fitted(model: nn.Module, step: Callable[[torch.Generator], Tensor]) -> None:

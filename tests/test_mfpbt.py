@@ -21,7 +21,6 @@ from echelon.agents.mfpbt import (
     Range,
     begin_anew,
     evolve,
-    fitness,
     perturbed,
     propose,
     ranked,
@@ -232,14 +231,6 @@ def test_perturbation_stays_within_bounds_and_moves_a_discount_by_its_horizon() 
     assert discount.times(0.99, 1.25) == pytest.approx(0.9875)
     assert Range(-2.0, -0.5).times(-1.0, 1.25) == -1.25
     assert Range(0.0, 1.0).times(0.0, 1.25) == 0.0  # a bonus that is off stays off
-
-
-def test_fitness_by_hand() -> None:
-    windows = np.array([[1.0, 3.0], [2.0, 2.0], [9.0, NAN]])
-    got = fitness(windows, variance_penalty=0.5)
-    assert got[:2].tolist() == [1.5, 2.0]
-    assert math.isnan(got[2])
-    assert fitness(windows, variance_penalty=0.0)[0] == 2.0
 
 
 def test_weakest_of_five_is_tried_with_other_hyperparameters_and_keeps_what_does_not_harm() -> None:

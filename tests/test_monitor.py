@@ -18,7 +18,6 @@ from echelon.population.monitor import (
     probe_books,
     probe_states,
     return_correlations,
-    should_reseed,
     skills,
     usage_entropy,
 )
@@ -116,12 +115,6 @@ def test_distances_by_hand_and_an_expert_without_numbers_is_left_out() -> None:
     alone = diversity(weights[2:])
     assert math.isnan(alone.mapd)
     assert math.isnan(alone.volume)
-
-
-def test_only_a_known_lack_of_diversity_begins_an_expert_anew() -> None:
-    assert should_reseed(0.2499, 0.25)
-    assert not should_reseed(0.25, 0.25)
-    assert not should_reseed(NAN, 0.25)
 
 
 def test_skills_are_unit_vectors_at_right_angles_where_there_is_room() -> None:

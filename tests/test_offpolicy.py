@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import stable_baselines3 as sb3
 import torch
+from densities import squashed_log_prob
 from gymnasium import spaces
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -25,7 +26,7 @@ from echelon.agents.sac import SAC
 from echelon.agents.td3 import TD3
 from echelon.config import Config
 from echelon.errors import TrainingError
-from echelon.ops.squashed import LOG_STD, squash_log_det, squashed_log_prob
+from echelon.ops.squashed import LOG_STD, squash_log_det
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 N_OBS, N_ACTIONS, HIDDEN, BATCH = 5, 3, (16, 16), 32

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from memories import E, N, Walk, assert_same, behaviour_of, numbers, slow_sequences
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from echelon.agents import replay as module
 from echelon.agents.replay import Replay, Transitions
@@ -178,15 +176,14 @@ def test_empty_buffer_draws_nothing() -> None:
         Replay(10, N).sequences(1, 2, np.random.default_rng(0))
 
 
-# --- files ------------------------------------------------------------------------------------
+# --- going on ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [0, 4, 33])
-def test_loaded_buffer_goes_on_as_the_saved_one(tmp_path: Path, steps: int) -> None:
+def test_restored_buffer_goes_on_as_the_other_one(steps: int) -> None:
     replay, _ = fill(capacity=31, steps=steps, ends=0.2)
-    replay.save(tmp_path / "below" / "replay.safetensors")
     other, _ = fill(capacity=31, steps=2)
-    other.load(tmp_path / "below" / "replay.safetensors")
+    other.restore(*replay.state())
     assert_same(everything(other), everything(replay))
     walks = Walk(seed=3), Walk(seed=3)
     for _ in range(5):
@@ -195,7 +192,6 @@ def test_loaded_buffer_goes_on_as_the_saved_one(tmp_path: Path, steps: int) -> N
     assert_same(everything(other), everything(replay))
     drawn = [r.sequences(9, 2, np.random.default_rng(1)) for r in (replay, other)]
     assert_same(*drawn)
-    assert [path.name for path in (tmp_path / "below").iterdir()] == ["replay.safetensors"]
 
 
 def test_state_and_restore_carry_everything() -> None:
@@ -207,91 +203,19 @@ def test_state_and_restore_carry_everything() -> None:
     assert other.state()[1] == facts == json.loads(json.dumps(facts))
 
 
-def damaged(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
-    if how == "flipped bit":
-        data[-7] ^= 1
-    elif how == "cut short":
-        del data[-100:]
-    elif how == "empty":
-        data.clear()
-    elif how == "noise":
-        data[:] = np.random.default_rng(0).bytes(len(data))
-    elif how == "missing":
-        path.unlink()
-        return
-    path.write_bytes(data)
-
-
-def rewritten(path: Path, **facts: int) -> None:
-    """Another position of the ring, the hash left as it was."""
-    with safe_open(path, framework="numpy") as file:
-        header = file.metadata()
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    header["facts"] = json.dumps(json.loads(header["facts"]) | facts, sort_keys=True)
-    save_file(arrays, path, metadata=header)
-
-
-@pytest.mark.parametrize(
-    "how", ["flipped bit", "cut short", "empty", "noise", "missing", "foreign", "moved"]
-)
-def test_damaged_file_is_refused_and_changes_nothing(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "replay.safetensors"
-    fill(capacity=31, steps=12, ends=0.2).replay.save(path)
-    if how == "foreign":
-        save_file({"weight": np.zeros(3, dtype=np.float32)}, path)
-    elif how == "moved":
-        rewritten(path, next=9)
-    else:
-        damaged(path, how)
-    replay, _ = fill(capacity=31, steps=5)
-    before, facts = everything(replay), replay.state()[1]
-    with pytest.raises(StoreError) as caught:
-        replay.load(path)
-    assert str(path) in str(caught.value)
-    assert "Resume from an earlier checkpoint, or start the run anew." in str(caught.value)
-    assert_same(everything(replay), before)
-    assert replay.state()[1] == facts
-
-
-def test_file_of_another_size_is_refused_with_the_setting(tmp_path: Path) -> None:
-    path = tmp_path / "replay.safetensors"
-    fill(capacity=31, steps=12).replay.save(path)
-    with pytest.raises(StoreError, match=r"capacity = 31, .* expert\.buffer_size it was made") as e:
-        Replay(60, N).load(path)
-    assert str(path) in str(e.value)
+def test_state_of_another_size_is_refused_with_the_setting_and_changes_nothing() -> None:
+    saved = fill(capacity=31, steps=12).replay.state()
+    other = Replay(60, N)
+    with pytest.raises(StoreError, match=r"capacity = 31, .* expert\.buffer_size it was made"):
+        other.restore(*saved)
+    assert len(other) == 0
     with pytest.raises(StoreError, match=r"n_assets = 11, this one 12"):
-        Replay(31, 12).load(path)
+        Replay(31, 12).restore(*saved)
 
 
-def test_save_that_fails_leaves_the_earlier_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "replay.safetensors"
-    first, _ = fill(capacity=31, steps=3)
-    first.save(path)
-
-    def full(arrays: object, target: Path, metadata: object = None) -> None:
-        target.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(StoreError, match=r"replay\.safetensors: .*No space left .* Make room"):
-        fill(capacity=31, steps=9).replay.save(path)
-    monkeypatch.undo()
-    assert [item.name for item in tmp_path.iterdir()] == ["replay.safetensors"]
-    other = Replay(31, N)
-    other.load(path)
-    assert_same(everything(other), everything(first))
-
-
-def test_buffer_without_behaviour_is_saved_and_drawn_as_it_always_was(tmp_path: Path) -> None:
+def test_buffer_without_behaviour_is_drawn_as_it_always_was() -> None:
     # Numbers of the version before rings could keep behaviour: earlier runs can be gone on from.
-    path = tmp_path / "replay.safetensors"
     replay, _ = fill(capacity=31, steps=33, ends=0.2)
-    replay.save(path)
-    with safe_open(path, framework="numpy") as file:
-        assert file.metadata()["sha256"].startswith("67509d807cfcdcab")
     assert numbers(replay.sample(8, np.random.default_rng(0))).tolist() == [
         85,
         79,
@@ -352,14 +276,11 @@ def test_behaviour_that_is_no_number_is_refused_and_leaves_nothing() -> None:
     assert len(replay) == 6
 
 
-def test_file_that_keeps_other_columns_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "replay.safetensors"
-    with_behaviour(12).save(path)
-    with pytest.raises(StoreError, match=r"replay\.safetensors: .*'bar_return'.* in one of them"):
-        Replay(31, N).load(path)
-    fill(capacity=31, steps=12).replay.save(path)
-    with pytest.raises(StoreError, match=r"do not keep the same: \['bar_return', 'log_std'"):
-        Replay(31, N, behaviour=True).load(path)
+def test_state_that_keeps_other_columns_is_refused() -> None:
+    with pytest.raises(StoreError, match="do not keep the same"):
+        Replay(31, N).restore(*with_behaviour(12).state())
+    with pytest.raises(StoreError, match="do not keep the same"):
+        Replay(31, N, behaviour=True).restore(*fill(capacity=31, steps=12).replay.state())
 
 
 def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Path) -> None:

@@ -21,14 +21,11 @@ from echelon.risk import (
     HaltSettings,
     HaltVerdict,
     PortfolioHalt,
-    Positions,
-    PositionSettings,
     RiskEvent,
     RiskKind,
     Turnover,
     TurnoverLimit,
     TurnoverSettings,
-    position_events,
 )
 
 EN, ZH = Words("en"), Words("zh")
@@ -48,7 +45,6 @@ def risk_events() -> list[RiskEvent]:
         *CvarGuard((1, 2), CvarSettings()).events(tail, 0, names),
         *PortfolioHalt(1, HaltSettings()).events(halt, 0),
         *TurnoverLimit(1, TurnoverSettings()).events(traded, 0),
-        *position_events(weights, Positions(weights, book), PositionSettings(), np.ones(1), 0),
     ]
 
 

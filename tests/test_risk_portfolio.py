@@ -16,7 +16,6 @@ from echelon.risk import (
     TurnoverLimit,
     TurnoverSettings,
     limit_positions,
-    position_events,
 )
 from echelon.rng import stream
 
@@ -41,10 +40,6 @@ def test_halved_limit_halves_both_the_largest_weight_and_the_sum() -> None:
     # 0.6 → 0.3, 0.4 → 0.3, together 0.6 → 0.5
     assert got.weights == pytest.approx(np.array([[0.6, 0.4], [0.25, 0.25]]))
     assert got.cut.tolist() == [False, True]
-    found = position_events(target, got, rule, np.array([1.0, 0.5]), time=7)
-    assert [(e.time, e.kind, e.value, e.limit, e.done, e.book) for e in found] == [
-        (7, RiskKind.POSITION_CUT, 1.0, 0.5, "exposure of 0.5 instead", 1)
-    ]
 
 
 def test_short_positions_count_as_long_ones_and_keep_their_sign() -> None:

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from densities import squashed_log_prob
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from echelon.agents.collector import by_lot
 from echelon.agents.replay import Replay, Transitions
-from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squashed_log_prob
+from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.ops.traces import (
     by_source,
     kl_per_dimension,

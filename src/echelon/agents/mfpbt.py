@@ -33,11 +33,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-import numpy as np
-
 from echelon.errors import ConfigError
 from echelon.rng import stream
-from echelon.types import Bools, Floats
+from echelon.types import Floats
 
 FACTORS = (0.8, 1.25)
 QUARTERS = 4
@@ -171,19 +169,6 @@ class Proposal:
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
         """What `as_json` wrote."""
         return cls(Decision(**record["decision"]), dict(record["before"]), record["fitness"])
-
-
-def fitness(windows: Floats, variance_penalty: float) -> Floats:
-    """Fitness[M]: mean over validation windows[M,V], less the penalty times their variance.
-
-    windows: extrinsic results only, a window's return or Sharpe ratio; NaN where one is not finite
-    """
-    assert windows.ndim == 2, f"windows should be [M,V], are {windows.shape}"
-    assert windows.shape[1] > 0, "there are no validation windows"
-    assert variance_penalty >= 0.0, f"variance_penalty should be ≥ 0, is {variance_penalty}"
-    known: Bools = np.all(np.isfinite(windows), axis=1)
-    x = np.where(known[:, None], windows, 0.0)
-    return np.where(known, x.mean(axis=1) - variance_penalty * x.var(axis=1), np.nan)
 
 
 def evolve(

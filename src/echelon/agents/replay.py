@@ -12,20 +12,15 @@ the end of an episode nor the seam at which the newest transitions overwrite the
 
 Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
 keep who acted and how (`Behaviour`) beside what happened, and its columns can lie in files that
-several processes map. What is in such files is only ever as good as the process that writes it:
-
-`save` writes one safetensors file with a checksum; a file that is damaged, cut short or of
-something else is refused before anything in memory changes. It alone is gone on from.
+several processes map. What is in such files is only ever as good as the process that writes it. A
+run goes on from what `state` gave its checkpoint, which is checked whole (`runs.checkpoint`).
 
 Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions, `L` steps of a sequence.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,12 +28,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from echelon.agents.stretches import Mark, Share, draw, window
 from echelon.errors import ConfigError, DataError, StoreError
-from echelon.files import sync
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -46,10 +38,8 @@ Bools = NDArray[np.bool_]
 Columns = dict[str, NDArray[Any]]
 """Arrays by name, [C,…] each, as `layout` has them."""
 
-FORMAT = "echelon-replay-1"
 _TERMINATED, _TRUNCATED = np.uint8(1), np.uint8(2)
 _BITS = ("free", "next_free")
-_ADVICE = "Resume from an earlier checkpoint, or start the run anew."
 
 
 class Transitions(NamedTuple):
@@ -302,53 +292,6 @@ class Replay:
                 )
         return mark
 
-    def save(self, path: Path) -> None:
-        """Write the ring to one file, whole or not at all."""
-        arrays, facts = self.state()
-        text = json.dumps(facts, sort_keys=True)
-        header = {"format": FORMAT, "facts": text, "sha256": _digest(arrays, text)}
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(arrays, temporary, metadata=header)
-            sync(temporary)
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            raise StoreError(
-                f"{path}: the replay buffer cannot be written ({error}). Make room or mend the "
-                "disk, then resume from the last checkpoint."
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def load(self, path: Path) -> None:
-        """Go on from a file that `save` wrote; it is checked before anything here changes."""
-        self.restore(*self.check(path))
-
-    def check(self, path: Path) -> tuple[Columns, dict[str, Any]]:
-        """What `restore` takes, from a file that `save` wrote; StoreError unless it can."""
-        try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise StoreError(
-                        f"{path}: not a replay buffer of this version (format "
-                        f"{header.get('format')!r}, expected {FORMAT!r}). {_ADVICE}"
-                    )
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise StoreError(f"{path}: missing or damaged ({error}). {_ADVICE}") from error
-        if _digest(arrays, header.get("facts", "")) != header.get("sha256"):
-            raise StoreError(
-                f"{path}: damaged: its content does not have the hash it states. {_ADVICE}"
-            )
-        facts: dict[str, Any] = json.loads(header["facts"])
-        try:
-            self.accept(arrays, facts)
-        except StoreError as error:
-            raise StoreError(f"{path}: {error}") from None
-        return arrays, facts
-
     def _begin(self, books: int) -> Mark:
         if not 1 <= books <= self.capacity:
             raise ConfigError(
@@ -427,12 +370,3 @@ def _require_finite(values: Mapping[str, NDArray[Any]]) -> None:
                 "batch that draws it. Check prices and features around rows "
                 f"{int(row.min())} to {int(row.max()) + 1}."
             )
-
-
-def _digest(arrays: Mapping[str, NDArray[Any]], text: str) -> str:
-    """SHA-256 of facts, names and contents."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        digest.update(f"\0{name}\0".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()

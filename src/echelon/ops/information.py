@@ -53,11 +53,6 @@ def pointwise_information(scores: Tensor, own: Tensor, log_prior: Tensor | None 
     return scores.gather(1, own[:, None])[:, 0] - torch.logsumexp(scores + prior, dim=1)
 
 
-def information_loss(scores: Tensor, own: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """What critic and discriminator minimise: the mean estimate, negated; at least −log K."""
-    return -pointwise_information(scores, own, log_prior).mean()
-
-
 def normalised(information: Tensor, n_skills: int) -> Tensor:
     """Information[B] in units of log K, within [−1, 1], without gradient: the bonus β multiplies.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -37,14 +36,6 @@ def gaussian_log_prob(noise: Tensor, log_std: Tensor, free: Tensor | None = None
 def squash_log_det(raw: Tensor, free: Tensor | None = None) -> Tensor:
     """Σ log(1 − tanh(u)²)[B] over the free dimensions of u = raw[B,A]."""
     return _sum(2.0 * (_LOG_2 - raw - softplus(-2.0 * raw)), free)
-
-
-def squashed_log_prob(
-    raw: Tensor, mean: Tensor, log_std: Tensor, free: Tensor | None = None
-) -> Tensor:
-    """Log-density [B] of tanh(raw) under N(mean, e^{2 log_std}) squashed; all [B,A]."""
-    noise = (raw - mean) * torch.exp(-log_std)
-    return gaussian_log_prob(noise, log_std, free) - squash_log_det(raw, free)
 
 
 def _sum(terms: Tensor, free: Tensor | None) -> Tensor:

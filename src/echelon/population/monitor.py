@@ -108,11 +108,6 @@ def diversity(weights: NDArray[np.floating[Any]]) -> Diversity:
     return Diversity(mapd, volume.volume, volume.log_volume, pairwise)
 
 
-def should_reseed(mapd: float, threshold: float) -> bool:
-    """Whether the experts have become too alike; never where nothing is known (NaN)."""
-    return mapd < threshold
-
-
 def skills(n: int, dim: int, seed: int) -> Floats:
     """Skills[K,Z] of n experts: unit vectors, at right angles where there is room for that."""
     if dim < 1 or (dim == 1 and n > 2):

@@ -19,7 +19,7 @@ phase goes by what stood at its beginning:
 
 With a `directory` the columns are files that every process maps; without one, all experts are in
 one process, and steps 1 to 3 give the same numbers there. Mapped files may be ahead of the last
-checkpoint, so a run goes on from what `save` wrote, copied back, never from them.
+checkpoint, so a run goes on from what `state` gave it, copied back, never from them.
 
 Axes: `K` experts, `E` books, `N` assets, `n` sequences, `L` steps of a sequence, time first.
 """
@@ -45,13 +45,6 @@ from echelon.agents.replay import (
 )
 from echelon.agents.stretches import Mark, Share, Window, draw, window
 from echelon.errors import ConfigError, StoreError
-from echelon.files import (
-    recover_directory,
-    staging_directory,
-    standing_directory,
-    swap_directory,
-    sync,
-)
 
 Marks = tuple[Mark, ...]
 """How far each expert's ring was written: plain numbers, fit for JSON and other processes."""
@@ -249,37 +242,6 @@ class SharedReplay:
         for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
             ring.restore(part, facts)
 
-    def save(self, directory: Path) -> None:
-        """Write every ring to a file of its own in the directory: all of them, or none."""
-        try:
-            recover_directory(directory)
-            with staging_directory(directory.parent, f".{directory.name}-") as staging:
-                for k, ring in enumerate(self._rings):
-                    ring.save(_file(staging, k))
-                sync(staging)
-                swap_directory(staging, directory)
-        except OSError as error:
-            raise StoreError(
-                f"{directory}: the shared replay cannot be written ({error}). Make room or mend "
-                "the disk, then resume from the last checkpoint."
-            ) from error
-
-    def load(self, directory: Path) -> None:
-        """Go on from what `save` wrote; every file is checked before anything here changes."""
-        standing = standing_directory(directory) or directory
-        found = len(list(standing.glob("expert-*.safetensors")))
-        if found != self.n_experts:
-            raise StoreError(
-                f"{directory}: holds the rings of {found} experts, expected {self.n_experts}. "
-                "Resume with the experts.n_experts it was made with, or, where files are missing, "
-                "from an earlier checkpoint."
-            )
-        # Read twice rather than held twice: two million steps are most of a gigabyte.
-        for k, ring in enumerate(self._rings):
-            ring.check(_file(standing, k))
-        for k, ring in enumerate(self._rings):
-            ring.load(_file(standing, k))
-
     def _fresh(self, expert: int, length: int, fresh_steps: int) -> Window:
         mark, each = self._rings[expert].mark, self.ring_capacity
         if fresh_steps < length * mark.books:
@@ -321,10 +283,6 @@ def _part(columns: Columns, first: int, count: int, writable: bool) -> Columns:
 
 def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Columns:
     return {name[len(prefix) :]: v for name, v in arrays.items() if name.startswith(prefix)}
-
-
-def _file(directory: Path, expert: int) -> Path:
-    return directory / f"expert-{expert}.safetensors"
 
 
 def _require_marks(marks: Marks, n_experts: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from echelon.config import Config
 from echelon.ops.diversity import entropy
+from echelon.population import monitor
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.attribution import Attribution, RealBook, attribute
 from echelon.population.record import CommandRecord
@@ -56,7 +57,6 @@ MARKS = {
     RiskKind.RESTORED: _FREED,
     RiskKind.RESUMED: _FREED,
     RiskKind.TURNOVER_CUT: _CUT,
-    RiskKind.POSITION_CUT: _CUT,
     RiskKind.ALERT_FAILED: _FAILED,
 }
 
@@ -115,13 +115,8 @@ def usage_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) -> 
     As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
     """
     at = np.flatnonzero(record.decided)
-    chosen, most = record.in_charge[at], np.log(len(record.choices))
-    values = [
-        entropy(np.bincount(chosen[n - decisions : n], minlength=len(record.choices)) / decisions)
-        / most
-        for n in range(decisions, len(at) + 1)
-    ]
-    return Curve(record.times[at[decisions - 1 :]], np.array(values, dtype=np.float64))
+    shares = monitor.usage_entropy(record.in_charge[at], len(record.choices), decisions)
+    return Curve(record.times[at[decisions - 1 :]], shares[decisions - 1 :])
 
 
 def whole_entropy(record: CommandRecord) -> float:
@@ -148,12 +143,7 @@ def trailing_mean(values: Floats, bars: int) -> Floats:
 
 def correlations(record: CommandRecord) -> Floats:
     """[K,K] of the returns of the experts' own books; NaN for one that never moved."""
-    returns = record.own_returns
-    moved = returns.std(axis=0) > 0.0 if len(returns) > 1 else np.zeros(len(record.experts), bool)
-    out = np.full((len(moved), len(moved)), np.nan)
-    if moved.any():
-        out[np.ix_(moved, moved)] = np.atleast_2d(np.corrcoef(returns[:, moved], rowvar=False))
-    return out
+    return monitor.return_correlations(record.own_returns.T)
 
 
 class Plane(NamedTuple):

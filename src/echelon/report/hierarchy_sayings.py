@@ -38,7 +38,6 @@ _SAYINGS = (
     _saying("position limit times #", "仓位上限乘以 {0}"),
     _saying("position limit restored", "恢复仓位上限"),
     _saying("went #% of the way to the target", "向目标仓位调整了 {0} %"),
-    _saying("exposure of # instead", "仓位降至 {0}"),
     # evolution
     _saying("fitness # is the least of #; on trial", "适应度 {0} 为 {1} 个中最低，试行新参数"),
     _saying("fitness #; on trial", "适应度 {0}，试行新参数"),

@@ -177,7 +177,6 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "risk_halted": ("Halted", "清仓停止"),
         "risk_resumed": ("Resumed", "恢复交易"),
         "risk_turnover_cut": ("Turnover cut", "换手削减"),
-        "risk_position_cut": ("Position cut", "仓位削减"),
         "risk_alert_failed": ("Alert failed", "告警失败"),
         # The router in training.
         "router_gain": ("Router: return less the experts' mean", "路由器：相对专家均值的收益"),

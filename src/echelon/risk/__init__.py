@@ -42,7 +42,6 @@ from echelon.risk.portfolio import (
     TurnoverLimit,
     TurnoverSettings,
     limit_positions,
-    position_events,
 )
 
 __all__ = [
@@ -75,7 +74,6 @@ __all__ = [
     "limit_positions",
     "new_pid",
     "pid_step",
-    "position_events",
     "read_events",
     "tail_cost",
     "tail_of",

@@ -39,7 +39,6 @@ class RiskKind(StrEnum):
     """The portfolio fell too far: all to cash."""
     RESUMED = "resumed"
     TURNOVER_CUT = "turnover_cut"
-    POSITION_CUT = "position_cut"
     ALERT_FAILED = "alert_failed"
     """Somebody was to be told of an event, and that failed."""
 

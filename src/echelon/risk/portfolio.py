@@ -249,23 +249,6 @@ class TurnoverLimit(Memory):
         return found
 
 
-def position_events(
-    asked: Floats,
-    positions: Positions,
-    settings: PositionSettings,
-    scale: Floats,
-    time: int,
-    who: str = "portfolio",
-) -> list[RiskEvent]:
-    """What to log of `limit_positions`: exposure asked for, against the limit of the sum."""
-    found = []
-    for e in np.flatnonzero(positions.cut):
-        exposure, limit = float(np.abs(asked[e]).sum()), float(settings.total * scale[e])
-        done = f"exposure of {np.abs(positions.weights[e]).sum():.3g} instead"
-        found.append(RiskEvent(time, RiskKind.POSITION_CUT, who, exposure, limit, done, int(e)))
-    return found
-
-
 def _fraction(most: Floats, wanted: Floats) -> Floats:
     """min(1, most / wanted), 1 where nothing is wanted."""
     share = np.ones_like(wanted)
