@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,117 @@ def test_neither_the_number_of_processes_nor_the_death_of_one_changes_a_result(
 ) -> None:
     alone = trained(make_learner(world, tmp_path / "alone"), 5)
     hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
-    os.kill(hurt.members.host._teams[0]._process.pid, signal.SIGKILL)  # type: ignore[union-attr,arg-type]
-    hurt.members.host._teams[0]._process.join()  # type: ignore[union-attr]
+    kill_worker(hurt)
     trained(hurt, 2)
-    assert [event.kind for event in hurt._events if event.kind == "worker lost"]
-    hurt._events = [event for event in hurt._events if event.kind != "worker lost"]
-    assert_same(alone, hurt)
+    assert_same(alone, without_losses(hurt))
+    alone.close()
+    hurt.close()
+
+
+def kill_worker(learner: HierarchyLearner, worker: int = 0) -> None:
+    process = learner.members.host._teams[worker]._process  # type: ignore[union-attr]
+    os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process.join()
+
+
+def without_losses(learner: HierarchyLearner) -> HierarchyLearner:
+    kept = [event for event in learner._events if event.kind != "worker lost"]
+    assert len(kept) < len(learner._events)
+    learner._events = kept
+    return learner
+
+
+Each = Callable[[str, Mapping[int, tuple[Any, ...]]], dict[int, Any]]
+
+
+def dying(
+    learner: HierarchyLearner, method: str, monkeypatch: pytest.MonkeyPatch, times: int = 1
+) -> None:
+    """Kill the first process whenever it is to do `method`, so many times."""
+    host = learner.members.host
+    each: Each = host.each
+    left = [times]
+
+    def fatal(name: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        if name == method and left[0] and any(m % 2 == 0 for m in calls):
+            left[0] -= 1
+            kill_worker(learner)
+        return each(name, calls)
+
+    monkeypatch.setattr(host, "each", fatal)
+
+
+def test_a_worker_that_keeps_dying_stops_the_run_with_what_to_do(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_learner(world, tmp_path, "trainer.workers=2")
+    dying(learner, "collect", monkeypatch, times=99)
+    with pytest.raises(TrainingError, match=r"died 3 times in one phase.*SIGKILL") as caught:
+        learner.train_once()
+    assert "want of memory" in str(caught.value)
+    assert "Resume the run with fewer trainer.workers." in str(caught.value)
+    assert caught.value.exit_code == 8
+    assert [event.kind for event in learner._events] == ["worker lost"] * 2
+    learner.close()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["collect", "snapshot", "learn", "copy_state", "take_state", "set_hyperparameters", "stand"],
+)
+def test_a_worker_may_die_anywhere_in_a_round_twice(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    more = ("trainer.evolution.members_per_niche=4", "experts.n_experts=2")
+    alone = trained(make_learner(world, tmp_path / "alone", *more), 5)
+    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2", *more), 3)
+    if method == "stand":  # which is called where another has died before
+        dying(hurt, "collect", monkeypatch)
+    dying(hurt, method, monkeypatch, times=1 if method == "stand" else 2)
+    trained(hurt, 2)
+    assert_same(alone, without_losses(hurt))
+    alone.close()
+    hurt.close()
+
+
+def test_a_worker_killed_between_rounds_does_not_spoil_the_checkpoint_nor_its_restoring(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = trained(make_learner(world, tmp_path / "alone"), 3)
+    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
+    kill_worker(hurt)
+    tensors, state = hurt.state()
+    assert_same(alone, without_losses(hurt))
+    state["events"] = []
+    again = make_learner(world, tmp_path / "again", "trainer.workers=2")
+    dying(again, "restore", monkeypatch)
+    again.restore({name: value.clone() for name, value in tensors.items()}, state)
+    alone._events.clear()
+    assert [event.kind for event in again._events] == ["worker lost"]
+    assert_same(trained(alone, 2), without_losses(trained(again, 2)))
+    for learner in (alone, hurt, again):
+        learner.close()
+
+
+@pytest.mark.parametrize("method", ["collect", "snapshot", "begin_afresh", "set_hyperparameters"])
+def test_a_worker_may_die_while_an_expert_is_in_quarantine(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    learners = []
+    for name, more in (("alone", ()), ("hurt", ("trainer.workers=2",))):
+        learner = trained(make_learner(world, tmp_path / name, *more), 3)
+        tensors, state = learner.state()
+        tensors = {key: value.clone() for key, value in tensors.items()}
+        tensors["member.2.core.actor.last.weight"].fill_(math.nan)
+        learner.restore(tensors, state)
+        learners.append(learner)
+    alone, hurt = learners
+    # Member 2 fails in `collect`, and its process dies in what follows, with member 0 in it.
+    dying(hurt, method, monkeypatch)
+    trained(alone, 1)
+    trained(hurt, 1)
+    assert ("quarantine", "expert 2") in [(event.kind, event.who) for event in alone._events]
+    assert_same(alone, without_losses(hurt))
     alone.close()
     hurt.close()
 

@@ -102,7 +102,8 @@ class Crew(Closing):
         try:
             for _ in self._groups:
                 self._teams.append(_Here(make, threads) if workers == 1 else _There(make, threads))
-            self._make(range(members))
+            for failure in self._make(range(members)):
+                raise failure.error
         except BaseException:
             self.close()
             raise
@@ -130,7 +131,7 @@ class Crew(Closing):
         """Make a member anew; where its process died, its mates too, in a new process.
 
         Their numbers, rising: what state they are to have is the caller's to say. Raises what
-        `make` raises.
+        `make` raises; where the new process dies too, they are lost still, as the next call says.
         """
         where = member % len(self._teams)
         team = self._teams[where]
@@ -138,7 +139,9 @@ class Crew(Closing):
         if isinstance(team, _There) and lost:
             self._teams[where] = _There(team.make, team.threads)
         anew = self._groups[where] if lost else [member]
-        self._make(anew)
+        for failure in self._make(anew):
+            if not failure.lost:
+                raise failure.error
         return list(anew)
 
     def close(self) -> None:
@@ -151,12 +154,10 @@ class Crew(Closing):
         for team in self._teams:
             team.end()
 
-    def _make(self, members: Sequence[int]) -> None:
+    def _make(self, members: Sequence[int]) -> list[Failure]:
         answers = self._ask({m: _Call(m, None, b"") for m in members})
-        for m in members:
-            result = self._result(answers[m])
-            if isinstance(result, Failure):
-                raise result.error
+        results = [self._result(answers[m]) for m in members]
+        return [result for result in results if isinstance(result, Failure)]
 
     def _ask(self, calls: Mapping[int, _Call]) -> dict[int, _Answer]:
         """Answers of all members called; all processes work at the same time."""
@@ -194,8 +195,7 @@ class Crew(Closing):
             mates = ", ".join(map(str, self._groups[member % len(self._teams)]))
             text = (
                 f"member {member}: its process (members {mates}) ended unexpectedly ({content}), "
-                "perhaps for want of memory. Rebuild them and restore their states, or resume the "
-                "run with fewer trainer.workers."
+                "perhaps for want of memory. Resume the run with fewer trainer.workers."
             )
             return Failure(member, TrainingError(text), lost=True)
         if kind == "os":

@@ -39,7 +39,7 @@ from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
 from echelon.population.bonus import Deeds, SkillBonus
-from echelon.population.crew import Crew, Failure
+from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.factory import MemberFactory
 from echelon.population.member import TOLD, Brief
@@ -381,10 +381,8 @@ class HierarchyLearner:
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
         members = []
-        answers = self.members.host.each("state", dict.fromkeys(range(len(self.members)), ()))
+        answers = self.members.each("state", dict.fromkeys(range(len(self.members)), ()))
         for m, answer in sorted(answers.items()):
-            if isinstance(answer, Failure):
-                raise answer.error
             tensors |= with_prefix(f"member.{m}.", _tensors(answer["tensors"]))
             members.append(answer["facts"])
         router, router_facts = self.router.state()
@@ -411,11 +409,10 @@ class HierarchyLearner:
         """Go on from what `state` gave."""
         arrays = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
         self.replay.restore(arrays, state["replay"])
-        marks = self.replay.snapshot()
+        states = []
         for m, facts in enumerate(state["members"]):
             own = {k: v.numpy() for k, v in below_prefix(f"member.{m}.", tensors).items()}
-            self.members.host.one(m, "stand", marks)
-            self.members.host.one(m, "restore", {"tensors": own, "facts": facts})
+            states.append({"tensors": own, "facts": facts})
         self.router.restore(below_prefix("router.", tensors), state["router"])
         self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
         self.evolution.restore(state["evolution"])
@@ -427,7 +424,7 @@ class HierarchyLearner:
         self._told = {name: float(value) for name, value in state["told"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
         self._events = [PopulationEvent(**one) for one in state["events"]]
-        self.members.remember()
+        self.members.restore(states)
         self._policy = None
 
     def close(self) -> None:

@@ -378,8 +378,12 @@ class Member:
         tensors |= with_prefix("pay.", pay)
         return {"tensors": _plain(tensors), "facts": facts}
 
+    def snapshot(self) -> dict[str, Any]:
+        """What `state` gives, and how far its ring is written: `mark`."""
+        return self.state() | {"mark": tuple(self.replay.snapshot()[self.place.number])}
+
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` or `snapshot` gave; its ring stands where `stand` put it."""
         tensors, facts = _tensors(state["tensors"]), state["facts"]
         self.version, self.skill_id = int(facts["version"]), int(facts["skill_id"])
         self._restore_networks(tensors, facts["networks"])
