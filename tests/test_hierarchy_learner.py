@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -19,7 +20,7 @@ from worlds import make_config, make_world
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config
 from echelon.envs import World
-from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.models import build_encoder
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.learner import HierarchyLearner
@@ -33,6 +34,7 @@ from echelon.population.windows import (
     window_sharpes,
 )
 from echelon.training.learners import Worlds, ready
+from echelon.training.run import Training, resume_point
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -430,6 +432,86 @@ def test_absurd_settings_are_no_configuration(override: str, said: str) -> None:
 @pytest.mark.parametrize("name", ["hierarchical", "hierarchical-tuned", "demo-hierarchy"])
 def test_shipped_hierarchies_can_be_trained(name: str) -> None:
     refuse_settings(load_config(CONFIGS / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("how", ["flipped bit", "cut short"])
+def test_a_stopped_run_whose_replay_is_damaged_is_not_resumed_and_the_file_named(
+    world: World, tmp_path: Path, how: str
+) -> None:
+    config = make_config(*SMALL, "pretrain.enabled=false", "logging.tensorboard=false")
+    place = tmp_path / "seeds" / "7"
+    training = Training(config, Worlds(world, world, "data"), place, 7)
+    assert training.run(should_stop=lambda: True).ending == "stopped"
+    point = resume_point(place)
+    assert point is not None
+    path = point / "tensors.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    spans = json.loads(data[8 : 8 + size])
+    if how == "flipped bit":
+        data[8 + size + spans["replay.1.reward"]["data_offsets"][0]] ^= 1
+    else:
+        del data[8 + size + spans["replay.1.reward"]["data_offsets"][0] :]
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="damaged") as caught:
+        resume_point(place)
+    assert str(path) in str(caught.value)
+    # Asked for by name it is refused too.
+    with pytest.raises(StoreError, match="damaged"):
+        Training(config, Worlds(world, world, "data"), place, 7, resume=point)
+
+
+def test_the_routers_steps_are_those_of_the_decisions_it_made(world: World, tmp_path: Path) -> None:
+    # 40 decisions are asked for and two rollouts of 32 made, each of two bars.
+    asked = "trainer.training_schedule.router={freq: 1, steps: 40}"
+    learner = trained(make_learner(world, tmp_path, asked), 1)
+    assert learner.router.decisions == 64
+    assert learner.steps == 3 * 16 + 64 * 2
+    learner.close()
+
+
+def test_the_history_says_what_befell_after_the_last_evolution(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = trained(make_learner(world, tmp_path), 5)
+    assert not caplog.records
+    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
+    with torch.no_grad():
+        member.actor.last.weight.fill_(float("nan"))
+    learner.train_once()
+    history = PopulationHistory.read(tmp_path)
+    assert history.events[-1].round == 6
+    assert history.events[-1].kind == "reseed"
+    assert history.skills.tolist() == learner.evolution.skills.tolist()
+    (told,) = caplog.records
+    assert told.levelname == "WARNING"
+    assert told.getMessage().startswith("seed 7, round 6: quarantine, expert 1: member 1: ")
+    # A reading for each phase of the experts, of evolutions only one.
+    assert [one.round for one in history.readings] == [2, 4, 6]
+    assert [one.round for one in history.rounds] == [4]
+    assert history.readings[1].mapd == history.rounds[0].mapd
+    learner._event("worker lost", "members [0]", "made anew, and the phase done again")
+    learner.close()
+    assert PopulationHistory.read(tmp_path).events[-1].kind == "worker lost"
+
+
+def test_a_round_has_the_hyperparameters_that_its_fitness_was_measured_under(
+    world: World, tmp_path: Path
+) -> None:
+    learner = make_learner(world, tmp_path)
+    begun = learner.evolution.hyperparameters()
+    trained(learner, 4)
+    assert learner.evolution.pending is not None  # one of them has others by now
+    assert [dict(values) for values in learner._rounds[0].hyperparameters] == begun
+    assert learner.evolution.hyperparameters() != begun
+    learner.close()
+
+
+def test_a_closed_learner_leaves_no_replay_behind(world: World, tmp_path: Path) -> None:
+    learner = trained(make_learner(world, tmp_path, "experts.sharing.on_disk=true"), 2)
+    assert list((tmp_path / "tables" / "replay").glob("*.bin"))
+    learner.close()
+    assert not list(tmp_path.rglob("*.bin"))
 
 
 def test_the_router_learns_where_no_expert_did(world: World) -> None:

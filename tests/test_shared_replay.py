@@ -350,3 +350,12 @@ def test_rings_of_another_population_are_refused_and_change_nothing() -> None:
     with pytest.raises(StoreError, match="buffer's row is"):
         made.shared.restore(arrays | {"2.row": arrays["2.row"][1:]}, facts)
     assert_same_state(made.shared, untouched.shared)
+
+
+def test_closed_replay_leaves_no_file(tmp_path: Path) -> None:
+    made = crew(4, 5, 6, directory=tmp_path / "rings")
+    assert list((tmp_path / "rings").glob("*.bin"))
+    made.shared.close()
+    made.shared.close()
+    assert list(tmp_path.iterdir()) == []
+    crew(1, 1, 1).shared.close()

@@ -4,8 +4,9 @@
     experts     [K] names
     skills      [K][D] their skill vectors at the end
     lineage     lives, by id (see agents.lineage)
-    rounds      of training: round, step, mapd, volume, usage_entropy (nats), fitness[K],
-                hyperparameters[K] (name → value)
+    rounds      evolutions: round, step, mapd, volume, usage_entropy (nats), fitness[K],
+                hyperparameters[K] (name → value), those that the fitness was measured under
+    readings    after every phase of the experts: round, step, mapd, volume
     events      what befell the population: round, step, kind, who, done
 
 JSON has no NaN: what is not known, or not finite, is null. The file is written whole or not at
@@ -36,8 +37,37 @@ _REMEDY = "Restore the file, or delete it: the report then does without it."
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How different the experts were after they had learned (ops.diversity), on probe states."""
+
+    round: int
+    step: int
+    mapd: float
+    volume: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        return {
+            "round": int(self.round),
+            "step": int(self.step),
+            "mapd": _plain(self.mapd),
+            "volume": _plain(self.volume),
+        }
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> Reading:
+        """The reading that `as_json` gave."""
+        return Reading(
+            _whole(tree["round"], "round"),
+            _whole(tree["step"], "step"),
+            _number(tree["mapd"]),
+            _number(tree["volume"]),
+        )
+
+
+@dataclass(frozen=True)
 class Round:
-    """The population after one round; NaN where something was not measured.
+    """The population at one evolution, before it; NaN where something was not measured.
 
     mapd, volume: how different the experts are (ops.diversity), on shared probe states
     usage_entropy: of the router's last decisions, in nats
@@ -100,7 +130,7 @@ class PopulationEvent:
 class PopulationHistory:
     """All of population.json.
 
-    skills[K,D]; lineage: by id; rounds and events in the order they happened
+    skills[K,D]; lineage: by id; rounds, events and readings in the order they happened
     """
 
     experts: tuple[str, ...]
@@ -108,6 +138,7 @@ class PopulationHistory:
     lineage: tuple[Life, ...] = ()
     rounds: tuple[Round, ...] = ()
     events: tuple[PopulationEvent, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
     def __post_init__(self) -> None:
         """ValueError where the parts do not belong together."""
@@ -125,14 +156,21 @@ class PopulationHistory:
                     raise ValueError(
                         f"round {one.round}: expected {name} of {experts} experts, found {found}"
                     )
-        steps = [(one.round, one.step) for one in self.rounds]
-        if steps != sorted(steps) or len({r for r, _ in steps}) != len(steps):
-            raise ValueError("expected rounds in order, each once")
+        for name, records in (("rounds", self.rounds), ("readings", self.readings)):
+            steps = [(one.round, one.step) for one in records]
+            if steps != sorted(steps) or len({r for r, _ in steps}) != len(steps):
+                raise ValueError(f"expected {name} in order, each once")
 
     @property
     def members(self) -> int:
         """How many members the lineage has."""
         return 1 + max((life.member for life in self.lineage), default=-1)
+
+    @property
+    def watched(self) -> tuple[Reading, ...]:
+        """How different the experts were: `readings`; of a file without them, at evolutions."""
+        found = (Reading(one.round, one.step, one.mapd, one.volume) for one in self.rounds)
+        return self.readings or tuple(found)
 
     def write(self, directory: Path) -> None:
         """Put it into `directory`/population.json."""
@@ -143,6 +181,7 @@ class PopulationHistory:
             "lineage": [life.as_json() for life in self.lineage],
             "rounds": [one.as_json() for one in self.rounds],
             "events": [one.as_json() for one in self.events],
+            "readings": [one.as_json() for one in self.readings],
         }
         path = directory / POPULATION
         text = json.dumps(tree, ensure_ascii=False, allow_nan=False) + "\n"
@@ -167,6 +206,7 @@ class PopulationHistory:
                 lineage=tuple(Life(**life) for life in tree["lineage"]),
                 rounds=tuple(_round(one) for one in tree["rounds"]),
                 events=tuple(PopulationEvent(**one) for one in tree["events"]),
+                readings=tuple(Reading.from_json(one) for one in tree.get("readings", ())),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"{path}: missing or damaged ({error}). {_REMEDY}") from None

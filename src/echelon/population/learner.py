@@ -18,9 +18,10 @@ replaced, its members are put back to the beginning of the phase, and the phase 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from echelon.agents.mfpbt import Hyperparameters
 from echelon.agents.policy import WeightPolicy
 from echelon.agents.stretches import Mark
 from echelon.agents.tables import EmbeddingTable
@@ -37,7 +39,7 @@ from echelon.envs.world import World
 from echelon.models import Encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
-from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
+from echelon.population.artefacts import PopulationEvent, PopulationHistory, Reading, Round
 from echelon.population.bonus import Deeds, SkillBonus
 from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
@@ -57,6 +59,8 @@ from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Bools, Floats, Floats32
 
+log = logging.getLogger(__name__)
+
 Metrics = dict[str, float]
 
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
@@ -64,6 +68,8 @@ _ROUTER = (
     *("router/relative_return", "router/usage_entropy", "router/kl_lambda", "router/reward_scale"),
     *("router/explained_variance", "router/entropy", "router/decisions", "router/seconds"),
 )
+_MISHAPS = ("worker lost", "quarantine")
+"""Events that whoever trains is told of at once."""
 _PHASES = ("collect", "experts", "router", "population")
 
 
@@ -104,6 +110,8 @@ class HierarchyLearner:
         ).within(self.replay, self._tables)
         crew = Crew(factory, n_members, workers, threads=config.train.threads)
         self._events: list[PopulationEvent] = []
+        self._unwritten = False
+        """Something happened that population.json does not say yet."""
         self.members = Members(crew, self.evolution, self.replay, self._event)
         self.bonus = SkillBonus(
             n_experts,
@@ -124,6 +132,7 @@ class HierarchyLearner:
         self._begun_anew = 0
         """Round in which an expert was last re-seeded for being alike."""
         self._rounds: list[Round] = []
+        self._readings: list[Reading] = []
         self._told: Metrics = dict.fromkeys(self._names(), 0.0)
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
@@ -147,6 +156,7 @@ class HierarchyLearner:
         if self.round % schedule.population.freq == 0:
             with _timed(told, "population"):
                 told |= self._evolve()
+        self._write_history()
         self._told = told
         return dict(told)
 
@@ -189,7 +199,12 @@ class HierarchyLearner:
         }
         for m, one in told.items():
             found |= {f"expert_{m}/{k}": v for k, v in one.items() if k.startswith("sharing/")}
-        return found | self._watch()
+        found |= self._watch()
+        self._readings.append(
+            Reading(self.round, self.steps, self._diversity.mapd, self._diversity.volume)
+        )
+        self._unwritten = True
+        return found
 
     def _whose_bars(self) -> tuple[Floats32, Bools]:
         """(weights[K,T] of rows in the experts' losses, [K] who is near enough to the best)."""
@@ -245,9 +260,11 @@ class HierarchyLearner:
             self._meta = MetaEnv(experts, world, spans, self.config, self.seed, self.round)
         else:
             self._meta.renew(self.round, experts)
+        before = self.router.decisions
         steps = self.config.trainer.training_schedule.router.steps
         told = self.router.learn(self._meta, steps, self.round)
-        self.steps += steps * self.config.meta_router.every_bars
+        # Whole rollouts: some more decisions than were asked for.
+        self.steps += (self.router.decisions - before) * self.config.meta_router.every_bars
         return told
 
     def _evolve(self) -> Metrics:
@@ -258,6 +275,7 @@ class HierarchyLearner:
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
         found = self._watch()
         self._evolve_router()
+        values = self.evolution.hyperparameters()  # that fitness was measured under
         waits = self.round - self._begun_anew < config.trainer.diversity_patience
         decisions = self.evolution.step(self._fitness, math.nan if waits else self._diversity.mapd)
         if any(decision.kind == "reseed" for decision in decisions):
@@ -269,7 +287,7 @@ class HierarchyLearner:
             members = range(niche * per_niche, (niche + 1) * per_niche)
             known = [m for m in members if math.isfinite(self._fitness[m])]
             self._best[niche] = max(known or members, key=lambda m: self._fitness[m])
-        self._note_round()
+        self._note_round(values)
         return found | {"population/fitness": float(np.nanmean(self._fitness))}
 
     def _evolve_router(self) -> None:
@@ -302,6 +320,9 @@ class HierarchyLearner:
 
     def _event(self, kind: str, who: str, done: str) -> None:
         self._events.append(PopulationEvent(self.round, self.steps, kind, who, done))
+        self._unwritten = True
+        if kind in _MISHAPS:
+            log.warning("seed %d, round %d: %s, %s: %s", self.seed, self.round, kind, who, done)
 
     # --- policies and what is left behind
 
@@ -341,8 +362,8 @@ class HierarchyLearner:
             tensors |= with_prefix(f"expert.{k}.", _tensors(answers[m]))
         return tensors | with_prefix("router.", self.router.weights())
 
-    def _note_round(self) -> None:
-        values = self.evolution.hyperparameters()
+    def _note_round(self, values: Sequence[Hyperparameters]) -> None:
+        """values[M]: the hyperparameters that the members had when fitness was measured"""
         self._rounds.append(
             Round(
                 self.round,
@@ -354,13 +375,21 @@ class HierarchyLearner:
                 tuple(dict(values[m]) for m in self._best),
             )
         )
+        self._unwritten = True
+
+    def _write_history(self) -> None:
+        """Say in population.json what has happened since it was written, if anything has."""
+        if not self._unwritten:
+            return
         PopulationHistory(
             tuple(f"expert {k}" for k in range(len(self._best))),
             self.evolution.skills,
             tuple(self.evolution.lineage.lives),
             tuple(self._rounds),
             tuple(self._events),
+            tuple(self._readings),
         ).write(self.directory)
+        self._unwritten = False
 
     def _names(self) -> list[str]:
         names = [*TOLD, "charts/reward", "population/mapd", "population/volume"]
@@ -403,6 +432,7 @@ class HierarchyLearner:
             "told": self._told,
             "rounds": [one.as_json() for one in self._rounds],
             "events": [one.as_json() for one in self._events],
+            "readings": [one.as_json() for one in self._readings],
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -424,15 +454,20 @@ class HierarchyLearner:
         self._told = {name: float(value) for name, value in state["told"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
         self._events = [PopulationEvent(**one) for one in state["events"]]
+        # Checkpoints of older versions have none.
+        self._readings = [Reading.from_json(one) for one in state.get("readings", ())]
+        self._unwritten = True  # the file may be ahead of the checkpoint
         self.members.restore(states)
         self._policy = None
 
     def close(self) -> None:
-        """End the crew and remove what can be computed again."""
+        """End the crew and remove what can be computed again, or is in the checkpoints."""
+        self._write_history()
         self.members.host.each("close", dict.fromkeys(range(len(self.members)), ()))
         self.members.host.close()
         for table in self._tables:
             table.close()
+        self.replay.close()
 
 
 @contextmanager

@@ -242,6 +242,15 @@ class SharedReplay:
         for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
             ring.restore(part, facts)
 
+    def close(self) -> None:
+        """Remove the mapped files, if there are any: checkpoints have what they hold."""
+        if self.directory is None:
+            return
+        for name in self._columns:
+            (self.directory / f"{name}.bin").unlink(missing_ok=True)
+        if self.directory.is_dir() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
     def _fresh(self, expert: int, length: int, fresh_steps: int) -> Window:
         mark, each = self._rings[expert].mark, self.ring_capacity
         if fresh_steps < length * mark.books:

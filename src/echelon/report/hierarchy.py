@@ -299,7 +299,7 @@ def _population_pane(
     key: str, history: PopulationHistory, config: Config, words: Words, data: dict[str, Any]
 ) -> str:
     html = []
-    if history.rounds:
+    if history.watched:
         data["charts"][f"{key}/rounds"] = rounds_chart(
             history, config.trainer.diversity_threshold, config.meta_router.entropy_floor, words
         )

@@ -226,7 +226,8 @@ def family_tree(history: PopulationHistory) -> Tree | None:
     lives = history.lineage
     if not lives:
         return None
-    last = max([*(one.round for one in history.rounds), *(life.round for life in lives)])
+    seen = [one.round for one in history.rounds] + [one.round for one in history.watched]
+    last = max([*seen, *(life.round for life in lives)])
     ends = [last] * len(lives)
     living: dict[int, int] = {}
     taken: dict[tuple[int, int], int] = {}

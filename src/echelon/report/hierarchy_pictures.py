@@ -331,21 +331,20 @@ def _population(run: RunData, seed: int, words: Words) -> Figure:
         (
             mapd,
             words("mapd_axis"),
-            [one.mapd for one in history.rounds],
+            ([one.round for one in history.watched], [one.mapd for one in history.watched]),
             threshold,
             words("threshold", value=f"{threshold:g}"),
         ),
         (
             entropies,
             words("usage_entropy_rounds"),
-            [one.usage_entropy / most for one in history.rounds],
+            (rounds, [one.usage_entropy / most for one in history.rounds]),
             floor,
             words("entropy_floor", value=f"{floor:g}"),
         ),
     )
-    points: dict[str, Any] = {"marker": "o", "ms": 4} if len(rounds) <= MOST_MARKED_ROUNDS else {}
-    for axes, title, values, line, name in panels:
-        axes.plot(rounds, values, color=LIGHT["accent"], linewidth=1.8, **points)
+    for axes, title, (at, values), line, name in panels:
+        axes.plot(at, values, color=LIGHT["accent"], linewidth=1.8, **_points(at))
         axes.axhline(line, **_THRESHOLD, label=name)
         axes.legend(loc="best", fontsize=9)
         axes.set_ylim(bottom=0)
@@ -354,7 +353,7 @@ def _population(run: RunData, seed: int, words: Words) -> Figure:
         colour = _expert_colour(k, len(history.experts))
         values = [one.fitness[k] for one in history.rounds]
         label = said_name(name, words)
-        fitness.plot(rounds, values, color=colour, linewidth=1.6, label=label, **points)
+        fitness.plot(rounds, values, color=colour, linewidth=1.6, label=label, **_points(rounds))
     fitness.set_title(words("fitness"), loc="left", fontsize=12)
     # The lineage below names the same colours.
     if not history.lineage and len(history.experts) <= 8:
@@ -363,6 +362,11 @@ def _population(run: RunData, seed: int, words: Words) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     _draw_lineage(figure.add_subplot(grid[1, :]), history, words)
     return figure
+
+
+def _points(rounds: Sequence[int]) -> dict[str, Any]:
+    """Marks on a line of so few rounds that they can be told apart."""
+    return {"marker": "o", "ms": 4} if len(rounds) <= MOST_MARKED_ROUNDS else {}
 
 
 def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:

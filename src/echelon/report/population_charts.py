@@ -44,6 +44,7 @@ def rounds_chart(
 ) -> Figure:
     """MAPD, population volume, entropy of usage and fitness by round, a panel each."""
     rounds = [one.round for one in history.rounds]
+    watched = [one.round for one in history.watched]
     most = math.log(len(history.experts))
     entropies = np.array([one.usage_entropy for one in history.rounds])
     share = entropies / most if most > 0.0 else entropies
@@ -51,13 +52,13 @@ def rounds_chart(
         (
             words("mapd_axis"),
             [
-                _round_line(rounds, [one.mapd for one in history.rounds], "MAPD"),
-                threshold_line(rounds, threshold, words("threshold", value=f"{threshold:g}")),
+                _round_line(watched, [one.mapd for one in history.watched], "MAPD"),
+                threshold_line(watched, threshold, words("threshold", value=f"{threshold:g}")),
             ],
         ),
         (
             words("volume"),
-            [_round_line(rounds, [one.volume for one in history.rounds], words("volume"))],
+            [_round_line(watched, [one.volume for one in history.watched], words("volume"))],
         ),
         (
             words("usage_entropy_rounds"),
