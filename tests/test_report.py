@@ -80,6 +80,7 @@ class StandIn:
             manifest={"dataset": {"name": "made-up", "content_hash": "d" * 64}},
         )
         self._policy = policy
+        self.executor, self.home = None, path
 
     @staticmethod
     def _days(world: World, rows: range) -> Split:
