@@ -174,15 +174,15 @@ Each = Callable[[str, Mapping[int, tuple[Any, ...]]], dict[int, Any]]
 def dying(
     learner: HierarchyLearner, method: str, monkeypatch: pytest.MonkeyPatch, times: int = 1
 ) -> None:
-    """Kill the first process whenever it is to do `method`, so many times."""
+    """Kill one of two processes whenever it is to do `method`, so many times."""
     host = learner.members.host
     each: Each = host.each
     left = [times]
 
     def fatal(name: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        if name == method and left[0] and any(m % 2 == 0 for m in calls):
+        if name == method and left[0] and calls:
             left[0] -= 1
-            kill_worker(learner)
+            kill_worker(learner, min(calls) % 2)
         return each(name, calls)
 
     monkeypatch.setattr(host, "each", fatal)
