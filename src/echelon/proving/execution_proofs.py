@@ -81,7 +81,7 @@ class ProofSizes:
 QUICK = ProofSizes(
     seeds=2,
     impact_steps=30_000,
-    grid_steps=30_000,
+    grid_steps=60_000,
     drift_steps=50_000,
     teacher_steps=50_000,
     student_steps=40_000,
