@@ -42,7 +42,7 @@ from echelon.execution import (
 )
 from echelon.execution.act import Fractions, TwapRate
 from echelon.execution.policies import run_orders
-from echelon.runs.checkpoint import save_checkpoint
+from echelon.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from echelon.types import Floats, Floats32
 
 RULES = ExecutionRules(ticks_per_step=5)
@@ -319,11 +319,18 @@ def test_restored_learner_goes_on_bit_for_bit() -> None:
     assert torch.equal(weights(one), weights(other))
 
 
-def test_state_is_what_a_checkpoint_can_hold(tmp_path: Path) -> None:
+def test_a_learner_goes_on_from_a_stored_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     one = learner()
     one.train_once()
     tensors, state = one.state()
     save_checkpoint(tmp_path, one.steps, tensors, state, config_hash="none", keep=1)
+    path = latest_checkpoint(tmp_path)
+    assert path is not None
+    stored = load_checkpoint(path, config_hash="none")
+    expected = one.train_once()
+    other = learner(seed=9)
+    other.restore(stored.tensors, stored.state)
+    assert other.train_once() == expected
 
 
 def test_minibatches_take_every_order_once_and_keep_days_together() -> None:

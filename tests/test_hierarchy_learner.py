@@ -18,7 +18,7 @@ from torch import Tensor
 from worlds import make_config, make_world
 
 from echelon.backtest.run import run_backtest
-from echelon.config import load_config
+from echelon.config import load_config, override_config
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.models import build_encoder
@@ -430,8 +430,12 @@ def test_absurd_settings_are_no_configuration(override: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hierarchical", "hierarchical-tuned", "demo-hierarchy"])
-def test_shipped_hierarchies_can_be_trained(name: str) -> None:
-    refuse_settings(load_config(CONFIGS / f"{name}.yaml"))
+def test_shipped_hierarchies_can_be_trained_but_not_in_too_few_steps(name: str) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml")
+    assert config.train.algo == "HIERARCHY"
+    refuse_settings(config)
+    with pytest.raises(ConfigError, match="ends before the experts learn for the first time"):
+        refuse_settings(override_config(config, ["train.total_env_steps=100"]))
 
 
 @pytest.mark.parametrize("how", ["flipped bit", "cut short"])
