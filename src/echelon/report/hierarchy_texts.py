@@ -198,9 +198,10 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "round": ("Round", "轮次"),
         "skill_map": ("Map of their skills", "技能分布图"),
         "skill_map_note": (
-            "Skill vectors at the end, in the plane in which they differ most (principal "
-            "components).",
-            "训练结束时的技能向量，投影到差异最大的平面（主成分）。",
+            "Skill vectors at the end, in a plane of their principal components. They are made "
+            "orthogonal, so that all stand equally far apart: what the experts made of them is in "
+            "the map of their portfolios.",
+            "训练结束时的技能向量，投影到其主成分平面。技能向量彼此正交，两两距离相等；专家据此形成的差异见组合分布图。",
         ),
         "lineage": ("Lineage", "谱系"),
         "lineage_note": (
