@@ -128,7 +128,7 @@ class RegimeHierarchyPart:
         returns = {"hierarchy": trade(watched, arena, config).returns}
         chosen = watched.chosen()
         experts = policy.experts
-        hedge = HierarchyPolicy(experts, HedgeRouter(len(experts)), config, self.seed, "hedge")
+        hedge = HierarchyPolicy(experts, HedgeRouter(), config, self.seed, "hedge")
         returns["hedge"] = trade(hedge, arena, config).returns
         singles = [trade(expert, arena, config).returns for expert in experts]
         returns |= {f"expert {k}": found for k, found in enumerate(singles)}
