@@ -67,6 +67,46 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "专家之间没有差异，或某个组合未知。",
         ),
         "component": ("Component {n} ({share} of the variance)", "主成分 {n}（方差占比 {share}）"),
+        # Over the same experts.
+        "companions": ("Over the same experts", "相同专家之上的对照"),
+        "companions_note": (
+            "Is the router worth having? The fixed-share hedge puts the expert in charge whose own "
+            "book it trusts most, by a rule without training, under the same risk control and "
+            "costs. Experts alone trade their own book, with no router and no risk control. The "
+            "best of them is chosen IN HINDSIGHT, on this very window: nobody could have traded "
+            "it. No verdict rests on these rows.",
+            "路由器是否物有所值？固定份额对冲按无需训练的规则，让其最信任的专家主导，"
+            "风险控制与成本相同。单独的专家各自交易，没有路由器与风险控制。"
+            "最优专家是在本区间上事后挑选的：当时无人能据此交易。结论不依据这些行。",
+        ),
+        "companions_note_seeds": (
+            "Every seed has experts of its own; mean ± standard deviation over the seeds.",
+            "每个种子各有自己的专家；数值为种子间均值 ± 标准差。",
+        ),
+        "companions_by_seed": (
+            "Sharpe ratio of every expert, by seed",
+            "各专家的夏普比率（按种子）",
+        ),
+        "companions_differences": (
+            "Sharpe ratio less theirs (a year)",
+            "与其夏普比率之差（年化）",
+        ),
+        "companions_differences_note": (
+            "Of the mean over the seeds, on the same days (block bootstrap). An interval across 0 "
+            "leaves it open who is ahead.",
+            "种子均值之差，按相同日期计算（块自助法）。区间跨过 0 即无法判断优劣。",
+        ),
+        "companions_folds_note": (
+            "Fold by fold, and stitched. The fixed-share hedge is a rule without training over the "
+            "experts of each fold, under the same risk control and costs; the mean expert trades "
+            "alone, without risk control. A best expert is not shown: over several folds it would "
+            "be chosen in hindsight. No verdict rests on these columns.",
+            "逐折结果与拼接序列。固定份额对冲是对每折专家应用的无需训练的规则，风险控制与成本相同；"
+            "单独专家的均值不含风险控制。不显示最优专家：跨折的最优只能事后挑选。结论不依据这些列。",
+        ),
+        "row_hedge": ("Fixed-share hedge", "固定份额对冲"),
+        "row_best": ("Best expert alone, in hindsight", "最优单个专家（事后）"),
+        "row_experts": ("Experts alone, mean", "单独专家均值"),
         # Beside other runs.
         "beside": ("Beside other runs", "与其他实验对比"),
         "beside_note": (
