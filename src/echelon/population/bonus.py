@@ -203,7 +203,7 @@ class SkillBonus:
         def noisy(part: Tensor) -> Tensor:
             return part + self._noise * torch.randn(part.shape, generator=self._draws)
 
-        return Deeds(*(noisy(part) for part in deeds[:3]), deeds.source)
+        return Deeds(noisy(deeds.holdings), noisy(deeds.cash), noisy(deeds.actions), deeds.source)
 
     def _step(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
