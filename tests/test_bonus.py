@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from echelon.errors import StoreError, TrainingError
-from echelon.population.bonus import Deeds, Estimator, SkillBonus
+from echelon.population.bonus import Deeds, Estimator, SkillBonus, portfolios
 from echelon.population.monitor import skills
 
 K, N = 3, 2
@@ -50,7 +50,8 @@ def deeds(
 
 def trained(estimator: Estimator, given: Deeds, updates: int = 300) -> tuple[SkillBonus, float]:
     """A model, and the information it found in the last updates."""
-    bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1, hidden=32)
+    # Without noise, which would drown holdings as small as these and change what is known.
+    bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1, hidden=32, noise=0.0)
     bonus.learn(given, SKILLS, updates - 100)
     return bonus, bonus.learn(given, SKILLS, 100).information
 
@@ -108,6 +109,57 @@ def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> N
     truth = torch.log(density / density.mean()) / math.log(K)  # 0.74, −0.35, −2.75
     assert reward[:2].tolist() == pytest.approx(truth[:2].tolist(), abs=0.15)
     assert reward[2] == -1.0  # cut there
+
+
+def held_portfolios(actions: Tensor, seed: int) -> Deeds:
+    """What experts[3] with such scores[3,N] (and a little chance) hold and ask for, all free."""
+    chance = torch.Generator().manual_seed(seed)
+    source = torch.randint(K, (8192,), generator=chance)
+    scores = actions[source] + 0.02 * torch.randn((8192, actions.shape[1]), generator=chance)
+    wanted = portfolios(scores.clamp(-1.0, 1.0), *at_cash(scores))
+    return Deeds(wanted, 1.0 - wanted.sum(dim=1), wanted, source)
+
+
+def earned(estimator: Estimator, scores: Tensor) -> float:
+    """Mean reward in [−1, 1] of experts with such scores[3,N], by a model trained on them."""
+    given, later = held_portfolios(scores, 1), held_portfolios(scores, 2)
+    bonus = SkillBonus(K, scores.shape[1], SKILLS.shape[1], estimator, seed=1)
+    bonus.learn(given, SKILLS, 200)
+    asked = (later.holdings, later.cash, later.actions, later.source, SKILLS)
+    return float(bonus.reward(*asked).mean())
+
+
+@pytest.mark.parametrize("estimator", ["infonce", "diayn"])
+def test_other_scores_of_assets_that_nobody_holds_earn_next_to_nothing(
+    estimator: Estimator,
+) -> None:
+    # Everybody holds the first asset; of the others, which get next to nothing, scores differ.
+    scores = torch.full((K, 4), -1.0)
+    scores[:, 0] = 1.0
+    scores[1, 1], scores[2, 2] = -0.5, -0.5
+    assert float(portfolios(scores, *at_cash(scores))[:, 1:].max()) < 0.01
+    assert abs(earned(estimator, scores)) < 0.1
+
+
+@pytest.mark.parametrize("estimator", ["infonce", "diayn"])
+def test_other_portfolios_earn_most_of_what_there_is(estimator: Estimator) -> None:
+    scores = torch.full((K, 4), -1.0)
+    scores[range(K), range(K)] = 1.0
+    assert earned(estimator, scores) > 0.7
+
+
+def at_cash(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(holdings, cash, free) of books without holdings, in which all can be traded."""
+    return torch.zeros_like(scores), torch.ones(len(scores)), torch.ones_like(scores).bool()
+
+
+def test_portfolios_leave_alone_what_cannot_be_traded() -> None:
+    held = torch.tensor([[0.3, 0.2, 0.0]])
+    free = torch.tensor([[False, True, True]])
+    wanted = portfolios(torch.tensor([[1.0, 0.0, 0.0]]), held, torch.tensor([0.5]), free)
+    assert wanted[0, 0] == pytest.approx(0.3)
+    # Of the other 0.7, two assets and cash of one score have a third each.
+    assert wanted[0, 1:].tolist() == pytest.approx([0.7 / 3, 0.7 / 3])
 
 
 @pytest.mark.parametrize("estimator", ["infonce", "diayn"])

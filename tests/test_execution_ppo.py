@@ -319,7 +319,9 @@ def test_restored_learner_goes_on_bit_for_bit() -> None:
     assert torch.equal(weights(one), weights(other))
 
 
-def test_a_learner_goes_on_from_a_stored_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_learner_goes_on_from_a_stored_checkpoint_as_if_it_had_not_stopped(
+    tmp_path: Path,
+) -> None:
     one = learner()
     one.train_once()
     tensors, state = one.state()

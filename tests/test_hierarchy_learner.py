@@ -23,7 +23,9 @@ from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
+from echelon.ops.diversity import KlWeightRule
 from echelon.population.artefacts import PopulationHistory
+from echelon.population.bonus import Deeds, Learned
 from echelon.population.policies import load_hierarchy
 from echelon.population.settings import refuse_settings
 from echelon.population.windows import (
@@ -56,9 +58,11 @@ def test_a_round_does_what_is_due_and_counts_every_step(world: World, tmp_path: 
     assert learner.steps == 3 * 16
     assert first["time/collect"] > 0.0
     assert first["time/experts"] == first["time/router"] == 0.0
+    # Nothing is told of phases that have not come.
+    assert not [name for name in first if name.startswith(("losses/", "population/", "router/"))]
     for _ in range(3):
         told = learner.train_once()
-    assert told.keys() == first.keys()
+    assert first.keys() < told.keys()
     assert min(told[f"time/{phase}"] for phase in ("experts", "router", "population")) > 0.0
     assert learner.steps == 4 * 3 * 16 + 32 * 2
     assert told["router/decisions"] == 32
@@ -120,6 +124,30 @@ def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(
     learner.close()
 
 
+def test_skills_are_told_apart_by_what_the_present_lives_did(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = trained(make_learner(world, tmp_path), 3)
+    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
+    with torch.no_grad():
+        member.actor.last.weight.fill_(float("nan"))
+    seen: list[Deeds] = []
+    learn = learner.bonus.learn
+
+    def spy(deeds: Deeds, skills: Tensor, updates: int) -> Learned:
+        seen.append(deeds)
+        return learn(deeds, skills, updates)
+
+    monkeypatch.setattr(learner.bonus, "learn", spy)
+    learner.train_once()
+    assert learner.members.each("skill_number", dict.fromkeys(range(3), ())) == {0: 0, 1: 4, 2: 2}
+    count = torch.bincount(seen[0].source, minlength=3)
+    # Of its four rounds in the ring one is the new expert's.
+    assert count[1] / count[0] == pytest.approx(0.25, abs=0.03)
+    assert count[2] / count[0] == pytest.approx(1.0, abs=0.08)
+    learner.close()
+
+
 def test_a_loaded_hierarchy_trades_as_the_one_that_was_trained(
     world: World, tmp_path: Path
 ) -> None:
@@ -138,8 +166,13 @@ def test_the_routers_settings_are_tried_and_put_into_it(world: World, tmp_path: 
     learner = trained(make_learner(world, tmp_path), 4)
     values = learner.router_evolution.values
     assert learner.router.lr == pytest.approx(values["router_lr"])
-    assert learner.router.kl_lambda == pytest.approx(values["kl_lambda"])
     usual = learner.config.meta_router
+    # Evolution multiplies what adaptation has made of λ, here in one rollout.
+    rule = KlWeightRule(floor=usual.entropy_floor, most=usual.kl_lambda_max)
+    adapted = rule.next(usual.kl_lambda, learner.router.incentive.usage.entropy(), 3)
+    change = values["kl_lambda"] / usual.kl_lambda
+    assert adapted < usual.kl_lambda
+    assert learner.router.kl_lambda == pytest.approx(adapted * change)
     assert (values["router_lr"], values["kl_lambda"]) != (usual.lr, usual.kl_lambda)
     assert ("propose", "router") in [(event.kind, event.who) for event in learner._events]
     learner.close()

@@ -19,7 +19,7 @@ from echelon.errors import DataError, UsageError
 from echelon.population.choosers import Chooser, EqualRouter, FixedRouter, HedgeRouter
 from echelon.population.desk import Ints
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.survey import warm_bars
+from echelon.population.survey import survey, warm_bars
 from echelon.population.view import names
 from echelon.proving.worlds import joined
 from echelon.risk import RiskEvent, RiskKind
@@ -29,7 +29,9 @@ HORIZONS = (2, 5, 12)
 
 
 def config_of(*more: str) -> Config:
-    return make_config("meta_router.horizons=[2,5,12]", "meta_router.every_bars=5", *more)
+    # A short tail window, and a limit that is not met: own books begin 31 bars before.
+    tail = ("risk.cvar_window=20", "risk.cvar_limit=0.9")
+    return make_config("meta_router.horizons=[2,5,12]", "meta_router.every_bars=5", *tail, *more)
 
 
 class Trailing:
@@ -315,6 +317,24 @@ def test_tail_losses_halve_the_positions_of_the_expert_in_charge() -> None:
     np.testing.assert_allclose(found.actions[: halved.time], [[0.6, 0.4]] * halved.time)
     # Each asset to 0.5 at most, then together: 0.5 + 0.4 become 0.5.
     np.testing.assert_allclose(found.actions[halved.time], [0.5 / 1.8, 0.4 / 1.8])
+
+
+def test_the_usual_tail_window_is_filled_before_the_first_bar_of_a_short_span() -> None:
+    config = config_of(
+        *("risk.cvar_window=500", "risk.cvar_limit=0.005", "risk.drawdown_limit=0.9"),
+        "risk.halt_drawdown=0.9",
+    )
+    assert warm_bars(config) == 501
+    world = make_world(n_rows=700, n_assets=2)
+    policy = HierarchyPolicy([Always("a", (0.6, 0.4))], FixedRouter(0), config, 1)
+    found = run_backtest(policy, world, range(600, 700), config)
+    halved = next(e for e in policy.log if e.kind == RiskKind.HALVED)
+    assert halved.time == 0
+    np.testing.assert_allclose(found.actions[0], [0.5 / 1.8, 0.4 / 1.8])
+    seen = survey([Always("a", (0.6, 0.4))], world, [range(600, 700)], config).sight
+    assert (seen.scale[600:700] < 1.0).all()
+    off = config_of("risk.cvar_window=500", "risk.enabled=false")
+    assert warm_bars(off) == 31
 
 
 @pytest.mark.parametrize("router", [Trailing(), HedgeRouter()], ids=["trailing", "hedge"])

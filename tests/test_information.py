@@ -210,7 +210,7 @@ def test_discriminator_knows_experts_by_their_books_only_if_they_differ(
         own = torch.randint(3, (n,), generator=chance)
         noise = torch.rand(n, 3, generator=chance) / 3
         book = 0.8 * centres[own] + 0.2 * noise
-        return model(book, book), own
+        return model(model.book(book, book)), own
 
     fitted(model, lambda chance: information_loss(*scored(chance, 256)))
     with torch.no_grad():
@@ -223,8 +223,10 @@ def test_discriminator_sees_cash_as_it_sees_assets() -> None:
     model = SkillDiscriminator(2, 2)
     invested, cash = torch.tensor([[0.5, 0.5]]), torch.zeros(1, 2)
     rows = torch.cat([torch.zeros(1, 4), torch.ones(1, 2)], dim=1)
-    torch.testing.assert_close(model(cash, cash), model.net(rows))
-    assert not torch.equal(model(invested, cash), model(cash, invested))
+    assert torch.equal(model.book(cash, cash), rows)
+    assert torch.equal(model.book(invested, cash), torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0, 1.0]]))
+    forward, back = model.book(invested, cash), model.book(cash, invested)
+    assert not torch.equal(model(forward), model(back))
 
 
 def test_quality_gate_by_hand() -> None:

@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 from worlds import make_config
 
 from echelon.cli import app
-from echelon.config import load_config
+from echelon.config import Config, load_config
 from echelon.errors import EchelonError
+from echelon.population.choosers import FixedRouter, HedgeRouter
+from echelon.population.policy import HierarchyPolicy
 from echelon.proving.certificate import MarketResult
 from echelon.proving.hierarchies import (
     Draws,
     RegimeFlatPart,
     RegimeHierarchyPart,
+    Setting,
     assess_hierarchy,
     flat_config,
     flat_sac,
@@ -30,7 +33,11 @@ from echelon.proving.hierarchies import (
 from echelon.proving.parts import Done, Finding
 from echelon.proving.prove import MARKETS, SHIPPED, plan
 from echelon.proving.regime import RegimeMarket
+from echelon.proving.regime_references import FOLLOW, OPPOSE, run_references
+from echelon.proving.regimes import by_pair
 from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, Pace, sizes_for
+from echelon.proving.trial import Trained, trade
+from echelon.training.run import Outcome
 
 TINY = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -71,6 +78,30 @@ def test_a_hierarchy_trades_the_test_pairs_beside_everybody_in_it(tmp_path: Path
     assert 0.0 <= finding["information"]["information"] <= finding["information"]["of"] <= 1.0
     assert set(finding["shown"]["in_charge"]) <= {0, 1, 2}
     assert len(finding["shown"]["regime"]) == len(finding["shown"]["in_charge"])
+
+
+def test_hedge_of_the_proof_is_that_of_the_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the same two rules and without risk control they trade alike to the last bit."""
+    config = make_config(*TINY, "meta_router.every_bars=5", "risk.enabled=false")
+    market = replace(MARKET, n_bars=400, flip=1 / 50)
+    part = RegimeHierarchyPart(config, market, DRAWS, 5)
+
+    def untrained(config: Config, *_: object) -> Trained:
+        policy = HierarchyPolicy([FOLLOW, OPPOSE], FixedRouter(0), config, 5)
+        return Trained(policy, Outcome(5, "done", 0, 0, 0.0, 0.0))
+
+    monkeypatch.setattr("echelon.proving.hierarchies.train_agent", untrained)
+    finding = part.run(tmp_path, lambda _message: None, lambda: False)
+    assert finding is not None
+    setting = Setting(config, market, DRAWS, 5)
+    wanted = run_references(market, setting.test, setting.config)
+    assert finding["sharpes"]["hedge"] == by_pair(wanted["fixed-share hedge"])
+    assert finding["sharpes"]["hierarchy"] == by_pair(wanted["follow"])
+    slow = HierarchyPolicy([FOLLOW, OPPOSE], HedgeRouter(rate=5.0), setting.config, 5)
+    others = by_pair(trade(slow, setting.worlds(part.key)[1], setting.config).returns)
+    assert others != finding["sharpes"]["hedge"], "the draw does not tell one rate from another"
 
 
 @pytest.mark.parametrize("shown", [False, True])

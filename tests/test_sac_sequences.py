@@ -76,8 +76,13 @@ def test_a_sequence_of_one_step_teaches_what_the_transition_does() -> None:
         torch.testing.assert_close(weights(single, part), weights(sequence, part))
 
 
-def test_targets_are_retraces_of_a_loop_in_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_targets_are_retraces_of_a_loop_in_plain_numbers(
+    monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
     core, batch = make_core(), stretches()
+    if slow:  # the target critics see the steps by other embeddings, as they see the next ones
+        batch = batch._replace(slow_obs=batch.obs + 0.5)
     seen: list[Tensor] = []
     learn = core._learn_critic
 
@@ -94,7 +99,8 @@ def test_targets_are_retraces_of_a_loop_in_plain_numbers(monkeypatch: pytest.Mon
         mean, log_std = core.actor(batch.obs)
         ahead = core._sample(batch.next_obs, chance)
         q_next = core.target_critic.net(batch.next_obs, ahead.action).min(0).values
-        q_taken = core.target_critic.net(batch.obs, batch.action).min(0).values
+        seen_slowly = batch.obs if batch.slow_obs is None else batch.slow_obs
+        q_taken = core.target_critic.net(seen_slowly, batch.action).min(0).values
     core.update_sequences(batch, FULL)
 
     alpha = 1.0

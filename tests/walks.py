@@ -5,8 +5,10 @@ Every file comes from its own writer; only training is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from test_report import BASES, days, make_run
@@ -29,10 +31,12 @@ def make_walk(
     seeds: tuple[int, ...] = (42, 43),
     overrides: tuple[str, ...] = (),
     failed: str = "",
+    policy: Callable[[int], Any] | None = None,
 ) -> Path:
     """A rolling walk-forward of so many folds. bars: train, validation and test windows of each
 
     failed: name of a fold that did not come to an end; nothing is stitched then
+    policy: of a seed, in place of momentum rules
     """
     train, valid, test = bars
     n_rows = train + valid + folds * test
@@ -58,6 +62,7 @@ def make_walk(
             seeds=seeds,
             splits=("test",),
             overrides=overrides,
+            **({} if policy is None else {"policy": policy}),
         )
         found[fold.name] = load_evaluation(run, "test")
     walk = WalkForward.of(path, make_config(BASES, *overrides), steps)

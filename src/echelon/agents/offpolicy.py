@@ -87,6 +87,8 @@ class Stretches(NamedTuple):
     raw_log_prob, reward, discount[L,B]: of the step, as in `Batch`; truncated[L,B] bool
     weight[L,B]: of the step in the losses of critics and actor
     shared[B] bool: made by another policy; mean, log_std[L·B,A]: the Gaussian it was drawn from
+    slow_obs: obs as the target critics see them, where that is by other embeddings (those that
+    next_obs has, which follow slowly); None: as they are
     """
 
     obs: Obs
@@ -101,6 +103,7 @@ class Stretches(NamedTuple):
     shared: Tensor
     mean: Tensor
     log_std: Tensor
+    slow_obs: Obs | None = None
 
 
 class Correction(NamedTuple):

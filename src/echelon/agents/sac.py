@@ -96,7 +96,8 @@ class SAC(OffPolicy):
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
             alpha = math.exp(float(self.log_alpha.detach()))
             v_next = (q_next - alpha * ahead.log_prob).view(shape)
-            q_taken = torch.minimum(*self.target_critic.net(obs, batch.action)).view(shape)
+            slow = obs if batch.slow_obs is None else batch.slow_obs
+            q_taken = torch.minimum(*self.target_critic.net(slow, batch.action)).view(shape)
             trace, dropped = self._believed(batch, obs, now, correction)
             target_q = retrace(
                 batch.reward,

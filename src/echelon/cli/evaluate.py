@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -150,6 +150,7 @@ def how_sure(run: Path, split: SplitName) -> Iterator[str]:
             f"Sharpe {ratio(seeds['estimate'])} a year; over other seeds, 95 %: "
             f"{ratio(seeds['low'])} to {ratio(seeds['high'])} ({seeds['method']}, n = {seeds['n']})"
         )
+    yield from beside_lines(trust.get("companions", {}), yearly(trust))
     found, counted = trust["deflation"], trust["registry"]
     if split != "train" and found is not None:
         what = "look" if split == "test" else "configuration"
@@ -224,3 +225,45 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     for name, values in result.baselines.items():
         add_row(table, name, *(COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
+    if result.companions:
+        _print_companions(result, shown)
+
+
+ROWS: Mapping[str, str] = MappingProxyType(
+    {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
+)
+"""What the rows of `evaluation.companions` are called in a table."""
+
+
+def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
+    """The agent beside what is made of the same experts, mean and std over seeds."""
+    from echelon.evaluation.companions import over_seeds, with_best
+
+    table = numbers("over the same experts", "", *(COLUMNS[name].heading for name in shown))
+    several = len(result.seeds) > 1
+    rows = {"agent": list(result.seeds.values())}
+    rows |= {ROWS[name]: seeds for name, seeds in with_best(result.companions).items()}
+    for title, seeds in rows.items():
+        found = {name: over_seeds(seeds, name) for name in shown}
+        add_row(table, title, *(COLUMNS[name].format(found[name].mean) for name in shown))
+        if several:
+            add_row(table, "± std", *(COLUMNS[name].format(found[name].std) for name in shown))
+    out.print(table)
+    typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")
+
+
+def beside_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
+    """The agent's Sharpe ratio less those of its companions, as trust.json has them."""
+    number = COLUMNS["sharpe_annual"].format
+    said = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}
+    for name, title in said.items():
+        both = differences.get(name)
+        if both is None:
+            continue
+        # The wider of both block lengths: what is said must hold at either.
+        lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
+        if None in (*lows, *highs):
+            continue
+        middle = number(both["single"]["estimate"] * annual)
+        span = f"{number(min(lows) * annual)} to {number(max(highs) * annual)}"
+        yield f"Sharpe less that of {title}: {middle}; over other days, 95 %: {span}"

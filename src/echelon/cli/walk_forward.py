@@ -17,7 +17,7 @@ from echelon.cli.batch import (
     run_batch,
 )
 from echelon.cli.console import add_row, err, numbers, out, set_up_logging
-from echelon.cli.evaluate import COLUMNS, Column
+from echelon.cli.evaluate import COLUMNS, ROWS, Column, beside_lines
 from echelon.cli.options import (
     ConfigFile,
     Level,
@@ -160,6 +160,8 @@ def _fold_cells(
 
 
 def _print_stitched(result: WalkForwardResult) -> None:
+    from echelon.evaluation.companions import by_row, over_seeds
+
     stitched = result.stitched
     assert stitched is not None
     about = stitched.tree()
@@ -173,6 +175,11 @@ def _print_stitched(result: WalkForwardResult) -> None:
     if several:
         stds = [_COLUMNS[m].format(found[m].std) for m in shown]
         add_row(table, f"± std of {len(stitched.seeds)}", *stds)
+    for row, seeds in by_row(stitched.companion_measures).items():
+        beside = {m: over_seeds(seeds, m) for m in shown}
+        add_row(table, ROWS[row], *(_COLUMNS[m].format(beside[m].mean) for m in shown))
+        if several:
+            add_row(table, "± std", *(_COLUMNS[m].format(beside[m].std) for m in shown))
     for name in stitched.baselines:
         add_row(table, name, *_cells(stitched.measures[name], shown))
     out.print(table)
@@ -187,6 +194,7 @@ def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
     if found is not None and found["low"] is not None:
         span = f"{number(found['low'])} to {number(found['high'])}"
         yield f"Sharpe {number(found['estimate'])} a year; over other seeds, 95 %: {span}"
+    yield from beside_lines(statistics.get("companions", {}), annual)
     for name, both in statistics["differences"].items():
         lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
         if None in (*lows, *highs):

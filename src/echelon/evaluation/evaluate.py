@@ -4,6 +4,8 @@ RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds,
 RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
 RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files) and,
                                        of a hierarchy, who was in charge (population.record)
+RUN/evaluations/SPLIT/seed-42-hedge.*  of what a hierarchy's seed brings along
+                                       (see population.companions)
 RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
 RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedRun.executed_by`)
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,15 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.files import Tables, load_tables, save_backtest
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
+from echelon.config import Config
+from echelon.envs.world import World
 from echelon.errors import StoreError
+from echelon.evaluation.companions import Track, companion_name
 from echelon.evaluation.looks import Look, SplitName
 from echelon.evaluation.trust import TRUST, assess
 from echelon.files import exclusive_lock, write_atomic
 from echelon.ops.measures import MeanStd, mean_std
+from echelon.population.companions import companions_of, in_order
 from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.training.run import TrainedRun
 
@@ -39,12 +45,14 @@ class Evaluation:
 
     seeds: measures by seed; baselines: measures by name; each name → value as in `Measures`
     facts: split, span, fill convention, hashes, how often this split was evaluated
+    companions: of a hierarchy, measures by seed and name (see evaluation.companions)
     """
 
     directory: Path
     seeds: Mapping[int, Mapping[str, float]]
     baselines: Mapping[str, Mapping[str, float]]
     facts: Mapping[str, Any]
+    companions: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation of a measure over the seeds."""
@@ -82,6 +90,7 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             _save_record(records[seed], directory, f"seed-{seed}")
         for name, backtest in baselines.items():
             save_backtest(backtest, directory, name)
+        beside = _accompany(policies, world, span, config, directory)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
         summary = {
             "format": FORMAT,
@@ -98,15 +107,43 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": run.facts,
             "best_steps": {str(seed): run.best_step(seed) for seed in run.seeds},
-            "seeds": {str(seed): _plain(b) for seed, b in agents.items()},
-            "baselines": {name: _plain(b) for name, b in baselines.items()},
+            "seeds": {str(seed): _plain(b.measures.as_dict()) for seed, b in agents.items()},
+            "baselines": {name: _plain(b.measures.as_dict()) for name, b in baselines.items()},
+            **_companions_tree(beside),
         }
         if trust:
-            _write(directory / TRUST, assess(look, policies, agents, baselines))
+            returns = {s: {n: one.returns for n, one in own.items()} for s, own in beside.items()}
+            _write(directory / TRUST, assess(look, policies, agents, baselines, returns))
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
         _write(directory / "summary.json", summary)
     return load_evaluation(run.home, split)
+
+
+def _accompany(
+    policies: Mapping[int, Policy], world: World, span: range, config: Config, directory: Path
+) -> dict[int, dict[str, Track]]:
+    """Backtest and save what the agents bring along, by seed; one at a time, as they are many."""
+    found: dict[int, dict[str, Track]] = {}
+    for seed, policy in policies.items():
+        for name, companion in companions_of(policy).items():
+            backtest = run_backtest(companion, world, span, config)
+            save_backtest(backtest, directory, companion_name(seed, name))
+            kept = Track(backtest.measures.as_dict(), backtest.returns)
+            found.setdefault(seed, {})[name] = kept
+    return found
+
+
+def _companions_tree(found: Mapping[int, Mapping[str, Track]]) -> dict[str, Any]:
+    """As summary.json has it: nothing where no agent has any."""
+    if not found:
+        return {}
+    return {
+        "companions": {
+            str(seed): {name: _plain(one.measures) for name, one in own.items()}
+            for seed, own in found.items()
+        }
+    }
 
 
 def load_evaluation(run: Path, split: str) -> Evaluation:
@@ -121,13 +158,17 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
             )
         seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
         baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
+        companions = {
+            int(seed): {name: _measures(own[name]) for name in in_order(own)}
+            for seed, own in tree.pop("companions", {}).items()
+        }
     except FileNotFoundError:
         raise StoreError(
             f"{run}: not evaluated on {split}. Run `echelon evaluate {run} --split {split}`."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path}: damaged ({error}). Run `echelon evaluate` again.") from None
-    return Evaluation(directory, seeds, baselines, tree)
+    return Evaluation(directory, seeds, baselines, tree, companions)
 
 
 def evaluated_splits(run: Path) -> Sequence[str]:
@@ -158,9 +199,8 @@ def _write(path: Path, tree: Mapping[str, Any]) -> None:
     write_atomic(path, text)
 
 
-def _plain(backtest: Backtest) -> dict[str, float | None]:
+def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
     """Measures as JSON has them: what is not a number is null."""
-    values = backtest.measures.as_dict()
     return {name: v if math.isfinite(v) else None for name, v in values.items()}
 
 

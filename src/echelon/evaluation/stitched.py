@@ -6,18 +6,23 @@ Every fold begins with cash and a new book, and the first bar of its window is t
 decides on, so that one return per fold is not in the series, neither the agents' nor the
 baselines'. Costs are the sum over the folds, each of which began with the same money; their share
 is that sum over the money of one.
+
+Companions of a hierarchy (see evaluation.companions) are stitched by seed and name. An expert of
+one fold has nothing but its number from that of another, which is why their mean is shown and no
+best one: that would be chosen after the fact.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from echelon.evaluation.companions import Measured, Track, columns, companion_name
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.statistics import Claim, deflate_by_sharpes, judge, seed_interval
 from echelon.evaluation.trust import LEAST_BARS, YARDSTICK, both_blocks, verdict
@@ -30,6 +35,7 @@ class Stitched:
     """Test windows one after another: T returns of S seeds and of the baselines of every fold.
 
     times[T], folds[T]: of each return; returns, measures: by `seed-42` or name of the baseline
+    companions: of a hierarchy, by seed and name, measures and returns[T] of those every fold has
     """
 
     times: Times
@@ -38,6 +44,7 @@ class Stitched:
     returns: Mapping[str, Floats]
     measures: Mapping[str, Mapping[str, float]]
     periods_per_year: float
+    companions: Mapping[int, Mapping[str, Track]] = field(default_factory=dict)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -53,21 +60,39 @@ class Stitched:
         """Mean and standard deviation of a measure over the seeds."""
         return mean_std([self.measures[seed_name(seed)][measure] for seed in self.seeds])
 
+    @property
+    def companion_measures(self) -> dict[int, dict[str, Measured]]:
+        """Seed → name → measures of the companions."""
+        return {
+            s: {n: one.measures for n, one in own.items()} for s, own in self.companions.items()
+        }
+
     def frame(self) -> pl.DataFrame:
-        """time, fold, and a column of returns for each seed and baseline."""
-        return pl.DataFrame({"time": self.times, "fold": self.folds, **self.returns})
+        """time, fold, and a column of returns for each seed, baseline and companion."""
+        beside = {
+            companion_name(seed, name): one.returns
+            for seed, own in self.companions.items()
+            for name, one in own.items()
+        }
+        return pl.DataFrame({"time": self.times, "fold": self.folds, **self.returns, **beside})
 
     def tree(self) -> dict[str, Any]:
         """Measures and span as JSON has them."""
         first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
         measures = {name: plain(values) for name, values in self.measures.items()}
-        return {
+        tree = {
             "first": first,
             "last": last,
             "periods": len(self.times),
             "periods_per_year": self.periods_per_year,
             "measures": measures,
         }
+        if self.companions:
+            tree["companions"] = {
+                str(seed): {name: plain(values) for name, values in own.items()}
+                for seed, own in self.companion_measures.items()
+            }
+        return tree
 
 
 def seed_name(seed: int) -> str:
@@ -117,20 +142,43 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     names = [*map(seed_name, seeds), *baselines]
     windows = [_times(e, names) for e in every]
     rate = float(every[0].facts["periods_per_year"])
-    returns, measures = {}, {}
-    for name in names:
+
+    def whole(name: str) -> Track:
         parts = [_Series.of(e, name, len(w)) for e, w in zip(every, windows, strict=True)]
-        returns[name] = np.concatenate([part.returns for part in parts])
-        measures[name] = measure(
-            returns[name],
-            periods_per_year=rate,
-            turnover=np.concatenate([part.traded for part in parts]),
-            exposure=np.concatenate([part.invested for part in parts]),
-            costs=Costs(*map(sum, zip(*(part.costs for part in parts), strict=True))),
-            initial_value=parts[0].initial,
-        ).as_dict()
+        return _joined(parts, rate)
+
+    found = {name: whole(name) for name in names}
+    returns = {name: one.returns for name, one in found.items()}
+    measures = {name: one.measures for name, one in found.items()}
+    companions = {
+        seed: {name: whole(companion_name(seed, name)) for name in beside}
+        for seed in seeds
+        if (beside := _companions_of(every, seed))
+    }
     folds = [fold for fold, w in zip(evaluations, windows, strict=True) for _ in w]
-    return Stitched(np.concatenate(windows), tuple(folds), seeds, returns, measures, rate)
+    return Stitched(
+        np.concatenate(windows), tuple(folds), seeds, returns, measures, rate, companions
+    )
+
+
+def _companions_of(every: Sequence[Evaluation], seed: int) -> list[str]:
+    """Names of the companions that a seed has in every fold."""
+    first, *others = (e.companions.get(seed, {}) for e in every)
+    return [name for name in first if all(name in one for one in others)]
+
+
+def _joined(parts: Sequence[_Series], rate: float) -> Track:
+    """One series of a book's folds, and its measures. rate: periods a year"""
+    returns = np.concatenate([part.returns for part in parts])
+    found = measure(
+        returns,
+        periods_per_year=rate,
+        turnover=np.concatenate([part.traded for part in parts]),
+        exposure=np.concatenate([part.invested for part in parts]),
+        costs=Costs(*map(sum, zip(*(part.costs for part in parts), strict=True))),
+        initial_value=parts[0].initial,
+    )
+    return Track(found.as_dict(), returns)
 
 
 def _times(evaluation: Evaluation, names: Sequence[str]) -> Times:
@@ -169,10 +217,26 @@ def statistics(
     return {
         "sharpe_annual": None if interval is None else plain(interval),
         "differences": {name: both_blocks(claim) for name, claim in found.items()},
+        **(_beside(stitched, seed) if enough else {}),
         "deflation": None if deflation is None else plain(deflation._asdict()),
         "looks": looks,
         "costs": _mean_sweep(sweeps),
         "verdict": {"key": verdict("test", found.get(YARDSTICK), deflated), "baseline": YARDSTICK},
+    }
+
+
+def _beside(stitched: Stitched, seed: int) -> dict[str, Any]:
+    """Differences to the companions, if there are any; no verdict rests on them."""
+    if not stitched.companions:
+        return {}
+    found = {
+        s: {n: one.returns for n, one in own.items()} for s, own in stitched.companions.items()
+    }
+    return {
+        "companions": {
+            name: both_blocks(judge(stitched.agents, theirs, math.nan, seed=seed))
+            for name, theirs in columns(found, len(stitched.times)).items()
+        }
     }
 
 

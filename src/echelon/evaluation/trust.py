@@ -4,6 +4,8 @@ trust.json, beside summary.json (Sharpe ratios per period unless the name says a
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
+    companions    of a hierarchy, the same to what is made of its experts (evaluation.companions);
+                  no verdict, claim or count rests on these
     deflation     probability that the Sharpe ratio is above what the best of as many trials shows
                   by chance; the trials come from the registry of the runs
     overfitting   probability of backtest overfitting, from 20 configurations on
@@ -23,6 +25,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +34,7 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.errors import StoreError
+from echelon.evaluation.companions import columns
 from echelon.evaluation.looks import Look, SplitName, returns_of
 from echelon.evaluation.statistics import (
     Claim,
@@ -68,8 +72,12 @@ def assess(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
+    companions: Mapping[int, Mapping[str, Floats]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Everything in trust.json, of backtests just made; `look` has their entry already."""
+    """Everything in trust.json, of backtests just made; `look` has their entry already.
+
+    companions: returns of each seed's, by name
+    """
     seed = look.run.config.seed
     returns = returns_of(agents)
     rates = {b.periods_per_year for b in agents.values()}
@@ -96,6 +104,7 @@ def assess(
         "differences": {name: both_blocks(claim) for name, claim in differences.items()},
         "deflation": None if deflation is None else _plain(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
+        **_beside(returns, companions, seed),
         "costs": _cost_sweep(look, policies, agents, baselines),
         "claim": _claim(look, against, chosen, deflation),
         "verdict": {
@@ -158,10 +167,27 @@ def both_blocks(claim: Claim) -> dict[str, Any]:
 
 
 def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
-    """At both block lengths; None where there are too few bars. Its `made` is not used here."""
+    """At both block lengths; None where there are too few bars. Its `made` is not used here.
+
+    baseline: [T], or [T,R] of several whose mean Sharpe ratio counts
+    """
     if len(returns) < LEAST_BARS:
         return None
     return judge(returns, baseline, math.nan, seed=seed)
+
+
+def _beside(
+    returns: Floats, companions: Mapping[int, Mapping[str, Floats]], seed: int
+) -> dict[str, Any]:
+    """Differences to the companions, if there are any."""
+    if not companions:
+        return {}
+    found = {
+        name: both_blocks(claim)
+        for name, theirs in columns(companions, len(returns)).items()
+        if (claim := _compare(returns, theirs, seed))
+    }
+    return {"companions": found}
 
 
 def _over_seeds(agents: Mapping[int, Backtest]) -> dict[str, Any]:

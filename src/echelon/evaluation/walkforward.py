@@ -4,7 +4,8 @@
     DIR/walk_forward.json       the folds, for going on later; at the end also what they came to
     DIR/folds/NAME/             a run directory like any other
     DIR/walk_forward.csv, .parquet    every measure, by fold and stitched, of agents and baselines
-    DIR/stitched.csv, .parquet  time, fold, and returns of each seed and baseline, one after another
+                                and, of a hierarchy, of its companions (evaluation.companions)
+    DIR/stitched.csv, .parquet  time, fold, and returns of each of them, one after another
     DIR/splits.png              the windows
     DIR/report/report.html      all of it as a page
 
@@ -41,11 +42,12 @@ from echelon.evaluation.batch import (
     saved_base,
     write_table,
 )
+from echelon.evaluation.companions import Measured, by_row, companion_name, over_seeds
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import Bars, Fold, plan_folds
 from echelon.evaluation.stitched import Stitched, plain, seed_name, statistics, stitch
 from echelon.evaluation.trust import load_trust
-from echelon.ops.measures import LABELS, mean_std
+from echelon.ops.measures import LABELS
 
 KIND = Kind(
     title="a walk-forward",
@@ -170,7 +172,8 @@ class WalkForwardResult:
     def frame(self) -> pl.DataFrame:
         """A line per fold and per seed, mean of the seeds (with std) and baseline; then stitched.
 
-        who: `agent` (the mean over seeds), `seed-42`, or a baseline
+        who: `agent` (the mean over seeds), `seed-42`, or a baseline; of a hierarchy then `hedge`
+        and `experts` (means over seeds), `seed-42-hedge`, `seed-42-expert-0` and so on
         """
         lines: list[dict[str, object]] = []
         for fold in self.folds:
@@ -186,12 +189,14 @@ class WalkForwardResult:
                 continue
             measures = {seed_name(s): values for s, values in evaluation.seeds.items()}
             lines += _lines(about, measures, evaluation.baselines)
+            lines += _beside(about, evaluation.companions)
         if self.stitched is not None:
             tree = self.stitched.tree()
             about = {"fold": STITCHED, "first": tree["first"], "last": tree["last"], "problem": ""}
             measures = dict(self.stitched.measures)
             baselines = {name: measures.pop(name) for name in self.stitched.baselines}
             lines += _lines(about, measures, baselines)
+            lines += _beside(about, self.stitched.companion_measures)
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
@@ -216,15 +221,37 @@ def _lines(
     baselines: Mapping[str, Mapping[str, float]],
 ) -> list[dict[str, object]]:
     """The mean over the seeds with its std, then each seed, then each baseline."""
-    mean: dict[str, object] = {**about, "who": AGENT, "seeds": len(seeds)}
+    mean = _mean_line(about, AGENT, list(seeds.values()))
+    return [mean, *_single_lines(about, {**seeds, **baselines})]
+
+
+def _beside(
+    about: Mapping[str, object], companions: Mapping[int, Mapping[str, Measured]]
+) -> list[dict[str, object]]:
+    """The rows of the companions, means over the seeds with std, then each seed's."""
+    means = [_mean_line(about, who, seeds) for who, seeds in by_row(companions).items()]
+    every = {
+        companion_name(seed, name): values
+        for seed, own in companions.items()
+        for name, values in own.items()
+    }
+    return [*means, *_single_lines(about, every)]
+
+
+def _mean_line(
+    about: Mapping[str, object], who: str, seeds: Sequence[Measured]
+) -> dict[str, object]:
+    mean: dict[str, object] = {**about, "who": who, "seeds": len(seeds)}
     for name in LABELS:
-        found = mean_std([values[name] for values in seeds.values()])
+        found = over_seeds(seeds, name)
         mean |= plain({name: found.mean, f"{name}_std": found.std})
-    single = [
-        {**about, "who": who, "seeds": None, **plain(values)}
-        for who, values in (*seeds.items(), *baselines.items())
-    ]
-    return [mean, *single]
+    return mean
+
+
+def _single_lines(
+    about: Mapping[str, object], books: Mapping[str, Measured]
+) -> list[dict[str, object]]:
+    return [{**about, "who": who, "seeds": None, **plain(values)} for who, values in books.items()]
 
 
 def summarise(walk: WalkForward, course: Course) -> WalkForwardResult:

@@ -91,10 +91,15 @@ class SkillDiscriminator(nn.Module):
         super().__init__()
         self.net = _mlp(2 * n_assets + 2, hidden, n_skills)
 
-    def forward(self, holdings: Tensor, targets: Tensor) -> Tensor:
-        """Logits[B,K] of holdings[B,N] and target weights[B,N], shares of the book's value."""
+    @staticmethod
+    def book(holdings: Tensor, targets: Tensor) -> Tensor:
+        """[B,2N+2] of holdings[B,N] and target weights[B,N], shares of the book's value."""
         cash = [1.0 - weights.sum(dim=-1, keepdim=True) for weights in (holdings, targets)]
-        logits: Tensor = self.net(torch.cat([holdings, targets, *cash], dim=-1))
+        return torch.cat([holdings, targets, *cash], dim=-1)
+
+    def forward(self, book: Tensor) -> Tensor:
+        """Logits[B,K] of what `book` gave, scaled or not."""
+        logits: Tensor = self.net(book)
         return logits
 
 

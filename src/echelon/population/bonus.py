@@ -11,6 +11,10 @@ Two estimators of `ops.information`, trained on what experts of known number did
   in a batch are the prior in training, and even ones in the reward, so it does not matter who
   collected more.
 
+Actions are told as the portfolios they ask for, target weights, and the models learn from these
+with noise of `NOISE` on them and on the books: scores of assets that nobody holds, or weights that
+differ in the third digit, would tell experts apart as surely as other portfolios do.
+
 Both rewards are at most log K nats; they are paid in units of it, within [−1, 1]. The sharpest
 contrast for `infonce` are actions of all K experts at the same books (as on probe states): where a
 book is only ever one expert's, nothing is known of what the others would do there.
@@ -24,10 +28,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as fn
 from torch import Tensor, nn
 
+from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import StoreError, TrainingError
 from echelon.ops.information import (
     SkillCritic,
@@ -45,6 +51,8 @@ from echelon.runs.checkpoint import (
 
 Estimator = Literal["infonce", "diayn"]
 
+NOISE = 0.05
+"""Standard deviation, in shares of the book, of what is added to the weights learned from."""
 _LEAST_STD = 1e-5
 """Inputs that vary less are constant: they are centred, not scaled."""
 _FARTHEST = 10.0
@@ -57,13 +65,25 @@ its own (of 0.33 nats that only books tell, 0.21 after 200 updates at the same r
 class Deeds(NamedTuple):
     """What experts did: holdings[B,N] and cash[B] they had; actions[B,N]; source[B] int64: who.
 
-    holdings: shares of the book's value; actions: target weights, or raw ones in (−1, 1)
+    holdings: shares of the book's value; actions: target weights (`portfolios`)
     """
 
     holdings: Tensor
     cash: Tensor
     actions: Tensor
     source: Tensor
+
+
+def portfolios(actions: Tensor, holdings: Tensor, cash: Tensor, free: Tensor) -> Tensor:
+    """Target weights[B,N] that actions[B,N] in (−1, 1) ask for at holdings[B,N] and cash[B].
+
+    free[B,N]: what can be traded; the rest keeps its weight. The replay does not say what could
+    only be sold: it is taken for free.
+    """
+    allowed = np.repeat(free.numpy()[:, :, None], 3, axis=2)
+    held = Holdings(holdings.numpy(), cash.numpy(), allowed)
+    wanted = weights_of_actions(actions.numpy(), held)
+    return torch.from_numpy(np.where(np.isnan(wanted), held.weights, wanted).astype(np.float32))
 
 
 class Learned(NamedTuple):
@@ -87,12 +107,17 @@ class SkillBonus:
         hidden: int = 64,
         lr: float = 1e-3,
         batch_size: int = 256,
+        noise: float = NOISE,
     ) -> None:
-        """batch_size: samples of an update, drawn from those that `learn` is given"""
+        """batch_size: samples of an update, drawn from those that `learn` is given
+
+        noise: on the portfolios learned from
+        """
         assert n_skills >= 2, "one skill has no information to give"
         self.n_skills = n_skills
         self.estimator: Estimator = estimator
         self.batch_size = batch_size
+        self._noise = noise
         chance = stream(seed, "bonus")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(chance.integers(2**62)))
@@ -108,12 +133,12 @@ class SkillBonus:
         """
         assert updates >= 1, f"updates should be ≥ 1, are {updates}"
         self._require(deeds, skills)
-        self._net.scale.count_in(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        self._net.scale.count_in(self._net.inputs(self._blurred(deeds)))
         counts = torch.bincount(deeds.source, minlength=self.n_skills)
         log_share = torch.log(counts / counts.sum())
         losses, informations = 0.0, 0.0
         for _ in range(updates):
-            part = self._part(deeds)
+            part = self._blurred(self._part(deeds))
             loss, information = self._net.losses(part, skills, log_share)
             self._step(loss)
             losses += float(loss.detach())
@@ -170,6 +195,16 @@ class SkillBonus:
         rows = torch.randint(count, (self.batch_size,), generator=self._draws)
         return Deeds(*(part[rows] for part in deeds))
 
+    def _blurred(self, deeds: Deeds) -> Deeds:
+        """The deeds with noise on books and portfolios."""
+        if not self._noise:
+            return deeds
+
+        def noisy(part: Tensor) -> Tensor:
+            return part + self._noise * torch.randn(part.shape, generator=self._draws)
+
+        return Deeds(noisy(deeds.holdings), noisy(deeds.cash), noisy(deeds.actions), deeds.source)
+
     def _step(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -198,11 +233,6 @@ class SkillBonus:
                     f"infinity in {int(bad.sum())} of {count} samples, of expert(s) {who}: put "
                     "them in quarantine"
                 )
-
-
-def _joined(holdings: Tensor, cash: Tensor, actions: Tensor) -> Tensor:
-    """[B,2N+1]."""
-    return torch.cat([holdings, cash[:, None], actions], dim=1)
 
 
 class _Scale(nn.Module):
@@ -256,15 +286,20 @@ class _InfoNce(nn.Module):
         visitor = {"params": list(self.visitor.parameters()), "lr": _AHEAD * lr}
         return [{"params": list(self.critic.parameters()), "lr": lr}, visitor]
 
+    @staticmethod
+    def inputs(deeds: Deeds) -> Tensor:
+        """[B,2N+1]: the book, then the action."""
+        return torch.cat([deeds.holdings, deeds.cash[:, None], deeds.actions], dim=1)
+
     def forward(self, deeds: Deeds, skills: Tensor) -> Tensor:
         """Scores[B,K]."""
-        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        x = self.scale(self.inputs(deeds))
         scores: Tensor = self.critic(x[:, : self._state], x[:, self._state :], skills)
         return scores
 
     def losses(self, deeds: Deeds, skills: Tensor, _log_share: Tensor) -> tuple[Tensor, Tensor]:
         """(what to minimise, information I(a; z | s) in nats)."""
-        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
+        x = self.scale(self.inputs(deeds))
         state, action = x[:, : self._state], x[:, self._state :]
         visitors = torch.log_softmax(self.visitor(state), dim=1)
         scores = self.critic(state, action, skills)
@@ -278,18 +313,21 @@ class _Diayn(nn.Module):
 
     def __init__(self, n_skills: int, n_assets: int, _skill_dim: int, hidden: int) -> None:
         super().__init__()
-        self._assets = n_assets
-        self.scale = _Scale(2 * n_assets + 1)
+        self.scale = _Scale(2 * n_assets + 2)
         self.discriminator = SkillDiscriminator(n_assets, n_skills, hidden)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Parameters for the optimizer."""
         return [{"params": list(self.discriminator.parameters()), "lr": lr}]
 
+    @staticmethod
+    def inputs(deeds: Deeds) -> Tensor:
+        """[B,2N+2]; cash is what the weights leave."""
+        return SkillDiscriminator.book(deeds.holdings, deeds.actions)
+
     def forward(self, deeds: Deeds, _skills: Tensor) -> Tensor:
-        """Scores[B,K]; cash is what the weights leave."""
-        x = self.scale(_joined(deeds.holdings, deeds.cash, deeds.actions))
-        logits: Tensor = self.discriminator(x[:, : self._assets], x[:, self._assets + 1 :])
+        """Scores[B,K]."""
+        logits: Tensor = self.discriminator(self.scale(self.inputs(deeds)))
         return logits
 
     def losses(self, deeds: Deeds, skills: Tensor, log_share: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ class HedgeRouter:
     so that an expert that was bad for long can be trusted again soon.
     """
 
-    def __init__(self, rate: float = 60.0, share: float = 0.004) -> None:
+    def __init__(self, *, rate: float = 60.0, share: float = 0.004) -> None:
         self._rate = rate
         self._share = share
         self.trust: Floats = np.zeros((0, 0))

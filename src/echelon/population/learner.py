@@ -40,7 +40,7 @@ from echelon.models import Encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population.artefacts import PopulationEvent, PopulationHistory, Reading, Round
-from echelon.population.bonus import Deeds, SkillBonus
+from echelon.population.bonus import Deeds, SkillBonus, portfolios
 from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.factory import MemberFactory
@@ -64,10 +64,6 @@ log = logging.getLogger(__name__)
 Metrics = dict[str, float]
 
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
-_ROUTER = (
-    *("router/relative_return", "router/usage_entropy", "router/kl_lambda", "router/reward_scale"),
-    *("router/explained_variance", "router/entropy", "router/decisions", "router/seconds"),
-)
 _MISHAPS = ("worker lost", "quarantine")
 """Events that whoever trains is told of at once."""
 _PHASES = ("collect", "experts", "router", "population")
@@ -133,7 +129,8 @@ class HierarchyLearner:
         """Round in which an expert was last re-seeded for being alike."""
         self._rounds: list[Round] = []
         self._readings: list[Reading] = []
-        self._told: Metrics = dict.fromkeys(self._names(), 0.0)
+        self._told: Metrics = {}
+        """What each phase told last; nothing of those that have not come yet."""
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
         self._experts_market: Floats32 | None = None
@@ -194,8 +191,9 @@ class HierarchyLearner:
             calls[m] = (brief,)
         told = self.members.each("learn", calls)
         self._policy = None
+        learned = [one for one in told.values() if one]
         found: Metrics = {
-            name: float(np.mean([one[name] for one in told.values()])) for name in TOLD
+            name: float(np.mean([one[name] for one in learned])) for name in TOLD if learned
         }
         for m, one in told.items():
             found |= {f"expert_{m}/{k}": v for k, v in one.items() if k.startswith("sharing/")}
@@ -242,12 +240,20 @@ class HierarchyLearner:
             return None
         chance = stream(self.seed, "bonus", self.round)
         drawn = self.replay.batch(0, _BONUS_SAMPLES, 1, 0.0, 1, chance)
+        # Rings still hold what members did before they began anew, with other skills.
+        numbers = self.members.each("skill_number", dict.fromkeys(range(len(self.members)), ()))
+        now = np.array([numbers[m] for m in range(len(self.members))])
+        kept = drawn.behaviour.skill[0] == now[drawn.source]
+        if not kept.any():
+            return None
         step = drawn.transitions
+        parts = (step.raw[0], step.weights[0], step.cash[0], step.free[0])
+        raw, held, cash, free = (torch.from_numpy(part[kept]) for part in parts)
         deeds = Deeds(
-            torch.from_numpy(step.weights[0]),
-            torch.from_numpy(step.cash[0]),
-            torch.tanh(torch.from_numpy(step.raw[0])),
-            torch.from_numpy(drawn.source // self.evolution.plan.per_niche),
+            held,
+            cash,
+            portfolios(torch.tanh(raw), held, cash, free),
+            torch.from_numpy(drawn.source[kept] // self.evolution.plan.per_niche),
         )
         self.bonus.learn(deeds, torch.from_numpy(self._skills()), _BONUS_UPDATES)
         return {name: value.numpy() for name, value in self.bonus.weights().items()}
@@ -297,15 +303,19 @@ class HierarchyLearner:
         wanted = self.config.trainer.evolution
         sharpes = window_sharpes(self.policy(), self.valid, self.config, wanted.windows)
         fit = float(fitness(sharpes, wanted.variance_penalty))
+        before = self.router_evolution.values
         decisions = self.router_evolution.step(fit, self.router.decisions)
         for d in decisions:
             self._event(d.kind, "router", d.reason)
         if not decisions:
-            return  # λ has adapted since, and goes on from where it is
+            return
         values = self.router_evolution.values
         self.router.set_lr(values["router_lr"])
         if "kl_lambda" in values:
-            self.router.set_kl_lambda(values["kl_lambda"])
+            # λ has adapted since: evolution multiplies what it has become.
+            change = values["kl_lambda"] / before["kl_lambda"]
+            most = self.config.meta_router.kl_lambda_max
+            self.router.set_kl_lambda(min(self.router.kl_lambda * change, most))
 
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
@@ -370,7 +380,7 @@ class HierarchyLearner:
                 self.steps,
                 self._diversity.mapd,
                 self._diversity.volume,
-                self.router.incentive.usage.entropy(),
+                self.router.incentive.usage.entropy() if self.router.decisions else math.nan,
                 tuple(float(self._fitness[m]) for m in self._best),
                 tuple(dict(values[m]) for m in self._best),
             )
@@ -390,18 +400,6 @@ class HierarchyLearner:
             tuple(self._readings),
         ).write(self.directory)
         self._unwritten = False
-
-    def _names(self) -> list[str]:
-        names = [*TOLD, "charts/reward", "population/mapd", "population/volume"]
-        names += ["population/fitness", *(f"time/{phase}" for phase in _PHASES)]
-        names += list(_ROUTER)
-        for m in range(len(self.members)):
-            for source in range(len(self.members)):
-                names += [
-                    f"expert_{m}/sharing/{what}_from_{source}" for what in ("trace", "dropped")
-                ]
-            names += [f"expert_{m}/sharing/{what}" for what in ("trace", "dropped")]
-        return names
 
     # --- states
 

@@ -253,9 +253,9 @@ class Member:
     # --- learning
 
     def learn(self, brief: Brief) -> Metrics:
-        """The updates of one phase; what they told, on average."""
+        """The updates of one phase; what they told, on average: nothing where it is too early."""
         if self.steps < self.config.expert.learning_starts:
-            return dict.fromkeys(TOLD, 0.0)
+            return {}
         self.replay.refresh(brief.marks, keep=(self.place.number,))
         paid = brief.paid and self._beta > 0.0
         self.pay.settle(brief.bonus if paid else None, brief.skills)
@@ -279,10 +279,12 @@ class Member:
         moves = adapter is not None and self.core.updates % config.lora.every_updates == 0
         rows = drawn.transitions.row.reshape(-1)
         z = adapter.encode(rows) if adapter is not None and moves else self.tables[0].look(rows)
-        later = self.tables[0] if adapter is None else adapter.slow_table
-        lesson = Lesson.of(drawn, z, later.look(rows + 1), self.collector.present)
+        slow = self.tables[0] if adapter is None else adapter.slow_table
+        lesson = Lesson.of(drawn, z, slow.look(rows + 1), self.collector.present)
         reward, information = self.pay.of(drawn, lesson.obs, lesson.action, self._beta)
         batch = lesson.stretches(reward, self.hyperparameters["gamma"], brief.weight)
+        if adapter is not None:
+            batch = batch._replace(slow_obs=lesson.obs._replace(z=slow.look(rows)))
         correction = Correction(sharing.trace, sharing.kl_limit, sharing.corrected)
         traced = self.core.update_sequences(batch, correction)
         if adapter is not None:
@@ -304,6 +306,10 @@ class Member:
             table.refresh(self.serving)
 
     # --- what the coordinator wants to know
+
+    def skill_number(self) -> int:
+        """Number of its present skill, as it stands in the replay."""
+        return self.skill_id
 
     def own_returns(self) -> Floats:
         """[T] returns of its own book on the experts' window (`windows.own_returns`)."""

@@ -162,7 +162,9 @@ class Members:
         self.act_out(self._evolution.quarantined(failed))
 
     def _name(self, member: int) -> str:
-        return f"expert {self._evolution.plan.niche_of(member)}"
+        plan = self._evolution.plan
+        name = f"expert {plan.niche_of(member)}"
+        return name if plan.per_niche == 1 else f"{name} · {member % plan.per_niche + 1}"
 
 
 def _failed(answers: Mapping[int, Any]) -> list[int]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from echelon.config import Config
 from echelon.models import ExpertObs
 from echelon.ops.information import RunningStd
-from echelon.population.bonus import SkillBonus
+from echelon.population.bonus import SkillBonus, portfolios
 from echelon.population.shared_replay import SharedBatch
 from echelon.risk import PidLagrangian, PidSettings, QuantileSettings, TailQuantile, tail_cost
 from echelon.risk.lagrange import combined
@@ -84,7 +84,8 @@ class Pay:
             return paid, 0.0
         assert self._skills is not None, "`settle` comes first"
         own = torch.full((action.shape[0],), self.niche, dtype=torch.int64)
-        told = self._bonus.reward(obs.weights, obs.cash, action, own, self._skills)
+        wanted = portfolios(action, obs.weights, obs.cash, obs.free)
+        told = self._bonus.reward(obs.weights, obs.cash, wanted, own, self._skills)
         return paid + beta * told.view(paid.shape), float(told.mean())
 
     def restart(self) -> None:

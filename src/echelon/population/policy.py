@@ -27,7 +27,7 @@ Axes: `E` books, `K` experts, number K is cash, `N` assets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,7 +39,8 @@ from echelon.envs.act import Holdings, Kind, Rows, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
 from echelon.population import view
-from echelon.population.choosers import Chooser
+from echelon.population.choosers import Chooser, HedgeRouter
+from echelon.population.companions import HEDGE, expert_key
 from echelon.population.desk import Desk, Ints, Traded, first_rows, started, within_limits
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.survey import Standing, Verdicts, warm_bars
@@ -99,6 +100,13 @@ class HierarchyPolicy:
         """Call `alert` with every event of risk control, of this run and of later ones."""
         self._alerts.append(alert)
         self.log.subscribe(alert)
+
+    def companions(self) -> Mapping[str, Policy]:
+        """The fixed-share hedge over the same experts, and each expert by itself."""
+        hedge = HierarchyPolicy(
+            self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"
+        )
+        return {HEDGE: hedge} | {expert_key(k): one for k, one in enumerate(self.experts)}
 
     def start(self, world: World, span: range) -> None:
         """Make the experts ready, also for the rows before the span that own books begin at."""

@@ -41,6 +41,8 @@ _PIECE_ROWS = 500
 """Most rows of a span that one place trades; long spans are traded in pieces, side by side."""
 _SIDE_BY_SIDE = 16
 """Pieces that a short window is cut into."""
+_LEAST_ROWS = 120
+"""Rows that a piece has at least: each is traded behind a warm-up of its own."""
 
 
 class Verdicts(NamedTuple):
@@ -174,7 +176,7 @@ class _Plan(NamedTuple):
     @staticmethod
     def of(spans: Sequence[range], first: Rows, warm: int) -> _Plan:
         pieces = []
-        rows = max(warm, sum(len(span) for span in spans) // _SIDE_BY_SIDE)
+        rows = max(_LEAST_ROWS, sum(len(span) for span in spans) // _SIDE_BY_SIDE)
         for span in spans:
             lows = list(range(span.start, span.stop, min(rows, _PIECE_ROWS)))
             if len(lows) > 1 and span.stop - lows[-1] < 2:
@@ -228,10 +230,13 @@ def _walk(desk: Desk, plan: _Plan, config: Config) -> tuple[Sight, Floats]:
 def warm_bars(config: Config) -> int:
     """Bars that own books are traded before they are looked at.
 
-    As many as the router sees and the drawdown guard remembers, and one more: the first bar, in
-    which a book comes out of cash, is like no other.
+    As many as the router sees and the guards remember, and one more: the first bar, in which a book
+    comes out of cash, is like no other. Without them the guard of the tail, which wants
+    `risk.cvar_window` returns, could say nothing in a test window of a year.
     """
-    return max(*config.meta_router.horizons, config.risk.drawdown_window) + 1
+    risk = config.risk
+    tail = risk.cvar_window if risk.enabled else 0
+    return max(*config.meta_router.horizons, risk.drawdown_window, tail) + 1
 
 
 def drawdown_settings(risk: RiskConfig) -> DrawdownSettings:

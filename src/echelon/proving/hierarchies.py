@@ -33,7 +33,7 @@ from echelon.config.agents import StateConfig
 from echelon.envs.act import Holdings, Kind, Rows
 from echelon.envs.world import World
 from echelon.ops.information import mutual_information
-from echelon.population.choosers import HedgeRouter
+from echelon.population.companions import HEDGE
 from echelon.population.policy import HierarchyPolicy
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.costly import at_fee
@@ -128,8 +128,7 @@ class RegimeHierarchyPart:
         returns = {"hierarchy": trade(watched, arena, config).returns}
         chosen = watched.chosen()
         experts = policy.experts
-        hedge = HierarchyPolicy(experts, HedgeRouter(len(experts)), config, self.seed, "hedge")
-        returns["hedge"] = trade(hedge, arena, config).returns
+        returns["hedge"] = trade(policy.companions()[HEDGE], arena, config).returns
         singles = [trade(expert, arena, config).returns for expert in experts]
         returns |= {f"expert {k}": found for k, found in enumerate(singles)}
         regime = np.stack([draw.regime for draw in setting.test], axis=1)

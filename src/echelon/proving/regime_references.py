@@ -107,7 +107,7 @@ class Switch:
         return self._weights[row]
 
 
-def hedge(returns: Floats, rate: float = _RATE, share: float = _SHARE) -> Floats:
+def hedge(returns: Floats, *, rate: float = _RATE, share: float = _SHARE) -> Floats:
     """[S+1,…,K] trust of the fixed-share hedge in K experts, before and after each return.
 
     returns[S,…,K] of the experts' books

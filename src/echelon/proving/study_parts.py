@@ -171,7 +171,7 @@ def population_facts(directory: Path) -> dict[str, Any]:
     log = read_metrics(directory)
     every = {one.step: one.mapd for one in checks}
     for step, value in zip(log["step"].to_list(), log[_MAPD].to_list(), strict=True):
-        if value is not None and value > 0.0:  # 0: the log's word for not known yet
+        if value is not None:
             every.setdefault(step, value)
     seen = [every[step] for step in sorted(every)]
     reached = next((k for k, value in enumerate(seen) if value >= HELD), None)

@@ -23,6 +23,7 @@ from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evalu
 from echelon.evaluation.trust import TRUST, load_trust
 from echelon.ops.measures import LABELS
 from echelon.population.artefacts import PopulationHistory
+from echelon.population.companions import HEDGE, expert_key
 from echelon.population.record import CommandRecord, has_record, record_files
 from echelon.report.palette import BASELINES
 from echelon.report.series import carried
@@ -201,9 +202,12 @@ def _split(run: Path, name: str) -> SplitData:
             f"{evaluation.directory / 'summary.json'}: no seed in it. Run `echelon evaluate {run} "
             f"--split {name}` again."
         )
+    beside = evaluation.companions.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
+    known += [values for own in beside for values in own.values()]
     missing = [name for name in _FACTS if name not in evaluation.facts]
     missing += [name for name in LABELS if any(name not in values for values in known)]
+    missing += [name for name in (HEDGE, expert_key(0)) if any(name not in own for own in beside)]
     if missing:
         raise StoreError(
             f"{evaluation.directory / 'summary.json'}: {missing[0]!r} is missing. Run `echelon "

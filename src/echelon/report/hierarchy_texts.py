@@ -67,6 +67,46 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "专家之间没有差异，或某个组合未知。",
         ),
         "component": ("Component {n} ({share} of the variance)", "主成分 {n}（方差占比 {share}）"),
+        # Over the same experts.
+        "companions": ("Over the same experts", "相同专家之上的对照"),
+        "companions_note": (
+            "Is the router worth having? The fixed-share hedge puts the expert in charge whose own "
+            "book it trusts most, by a rule without training, under the same risk control and "
+            "costs. Experts alone trade their own book, with no router and no risk control. The "
+            "best of them is chosen IN HINDSIGHT, on this very window: nobody could have traded "
+            "it. No verdict rests on these rows.",
+            "路由器是否物有所值？固定份额对冲按无需训练的规则，让其最信任的专家主导，"
+            "风险控制与成本相同。单独的专家各自交易，没有路由器与风险控制。"
+            "最优专家是在本区间上事后挑选的：当时无人能据此交易。结论不依据这些行。",
+        ),
+        "companions_note_seeds": (
+            "Every seed has experts of its own; mean ± standard deviation over the seeds.",
+            "每个种子各有自己的专家；数值为种子间均值 ± 标准差。",
+        ),
+        "companions_by_seed": (
+            "Sharpe ratio of every expert, by seed",
+            "各专家的夏普比率（按种子）",
+        ),
+        "companions_differences": (
+            "Sharpe ratio less theirs (a year)",
+            "与其夏普比率之差（年化）",
+        ),
+        "companions_differences_note": (
+            "Of the mean over the seeds, on the same days (block bootstrap). An interval across 0 "
+            "leaves it open who is ahead.",
+            "种子均值之差，按相同日期计算（块自助法）。区间跨过 0 即无法判断优劣。",
+        ),
+        "companions_folds_note": (
+            "Fold by fold, and stitched. The fixed-share hedge is a rule without training over the "
+            "experts of each fold, under the same risk control and costs; the mean expert trades "
+            "alone, without risk control. A best expert is not shown: over several folds it would "
+            "be chosen in hindsight. No verdict rests on these columns.",
+            "逐折结果与拼接序列。固定份额对冲是对每折专家应用的无需训练的规则，风险控制与成本相同；"
+            "单独专家的均值不含风险控制。不显示最优专家：跨折的最优只能事后挑选。结论不依据这些列。",
+        ),
+        "row_hedge": ("Fixed-share hedge", "固定份额对冲"),
+        "row_best": ("Best expert alone, in hindsight", "最优单个专家（事后）"),
+        "row_experts": ("Experts alone, mean", "单独专家均值"),
         # Beside other runs.
         "beside": ("Beside other runs", "与其他实验对比"),
         "beside_note": (
@@ -198,9 +238,10 @@ HIERARCHY_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "round": ("Round", "轮次"),
         "skill_map": ("Map of their skills", "技能分布图"),
         "skill_map_note": (
-            "Skill vectors at the end, in the plane in which they differ most (principal "
-            "components).",
-            "训练结束时的技能向量，投影到差异最大的平面（主成分）。",
+            "Skill vectors at the end, in a plane of their principal components. They are made "
+            "orthogonal, so that all stand equally far apart: what the experts made of them is in "
+            "the map of their portfolios.",
+            "训练结束时的技能向量，投影到其主成分平面。技能向量彼此正交，两两距离相等；专家据此形成的差异见组合分布图。",
         ),
         "lineage": ("Lineage", "谱系"),
         "lineage_note": (

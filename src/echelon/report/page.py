@@ -7,6 +7,7 @@ from typing import Any
 
 from echelon.report import charts, tables
 from echelon.report.beside import beside_card
+from echelon.report.companions import companions_card
 from echelon.report.document import (
     book_names,
     card,
@@ -65,6 +66,7 @@ def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str,
         trust_card(run.path, split, words, data),
         equity_card(split, words, data),
         beside_card(run, split, words),
+        companions_card(split, words),
         hierarchy_cards(run, split, words, data),
         measures_card(split, words),
         monthly_card(split, words),

@@ -132,25 +132,30 @@ def differences_part(
         return part(title, _note(why if few else words("differences_alone")))
     annual = yearly(trust)
     data["charts"][f"{name}/differences"] = differences_chart(found, annual, words)
+    replications = next(iter(found.values()))["single"]["replications"]
+    note = _note(words("differences_note", replications=replications))
+    numbers = differences_table({words.name(k): v for k, v in found.items()}, annual, words)
+    return f"<h3>{escape(title)}</h3>{note}" + two(
+        chart(f"{name}/differences"), f"<div>{numbers}</div>"
+    )
+
+
+def differences_table(found: Mapping[str, Tree], annual: float, words: Words) -> str:
+    """A row a difference at both block lengths. found: by what the agents are compared with"""
     head = [words(k) for k in ("baseline", "difference", "interval_95", "interval_double", "block")]
     rows = []
-    for key, both in found.items():
+    for name, both in found.items():
         single, double = both["single"], both["double"]
         rows.append(
             [
-                escape(words.name(key)),
+                escape(name),
                 _cell(_RATIO.format(_number(single["estimate"]) * annual)),
                 _interval_cell(single, annual, words),
                 _interval_cell(double, annual, words),
                 _cell(f"{single['block_length']:.1f}"),
             ]
         )
-    replications = next(iter(found.values()))["single"]["replications"]
-    note = _note(words("differences_note", replications=replications))
-    numbers = table([escape(h) for h in head], rows, "measures")
-    return f"<h3>{escape(title)}</h3>{note}" + two(
-        chart(f"{name}/differences"), f"<div>{numbers}</div>"
-    )
+    return table([escape(h) for h in head], rows, "measures")
 
 
 class Line(NamedTuple):

@@ -20,6 +20,7 @@ from echelon.evaluation.walkforward import AGENT, KIND, STITCHED
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, Label
 from echelon.report import tables
+from echelon.report.companions import companion_differences
 from echelon.report.document import (
     card,
     chart,
@@ -89,7 +90,7 @@ def render_walk(walk: WalkData, words: Words, command: str) -> str:
         parts.append(equity_card(stitched, words, data))
         starts = [str(step.fold.test[0]) for step in walk.steps]
         data["charts"][f"{STITCHED}/equity"]["layout"]["shapes"] = fold_starts(starts)
-    parts.append(_by_fold(walk, words, data))
+    parts += [_by_fold(walk, words, data), _companions(walk, words)]
     if stitched is not None:
         parts += [measures_card(stitched, words), monthly_card(stitched, words)]
     config = folded(words("config_folded"), f"<pre>{escape(walk.config_text)}</pre>")
@@ -197,12 +198,25 @@ def _by_fold(walk: WalkData, words: Words, data: dict[str, Any]) -> str:
         words("every_measure"), f"<p>{choice(group, names, words)}</p>{panes(group, found)}"
     )
     picture = part(words("sharpe_by_fold"), chart(key))
-    return card(words("by_fold"), note, fold_table(walk, beside, words) + picture + every)
+    shown = fold_table(walk, {name: words.name(name) for name in beside}, words)
+    return card(words("by_fold"), note, shown + picture + every)
 
 
-def fold_table(walk: WalkData, beside: list[str], words: Words) -> str:
-    """A row a fold and one of the stitched series; a group of columns a measure."""
-    names = [words("agent"), *(words.name(name) for name in beside)]
+def _companions(walk: WalkData, words: Words) -> str:
+    """The agents beside what is made of the same experts; nothing without."""
+    if not walk.companions:
+        return ""
+    names = {name: words(f"row_{name}") for name in walk.companions}
+    body = fold_table(walk, names, words) + companion_differences(walk.statistics, words)
+    return card(words("companions"), words("companions_folds_note"), body)
+
+
+def fold_table(walk: WalkData, beside: Mapping[str, str], words: Words) -> str:
+    """A row a fold and one of the stitched series; a group of columns a measure.
+
+    beside: books beside the agents → what they are called
+    """
+    names = [words("agent"), *beside.values()]
     rows = [
         [escape(title), *_fold_cells(walk, fold, [AGENT, *beside], words)]
         for fold, title in _rows(walk, words).items()

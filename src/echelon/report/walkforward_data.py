@@ -19,14 +19,18 @@ from echelon.backtest.files import Tables
 from echelon.config import Config
 from echelon.errors import StoreError
 from echelon.evaluation.batch import reading
+from echelon.evaluation.companions import EXPERTS
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.walkforward import AGENT, KIND, STITCHED, Step, WalkForward
 from echelon.ops.measures import LABELS
+from echelon.population.companions import HEDGE
 from echelon.report.gather import Record, SplitData, in_order
 from echelon.types import Floats, Times
 
 _STATISTICS = ("sharpe_annual", "differences", "deflation", "looks", "costs", "verdict")
 _SEED = "seed-"
+COMPANIONS = (HEDGE, EXPERTS)
+"""Rows over the experts of a hierarchy, see evaluation.companions."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,15 @@ class WalkData:
     @property
     def baselines(self) -> list[str]:
         """Baselines that any fold has, in the order of a report."""
-        known = [who for who in self.table["who"].unique(maintain_order=True) if who != AGENT]
-        return in_order([who for who in known if not who.startswith(_SEED)])
+        known = self.table["who"].unique(maintain_order=True)
+        others = (AGENT, *COMPANIONS)
+        return in_order([w for w in known if w not in others and not w.startswith(_SEED)])
+
+    @property
+    def companions(self) -> list[str]:
+        """Rows over a hierarchy's experts that the folds have; none of another agent."""
+        known = set(self.table["who"])
+        return [who for who in COMPANIONS if who in known]
 
     @property
     def seeds(self) -> int:
@@ -95,6 +106,7 @@ def gather_walk(directory: Path) -> WalkData:
             _require(directory / f"{STITCHED}.parquet", returns, about["measures"], resume)
             stitched = _split(directory, walk, about, returns)
             statistics = {name: tree["statistics"][name] for name in _STATISTICS}
+            statistics["companions"] = tree["statistics"].get("companions", {})
             rate = about["periods_per_year"]
             statistics |= {"bars": about["periods"], "periods_per_year": rate, "split": "test"}
     text = (directory / "base.yaml").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -112,18 +112,27 @@ class _Course:
     since_best: int = 0
     score: float = math.nan
     reward: float = math.nan
-    count: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> _Course:
+        """What a checkpoint has of it; older ones had one count for all metrics."""
+        found = dict(state)
+        if "count" in found:
+            found["counts"] = dict.fromkeys(found["sums"], found.pop("count"))
+        return _Course(**found)
+
     def add(self, metrics: Metrics) -> None:
-        self.count += 1
         for name, value in metrics.items():
+            self.counts[name] = self.counts.get(name, 0) + 1
             self.sums[name] = self.sums.get(name, 0.0) + value
 
     def take_means(self) -> Metrics:
+        """Of each metric, over the rounds that told it: what was not measured is not in the log."""
         # Sorted, as a checkpoint's JSON is: the columns of a resumed run's log keep their order.
-        means = {name: total / self.count for name, total in sorted(self.sums.items())}
-        self.count, self.sums = 0, {}
+        means = {name: total / self.counts[name] for name, total in sorted(self.sums.items())}
+        self.counts, self.sums = {}, {}
         return means
 
 
@@ -302,7 +311,7 @@ class Training:
                     f"{key} it was made with, or start a new run."
                 )
         self.learner.restore(dict(checkpoint.tensors), state["learner"])
-        self.course = _Course(**state["course"])
+        self.course = _Course.of(state["course"])
         self.resumed_at = checkpoint.step
 
     def _sinks(self) -> list[Sink]:

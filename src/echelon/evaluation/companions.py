@@ -1,0 +1,99 @@
+"""A hierarchy beside what is made of the same experts: the numbers of `population.companions`.
+
+Every seed has experts of its own, and so companions of its own. Over the seeds they make three
+rows to hold the agent to:
+
+    hedge      the fixed-share hedge over the experts
+    best       of each seed the expert with the highest Sharpe ratio by itself: chosen in hindsight,
+               on the very window it is shown for, so nobody could have traded it
+    experts    the mean over a seed's experts, each by itself
+
+Axes: `T` returns, `S` seeds, `K` experts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from echelon.ops.measures import MeanStd, mean_std
+from echelon.population.companions import HEDGE, is_expert
+from echelon.types import Floats
+
+BEST = "best"
+EXPERTS = "experts"
+
+Measured: TypeAlias = Mapping[str, float]
+"""Measures by name."""
+
+
+class Track(NamedTuple):
+    """What is kept of a book. returns: [T], fewer where it was ruined"""
+
+    measures: Measured
+    returns: Floats
+
+
+def companion_name(seed: int, name: str) -> str:
+    """What the backtest of a seed's companion is called, in files and tables."""
+    return f"seed-{seed}-{name}"
+
+
+def by_row(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
+    """Row → measures of each seed; empty where no agent has companions.
+
+    companions: seed → name → measures. `best` is left to those who want it: see `with_best`.
+    """
+    if not companions:
+        return {}
+    every = list(companions.values())
+    return {
+        HEDGE: [found[HEDGE] for found in every],
+        EXPERTS: [_mean([found[k] for k in found if is_expert(k)]) for found in every],
+    }
+
+
+def with_best(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
+    """`by_row`, with the best expert in hindsight between the two."""
+    rows = by_row(companions)
+    if not rows:
+        return {}
+    best = [
+        max((found[k] for k in found if is_expert(k)), key=_sharpe) for found in companions.values()
+    ]
+    return {HEDGE: rows[HEDGE], BEST: best, EXPERTS: rows[EXPERTS]}
+
+
+def over_seeds(row: Sequence[Measured], measure: str) -> MeanStd:
+    """Mean and standard deviation of a measure over the seeds of a row."""
+    return mean_std([values[measure] for values in row])
+
+
+def columns(companions: Mapping[int, Mapping[str, Floats]], length: int) -> dict[str, Floats]:
+    """{hedge: [T,S], experts: [T,S·K]} returns of `length` bars; a ruined book earns nothing more.
+
+    companions: seed → name → returns
+    """
+    if not companions:
+        return {}
+    chosen = {
+        HEDGE: [found[HEDGE] for found in companions.values()],
+        EXPERTS: [found[k] for found in companions.values() for k in found if is_expert(k)],
+    }
+    return {
+        row: np.column_stack([np.pad(r, (0, max(0, length - len(r))))[:length] for r in series])
+        for row, series in chosen.items()
+    }
+
+
+def _mean(experts: list[Measured]) -> Measured:
+    return {name: float(np.mean([values[name] for values in experts])) for name in experts[0]}
+
+
+def _sharpe(values: Measured) -> float:
+    """For ranking: who has none comes last."""
+    found = values["sharpe_annual"]
+    return -math.inf if math.isnan(found) else found
