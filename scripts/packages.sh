@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the Debian packages the tests' services need, where that is possible.
+# Install the Debian packages of the services and programs the tests call, where that is possible.
 #
 # Nothing to do where they are there. As root on a Debian system they are installed, without
 # starting anything (the tests start their own, on free ports). Otherwise it says which tests will
@@ -37,9 +37,16 @@ fi
 echo "packages: installing $missing"
 export DEBIAN_FRONTEND=noninteractive
 apt=(apt-get -qq -o DPkg::Lock::Timeout=120)
-# shellcheck disable=SC2086 # a list of package names
-if ! { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends $missing; } \
-    > "$log" 2>&1 < /dev/null; then
+# One by one: a system that lacks one package can have the others.
+"${apt[@]}" update > "$log" 2>&1 < /dev/null || true
+failed=""
+for package in $missing; do
+    if ! "${apt[@]}" install -y --no-install-recommends "$package" >> "$log" 2>&1 < /dev/null; then
+        failed="$failed $package"
+    fi
+done
+if [ -n "$failed" ]; then
     tail -n 5 "$log"
+    missing=${failed# }
     skip "apt-get could not install it (above)"
 fi

@@ -2,10 +2,12 @@
 
     python scripts/services.py redis        run one in the foreground, print its URL, stop on Ctrl-C
     python scripts/services.py --list       say which ones can run here
+    python scripts/services.py --missing    Debian packages that the tests would like to have
 
 Tests use the same code through the fixtures of `tests/conftest.py`. A service is one `Service`
 record: the program, its arguments, the question that proves it is up. It keeps its data in a
-temporary directory, persists nothing, listens on 127.0.0.1 only and goes with its parent.
+temporary directory, persists nothing, listens on 127.0.0.1 only and goes with its parent. A program
+that tests merely call, such as a browser, is a `Program`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,30 @@ class ServiceError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What tests call.
+
+    names: of the executable, any of which will do, looked up on PATH
+    package: the Debian package that has the first
+    """
+
+    names: tuple[str, ...]
+    package: str
+
+    def path(self) -> str | None:
+        """Where it is, or None where it is not installed."""
+        return next(filter(None, map(shutil.which, self.names)), None)
+
+    def missing(self) -> str | None:
+        """Say why it cannot be called here, or None where it can."""
+        return None if self.path() else _absent(self.names[0], self.package)
+
+
+def _absent(program: str, package: str) -> str:
+    return f"{program} is not installed: apt-get install {package} (as root, `make test` does it)"
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """How to run one service.
 
@@ -54,12 +80,7 @@ class Service:
 
     def missing(self) -> str | None:
         """Say why the service cannot run here, or None where it can."""
-        if shutil.which(self.program):
-            return None
-        return (
-            f"{self.program} is not installed: apt-get install {self.package} "
-            "(as root, `make test` does it)"
-        )
+        return None if shutil.which(self.program) else _absent(self.program, self.package)
 
 
 @dataclass(slots=True)
@@ -186,6 +207,9 @@ REDIS = Service(
 
 SERVICES = {service.name: service for service in (REDIS,)}
 
+BROWSER = Program(names=("chromium", "google-chrome"), package="chromium")
+"""Draws the reports' pages."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one service by hand."""
@@ -195,7 +219,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--missing", action="store_true", help="print missing Debian packages")
     args = parser.parse_args(argv)
     if args.missing:
-        print(*sorted({s.package for s in SERVICES.values() if s.missing()}))
+        wanted: list[Service | Program] = [*SERVICES.values(), BROWSER]
+        print(*sorted({one.package for one in wanted if one.missing()}))
         return 0
     if args.list:
         for name, service in sorted(SERVICES.items()):

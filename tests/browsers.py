@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from scripts.services import BROWSER
 
 
 def draw_page(page: Path, profile: Path) -> str:
@@ -15,9 +16,9 @@ def draw_page(page: Path, profile: Path) -> str:
 
     profile: a directory for what the browser keeps; skips the test where there is no browser
     """
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    browser = BROWSER.path()
     if browser is None:
-        pytest.skip("no chromium to draw the page with")
+        pytest.skip(BROWSER.missing() or "")
     done = subprocess.run(
         [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),

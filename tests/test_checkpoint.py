@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from echelon.agents.processes import hire
 from echelon.errors import StoreError
 from echelon.files import sha256_file
 from echelon.rng import stream
@@ -260,8 +262,10 @@ def test_full_disk_leaves_the_earlier_checkpoints_and_no_half_one(
 
 LIMITED = """
 import resource, sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 import torch
+from echelon.agents.processes import hire
 from echelon.errors import StoreError
 from echelon.runs.checkpoint import save_checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -284,25 +288,23 @@ def test_write_the_kernel_refuses_leaves_the_earlier_checkpoint(tmp_path: Path) 
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000000100"
 
 
-KILLED = """
-import os, signal
-from pathlib import Path
-import torch
-from echelon.runs import checkpoint as module
-real = Path.rename
-def rename(self, target):
-    if {stage!r} == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(self, target)
-    if {stage!r} == "between" or not str(target).endswith(".old"):
-        os.kill(os.getpid(), signal.SIGKILL)
-Path.rename = rename
-new = {{"w": torch.ones(2)}}
-if {kind!r} == "best":
-    module.save_best(Path({root!r}), 200, new, {{"new": True}}, config_hash="c")
-else:
-    module.save_checkpoint(Path({root!r}), 100, new, {{"new": True}}, config_hash="c", keep=1)
-"""
+def _die_replacing(_pipe: Connection, kind: str, stage: str, root: Path) -> None:
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if stage == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        renamed = real(self, target)
+        if stage == "between" or not str(target).endswith(".old"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return renamed
+
+    Path.rename = rename  # type: ignore[method-assign, assignment]
+    new = {"w": torch.ones(2)}
+    if kind == "best":
+        save_best(root, 200, new, {"new": True}, config_hash="c")
+    else:
+        save_checkpoint(root, 100, new, {"new": True}, config_hash="c", keep=1)
 
 
 @pytest.mark.parametrize("stage", ["before", "between", "after"])
@@ -312,9 +314,10 @@ def test_kill_during_replacement_leaves_the_old_or_the_new_one(
 ) -> None:
     save_best(tmp_path, 100, {}, {"new": False}, config_hash="c")
     save_checkpoint(tmp_path, 100, {}, {"new": False}, config_hash="c", keep=1)
-    script = KILLED.format(kind=kind, stage=stage, root=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+    worker = hire(_die_replacing, kind, stage, tmp_path)
+    worker.process.join(120)
+    worker.pipe.close()
+    assert worker.process.exitcode == -signal.SIGKILL
     find = best_checkpoint if kind == "best" else latest_checkpoint
     path = find(tmp_path)
     assert path is not None

@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from echelon.errors import EchelonError, UsageError
 from echelon.proving.certificate import Certificate, MarketResult, over_seeds
-from scripts.compare_proofs import compared
-
-ROOT = Path(__file__).parents[1]
+from scripts.compare_proofs import compared, main
 
 
 def certificate(
@@ -40,19 +38,35 @@ def certificate(
     return str(Certificate("full", (market,), about).write(directory))
 
 
-def compare(*paths: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts/compare_proofs.py"), *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Said(NamedTuple):
+    """What the script answered."""
+
+    code: int
+    out: str
+    err: str
+
+
+Compare = Callable[..., Said]
+
+
+@pytest.fixture
+def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
+    """The script's `main`, here: a process of its own would mostly import."""
+
+    def run(*paths: str) -> Said:
+        code = main(paths)
+        return Said(code, *capsys.readouterr())
+
+    return run
 
 
 def test_the_difference_is_that_of_pairs_with_students_interval(tmp_path: Path) -> None:
     first = certificate(tmp_path / "a", [3.0, 3.2, 3.6], [1, 2, 3])
     second = certificate(tmp_path / "b", [3.2, 3.4, 3.7], [1, 2, 3])
-    done = compare(first, second)
+    script = Path(__file__).parents[1] / "scripts" / "compare_proofs.py"
+    done = subprocess.run(
+        [sys.executable, str(script), first, second], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     # Differences in shares: .05, .05, .025; mean .041667, deviation .0144338, t(2) = 4.30265.
     half = 4.30265 * 0.0144338 / math.sqrt(3)
@@ -62,7 +76,7 @@ def test_the_difference_is_that_of_pairs_with_students_interval(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", ["seeds", "market", "file", "signal"])
-def test_what_cannot_be_paired_is_refused(fault: str, tmp_path: Path) -> None:
+def test_what_cannot_be_paired_is_refused(fault: str, compare: Compare, tmp_path: Path) -> None:
     first = certificate(tmp_path / "a", [3.0, 3.2], [1, 2])
     other = [1, 3] if fault == "seeds" else [1, 2]
     name = "null" if fault == "market" else "planted"
@@ -71,15 +85,15 @@ def test_what_cannot_be_paired_is_refused(fault: str, tmp_path: Path) -> None:
     if fault == "file":
         Path(second).write_text(json.dumps({"format": 1}))
     done = compare(first, second)
-    assert done.returncode == 1
+    assert done.code == 1
     expected = {
         "seeds": "same seeds",
         "market": "no planted market",
         "file": "damaged",
         "signal": "no signal in common",
     }
-    assert expected[fault] in done.stderr
-    assert str(tmp_path / "b") in done.stderr
+    assert expected[fault] in done.err
+    assert str(tmp_path / "b") in done.err
 
 
 @pytest.mark.parametrize(
@@ -91,14 +105,14 @@ def test_what_cannot_be_paired_is_refused(fault: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_was_made_on_other_draws_or_in_another_way_is_refused(
-    facts: dict[str, Any], said: str, tmp_path: Path
+    facts: dict[str, Any], said: str, compare: Compare, tmp_path: Path
 ) -> None:
     first = certificate(tmp_path / "a", [3.0, 3.2], [1, 2])
     second = certificate(tmp_path / "b", [3.0, 3.2], [1, 2], **facts)
     done = compare(first, second)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert "--bars" in done.stderr
+    assert done.code == 1
+    assert said in done.err
+    assert "--bars" in done.err
 
 
 def odd(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -78,7 +78,7 @@ PENDING: set[str] = set()
 ELSEWHERE = {
     # Steers the command, not an agent: the tests of `echelon train` see to it.
     "train.seeds",
-    # How the work is done, on which no result may depend: tests/test_hierarchy_learner.py has the
+    # How the work is done, on which no result may depend: tests/test_hierarchy_deaths.py has the
     # same numbers from several processes, whose replay is on disk.
     *("trainer.workers", "experts.sharing.on_disk"),
 }

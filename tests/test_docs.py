@@ -124,8 +124,12 @@ def train_little(path: Path) -> None:
 
 @pytest.fixture
 def little(home: Path) -> None:
-    """The demo's training made short."""
-    train_little(home / "configs" / "demo.yaml")
+    """The demo's training made short, and its test window: a year of the five."""
+    path = home / "configs" / "demo.yaml"
+    train_little(path)
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree["split"]["test"][0] = "2022-01-03"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
 
 
 def run_python(text: str) -> int:

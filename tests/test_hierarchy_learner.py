@@ -1,18 +1,20 @@
-"""The hierarchy as a learner: rounds, resuming, processes, and members that fail."""
+"""The hierarchy as a learner: rounds, resuming, settings, and members that fail.
+
+Processes that die are in `test_hierarchy_deaths.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hierarchies import SMALL, assert_same, everything, make_learner, trained
 from markets import CONFIGS
 from torch import Tensor
 from worlds import make_config, make_world
@@ -21,11 +23,9 @@ from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
-from echelon.models import build_encoder
 from echelon.ops.diversity import KlWeightRule
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.bonus import Deeds, Learned
-from echelon.population.learner import HierarchyLearner
 from echelon.population.policies import load_hierarchy
 from echelon.population.settings import refuse_settings
 from echelon.population.windows import (
@@ -37,22 +37,6 @@ from echelon.population.windows import (
 )
 from echelon.training.learners import Worlds, ready
 from echelon.training.run import Training, resume_point
-
-SMALL = (
-    *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
-    *("train.episode_steps=12", "train.gamma=0.9", "train.algo=HIERARCHY", "reward.scale=100"),
-    *("train.lr_actor=0.003", "train.lr_critic=0.003", "expert.batch_size=16"),
-    *("expert.learning_starts=16", "expert.updates_per_step=0.25", "expert.warmup_updates=0"),
-    *("experts.n_experts=3", "experts.skill_dim=4", "experts.responsibility_bars=5"),
-    *("experts.sharing.buffer_size=3000", "experts.sharing.sequence_steps=3"),
-    *("experts.sharing.fresh_steps=200", "trainer.round_steps=16", "trainer.probe_states=12"),
-    *("trainer.training_schedule.experts={freq: 2, steps: 16}", "meta_router.n_steps=32"),
-    *("trainer.training_schedule.router={freq: 4, steps: 32}", "meta_router.n_envs=4"),
-    *("trainer.training_schedule.population={freq: 4, mutation_rate: 0.1}", "lora.rank=2"),
-    *("meta_router.batch_size=16", "meta_router.episode_decisions=4", "meta_router.every_bars=2"),
-    *("meta_router.horizons=[2, 5]", "trainer.evolution.windows=2", "lora.every_updates=2"),
-    *("lora.refresh_updates=3", "lora.lr=0.01"),
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,33 +50,6 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def world() -> World:
     return make_world(n_rows=200, n_assets=3, window=6)
-
-
-def make_learner(world: World, directory: Path, *more: str, seed: int = 7) -> HierarchyLearner:
-    config = make_config(*SMALL, *more)
-    torch.manual_seed(3)
-    encoder = build_encoder(config, world.x.shape[2])
-    return HierarchyLearner(config, world, world, directory, seed, encoder)
-
-
-def trained(learner: HierarchyLearner, rounds: int) -> HierarchyLearner:
-    for _ in range(rounds):
-        learner.train_once()
-    return learner
-
-
-def everything(learner: HierarchyLearner) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, state = learner.state()
-    told = {k: v for k, v in state["told"].items() if "time/" not in k and "seconds" not in k}
-    return {name: value.clone() for name, value in tensors.items()}, state | {"told": told}
-
-
-def assert_same(left: HierarchyLearner, right: HierarchyLearner) -> None:
-    (a, state_a), (b, state_b) = everything(left), everything(right)
-    assert str(state_a) == str(state_b)  # as text: NaN is not equal to itself
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name].nan_to_num(), b[name].nan_to_num()), name
 
 
 def test_a_round_does_what_is_due_and_counts_every_step(world: World, tmp_path: Path) -> None:
@@ -145,126 +102,6 @@ def half_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     told = dict.fromkeys(("time/collect",), 0.0) | state["told"]
     return tensors, state | {"told": told}
-
-
-def test_neither_the_number_of_processes_nor_the_death_of_one_changes_a_result(
-    world: World, tmp_path: Path
-) -> None:
-    alone = trained(make_learner(world, tmp_path / "alone"), 5)
-    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
-    kill_worker(hurt)
-    trained(hurt, 2)
-    assert_same(alone, without_losses(hurt))
-    alone.close()
-    hurt.close()
-
-
-def kill_worker(learner: HierarchyLearner, worker: int = 0) -> None:
-    process = learner.members.host._teams[worker]._process  # type: ignore[union-attr]
-    os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
-    process.join()
-
-
-def without_losses(learner: HierarchyLearner) -> HierarchyLearner:
-    kept = [event for event in learner._events if event.kind != "worker lost"]
-    assert len(kept) < len(learner._events)
-    learner._events = kept
-    return learner
-
-
-Each = Callable[[str, Mapping[int, tuple[Any, ...]]], dict[int, Any]]
-
-
-def dying(
-    learner: HierarchyLearner, method: str, monkeypatch: pytest.MonkeyPatch, times: int = 1
-) -> None:
-    """Kill one of two processes whenever it is to do `method`, so many times."""
-    host = learner.members.host
-    each: Each = host.each
-    left = [times]
-
-    def fatal(name: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        if name == method and left[0] and calls:
-            left[0] -= 1
-            kill_worker(learner, min(calls) % 2)
-        return each(name, calls)
-
-    monkeypatch.setattr(host, "each", fatal)
-
-
-def test_a_worker_that_keeps_dying_stops_the_run_with_what_to_do(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = make_learner(world, tmp_path, "trainer.workers=2")
-    dying(learner, "collect", monkeypatch, times=99)
-    with pytest.raises(TrainingError, match=r"died 3 times in one phase.*SIGKILL") as caught:
-        learner.train_once()
-    assert "want of memory" in str(caught.value)
-    assert "Resume the run with fewer trainer.workers." in str(caught.value)
-    assert caught.value.exit_code == 8
-    assert [event.kind for event in learner._events] == ["worker lost"] * 2
-    learner.close()
-
-
-@pytest.mark.parametrize(
-    "method",
-    ["collect", "snapshot", "learn", "copy_state", "take_state", "set_hyperparameters", "stand"],
-)
-def test_a_worker_may_die_anywhere_in_a_round_twice(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    more = ("trainer.evolution.members_per_niche=4", "experts.n_experts=2")
-    alone = trained(make_learner(world, tmp_path / "alone", *more), 5)
-    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2", *more), 3)
-    if method == "stand":  # which is called where another has died before
-        dying(hurt, "collect", monkeypatch)
-    dying(hurt, method, monkeypatch, times=1 if method == "stand" else 2)
-    trained(hurt, 2)
-    assert_same(alone, without_losses(hurt))
-    alone.close()
-    hurt.close()
-
-
-def test_a_worker_killed_between_rounds_does_not_spoil_the_checkpoint_nor_its_restoring(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = trained(make_learner(world, tmp_path / "alone"), 3)
-    hurt = trained(make_learner(world, tmp_path / "hurt", "trainer.workers=2"), 3)
-    kill_worker(hurt)
-    tensors, state = hurt.state()
-    assert_same(alone, without_losses(hurt))
-    state["events"] = []
-    again = make_learner(world, tmp_path / "again", "trainer.workers=2")
-    dying(again, "restore", monkeypatch)
-    again.restore({name: value.clone() for name, value in tensors.items()}, state)
-    alone._events.clear()
-    assert [event.kind for event in again._events] == ["worker lost"]
-    assert_same(trained(alone, 2), without_losses(trained(again, 2)))
-    for learner in (alone, hurt, again):
-        learner.close()
-
-
-@pytest.mark.parametrize("method", ["collect", "snapshot", "begin_afresh", "set_hyperparameters"])
-def test_a_worker_may_die_while_an_expert_is_in_quarantine(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    learners = []
-    for name, more in (("alone", ()), ("hurt", ("trainer.workers=2",))):
-        learner = trained(make_learner(world, tmp_path / name, *more), 3)
-        tensors, state = learner.state()
-        tensors = {key: value.clone() for key, value in tensors.items()}
-        tensors["member.2.core.actor.last.weight"].fill_(math.nan)
-        learner.restore(tensors, state)
-        learners.append(learner)
-    alone, hurt = learners
-    # Member 2 fails in `collect`, and its process dies in what follows, with member 0 in it.
-    dying(hurt, method, monkeypatch)
-    trained(alone, 1)
-    trained(hurt, 1)
-    assert ("quarantine", "expert 2") in [(event.kind, event.who) for event in alone._events]
-    assert_same(alone, without_losses(hurt))
-    alone.close()
-    hurt.close()
 
 
 def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(

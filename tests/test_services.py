@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from scripts import services
-from scripts.services import REDIS, Running, Service, ServiceError, free_port, running
+from scripts.services import BROWSER, REDIS, Running, Service, ServiceError, free_port, running
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,6 +90,15 @@ def test_missing_program_is_named_with_its_package() -> None:
         pass
 
 
+def test_a_program_may_go_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"google-chrome": "/somewhere/google-chrome"}
+    monkeypatch.setattr(shutil, "which", there.get)
+    assert BROWSER.path() == "/somewhere/google-chrome"
+    assert BROWSER.missing() is None
+    there.clear()
+    assert "chromium is not installed: apt-get install chromium" in (BROWSER.missing() or "")
+
+
 def test_service_that_dies_shows_the_end_of_its_log() -> None:
     service = scripted("import sys; sys.exit('bad option --frobnicate')")
     with (
@@ -161,7 +170,7 @@ def test_script_lists_services_and_missing_packages(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert services.main(["--missing"]) == 0
-    assert capsys.readouterr().out == "redis-server\n"
+    assert capsys.readouterr().out == "chromium redis-server\n"
     assert services.main(["--list"]) == 0
     assert "redis: redis-server is not installed" in capsys.readouterr().out
     assert services.main(["redis"]) == 1

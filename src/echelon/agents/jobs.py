@@ -12,7 +12,6 @@ fails in one process does not stop the others; see `Failure`.
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import sys
 import traceback
@@ -20,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
+from echelon.agents.processes import Worker, hire
 from echelon.errors import EchelonError, TrainingError
 
 J = TypeVar("J")
@@ -115,25 +114,19 @@ def _ctrl_c() -> Iterator[ShouldStop]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Worker(NamedTuple):
-    """A process, and our end of the pipe between it and us.
-
-    It is given (number, job), and None where there are no more or where it is to stop; it gives
-    (number, kind, content). Each has a pipe of its own: what workers share (a queue, an event)
-    has a lock, and one that is killed while it holds the lock would halt the others.
-    """
-
-    process: Any  # a multiprocessing.context.SpawnProcess
-    pipe: Connection
-
-    def dismiss(self) -> None:
-        """Ask it to stop, or to end where it has nothing to do."""
-        with suppress(BrokenPipeError):  # it has ended already
-            self.pipe.send(None)
+def _dismiss(worker: Worker) -> None:
+    """Ask it to stop, or to end where it has nothing to do."""
+    with suppress(BrokenPipeError):  # it has ended already
+        worker.pipe.send(None)
 
 
 class _Pool(Generic[J, R]):
-    """Worker processes, each of which does one job after the other."""
+    """Worker processes, each of which does one job after the other.
+
+    One is given (number, job), and None where there are no more or where it is to stop; it gives
+    (number, kind, content). Each has a pipe of its own: what workers share (a queue, an event)
+    has a lock, and one that is killed while it holds the lock would halt the others.
+    """
 
     def __init__(
         self,
@@ -142,14 +135,12 @@ class _Pool(Generic[J, R]):
         workers: int,
         on_report: Callable[[int, object], None],
     ) -> None:
-        # spawn: a forked child of a process that uses threads (torch, polars) may hang.
-        self._context = multiprocessing.get_context("spawn")
         self._task = task
         self._jobs = jobs
         self._workers = workers
         self._on_report = on_report
-        self._running: dict[int, _Worker] = {}
-        self._idle: list[_Worker] = []
+        self._running: dict[int, Worker] = {}
+        self._idle: list[Worker] = []
         self._results: list[R | Failure | None] = [None] * len(jobs)
 
     def run(self) -> JobResults[R]:
@@ -162,7 +153,7 @@ class _Pool(Generic[J, R]):
                         asked = True
                         waiting.clear()
                         for worker in self._running.values():
-                            worker.dismiss()
+                            _dismiss(worker)
                     while waiting and len(self._running) < self._workers:
                         self._start(waiting.pop(0))
                     self._listen()
@@ -170,7 +161,7 @@ class _Pool(Generic[J, R]):
                 for worker in self._running.values():
                     worker.process.terminate()
                 for worker in self._idle:
-                    worker.dismiss()
+                    _dismiss(worker)
                 for worker in (*self._running.values(), *self._idle):
                     worker.process.join()
                     worker.pipe.close()
@@ -178,25 +169,10 @@ class _Pool(Generic[J, R]):
 
     def _start(self, k: int) -> None:
         alive = [worker for worker in self._idle if worker.process.is_alive()]
-        worker = alive.pop() if alive else self._hire()
+        worker = alive.pop() if alive else hire(_work, self._task)
         self._idle = alive
         worker.pipe.send((k, self._jobs[k]))
         self._running[k] = worker
-
-    def _hire(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(self._task, theirs))
-        # Born deaf to Ctrl-C, which also reaches workers from a terminal: one that is still
-        # importing would die of it before it can be asked to stop. Ours is kept until after.
-        # Python's own helper process, started with the first worker, would unblock it again.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        theirs.close()
-        return _Worker(process, ours)
 
     def _listen(self) -> None:
         by_pipe = {worker.pipe: k for k, worker in self._running.items()}
@@ -230,7 +206,7 @@ class _Pool(Generic[J, R]):
         )
 
 
-def _work(task: Task[J, R], pipe: Connection) -> None:
+def _work(pipe: Connection, task: Task[J, R]) -> None:
     """Do one job after the other in a process of its own, and say how each went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
     stopped = False

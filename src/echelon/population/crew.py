@@ -36,7 +36,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, Protocol
@@ -45,6 +44,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from echelon.agents.processes import hire
 from echelon.errors import EchelonError, TrainingError
 from echelon.files import Closing
 
@@ -267,19 +267,7 @@ class _There:
         self.waiting: tuple[int, ...] = ()
         self.lost: str | None = None
         self._asked: tuple[int, ...] = ()
-        # spawn: a forked child of a process that uses threads (torch, polars) may hang.
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, threads), daemon=True)
-        # Born deaf to Ctrl-C, which also reaches workers from a terminal: one that is still
-        # importing would die of it. Python's own helper process unblocks it when it is started.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+        self._process, self.pipe = hire(_work, threads, daemon=True)
         self._send(make)
 
     def ask(self, calls: Sequence[_Call]) -> dict[int, _Answer]:
