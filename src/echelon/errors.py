@@ -10,6 +10,7 @@
     │   ├── InvalidDataError              rows or columns are wrong; carries the list of problems
     │   └── UniverseError                 an unknown symbol, or membership that cannot be used
     ├── StoreError               exit 5   the store, a run directory or a prepared set on disk
+    │   └── DamagedError                  a file of ours is missing, or not what it should be
     ├── FeatureError             exit 6   a factor that is unknown, misdeclared or misbehaves
     ├── LeakageError             exit 7   something before a cut depends on what comes after it
     ├── TrainingError            exit 8   training cannot go on: a loss is not a number
@@ -25,6 +26,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from echelon.types import Problem
 
 
@@ -76,6 +79,26 @@ class StoreError(EchelonError):
     """The store, a run directory or a prepared set on disk is missing or damaged."""
 
     exit_code = 5
+
+
+class DamagedError(StoreError):
+    """A file that Echelon wrote is missing, damaged, or holds something else than it should.
+
+    path: the file. what: what is wrong with it, in a few words. remedy: what to do, a sentence
+    """
+
+    def __init__(self, path: Path, what: str, remedy: str) -> None:
+        self.path = path
+        self.what = shorten(what)
+        self.remedy = remedy
+        super().__init__(f"{path}: missing or damaged ({self.what}). {remedy}")
+
+
+def shorten(text: object, limit: int = 300) -> str:
+    """`text` in one line of at most `limit` characters, printable: for what a stranger wrote."""
+    words = " ".join(str(text).split())
+    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
 class FeatureError(EchelonError):

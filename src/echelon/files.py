@@ -1,22 +1,37 @@
-"""Whole-or-nothing file operations: write to a temporary name, then rename."""
+"""Whole-or-nothing file operations: write to a temporary name, then rename.
+
+Reading is here too: `read_json` and `read_array` give what the file was said to hold, or a
+`DamagedError` that names it. Nothing that a stranger put into a file leaves here as any other
+error.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tokenize import TokenError
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from echelon.errors import StoreError
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from echelon.errors import DamagedError, StoreError
 
 _OLD = ".old"
+MAX_JSON_BYTES = 256 * 1024 * 1024
+"""A larger document than any of ours; reading one would only fill the memory."""
+
+T = TypeVar("T")
 
 
 class Closing(ABC):
@@ -50,6 +65,73 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(
+    path: Path,
+    tree: Any,  # noqa: ANN401 (JSON)
+    *,
+    sort_keys: bool = False,
+    allow_nan: bool = False,
+) -> None:
+    """Write `tree` as JSON, whole or not at all; NaN is refused unless it is allowed."""
+    text = json.dumps(tree, indent=1, ensure_ascii=False, sort_keys=sort_keys, allow_nan=allow_nan)
+    write_atomic(path, text + "\n")
+
+
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """What a JSON file holds, checked against `kind`, or a DamagedError with `remedy`.
+
+    kind: a dataclass, NamedTuple, TypedDict or a type such as `dict[str, float]`; types are taken
+        strictly, unknown keys of a class are ignored
+    A file that may be missing is asked for with `path.is_file()` first.
+    """
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(MAX_JSON_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        raise DamagedError(path, getattr(error, "strerror", None) or str(error), remedy) from None
+    if len(data) > MAX_JSON_BYTES:
+        raise DamagedError(path, f"larger than {MAX_JSON_BYTES >> 20} MiB", remedy)
+    return parse_json(data, kind, path, remedy)
+
+
+def parse_json(data: bytes | str, kind: type[T], path: Path, remedy: str) -> T:
+    """As `read_json`, of what was read already; `path` is named in the error."""
+    try:
+        value: T = _adapter(kind).validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DamagedError(
+            path, f"{place}: {first['msg']}" if place else first["msg"], remedy
+        ) from None
+    return value
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 (any type; making one takes a while)
+    return TypeAdapter(kind)
+
+
+def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
+    """The array of a .npy file, memory-mapped and read-only unless `mmap` is off; never pickled."""
+    try:
+        return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
+    except (
+        OSError,
+        EOFError,  # an empty file
+        ValueError,
+        SyntaxError,  # a header that is no literal
+        TokenError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        MemoryError,  # a shape that no machine holds
+        RecursionError,
+    ) as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DamagedError(path, what, remedy) from None
 
 
 @contextmanager
