@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -99,7 +99,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 def parse_json(data: bytes | str, kind: type[T], path: Path, remedy: str) -> T:
     """As `read_json`, of what was read already; `path` is named in the error."""
     try:
-        value: T = _adapter(kind).validate_json(data, strict=True)
+        value: T = _adapter(cast(Any, kind)).validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
