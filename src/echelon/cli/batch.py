@@ -11,6 +11,7 @@ from echelon.cli.console import err, progress_bar
 from echelon.cli.options import run_directory, trust_flags
 from echelon.cli.watch import watching
 from echelon.config import Config
+from echelon.config.sizes import refuse_sizes
 from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def refuse_beside_resume(noun: str, *given: object, also: str = "--seeds") -> No
 @contextmanager
 def claimed(study: Study, *, resumed: bool, overwrite: bool) -> Iterator[None]:
     """Hold the study's directory, emptied where it begins anew, and what is to be done in it."""
+    refuse_sizes(study.batch.base)
     with study.batch.locked():
         if not resumed:
             study.batch.begin(overwrite=overwrite)

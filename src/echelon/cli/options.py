@@ -11,6 +11,7 @@ import typer
 
 from echelon.cli.console import set_up_logging
 from echelon.config import Config, load_config, load_run_config, user_code
+from echelon.config.sizes import refuse_sizes
 from echelon.errors import UsageError
 
 
@@ -73,9 +74,12 @@ def configured(
     """Load the configuration, or that of the run directory `resume`, and turn logging on."""
     set_up_logging(level.value)
     if resume is not None:
-        return load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
-    refuse_trust(trust_code)
-    return load_config(config, overrides or ())
+        tree = load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
+    else:
+        refuse_trust(trust_code)
+        tree = load_config(config, overrides or ())
+    refuse_sizes(tree)
+    return tree
 
 
 def refuse_trust(trust_code: list[Path] | None) -> None:

@@ -28,6 +28,7 @@ from echelon.cli.options import (
 from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
 from echelon.config import Config, load_run_config, user_code
+from echelon.config.sizes import MOST_PROCESSES, MOST_SEEDS
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
@@ -39,11 +40,18 @@ if TYPE_CHECKING:
 
 Seeds = Annotated[
     int | None,
-    typer.Option("--seeds", min=1, help="How many agents to train; default: train.seeds."),
+    typer.Option(
+        "--seeds", min=1, max=MOST_SEEDS, help="How many agents to train; default: train.seeds."
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="How many to train at a time; default: one per core."),
+    typer.Option(
+        "--workers",
+        min=1,
+        max=MOST_PROCESSES,
+        help="How many to train at a time; default: one per core.",
+    ),
 ]
 ResumeTraining = Annotated[
     Path | None,
