@@ -113,7 +113,7 @@ def test_missing_exogenous_file_is_named(tmp_path: Path, bars_file: Path) -> Non
     dataset = Store(tmp_path / "store").manifest(Store(tmp_path / "store").datasets()[0])
     selection = select(config.features, frozenset({"close"}))
     with pytest.raises(SourceError, match=r"no\.csv: cannot be read .*data\.exogenous"):
-        prepare_module.cache_key(config, dataset, selection)
+        prepare_module.cache_key(config, dataset, prepare_module.source_ids(selection))
 
 
 def test_content_of_a_factor_file_is_part_of_the_key(tmp_path: Path, bars_file: Path) -> None:

@@ -59,7 +59,7 @@ def test_ones_own_feature_trains_and_evaluates_and_ones_own_metric_is_told(
     place = tmp_path / "run"
     told = flags(store, f"execution.extensions=[{mine}]", "execution.features=[time, since_open]")
     run("train", *told, "--output-dir", str(place), "--workers", "1")
-    run("evaluate", str(place), "--split", "test")
+    run("evaluate", str(place), "--split", "test", "--trust-code", str(mine))
     saved = json.loads((place / "seeds" / "42" / "policy" / "policy.json").read_text())
     assert saved["features"] == ["time", "since_open"]
     summary = json.loads((place / "evaluations" / "test" / "summary.json").read_text())

@@ -16,7 +16,8 @@
     ├── TrainingError            exit 8   training cannot go on: a loss is not a number
     └── Stopped                  exit 130 Ctrl-C stopped it in an orderly way; it can be resumed
 
-A message says what was expected, what was found and what to do. The CLI prints the message
+A message says what was expected, what was found and what to do; it is printable, and bounded in
+lines and length, whatever a file held. The CLI prints the message
 without a traceback and leaves with the exit code; 130 is Ctrl-C, 70 a bug of ours.
 """
 
@@ -35,6 +36,10 @@ class EchelonError(Exception):
     """Root of all errors a user can cause and mend."""
 
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        """The message, printable and bounded: a part of it may be a stranger's."""
+        return bound_message(super().__str__())
 
 
 class UsageError(EchelonError):
@@ -99,6 +104,18 @@ def shorten(text: object, limit: int = 300) -> str:
     words = " ".join(str(text).split())
     plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
+
+
+def bound_message(text: str, lines: int = 60, width: int = 4_000) -> str:
+    """`text` without control characters, of at most so many lines of at most so many characters."""
+    rows = text.split("\n")
+    plain = [
+        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in row)
+        for row in (f"{row[: width - 1]}…" if len(row) > width else row for row in rows[:lines])
+    ]
+    if len(rows) > lines:
+        plain.append(f"… and {len(rows) - lines:,} more lines")
+    return "\n".join(plain)
 
 
 class FeatureError(EchelonError):

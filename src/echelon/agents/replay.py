@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.agents.stretches import Mark, Share, draw, window
+from echelon.config.sizes import memory_available
 from echelon.errors import ConfigError, DataError, StoreError
 
 Floats = NDArray[np.float32]
@@ -322,20 +323,6 @@ class Replay:
         share = Share([window(self.mark, self.capacity, length)], n, advice)
         slots = draw(self._arrays["row"], self._arrays["ended"], [share], length, chance)
         return np.ascontiguousarray(slots.T)
-
-
-def memory_available() -> int:
-    """Bytes that can still be had, as far as the system tells."""
-    known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        if "MemAvailable" in fields:
-            known.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    group = Path("/sys/fs/cgroup/memory.max")
-    if group.is_file() and (limit := group.read_text().strip()).isdecimal():
-        known.append(int(limit))
-    return min(known)
 
 
 def _require_room(capacity: int, each: int, setting: str, available: int, where: str) -> None:

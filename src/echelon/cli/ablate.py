@@ -23,6 +23,7 @@ from echelon.cli.options import (
     OutputDir,
     Overrides,
     Quarantine,
+    TrustCode,
     configured,
 )
 from echelon.cli.train import Seeds, Workers, default_workers
@@ -60,6 +61,7 @@ def ablate(
     seeds: Seeds = None,
     workers: Workers = None,
     resume: ResumeAblation = None,
+    trust_code: TrustCode = None,
     overwrite: Overwrite = False,
     quarantine: Quarantine = False,
     log_level: Level = LogLevel.INFO,
@@ -76,9 +78,9 @@ def ablate(
     if resume is not None:
         refuse_beside_resume("ablation", config, override, output_dir, grid, variants, overwrite)
         set_up_logging(log_level.value)
-        ablation = Ablation.open(resume, seeds=seeds)
+        ablation = Ablation.open(resume, seeds=seeds, trust_code=trust_code or ())
     else:
-        base = configured(config, override, log_level)
+        base = configured(config, override, log_level, None, trust_code)
         if seeds is not None:
             base = with_seeds(base, seeds)
         chosen = _variants(base, grid, variants)

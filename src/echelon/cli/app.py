@@ -27,7 +27,11 @@ from echelon.cli import (
 )
 from echelon.cli.console import err
 from echelon.cli.data import app as data_app
-from echelon.errors import EchelonError, Stopped
+from echelon.errors import EchelonError, Stopped, bound_message
+
+_SMALLER = (
+    "Ask for less: fewer assets, books or workers, a narrower network, a smaller replay buffer."
+)
 
 app = typer.Typer(
     name="echelon",
@@ -67,6 +71,10 @@ def root(
     """Take options that go before the command."""
 
 
+def _print_error(text: str) -> None:
+    err.print(Text.assemble(("error:", "bold red"), " ", bound_message(text)), soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line.
 
@@ -81,18 +89,23 @@ def main() -> None:
         err.print(Text.assemble(("stopped:", "bold"), " ", str(stopped)), soft_wrap=True)
         sys.exit(stopped.exit_code)
     except EchelonError as error:
-        err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk, a directory that may not be written: the user's to mend, not ours.
         place = f" {error.filename}" if error.filename else ""
-        what = f"{error.strerror or error}{place}"
-        err.print(Text.assemble(("error:", "bold red"), " ", what), soft_wrap=True)
+        _print_error(f"{error.strerror or error}{place}")
+        sys.exit(EchelonError.exit_code)
+    except MemoryError as error:
+        _print_error(f"not enough memory ({error or 'none left'}). {_SMALLER}")
         sys.exit(EchelonError.exit_code)
     except Exception as error:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
         if "os error" in str(error):
             # Compiled libraries wrap the system's errors (a full disk) in errors of their own.
-            err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+            _print_error(str(error))
+            sys.exit(EchelonError.exit_code)
+        if "can't allocate memory" in str(error):  # torch's
+            _print_error(f"not enough memory ({error}). {_SMALLER}")
             sys.exit(EchelonError.exit_code)
         traceback.print_exc()
         err.print(

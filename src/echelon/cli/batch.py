@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from echelon.cli.console import err, progress_bar
-from echelon.cli.options import run_directory
+from echelon.cli.options import run_directory, trust_flags
 from echelon.cli.watch import watching
 from echelon.config import Config
+from echelon.config.sizes import refuse_sizes
 from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
@@ -42,14 +43,15 @@ def refuse_beside_resume(noun: str, *given: object, also: str = "--seeds") -> No
     """Refuse options that would change what --resume goes on with. also: those that may"""
     if any(given):
         raise UsageError(
-            f"--resume goes on with its own {noun}; of the other options, only {also} and "
-            "--workers go with it."
+            f"--resume goes on with its own {noun}; of the other options, only {also}, "
+            "--trust-code and --workers go with it."
         )
 
 
 @contextmanager
 def claimed(study: Study, *, resumed: bool, overwrite: bool) -> Iterator[None]:
     """Hold the study's directory, emptied where it begins anew, and what is to be done in it."""
+    refuse_sizes(study.batch.base)
     with study.batch.locked():
         if not resumed:
             study.batch.begin(overwrite=overwrite)
@@ -121,4 +123,4 @@ def raise_failures(batch: Batch, course: Course) -> None:
 
 
 def _resume(batch: Batch) -> str:
-    return f"echelon {batch.kind.command} --resume {batch.directory}"
+    return f"echelon {batch.kind.command} --resume {batch.directory}{trust_flags(batch.base)}"

@@ -28,6 +28,7 @@ from echelon.cli.options import (
     OutputDir,
     Overrides,
     Quarantine,
+    TrustCode,
     configured,
 )
 from echelon.cli.train import Seeds, Workers, default_workers
@@ -92,6 +93,7 @@ def compare(
     seeds: Seeds = None,
     workers: Workers = None,
     resume: ResumeComparison = None,
+    trust_code: TrustCode = None,
     overwrite: Overwrite = False,
     quarantine: Quarantine = False,
     log_level: Level = LogLevel.INFO,
@@ -121,7 +123,8 @@ def compare(
             **{"--overwrite": overwrite, "--quarantine": quarantine},
         }
         set_up_logging(log_level.value)
-        compare_trained(runs, (split or Window.valid).value, output_dir, training)
+        chosen = split or Window.valid
+        compare_trained(runs, chosen.value, output_dir, training, trust_code or ())
         return
     if resume is not None:
         refuse_beside_resume(
@@ -129,10 +132,10 @@ def compare(
             also="--split, --seeds",
         )
         set_up_logging(log_level.value)
-        window: SplitName | None = None if split is None else split.value
-        comparison = Comparison.open(resume, seeds=seeds, split=window)
+        wanted: SplitName | None = None if split is None else split.value
+        comparison = Comparison.open(resume, seeds=seeds, split=wanted, trust_code=trust_code or ())
     else:
-        base = configured(config, override, log_level)
+        base = configured(config, override, log_level, None, trust_code)
         if seeds is not None:
             base = with_seeds(base, seeds)
         comparison = Comparison.of(

@@ -26,10 +26,12 @@ def compare_trained(
     split: SplitName,
     output_dir: Path | None,
     training: Mapping[str, object],
+    trust_code: Sequence[Path] = (),
 ) -> None:
     """Compare, print, and write comparison.json where a directory is named.
 
-    training: options that belong to training, with what was given
+    training: options that belong to training, with what was given; trust_code: files of code that
+    the runs' configurations name and that may run
     """
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 
@@ -37,10 +39,11 @@ def compare_trained(
     if given:
         raise UsageError(
             f"{', '.join(given)}: nothing is trained where runs are named; only --split, "
-            "--output-dir and --log-level go with them. Leave out either the runs or these."
+            "--output-dir, --trust-code and --log-level go with them. Leave out either the runs or "
+            "these."
         )
     _refuse_taken(output_dir)
-    runs = open_runs(paths, split)
+    runs = open_runs(paths, split, trust_code)
 
     def say(run: TrainedRun, why: str) -> None:
         look = "; the registry counts this look" if split == "test" else ""

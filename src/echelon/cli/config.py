@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from echelon.cli.console import out
 from echelon.cli.options import ConfigFile, Overrides
 from echelon.config import fingerprint, load_config, to_yaml
+from echelon.config.sizes import refuse_sizes
 from echelon.errors import ConfigError
 
 app = typer.Typer(help="Look at a configuration and check it.", no_args_is_help=True)
@@ -39,6 +40,7 @@ def validate(
     for path in files:
         tree = load_config(path, override or ())
         try:
+            refuse_sizes(tree)
             refuse_settings(tree)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None

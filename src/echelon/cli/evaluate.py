@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from echelon.cli.console import add_row, numbers, out, set_up_logging
-from echelon.cli.options import Level, LogLevel
+from echelon.cli.options import Level, LogLevel, TrustCode
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,13 +57,14 @@ def evaluate(
         str | None,
         typer.Option("--name", help="NAME of that executor; default: market.executor."),
     ] = None,
+    trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Backtest a run's agents and the baselines on a window; save tables and measures."""
     set_up_logging(log_level.value)
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
-    result = evaluate_run(run, split.value, override or (), name)
+    result = evaluate_run(run, split.value, override or (), name, trust_code or ())
     typer.echo(f"tables: {result.directory}")
     if not override:
         typer.echo(f"next: echelon report {run}")
@@ -99,16 +100,21 @@ def report(
 
 
 def evaluate_run(
-    run: Path, split: SplitName, executor: Sequence[str] = (), name: str | None = None
+    run: Path,
+    split: SplitName,
+    executor: Sequence[str] = (),
+    name: str | None = None,
+    trust_code: Sequence[Path] = (),
 ) -> Evaluation:
     """Evaluate, and print the measures beside the baselines'.
 
     executor: overrides that put another executor in place of the run's; name: of it
+    trust_code: files that the run's configuration names and that may run
     """
     from echelon.evaluation.evaluate import evaluate as evaluate_split
     from echelon.training.run import TrainedRun
 
-    trained = TrainedRun.open(run)
+    trained = TrainedRun.open(run, trust_code)
     if executor:
         trained = trained.executed_by(executor, name)
     result = evaluate_split(trained, split)

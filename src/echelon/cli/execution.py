@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +20,16 @@ from echelon.cli.options import (
     OutputDir,
     Overrides,
     Resume,
-    config_of,
+    TrustCode,
     configured,
+    refuse_beside_run,
     run_directory,
+    trust_flags,
 )
 from echelon.cli.prove import PartsDisplay
 from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
-from echelon.config import Config, to_yaml
+from echelon.config import Config, to_yaml, user_code
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import write_atomic
 from echelon.runs import RunDirectory
@@ -59,6 +62,7 @@ def train(
     seeds: Seeds = None,
     workers: Workers = None,
     resume: Resume = None,
+    trust_code: TrustCode = None,
     overwrite: Overwrite = False,
     log_level: Level = LogLevel.INFO,
 ) -> None:
@@ -66,7 +70,8 @@ def train(
 
     Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened.
     """
-    tree = configured(config_of(config, resume), override, log_level)
+    refuse_beside_run(config, resume)
+    tree = configured(config, override, log_level, resume, trust_code)
     if seeds is not None:
         tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
     directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
@@ -74,9 +79,9 @@ def train(
         tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
     )
     _print_outcomes(outcomes)
-    evaluate_run(directory, "valid", "en")
+    evaluate_run(directory, "valid", "en", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
-    typer.echo(f"next: echelon execution evaluate {directory} --split test")
+    typer.echo(f"next: echelon execution evaluate {directory} --split test{trust_flags(tree)}")
 
 
 def train_run(
@@ -109,7 +114,7 @@ def train_run(
         where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
         raise Stopped(
             f"{where or 'before the start'}; checkpoints are written. Go on with: "
-            f"echelon execution train --resume {directory}"
+            f"echelon execution train --resume {directory}{trust_flags(config)}"
         )
     RunDirectory(directory).record(config, "execution train")
     return outcomes
@@ -124,19 +129,28 @@ def evaluate(
         bool, typer.Option("--history", help="Also write every step of every order.")
     ] = False,
     lang: Lang = "en",
+    trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
     from echelon.cli.console import set_up_logging
 
     set_up_logging(log_level.value)
-    evaluate_run(run, split, lang, orders, history=history)
+    evaluate_run(run, split, lang, orders, history=history, trust_code=trust_code or ())
 
 
 def evaluate_run(
-    run: Path, split: str, lang: str, orders: Path | None = None, *, history: bool = False
+    run: Path,
+    split: str,
+    lang: str,
+    orders: Path | None = None,
+    *,
+    history: bool = False,
+    trust_code: Sequence[Path] = (),
 ) -> None:
     """Evaluate, print, and write tables and the report.
+
+    trust_code: files of the run's extensions that may run
 
     Those of a file of orders go into a directory of their own: they are not the split's.
     """
@@ -146,7 +160,9 @@ def evaluate_run(
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
     name = run.resolve().name
     with err.status("working orders"):
-        found = evaluate_trained({name: run}, _split(split), orders, history=history)
+        found = evaluate_trained(
+            {name: run}, _split(split), orders, history=history, trust_code=trust_code
+        )
         found.write(place)
         page = write_execution_report(found, place, name, lang)
     print_evaluation(found)
@@ -160,6 +176,7 @@ def compare(
     orders: Orders = None,
     output_dir: OutputDir = None,
     lang: Lang = "en",
+    trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Work the same orders, those of the first run, with the policies of several runs."""
@@ -176,7 +193,8 @@ def compare(
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     with err.status("working orders"):
-        found = evaluate_trained(dict(zip(names, runs, strict=True)), _split(split), orders)
+        named = dict(zip(names, runs, strict=True))
+        found = evaluate_trained(named, _split(split), orders, trust_code=trust_code or ())
     print_evaluation(found)
     if output_dir is not None:
         RunDirectory.claim(output_dir)

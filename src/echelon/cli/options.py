@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from echelon.cli.console import set_up_logging
-from echelon.config import Config, load_config
+from echelon.config import Config, load_config, load_run_config, user_code
+from echelon.config.sizes import refuse_sizes
 from echelon.errors import UsageError
 
 
@@ -44,6 +46,15 @@ Resume = Annotated[
     Path | None,
     typer.Option("--resume", help="Go on in this run directory, with the configuration in it."),
 ]
+TrustCode = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trust-code",
+        metavar="FILE",
+        help="Run this Python file, which the run directory's configuration names; without it, "
+        "code that a run directory names does not run. Can be repeated.",
+    ),
+]
 Quarantine = Annotated[
     bool,
     typer.Option("--quarantine", help="Set bad rows aside in a file instead of refusing all."),
@@ -53,21 +64,46 @@ DatasetName = Annotated[
 ]
 
 
-def configured(config: Path | None, overrides: list[str] | None, level: LogLevel) -> Config:
-    """Load the configuration and turn logging on."""
+def configured(
+    config: Path | None,
+    overrides: list[str] | None,
+    level: LogLevel,
+    resume: Path | None = None,
+    trust_code: list[Path] | None = None,
+) -> Config:
+    """Load the configuration, or that of the run directory `resume`, and turn logging on."""
     set_up_logging(level.value)
-    return load_config(config, overrides or ())
+    if resume is not None:
+        tree = load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
+    else:
+        refuse_trust(trust_code)
+        tree = load_config(config, overrides or ())
+    refuse_sizes(tree)
+    return tree
 
 
-def config_of(config: Path | None, resume: Path | None) -> Path | None:
-    """The configuration file: --config, or the one in the directory of --resume."""
+def refuse_trust(trust_code: list[Path] | None) -> None:
+    """Refuse --trust-code beside a configuration of the user's own."""
+    if trust_code:
+        raise UsageError(
+            "--trust-code is for the code that the run of --resume names; what your own "
+            "configuration names runs anyway. Leave it out."
+        )
+
+
+def trust_flags(config: Config) -> str:
+    """The options that name the same code again, for a command to copy."""
+    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in user_code(config))
+
+
+def refuse_beside_run(config: Path | None, resume: Path | None) -> None:
+    """Refuse --config beside --resume, and a --resume that names no run directory."""
     if resume is None:
-        return config
+        return
     if config is not None:
         raise UsageError("--resume uses the configuration of its run; leave --config out.")
     if not (resume / "config.yaml").is_file():
         raise UsageError(f"--resume {resume}: no config.yaml there, so not a run directory.")
-    return resume / "config.yaml"
 
 
 def run_directory(

@@ -15,8 +15,9 @@ from echelon.cli.options import (
     Overrides,
     Quarantine,
     Resume,
-    config_of,
+    TrustCode,
     configured,
+    refuse_beside_run,
     run_directory,
 )
 from echelon.config import Config, fingerprint
@@ -34,6 +35,7 @@ def prepare(
     override: Overrides = None,
     output_dir: OutputDir = None,
     resume: Resume = None,
+    trust_code: TrustCode = None,
     quarantine: Quarantine = False,
     log_level: Level = LogLevel.INFO,
 ) -> None:
@@ -42,7 +44,8 @@ def prepare(
     The data are imported first where the store does not have them yet. A set that was prepared
     before, from the same data, configuration and code, comes from the cache.
     """
-    tree = configured(config_of(config, resume), override, log_level)
+    refuse_beside_run(config, resume)
+    tree = configured(config, override, log_level, resume, trust_code)
     directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
     report = prepare_run(tree, directory, "prepare", quarantine=quarantine)
     print_summary(report, directory, tree)

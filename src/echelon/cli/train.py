@@ -20,12 +20,15 @@ from echelon.cli.options import (
     OutputDir,
     Overrides,
     Quarantine,
+    TrustCode,
     configured,
     run_directory,
+    trust_flags,
 )
 from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
-from echelon.config import Config, load_config
+from echelon.config import Config, load_run_config, user_code
+from echelon.config.sizes import MOST_PROCESSES, MOST_SEEDS
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
@@ -37,11 +40,18 @@ if TYPE_CHECKING:
 
 Seeds = Annotated[
     int | None,
-    typer.Option("--seeds", min=1, help="How many agents to train; default: train.seeds."),
+    typer.Option(
+        "--seeds", min=1, max=MOST_SEEDS, help="How many agents to train; default: train.seeds."
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="How many to train at a time; default: one per core."),
+    typer.Option(
+        "--workers",
+        min=1,
+        max=MOST_PROCESSES,
+        help="How many to train at a time; default: one per core.",
+    ),
 ]
 ResumeTraining = Annotated[
     Path | None,
@@ -63,6 +73,7 @@ def train(
     seeds: Seeds = None,
     workers: Workers = None,
     resume: ResumeTraining = None,
+    trust_code: TrustCode = None,
     overwrite: Overwrite = False,
     quarantine: Quarantine = False,
     log_level: Level = LogLevel.INFO,
@@ -75,7 +86,7 @@ def train(
     run, checkpoint = _resumed(resume)
     if run is not None and (config is not None or overwrite):
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
-    tree = configured(config if run is None else run / "config.yaml", override, log_level)
+    tree = configured(config, override, log_level, run, trust_code)
     if seeds is not None:
         tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
     directory = run_directory(config, output_dir, run, tree.logging.output_dir)
@@ -92,7 +103,7 @@ def train(
     print_outcomes(outcomes, tree)
     from echelon.cli.evaluate import evaluate_run
 
-    evaluate_run(directory, "valid")
+    evaluate_run(directory, "valid", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
     typer.echo(f"next: echelon evaluate {directory} --split test")
 
@@ -141,7 +152,7 @@ def train_run(
         _name_seeds(wanted, done.results)
     outcomes = done.all_or_raise()
     if done.stopped:
-        raise Stopped(_how_to_go_on(outcomes, directory))
+        raise Stopped(_how_to_go_on(outcomes, directory, config))
     manifest = report.prepared.manifest
     RunDirectory(directory).record(
         config,
@@ -242,7 +253,7 @@ def _refuse_change(config: Config, directory: Path) -> None:
     """Refuse to go on with a run in another way than it began, before anything is written."""
     from echelon.training.run import training_hash
 
-    before = load_config(directory / "config.yaml")
+    before = load_run_config(directory / "config.yaml")
     if training_hash(config) != training_hash(before):
         raise UsageError(
             f"--resume {directory}: an override changes what the agents learn from or how, so they "
@@ -270,6 +281,9 @@ def _make_room(directory: Path, overwrite: bool) -> None:
             shutil.rmtree(directory / part, ignore_errors=True)
 
 
-def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path) -> str:
+def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path, config: Config) -> str:
     where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes) or "before the start"
-    return f"{where}; checkpoints are written. Go on with: echelon train --resume {directory}"
+    return (
+        f"{where}; checkpoints are written. Go on with: echelon train --resume {directory}"
+        f"{trust_flags(config)}"
+    )

@@ -25,6 +25,7 @@ from echelon.cli.options import (
     OutputDir,
     Overrides,
     Quarantine,
+    TrustCode,
     configured,
 )
 from echelon.cli.train import Seeds, Workers, default_workers
@@ -60,6 +61,7 @@ def walk_forward(
     seeds: Seeds = None,
     workers: Workers = None,
     resume: ResumeWalk = None,
+    trust_code: TrustCode = None,
     overwrite: Overwrite = False,
     plan_only: PlanOnly = False,
     quarantine: Quarantine = False,
@@ -78,9 +80,9 @@ def walk_forward(
     if resume is not None:
         refuse_beside_resume("walk-forward", config, override, output_dir, overwrite)
         set_up_logging(log_level.value)
-        walk = WalkForward.open(resume, seeds=seeds)
+        walk = WalkForward.open(resume, seeds=seeds, trust_code=trust_code or ())
     else:
-        base = configured(config, override, log_level)
+        base = configured(config, override, log_level, None, trust_code)
         if seeds is not None:
             base = with_seeds(base, seeds)
         directory = batch_directory(config, output_dir, base, "walk-forward")

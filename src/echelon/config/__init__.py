@@ -7,7 +7,14 @@ from echelon.config.features import (
     NormalizationConfig,
     StationaryConfig,
 )
-from echelon.config.load import fingerprint, load_config, override_config, to_yaml
+from echelon.config.load import (
+    fingerprint,
+    load_config,
+    load_run_config,
+    override_config,
+    to_yaml,
+    user_code,
+)
 from echelon.config.tree import Config, SplitConfig
 
 __all__ = [
@@ -23,6 +30,8 @@ __all__ = [
     "SyntheticConfig",
     "fingerprint",
     "load_config",
+    "load_run_config",
     "override_config",
     "to_yaml",
+    "user_code",
 ]

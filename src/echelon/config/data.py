@@ -5,10 +5,17 @@ from __future__ import annotations
 import difflib
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from zoneinfo import available_timezones
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from echelon.config._base import Section
 from echelon.types import Freq, PriceBasis
@@ -27,6 +34,11 @@ SourceName = Literal[
 ]
 
 
+_FIRST_DAY, _LAST_DAY = date(1900, 1, 1), date(2200, 1, 1)
+_SESSIONS_A_DAY = 0.65
+"""Of an exchange, holidays left out."""
+
+
 def _on_or_off(value: object) -> object:
     """YAML reads a bare `on` or `off` as a truth value."""
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
@@ -41,7 +53,7 @@ class SyntheticConfig(Section):
     """How many sessions to generate, from `start` on."""
     start: date = date(2015, 1, 5)
     """First session."""
-    seed: int | None = None
+    seed: NonNegativeInt | None = None
     """Seed of the generator; null takes the run's `seed`."""
     delistings: float = Field(default=0.1, ge=0, le=1)
     """Share of symbols that delist before the end."""
@@ -57,6 +69,18 @@ class SyntheticConfig(Section):
     """Minute bars in a session; the daily bar is exactly their aggregate."""
     index_size: PositiveInt = 20
     """How many symbols are in the index; its membership changes over time."""
+
+    @model_validator(mode="after")
+    def _within_the_calendar(self) -> Self:
+        if not _FIRST_DAY <= self.start <= _LAST_DAY:
+            raise ValueError(f"start ({self.start}) must be from {_FIRST_DAY} to {_LAST_DAY}")
+        fits = int((_LAST_DAY - self.start).days * _SESSIONS_A_DAY) + 1
+        if self.n_days > fits:
+            raise ValueError(
+                f"n_days ({self.n_days:,}) sessions from {self.start} end after {_LAST_DAY}, where "
+                f"calendars end; at most {fits:,} fit"
+            )
+        return self
 
 
 class TicksConfig(Section):
@@ -75,7 +99,7 @@ class ExogenousConfig(Section):
     """CSV or Parquet with columns series, period, published, value and, optionally, symbol."""
     series: tuple[str, ...] = ()
     """Which series to use; empty: all in the file."""
-    max_age_days: PositiveInt | None = None
+    max_age_days: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """A value older than this (since publication) counts as missing; null: never."""
 
 

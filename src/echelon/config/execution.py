@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from echelon.config._base import Section
+from echelon.config.code import CodeSection
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -113,7 +114,7 @@ class ExecutionLearnerConfig(Section):
     """OPD: imitate the teacher's likeliest action, or its whole distribution."""
 
 
-class ExecutionConfig(Section):
+class ExecutionConfig(CodeSection):
     """The execution layer (`echelon execution`): its bars are those of `data`."""
 
     ticks_per_step: PositiveInt = 30
@@ -141,7 +142,8 @@ class ExecutionConfig(Section):
     """Public features by name, yours among them; empty: all that the bars allow, and yours."""
     extensions: tuple[Path, ...] = ()
     """Python files with your own features (`@execution_feature`) and metrics (`@metric`); running
-    the command runs these files."""
+    the command runs these files. Those that a run directory's configuration names run only where
+    --trust-code names them too."""
     actions: Literal["fractions", "rate"] = "fractions"
     """Shares of the order to choose from, or a continuous multiple of TWAP's pace."""
     fractions: tuple[Share, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from echelon.config._base import Section
+from echelon.config.code import CodeSection
 
 Periods = tuple[Annotated[int, Field(ge=2)], ...]
 
@@ -58,7 +59,7 @@ class StationaryConfig(Section):
     """Distance of the close to the day's upper and lower price limit, where there are limits."""
 
 
-class FeaturesConfig(Section):
+class FeaturesConfig(CodeSection):
     """Which features make up X[T,N,F]."""
 
     ohlcv: bool = False
@@ -70,7 +71,8 @@ class FeaturesConfig(Section):
     calendar: bool = False
     """Day of the week, month and, within the day, time of day, as sines and cosines."""
     modules: tuple[str, ...] = ()
-    """Python files with your own factors (`@factor`); running the command runs these files."""
+    """Python files with your own factors (`@factor`); running the command runs these files. Those
+    that a run directory's configuration names run only where --trust-code names them too."""
     custom: tuple[str, ...] = ()
     """Names of your factors to use; empty: every factor the modules register."""
 

@@ -1,6 +1,6 @@
 """Read, override, check, fingerprint and write the configuration.
 
-1. YAML is loaded safely; a key given twice is refused.
+1. YAML is read within bounds (`yaml_reader`); a key given twice is refused.
 2. `a.b=value` overrides are applied, the value read as YAML.
 3. The tree is validated; every problem is reported at once, with the key it concerns.
 4. `fingerprint` identifies the resolved tree; `to_yaml` writes it into every run directory.
@@ -11,57 +11,77 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from echelon.config.code import RunCode, name_files
 from echelon.config.tree import Config
-from echelon.errors import ConfigError
+from echelon.config.yaml_reader import MAX_DEPTH, parse_yaml, read_yaml
+from echelon.errors import ConfigError, UsageError, shorten
 
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe loader that refuses a key given twice: YAML would silently keep the last.
-
-    What plain YAML answers with a bare Python error (a day that does not exist, a list as a key)
-    is an error with a place here.
-    """
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401
-        try:
-            return super().construct_object(node, deep=deep)
-        except ValueError as error:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{node.value!r} cannot be read ({error})", node.start_mark
-            ) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} cannot be a key; write a name", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+_SHOWN = 20
+"""Problems of a configuration that a message lists."""
+_CODE_KEYS = (("features", "modules"), ("execution", "extensions"))
+"""Where a configuration names Python files: section and key."""
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration in `path` (defaults without one) with `overrides` applied."""
+    """Return the user's configuration in `path` (defaults without one), `overrides` applied."""
     tree = read_yaml(path) if path is not None else {}
     return _checked(tree, overrides, str(path) if path is not None else "configuration")
 
 
+def load_run_config(
+    path: Path, overrides: Sequence[str] = (), trust_code: Sequence[Path] = ()
+) -> Config:
+    """Return the configuration that a run directory holds, perhaps a stranger's, in `path`.
+
+    It is read as any other, but the code that it names does not run, unless `trust_code` or an
+    override names the same file (see `echelon.config.code`).
+    """
+    for file in trust_code:
+        if not file.is_file():
+            raise UsageError(f"--trust-code {file}: no such file.")
+    config = load_config(path, overrides)
+    named: dict[str, Any] = {}
+    for item in overrides:
+        _override(named, item)
+    sections = [named.get(name) or {} for name, _ in _CODE_KEYS]
+    files = [
+        file
+        for section, (_, key) in zip(sections, _CODE_KEYS, strict=True)
+        for file in section.get(key) or ()
+    ]
+    run_code = name_files(path.parent, [*trust_code, *files])
+    return _with_code(config, {name: run_code for name, _ in _CODE_KEYS})
+
+
 def override_config(config: Config, overrides: Sequence[str]) -> Config:
-    """Return `config` with `overrides` applied, checked as if it had been read from a file."""
-    return _checked(config.model_dump(mode="json"), overrides, "configuration")
+    """Return `config` with `overrides` applied, checked as if it had been read from a file.
+
+    Code that it names is still whose it was.
+    """
+    changed = _checked(config.model_dump(mode="json"), overrides, "configuration")
+    return _with_code(changed, {name: getattr(config, name).run_code for name, _ in _CODE_KEYS})
+
+
+def user_code(config: Config) -> tuple[Path, ...]:
+    """Files of code that the user has named: all of them in a configuration of the user's own."""
+    files: list[Path] = []
+    for name, key in _CODE_KEYS:
+        section = getattr(config, name)
+        named = getattr(section, key)
+        files += map(Path, named if section.run_code is None else section.run_code.trusted)
+    return tuple(files)
+
+
+def _with_code(config: Config, codes: Mapping[str, RunCode | None]) -> Config:
+    marked = {name: getattr(config, name).read_from(code) for name, code in codes.items()}
+    return config.model_copy(update=marked)
 
 
 def _checked(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
@@ -73,65 +93,43 @@ def _checked(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Conf
         raise ConfigError(_explain(error, where)) from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. Name an existing YAML file.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory. Name a YAML file in it.") from None
-    except (UnicodeDecodeError, PermissionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}). Save it as UTF-8 text.") from None
-    try:
-        tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not readable"
-        raise ConfigError(f"{path}{line}: not valid YAML: {problem}.") from None
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected `key: value` pairs, found {type(tree).__name__}.")
-    return tree
-
-
 def _override(tree: dict[str, Any], item: str) -> None:
+    where = f"override {shorten(item, 80)!r}"
     key, sep, text = item.partition("=")
     key = key.strip()
     if not sep or not key:
-        raise ConfigError(f"override {item!r}: expected key=value, such as train.gamma=0.9.")
-    try:
-        value = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "not readable"
-        raise ConfigError(f"override {item!r}: the value is not valid YAML: {problem}.") from None
+        raise ConfigError(f"{where}: expected key=value, such as train.gamma=0.9.")
+    value = parse_yaml(text, where)
     *parents, leaf = key.split(".")
+    if len(parents) > MAX_DEPTH:
+        raise ConfigError(f"{where}: nested deeper than {MAX_DEPTH} levels.")
     node = tree
     for part in parents:
         child = node.setdefault(part, {})
         if child is None:
             child = node[part] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"override {item!r}: {part!r} is a value, not a section.")
+            raise ConfigError(f"{where}: {shorten(part)!r} is a value, not a section.")
         node = child
     node[leaf] = value
 
 
 def _explain(error: ValidationError, where: str) -> str:
-    """Every problem in a line of its own, with the key it concerns."""
+    """Problems in lines of their own, each with the key it concerns: the first, if many."""
+    problems = error.errors(include_url=False)
     lines = []
-    for item in error.errors():
-        loc = [str(part) for part in item["loc"]]
+    for item in problems[:_SHOWN]:
+        loc = [shorten(part, 60) for part in item["loc"]]
         message = item["msg"].removeprefix("Value error, ")
         found = item.get("input")
         if item["type"] == "extra_forbidden":
             message = _unknown_key(loc.pop(), loc)
         elif item["type"] != "value_error" and not isinstance(found, dict):
-            message += f" (found {found!r})"
+            message += f" (found {shorten(repr(found), 80)})"
         key = ".".join(loc)
-        lines.append(f"{where}: {key + ': ' if key else ''}{message}")
+        lines.append(f"{where}: {key + ': ' if key else ''}{shorten(message, 500)}")
+    if len(problems) > len(lines):
+        lines.append(f"… and {len(problems) - len(lines):,} more")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import date
 from typing import Annotated
 
@@ -115,7 +116,7 @@ class Config(Section):
     @field_validator("assets")
     @classmethod
     def _assets_once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        twice = sorted({s for s in value if value.count(s) > 1})
+        twice = sorted(symbol for symbol, count in Counter(value).items() if count > 1)
         if twice:
             raise ValueError(f"listed more than once: {', '.join(twice)}")
         return value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from echelon.config._base import Section
+
+Length = Annotated[int, Field(gt=0, le=1_200)]
 
 
 class WalkForwardConfig(Section):
@@ -22,11 +24,11 @@ class WalkForwardConfig(Section):
     first one being at least as long as `train`."""
     unit: Literal["year", "month"] = "year"
     """What lengths are counted in. Windows begin on the first of a calendar year or month."""
-    train: PositiveInt = 6
+    train: Length = 6
     """Length of the train window."""
-    valid: PositiveInt = 2
+    valid: Length = 2
     """Length of the validation window, which chooses the checkpoint."""
-    test: PositiveInt = 1
+    test: Length = 1
     """Length of the test window; the next fold's begins where it ends."""
     first_test: date | None = date(2008, 1, 1)
     """No test window begins before this day; null: as early as the data allow."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from echelon.config.sizes import Need, memory_available, refuse_need
 from echelon.data import limits
 from echelon.data.bars import SourceInfo
 from echelon.data.calendars import sessions
@@ -46,6 +47,7 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
     facts = _choose(store.symbols(name), request.symbols, name)
     keys = _partitions(store, name, request)
     times = _time_axis(store, manifest, keys, request)
+    refuse_need(Need("assets", len(facts), lambda n: n * len(times) * 64), memory_available())
     grids, st = _scatter(store, manifest, keys, times, tuple(facts["symbol"]), request.symbols)
     return _derive(manifest, store, request, times, facts, grids, st)
 

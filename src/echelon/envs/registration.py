@@ -20,7 +20,7 @@ from typing import Any
 
 import gymnasium
 
-from echelon.config import Config, fingerprint, load_config
+from echelon.config import Config, fingerprint, load_run_config
 from echelon.envs.act import Kind
 from echelon.envs.gym import TradingEnv
 from echelon.envs.world import World, world_of
@@ -82,7 +82,7 @@ def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World
 @lru_cache(maxsize=4)
 def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
     """changed: times of the files, so that a set prepared anew is read anew."""
-    config, prepared = load_config(path / "config.yaml"), Prepared.open(path)
+    config, prepared = load_run_config(path / "config.yaml"), Prepared.open(path)
     costs = 1.0 if split == "train" or config.eval.use_fee else 0.0
     read = None
     if split == "test":

@@ -61,8 +61,13 @@ class Ablation:
         return Ablation(tuple(variants), Batch(KIND, directory, base, members))
 
     @staticmethod
-    def open(directory: Path, *, seeds: int | None = None) -> Ablation:
-        """Go on with the one in a directory. seeds: another number of them than before"""
+    def open(
+        directory: Path, *, seeds: int | None = None, trust_code: Sequence[Path] = ()
+    ) -> Ablation:
+        """Go on with the one in a directory.
+
+        seeds: another number of them than before; trust_code: files of code that may run
+        """
         with reading(KIND, directory) as tree:
             variants = [
                 Variant(
@@ -72,7 +77,7 @@ class Ablation:
                 )
                 for entry in tree["variants"]
             ]
-        return Ablation.of(directory, saved_base(directory, seeds), variants)
+        return Ablation.of(directory, saved_base(directory, seeds, trust_code), variants)
 
     def save(self) -> None:
         """Write down what is to be done."""

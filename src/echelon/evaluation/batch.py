@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,8 @@ import polars as pl
 
 from echelon import __version__
 from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
-from echelon.config import Config, fingerprint, load_config, to_yaml
-from echelon.errors import EchelonError, StoreError, UsageError
+from echelon.config import Config, fingerprint, load_run_config, to_yaml
+from echelon.errors import EchelonError, StoreError, UsageError, shorten
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.looks import SplitName
 from echelon.features import prepare
@@ -94,6 +95,15 @@ class Batch:
     base: Config
     members: tuple[Member, ...]
 
+    def __post_init__(self) -> None:
+        # What is gone on with may be a stranger's: a name must not lead out of the directory.
+        for member in self.members:
+            if not re.fullmatch(r"\w[\w.+=-]*", member.name):
+                raise StoreError(
+                    f"{self.file}: {shorten(member.name, 60)!r} cannot name a {self.kind.member}, "
+                    "which names a directory; expected letters, digits, '.', '_', '+', '=', '-'."
+                )
+
     @property
     def seeds(self) -> tuple[int, ...]:
         """Seeds of every run."""
@@ -158,9 +168,12 @@ def reading(kind: Kind, directory: Path) -> Iterator[dict[str, Any]]:
         raise StoreError(f"{path}: damaged ({error}). {again}") from None
 
 
-def saved_base(directory: Path, seeds: int | None) -> Config:
-    """The configuration a batch was made from. seeds: another number of them than before"""
-    base = load_config(directory / "base.yaml")
+def saved_base(directory: Path, seeds: int | None, trust_code: Sequence[Path] = ()) -> Config:
+    """The configuration a batch was made from.
+
+    seeds: another number of them than before; trust_code: files it names whose code may run
+    """
+    base = load_run_config(directory / "base.yaml", (), trust_code)
     return base if seeds is None else with_seeds(base, seeds)
 
 

@@ -128,13 +128,20 @@ class Comparison:
 
     @staticmethod
     def open(
-        directory: Path, *, seeds: int | None = None, split: SplitName | None = None
+        directory: Path,
+        *,
+        seeds: int | None = None,
+        split: SplitName | None = None,
+        trust_code: Sequence[Path] = (),
     ) -> Comparison:
-        """Go on with the one in a directory. seeds, split: others than before"""
+        """Go on with the one in a directory.
+
+        seeds, split: others than before; trust_code: files of code that may run
+        """
         with reading(_kind("valid"), directory) as tree:
             agents, before = [str(name) for name in tree["agents"]], tree["split"]
             steps = {str(name): int(count) for name, count in tree["steps"].items()}
-        base = saved_base(directory, seeds)
+        base = saved_base(directory, seeds, trust_code)
         return Comparison.of(directory, base, agents, steps=steps, split=split or before)
 
     @property

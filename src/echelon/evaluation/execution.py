@@ -162,13 +162,19 @@ def schedules_of(data: ExecutionData, kappa: float) -> list[ExecutionPolicy]:
 
 
 def evaluate_trained(
-    runs: Mapping[str, Path], split: Split, orders: Path | None = None, *, history: bool = False
+    runs: Mapping[str, Path],
+    split: Split,
+    orders: Path | None = None,
+    *,
+    history: bool = False,
+    trust_code: Sequence[Path] = (),
 ) -> ExecutionEvaluation:
     """Trained runs by name, and the schedules, on the orders of the first run's split.
 
     orders: a file of them, in place of the run's own; history: keep every step
+    trust_code: files of the runs' extensions that may run
     """
-    config, data, learned = open_trained(_apart(runs), split, orders)
+    config, data, learned = open_trained(_apart(runs), split, orders, trust_code)
     schedules = schedules_of(data, config.execution.kappa)
     facts: dict[str, Any] = {
         "runs": {name: sorted(seeds) for name, seeds in learned.items()},

@@ -140,7 +140,9 @@ class RunsComparison:
         return directory / RESULT
 
 
-def open_runs(paths: Sequence[Path], split: SplitName) -> list[TrainedRun]:
+def open_runs(
+    paths: Sequence[Path], split: SplitName, trust_code: Sequence[Path] = ()
+) -> list[TrainedRun]:
     """Open runs that compare on a window; otherwise raise, naming the first difference."""
     if len(paths) < 2:
         raise UsageError(
@@ -152,7 +154,7 @@ def open_runs(paths: Sequence[Path], split: SplitName) -> list[TrainedRun]:
         if path.resolve() in seen:
             raise UsageError(f"{seen[path.resolve()]} and {path} are the same run. Name it once.")
         seen[path.resolve()] = path
-    runs = [_open(path) for path in paths]
+    runs = [_open(path, trust_code) for path in paths]
     first = _conditions(runs[0], split)
     for run in runs[1:]:
         _refuse_difference(runs[0], first, run, _conditions(run, split))
@@ -248,13 +250,13 @@ def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) 
     return Gap(estimate, estimate - margin, estimate + margin)
 
 
-def _open(path: Path) -> TrainedRun:
+def _open(path: Path, trust_code: Sequence[Path]) -> TrainedRun:
     """A trained run; of a study that holds runs, say so."""
     if (path / "base.yaml").is_file():
         inside = sorted(p.parent.relative_to(path) for p in path.glob("*/*/config.yaml"))
         shown = ", ".join(str(path / p) for p in inside[:_NAMED]) or "none yet"
         raise UsageError(f"{path}: a study, not a run. Name runs inside it: {shown}.")
-    return TrainedRun.open(path)
+    return TrainedRun.open(path, trust_code)
 
 
 def _conditions(run: TrainedRun, split: SplitName) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from echelon.config import Config, override_config
-from echelon.config.load import read_yaml
+from echelon.config.yaml_reader import read_yaml
 from echelon.errors import ConfigError
 
 BASE = "base"

@@ -120,11 +120,16 @@ class WalkForward:
         return WalkForward(tuple(steps), Batch(KIND, directory, base, members))
 
     @staticmethod
-    def open(directory: Path, *, seeds: int | None = None) -> WalkForward:
-        """Go on with the one in a directory. seeds: another number of them than before"""
+    def open(
+        directory: Path, *, seeds: int | None = None, trust_code: Sequence[Path] = ()
+    ) -> WalkForward:
+        """Go on with the one in a directory.
+
+        seeds: another number of them than before; trust_code: files of code that may run
+        """
         with reading(KIND, directory) as tree:
             steps = [_read_step(entry) for entry in tree["folds"]]
-        return WalkForward.of(directory, saved_base(directory, seeds), steps)
+        return WalkForward.of(directory, saved_base(directory, seeds, trust_code), steps)
 
     @property
     def folds(self) -> tuple[Fold, ...]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from echelon.config.code import RunCode
 from echelon.errors import FeatureError
 from echelon.execution.features import FEATURES, Custom
 from echelon.execution.metrics import METRICS
@@ -75,13 +76,16 @@ def execution_feature(name: str) -> Callable[[Custom], Custom]:
     return declare
 
 
-def load_extensions(paths: Iterable[str | Path]) -> Extensions:
-    """Run the Python files `paths`: features are returned, metrics join the table of metrics."""
+def load_extensions(paths: Iterable[str | Path], run_code: RunCode | None = None) -> Extensions:
+    """Run the Python files `paths`: features are returned, metrics join the table of metrics.
+
+    run_code: where a run directory names the files, which run only if the user has named them
+    """
     features: dict[str, Custom] = {}
     digest = hashlib.sha256()
     files = [Path(path) for path in paths]
     for path in files:
-        content = read_user_file(path, "extension", "execution.extensions")
+        content = read_user_file(path, "extension", "execution.extensions", run_code)
         digest.update(hashlib.sha256(content).digest())
         # Named by place, so that a file which was changed replaces its own metrics.
         place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]

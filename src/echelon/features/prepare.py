@@ -11,25 +11,27 @@ Key and panel are made from one version of the dataset, pinned between 1 and 2.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 import echelon
-from echelon.config import Config
+from echelon.config import Config, FeaturesConfig
+from echelon.config.code import describe_file
 from echelon.data.build import PanelRequest, build_panel, has_limits
 from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
 from echelon.data.manifest import Manifest, digest_code, digest_of
 from echelon.data.panel import Panel
 from echelon.data.store import Store
-from echelon.errors import DataError, SourceError
+from echelon.errors import DamagedError, DataError, SourceError, UsageError
 from echelon.features.cache import open_caches
 from echelon.features.engine import Plan, Progress, compute
 from echelon.features.exogenous import load_exogenous
@@ -46,6 +48,7 @@ from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import Moments, Scaler
 from echelon.files import (
     exclusive_lock,
+    read_json,
     recover_directory,
     sha256_file,
     staging_directory,
@@ -93,12 +96,22 @@ def prepare(
     on_import: Callable[[ImportReport], None] | None = None,
     on_symbols: Progress | None = None,
 ) -> PrepareReport:
-    """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory."""
-    dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
-    selection = select(config.features, panel_fields(config, dataset))
-    key = cache_key(config, dataset, selection)
-    caches = open_caches(config.data.cache)
+    """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory.
+
+    Code that a run directory names and the user has not is neither run nor, while the set is there
+    and was made with the same files, needed.
+    """
     target = directory / "prepared"
+    made_with = _sources_without_code(config.features, target)
+    dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
+    if made_with is not None and is_whole(target, cache_key(config, dataset, made_with)):
+        prepared = Prepared.open(target)
+        left_out = prepared.manifest["left_out"].items()
+        told = tuple(LeftOut(name, tuple(missing)) for name, missing in left_out)
+        return PrepareReport(prepared, dataset, True, told)
+    selection = select(config.features, panel_fields(config, dataset))
+    key = cache_key(config, dataset, source_ids(selection))
+    caches = open_caches(config.data.cache)
     with exclusive_lock(directory / ".prepare.lock", f"the prepared set in {directory}"):
         recover_directory(target)
         if is_whole(target, key):
@@ -111,6 +124,45 @@ def prepare(
                 known.put(key, staging, Prepared(staging).manifest["files"])
             swap_directory(staging, target)
     return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
+
+
+def _sources_without_code(features: FeaturesConfig, target: Path) -> list[str] | None:
+    """What the set in `target` was computed by, where that has to do instead of running the code.
+
+    None: the code may run. Raises where it may not, but would have to: the set is not there, or was
+    made with other files.
+    """
+    code, files = features.run_code, [Path(module) for module in features.modules]
+    strange = [] if code is None else [file for file in files if not code.trusts(file)]
+    if code is None or not strange:
+        return None
+    if not (target / "manifest.json").is_file():
+        code.refuse(strange[0], "features.modules")
+    sources = _read_sources(target / "manifest.json")
+    recorded = {source.partition(":")[0] for source in sources}
+    for file in strange:
+        described = describe_file(file)
+        if described.removeprefix("sha256 ") not in recorded:
+            raise UsageError(
+                f"{file} ({described}) is not the file that {target} was computed with: its "
+                "manifest records another sha256, or none. Bring the earlier file back; or, to "
+                f"compute the features anew with this one, read it and add --trust-code {file}"
+            )
+    return sources
+
+
+def _read_sources(path: Path) -> list[str]:
+    """`sources` of a manifest: the code of each feature, for a user's that of the whole file."""
+    manifest = read_json(path, dict[str, Any], "Run `echelon prepare`.")
+    sources = manifest.get("sources", [])  # sets made before they were kept have none
+    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
+        raise DamagedError(path, "sources: not a list of texts", "Run `echelon prepare`.")
+    return sources
+
+
+def source_ids(selection: Selection) -> list[str]:
+    """What computes each feature: of a user's, the hash of its file."""
+    return [getattr(spec, "source_id", "") for spec in selection.specs]
 
 
 def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
@@ -233,6 +285,7 @@ def _make(
         "F": len(plan.names),
         "W": config.window,
         "features": list(plan.names),
+        "sources": source_ids(selection),
         "groups": list(plan.groups),
         "lookbacks": plan.lookbacks,
         "warmup": plan.warmup,
@@ -305,8 +358,8 @@ def _write_arrays(panel: Panel, present: Bools, first_row: int, out: Path) -> No
     np.save(out / "present.npy", present, allow_pickle=False)
 
 
-def cache_key(config: Config, dataset: Manifest, selection: Selection) -> str:
-    """Names everything the prepared set depends on."""
+def cache_key(config: Config, dataset: Manifest, sources: Sequence[str]) -> str:
+    """Names everything the prepared set depends on; sources: as `source_ids` has them."""
     data, info = config.data, dataset.info
     return digest_of(
         {
@@ -316,7 +369,7 @@ def cache_key(config: Config, dataset: Manifest, selection: Selection) -> str:
             "kind": [info.freq, info.calendar, info.timezone, info.price_basis],
             "fields": sorted(info.fields),
             "features": config.features.model_dump(mode="json"),
-            "sources": [getattr(spec, "source_id", "") for spec in selection.specs],
+            "sources": list(sources),
             "normalization": config.normalization.model_dump(mode="json"),
             "split": config.split.model_dump(mode="json"),
             "window": config.window,

@@ -26,6 +26,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
+from echelon.config.code import RunCode
 from echelon.config.features import FeaturesConfig
 from echelon.errors import FeatureError
 from echelon.features import _kernels
@@ -169,7 +170,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
             raise FeatureError(
                 f"feature {name!r} occurs twice. List each period once in `features`."
             )
-    custom = _chosen(load_modules(config.modules, taken=names), config.custom)
+    custom = _chosen(load_modules(config.modules, names, config.run_code), config.custom)
     ordered = sorted([*shipped, *custom], key=lambda spec: isinstance(spec, CrossSection))
     selection = _possible(ordered, fields)
     if not selection.specs:
@@ -190,18 +191,20 @@ def columns(spec: FeatureSpec) -> tuple[str, ...]:
     return (spec.name,) if isinstance(spec, CrossSection) else spec.names
 
 
-def load_modules(paths: Iterable[str | Path], taken: Iterable[str] = ()) -> tuple[Feature, ...]:
+def load_modules(
+    paths: Iterable[str | Path], taken: Iterable[str] = (), run_code: RunCode | None = None
+) -> tuple[Feature, ...]:
     """Run the Python files `paths` and return the factors they declare, in order.
 
     This executes the files with the rights of the caller. A file may import installed packages,
     not its neighbours. `source_id` covers the whole file, so that a change in a helper counts.
 
-    taken: column names that exist already
+    taken: column names that exist already; run_code: where a run directory names the files
     """
     registry = Registry(taken)
     loaded: list[Feature] = []
     for path in map(Path, paths):
-        content = read_user_file(path, "factor", "features.modules")
+        content = read_user_file(path, "factor", "features.modules", run_code)
         known = len(registry.features)
         with _collect_into(registry):
             place = hashlib.sha256(str(path).encode() + content).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Python files of the user's that a configuration names: factors, extensions of execution.
 
-Only files that the configuration names are ever run, and they run with the rights of the caller. A
-file may import installed packages, not its neighbours; nothing of it stays in `sys.modules`.
+Only files that the configuration names are ever run, and they run with the rights of the caller;
+those that a run directory names, only where the user has named them too (`config.code`). A file may
+import installed packages, not its neighbours; nothing of it stays in `sys.modules`.
 """
 
 from __future__ import annotations
@@ -12,17 +13,29 @@ import traceback
 from importlib.abc import SourceLoader
 from pathlib import Path
 
+from echelon.config.code import MAX_CODE_BYTES, RunCode
 from echelon.errors import EchelonError, FeatureError
 
 
-def read_user_file(path: Path, what: str, key: str) -> bytes:
-    """Its bytes; `what` it is and the configuration `key` that names it are for the message."""
+def read_user_file(path: Path, what: str, key: str, run_code: RunCode | None = None) -> bytes:
+    """Its bytes; `what` it is and the configuration `key` that names it are for the message.
+
+    run_code: of a configuration that is a run directory's; a file that the user has not named is
+    refused
+    """
+    if run_code is not None:
+        run_code.refuse(path, key)
     try:
-        return path.read_bytes()
-    except OSError as error:
+        with path.open("rb") as handle:
+            content = handle.read(MAX_CODE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL
+        what_ = getattr(error, "strerror", None) or error
         raise FeatureError(
-            f"{path}: cannot read this {what} file ({error.strerror}). Correct {key}."
+            f"{path}: cannot read this {what} file ({what_}). Correct {key}."
         ) from error
+    if len(content) > MAX_CODE_BYTES:
+        raise FeatureError(f"{path}: larger than {MAX_CODE_BYTES >> 20} MiB. Correct {key}.")
+    return content
 
 
 def run_user_file(path: Path, content: bytes, name: str, what: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from echelon.backtest.files import Tables
-from echelon.config import Config, load_config
+from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
 from echelon.evaluation.trust import TRUST, load_trust
@@ -171,7 +171,7 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
             "one."
         )
     names = _chosen(run, splits)
-    config = load_config(config_file)
+    config = load_run_config(config_file)
     facts = RunDirectory(run).facts()
     loaded = tuple(_split(run, name) for name in names)
     seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})

@@ -132,7 +132,7 @@ def load_execution_data(
     needed: splits that must have orders; orders: a file of them, in place of the configuration's
     """
     execution = config.execution
-    extensions = load_extensions(execution.extensions)
+    extensions = load_extensions(execution.extensions, execution.run_code)
     traded = load_book(config) if execution.price == "book" else _load_bars(config)
     days, quotes = traded.days, traded.quotes
     inside = _inside(config, days)

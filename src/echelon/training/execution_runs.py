@@ -12,7 +12,7 @@ from typing import Any
 
 from echelon.agents.execution import load_policy
 from echelon.agents.jobs import Report, ShouldStop
-from echelon.config import Config, load_config
+from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.execution.extensions import load_extensions
 from echelon.execution.policies import ExecutionPolicy
@@ -81,23 +81,28 @@ def make_room(directory: Path, *, overwrite: bool) -> None:
 
 
 def open_trained(
-    runs: Mapping[str, Path], split: Split, orders: Path | None = None
+    runs: Mapping[str, Path],
+    split: Split,
+    orders: Path | None = None,
+    trust_code: Sequence[Path] = (),
 ) -> tuple[Config, ExecutionData, dict[str, dict[int, ExecutionPolicy]]]:
     """The first run's configuration and data, and the learned policies of all, by name and seed.
 
     split: that they are to be judged on; orders: a file of them, in place of the first run's own
+    trust_code: files of the runs' extensions that may run
 
     A policy that has learned from the split's days, or was made for other steps, other ticks or
     other data, is refused: what it would show there is not what it is worth.
     """
-    configs = {run: load_config(_configured(run)) for run in runs.values()}
+    configs = {run: load_run_config(_configured(run), (), trust_code) for run in runs.values()}
     first = next(iter(runs.values()))
     config = configs[first]
     data = load_execution_data(config, (split,), orders)
     learned: dict[str, dict[int, ExecutionPolicy]] = {}
     for name, run in runs.items():
         # A policy's own features are those of its own run's files.
-        own = load_extensions(configs[run].execution.extensions)
+        execution = configs[run].execution
+        own = load_extensions(execution.extensions, execution.run_code)
         seeds = sorted(p.parent for p in (run / "seeds").glob(f"*/{POLICY}"))
         if not seeds:
             raise StoreError(

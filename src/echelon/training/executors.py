@@ -12,7 +12,7 @@ from echelon.envs.world import World
 from echelon.errors import ConfigError, StoreError, UniverseError
 from echelon.execution.days import Days
 from echelon.execution.extensions import load_extensions
-from echelon.execution.features import public_features
+from echelon.execution.features import FEATURES, public_features
 from echelon.execution.loading import load_days
 from echelon.execution.policies import ExecutionPolicy
 from echelon.execution.portfolio import (
@@ -133,6 +133,9 @@ def _learned(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy
     told = stored.facts["scaler"]
     scaler = None if told is None else Scaler.from_dict(told)
     # A policy may have been trained with features of the user's own.
-    names, own = load_extensions(config.execution.extensions).chosen(stored.features)
+    # Files that it needs nothing of are not run.
+    execution = config.execution
+    files = execution.extensions if set(stored.features) - set(FEATURES) else ()
+    names, own = load_extensions(files, execution.run_code).chosen(stored.features)
     public = public_features(days, own, scaler, names=names)
     return LearnedPolicy(stored.net, public)

@@ -28,7 +28,7 @@ import torch
 
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
-from echelon.config import Config, load_config, override_config
+from echelon.config import Config, load_run_config, override_config
 from echelon.config.agents import BASELINE_SETTINGS
 from echelon.config.market import EXECUTOR_KEYS
 from echelon.errors import DataError, StoreError, UsageError
@@ -365,8 +365,11 @@ class TrainedRun:
     trained_by: str | None = None
 
     @staticmethod
-    def open(path: Path) -> TrainedRun:
-        """Open a run; raises where nothing was trained in it."""
+    def open(path: Path, trust_code: Sequence[Path] = ()) -> TrainedRun:
+        """Open a run; raises where nothing was trained in it.
+
+        trust_code: files of code that its configuration names and that may run
+        """
         config_file = path / "config.yaml"
         if not config_file.is_file():
             raise StoreError(f"{path}: no config.yaml there, so not a run directory.")
@@ -378,7 +381,7 @@ class TrainedRun:
                 f"{path}: no trained agent there yet. Run `echelon train`; one appears with the "
                 "first validation."
             )
-        return TrainedRun(path, load_config(config_file), tuple(seeds))
+        return TrainedRun(path, load_run_config(config_file, (), trust_code), tuple(seeds))
 
     def executed_by(self, overrides: Sequence[str], name: str | None = None) -> TrainedRun:
         """The same agents with the executor of `overrides` (market.executor… and nothing else).

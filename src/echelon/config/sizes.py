@@ -1,0 +1,255 @@
+"""What a configuration asks of the machine, against what the machine has.
+
+A width of 10⁶ or a million books would end hours later, or at once in an error of some library.
+What can be told from the configuration alone is told here, before anything is allocated: lower
+bounds, since what the data hold (symbols, features) may not be known yet. A setting is refused
+where it alone, the others as they are, needs more memory than can be had, with the largest number
+that would fit.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from echelon.config.tree import Config
+from echelon.errors import ConfigError
+
+MOST_PROCESSES = 1024
+"""Threads or worker processes that can be asked for."""
+MOST_SEEDS = 10_000
+_FLOAT = 4
+_LEARNED = 4 * _FLOAT
+"""Bytes of a learned weight: itself, its gradient and Adam's two means."""
+_KERNEL = 3
+"""Rows that a layer of TimeCNN reads at once."""
+_BAR = 64
+"""Bytes of a bar in memory: eight fields, as a panel has them."""
+
+
+class Need(NamedTuple):
+    """A setting and the bytes it needs, as a function of its value."""
+
+    key: str
+    value: int
+    bytes_of: Callable[[int], int]
+
+
+def refuse_sizes(config: Config) -> None:
+    """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
+    for key, count, most in _counts(config):
+        if count > most:
+            raise ConfigError(
+                f"{key} = {count:,}: at most {most:,} can be asked for (this machine has "
+                f"{os.cpu_count() or 1} cores). Lower {key}."
+            )
+    available = memory_available()
+    over = [need for need in _needs(config) if need.bytes_of(need.value) > available]
+    if over:
+        # Of settings that multiply, the one to lower is the one furthest from what would fit.
+        refuse_need(max(over, key=lambda need: _excess(need, available)), available)
+
+
+def refuse_need(need: Need, available: int) -> None:
+    """Raise a ConfigError where `need` is more than the `available` bytes, with what would fit."""
+    needed = need.bytes_of(need.value)
+    if needed <= available:
+        return
+    fits = _fitting(need, available)
+    remedy = f"At most {fits:,} would fit: lower {need.key}."
+    if not fits:
+        remedy = f"Not even 1 would fit: lower what {need.key} is multiplied with."
+    raise ConfigError(
+        f"{need.key} = {need.value:,} needs at least {_in_units(needed)} of memory; "
+        f"{_in_units(available)} are available. {remedy}"
+    )
+
+
+def _fitting(need: Need, available: int) -> int:
+    """The largest value that would fit, by bisection; 0: none."""
+    fits, too_many = 0, need.value
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if need.bytes_of(middle) <= available:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def _excess(need: Need, available: int) -> float:
+    fits = _fitting(need, available)
+    return need.value / fits if fits else 0.0
+
+
+def memory_available() -> int:
+    """Bytes that can still be had, as far as the system tells: memory, its control group, ulimit.
+
+    A control group's file cache counts as free, since it is given back.
+    """
+    known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    meminfo = _numbers(Path("/proc/meminfo"))
+    if "MemAvailable:" in meminfo:
+        known.append(meminfo["MemAvailable:"] * 1024)
+    groups = Path("/sys/fs/cgroup")
+    for directory, limit, used, cache in (
+        (groups, "memory.max", "memory.current", "inactive_file"),
+        (
+            groups / "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ):
+        if (most := _number(directory / limit)) is not None:
+            given_back = _numbers(directory / "memory.stat").get(cache, 0)
+            known.append(max(most - (_number(directory / used) or 0) + given_back, 0))
+    ceiling, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if ceiling != resource.RLIM_INFINITY:
+        pages = (_text(Path("/proc/self/statm")) or "0").split()[0]
+        known.append(max(ceiling - int(pages) * os.sysconf("SC_PAGE_SIZE"), 0))
+    return min(known)
+
+
+def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
+    """Bytes of a step in a replay buffer (see `agents.replay.layout`)."""
+    plain = 3 * n_assets * _FLOAT + 2 * ((n_assets + 7) // 8) + 5 * _FLOAT + 1
+    return plain + (2 * n_assets * _FLOAT + 3 * _FLOAT if behaviour else 0)
+
+
+def _counts(config: Config) -> Iterator[tuple[str, int, int]]:
+    yield "train.threads", config.train.threads, MOST_PROCESSES
+    yield "trainer.workers", config.trainer.workers, MOST_PROCESSES
+    yield "train.seeds", config.train.seeds, MOST_SEEDS
+
+
+def _needs(config: Config) -> Iterator[Need]:
+    synthetic = config.data.source == "synthetic"
+    n_assets = len(config.assets) or (config.data.synthetic.n_symbols if synthetic else 1)
+    if synthetic:
+        yield from _market_needs(config)
+    yield from _model_needs(config)
+    train = config.train
+    if train.algo == "A2C":
+        # A rollout keeps, of each book and asset, what was held and what was done.
+        each = n_assets * 3 * _FLOAT
+        yield Need("train.books", train.books, lambda n: n * train.rollout_steps * each)
+        yield Need("train.rollout_steps", train.rollout_steps, lambda n: n * train.books * each)
+    else:
+        yield Need("train.books", train.books, lambda n: n * n_assets * 8 * _FLOAT)
+    yield from _expert_needs(config, n_assets)
+    yield from _execution_needs(config)
+
+
+def _market_needs(config: Config) -> Iterator[Need]:
+    market, freq = config.data.synthetic, config.data.freq
+    day = {"1d": 1, "5min": -(-market.minutes_per_day // 5), "1min": market.minutes_per_day}[freq]
+    minutes = market.minutes_per_day * 8
+    yield Need("data.synthetic.minutes_per_day", market.minutes_per_day, lambda n: n * 8 * 64)
+    for key, value, other in (
+        ("n_symbols", market.n_symbols, market.n_days),
+        ("n_days", market.n_days, market.n_symbols),
+    ):
+        yield Need(
+            f"data.synthetic.{key}",
+            value,
+            lambda n, other=other: n * other * day * _BAR + minutes,  # type: ignore[misc]
+        )
+
+
+def _model_needs(config: Config) -> Iterator[Need]:
+    model, window = config.model, config.window
+
+    def encoder(width: int, layers: int) -> int:
+        inner = max(layers - 1, 0) * _KERNEL * width * width
+        return (inner + width * model.hidden) * _LEARNED
+
+    yield Need("model.d_model", model.d_model, lambda n: encoder(n, model.n_layers))
+    yield Need("model.n_layers", model.n_layers, lambda n: encoder(model.d_model, n))
+    yield Need("model.hidden", model.hidden, lambda n: n * (n + model.d_model) * _LEARNED)
+    if config.model.encoder != "TimeCNN":  # whose positions are learned
+        yield Need("window", window, lambda n: n * model.d_model * _LEARNED)
+    if config.lora.enabled:
+        yield Need("lora.rank", config.lora.rank, lambda n: 2 * n * model.d_model * _LEARNED)
+
+
+def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
+    algo, expert, experts = config.train.algo, config.expert, config.experts
+    if algo in ("A2C", "SB3-PPO"):
+        return
+    width, d_model = expert.hidden, config.model.d_model
+    if algo in ("SAC", "TD3", "SB3-SAC"):
+        each = bytes_of_transition(n_assets)
+        yield Need("expert.buffer_size", expert.buffer_size, lambda n: n * each)
+    batch = n_assets * d_model * _FLOAT
+    yield Need("expert.batch_size", expert.batch_size, lambda n: n * batch)
+    yield Need("expert.hidden", width, lambda n: n * (n + d_model) * 3 * _LEARNED)
+    if algo == "APG":
+        books = config.train.books * n_assets * _FLOAT
+        yield Need("expert.horizon", expert.horizon, lambda n: n * books)
+    if algo != "HIERARCHY":
+        return
+    router, sharing = config.meta_router, experts.sharing
+    if sharing.enabled and not sharing.on_disk:
+        shared = bytes_of_transition(n_assets, behaviour=True)
+        yield Need("experts.sharing.buffer_size", sharing.buffer_size, lambda n: n * shared)
+    network = width * (width + d_model) * 3 * _LEARNED
+    members = config.trainer.evolution.members_per_niche
+    yield Need("experts.n_experts", experts.n_experts, lambda n: n * members * network)
+    key = "trainer.evolution.members_per_niche"
+    yield Need(key, members, lambda n: n * experts.n_experts * network)
+    yield Need("experts.skill_dim", experts.skill_dim, lambda n: n * width * _LEARNED)
+    seen = experts.n_experts * len(router.horizons) * _FLOAT
+    yield Need("meta_router.n_steps", router.n_steps, lambda n: n * seen)
+    yield Need("meta_router.n_envs", router.n_envs, lambda n: n * n_assets * experts.n_experts * 8)
+    probe = n_assets * experts.n_experts * 8
+    yield Need("trainer.probe_states", config.trainer.probe_states, lambda n: n * probe)
+    books = experts.n_experts * router.n_envs * 8
+    yield Need("risk.cvar_window", config.risk.cvar_window, lambda n: n * books)
+    yield Need("risk.drawdown_window", config.risk.drawdown_window, lambda n: n * books)
+    longest = max(router.horizons)
+    yield Need("meta_router.horizons", longest, lambda n: n * books)
+
+
+def _execution_needs(config: Config) -> Iterator[Need]:
+    execution = config.execution
+    learner = execution.learner
+    yield Need("execution.hidden", execution.hidden, lambda n: n * n * 6 * _LEARNED)
+    state = execution.hidden * _FLOAT
+    orders = "execution.learner.orders"
+    yield Need(orders, learner.orders, lambda n: n * learner.copies * state)
+    copies = "execution.learner.copies"
+    yield Need(copies, learner.copies, lambda n: n * learner.orders * state)
+    yield Need("execution.learner.memory", learner.memory, lambda n: n * 16 * _FLOAT)
+
+
+def _in_units(count: int) -> str:
+    """Bytes in the unit that fits: 1.5 GB."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.0f} PB" if size < 1e6 else "more than a million PB"
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file of the kernel's holds; None where there is none ('max')."""
+    text = _text(path)
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first number of every line `name number …` of a file of the kernel's."""
+    words = [line.split() for line in (_text(path) or "").splitlines()]
+    return {row[0]: int(row[1]) for row in words if len(row) > 1 and row[1].isdecimal()}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None

@@ -1,0 +1,144 @@
+"""Sizes beyond the machine are refused before they are allocated, with what would fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from shells import Shell
+
+from echelon.agents.replay import layout
+from echelon.config import Config, load_config
+from echelon.config import sizes as module
+from echelon.config.sizes import bytes_of_transition, memory_available, refuse_sizes
+from echelon.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+GIGABYTE = 10**9
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory_available", lambda: 8 * GIGABYTE)
+
+
+def _config(*overrides: str) -> Config:
+    return load_config(None, list(overrides))
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_configurations_fit(file: Path) -> None:
+    refuse_sizes(load_config(file))
+
+
+_HIERARCHY = ("train.algo=HIERARCHY",)
+_SAC = ("train.algo=SAC", "assets=[A, B, C]")
+_SYNTHETIC = ("data.source=synthetic",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "more"),
+    [
+        ("data.synthetic.n_symbols", 10**9, _SYNTHETIC),
+        ("data.synthetic.minutes_per_day", 10**12, _SYNTHETIC),
+        ("train.books", 10**10, ()),
+        ("train.rollout_steps", 10**12, ()),
+        ("model.d_model", 10**6, ()),
+        ("model.n_layers", 10**9, ("window=20",)),
+        ("model.hidden", 10**6, ()),
+        ("window", 10**9, ("model.encoder=Transformer",)),
+        ("expert.buffer_size", 10**10, _SAC),
+        ("expert.batch_size", 10**8, (*_SAC, "expert.buffer_size=100000000")),
+        ("expert.hidden", 10**6, _SAC),
+        ("experts.sharing.buffer_size", 10**11, _HIERARCHY),
+        ("experts.n_experts", 10**9, _HIERARCHY),
+        ("experts.skill_dim", 10**11, _HIERARCHY),
+        ("trainer.probe_states", 10**11, _HIERARCHY),
+        ("risk.cvar_window", 10**12, _HIERARCHY),
+        ("risk.drawdown_window", 10**12, _HIERARCHY),
+        ("execution.hidden", 10**6, ()),
+        ("execution.learner.orders", 10**12, ()),
+        ("execution.learner.memory", 10**12, ()),
+    ],
+)
+def test_setting_beyond_memory_is_refused_and_the_number_named_fits(
+    key: str, value: int, more: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_sizes(_config(*more, f"{key}={value}"))
+    text = str(caught.value)
+    assert text.startswith(f"{key} = {value:,} needs at least ")
+    assert "8 GB are available" in text
+    fits = re.search(r"At most ([\d,]+) would fit: lower (\S+)\.", text)
+    assert fits is not None
+    number = int(fits[1].replace(",", ""))
+    if key == "expert.hidden":
+        number -= number % 4
+    refuse_sizes(_config(*more, f"{key}={number}"))
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("data.synthetic.n_days=1000000000", "at most 43,918 fit"),
+        ("data.synthetic.start=9999-12-01", "must be from 1900-01-01 to 2200-01-01"),
+        ("data.synthetic.start=0001-01-01", "must be from 1900-01-01 to 2200-01-01"),
+        ("data.synthetic.seed=-1", "data.synthetic.seed"),
+        ("walk_forward.train=1000000000000", "less than or equal to 1200"),
+        ("data.exogenous=[{path: a.csv, max_age_days: 999999999999}]", "less than or equal to"),
+    ],
+)
+def test_times_that_no_calendar_reaches_are_refused(item: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        _config(item)
+
+
+@pytest.mark.parametrize("key", ["train.threads", "trainer.workers"])
+def test_absurd_numbers_of_processes_are_refused(key: str) -> None:
+    refuse_sizes(_config(f"{key}=1024"))
+    with pytest.raises(ConfigError, match=rf"{key} = 1,025: at most 1,024"):
+        refuse_sizes(_config(f"{key}=1025"))
+
+
+def test_validate_and_the_commands_refuse_before_they_begin(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: {d_model: 100000000}\n")
+    for words in (("config", "validate", "c.yaml"), ("train", "-c", "c.yaml")):
+        code, _, err = shell(*words)
+        assert code == 3
+        assert "model.d_model = 100,000,000 needs at least" in err
+        assert "would fit" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_memory_error_of_a_library_is_no_bug(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise MemoryError("Unable to allocate 7.28 TiB for an array")
+
+    monkeypatch.setattr("echelon.cli.config.load_config", fail)
+    code, _, err = shell("config", "show")
+    assert code == 1
+    assert "not enough memory (Unable to allocate 7.28 TiB" in err
+    assert "bug" not in err
+
+
+@pytest.mark.parametrize("n_assets", [1, 7, 8, 9, 500])
+@pytest.mark.parametrize("behaviour", [False, True])
+def test_bytes_of_a_transition_are_those_of_the_ring(n_assets: int, behaviour: bool) -> None:
+    columns = layout(n_assets, behaviour=behaviour)
+    each = sum(column.bytes for column in columns.values())
+    assert bytes_of_transition(n_assets, behaviour=behaviour) == each
+
+
+def test_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 64000000 kB\nMemAvailable: 48000000 kB",
+        "/sys/fs/cgroup/memory.max": str(4 * GIGABYTE),
+        "/sys/fs/cgroup/memory.current": str(3 * GIGABYTE),
+        "/sys/fs/cgroup/memory.stat": f"anon {GIGABYTE}\ninactive_file {2 * GIGABYTE}",
+    }
+    monkeypatch.setattr(module, "_text", lambda path: files.get(str(path)))
+    monkeypatch.setattr(module.os, "sysconf", lambda _name: 10**6)
+    assert memory_available() == 3 * GIGABYTE
+    files["/sys/fs/cgroup/memory.max"] = "max"
+    assert memory_available() == 48_000_000 * 1024
