@@ -13,6 +13,7 @@ import typer
 from echelon.cli.console import add_row, numbers, out, set_up_logging
 from echelon.cli.options import Level, LogLevel
 from echelon.errors import UsageError
+from echelon.files import sweep
 
 if TYPE_CHECKING:
     from echelon.evaluation.evaluate import Evaluation
@@ -109,6 +110,7 @@ def evaluate_run(
     from echelon.training.run import TrainedRun
 
     trained = TrainedRun.open(run)
+    sweep(run, deep=True)
     if executor:
         trained = trained.executed_by(executor, name)
     result = evaluate_split(trained, split)
