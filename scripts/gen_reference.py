@@ -39,6 +39,7 @@ OTHER_EXITS = (
     (0, "Done."),
     (70, "A bug of ours; please report it."),
     (130, "Interrupted with Ctrl-C; where the work can go on later, the message says how."),
+    (143, "Ended by SIGTERM (a supervisor, `kill`); as 130."),
 )
 """Said of the command as a whole; of a code that is in the tree too, this is what is shown."""
 

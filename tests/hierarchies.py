@@ -13,6 +13,7 @@ from worlds import make_config
 from echelon.envs import World
 from echelon.models import build_encoder
 from echelon.population.learner import HierarchyLearner
+from echelon.runs.metrics import is_timing
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -53,7 +54,7 @@ class Everything(NamedTuple):
 
 def everything(learner: HierarchyLearner) -> Everything:
     tensors, state = learner.state()
-    told = {k: v for k, v in state["told"].items() if "time/" not in k and "seconds" not in k}
+    told = {k: v for k, v in state["told"].items() if not is_timing(k)}
     cloned = {name: value.clone() for name, value in tensors.items()}
     return Everything(cloned, copy.deepcopy(state) | {"told": told})
 

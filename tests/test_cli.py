@@ -395,7 +395,8 @@ def test_quiet_when_not_a_terminal_and_no_secret_in_the_run(
         assert "very-secret-token" not in file.read_text()
 
 
-def test_interrupt_leaves_nothing_half_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_leaves_nothing_half_done(tmp_path: Path, number: int, code: int) -> None:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "echelon", "data", "synth", "--symbols", "400"),
@@ -409,9 +410,9 @@ def test_interrupt_leaves_nothing_half_done(tmp_path: Path) -> None:
     while not list(tmp_path.glob("store/big/.staging-*")) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "interrupted" in err
     assert "Traceback" not in err
     assert not list(tmp_path.glob("store/big/.staging-*"))

@@ -168,13 +168,14 @@ def _stop_in_the_middle(words: list[str], cwd: Path, number: int) -> subprocess.
     return process
 
 
-def test_ctrl_c_writes_checkpoints_and_resume_ends_with_the_same_weights(
-    shell: Shell, trained: Trained, tmp_path: Path
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_writes_checkpoints_and_resume_ends_with_the_same_weights(
+    shell: Shell, trained: Trained, tmp_path: Path, number: int, code: int
 ) -> None:
     options = ["--output-dir", "run", "--seeds", "2", "--workers", "2"]
-    process = _stop_in_the_middle([*trained.words, *options], tmp_path, signal.SIGINT)
+    process = _stop_in_the_middle([*trained.words, *options], tmp_path, number)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert "stopped: seed 42 at step" in err
     assert "Go on with: echelon train --resume run" in err
     assert "Traceback" not in err

@@ -112,12 +112,12 @@ def test_interrupted_agent_of_sb3_goes_on_to_the_same_result(
     def interrupted(self: Watch, k: int, now: Any) -> None:
         show(self, k, now)
         if now.step > 200:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Watch, "progress", interrupted)
         code, _, err = _compare(shell, bars_file, *few, "--overwrite")
-    assert (code, "0 of 1 trainings ended" in err) == (130, True)
+    assert (code, "0 of 1 trainings ended" in err) == (143, True)
     assert "echelon compare --resume cmp" in err
     assert not Path("cmp/comparison-valid.csv").exists()
     _, err = shell.works("compare", "--resume", "cmp", "--workers", "1")

@@ -52,7 +52,7 @@ from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router import Router
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
-from echelon.runs.metrics import read_metrics
+from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import Registry
 from echelon.runs.tracking import open_sinks
 from echelon.training.learners import Worlds, make_learner
@@ -361,8 +361,11 @@ HIERARCHY = (
 
 def _numbers(told: Mapping[str, float]) -> dict[str, float]:
     """Without what clocks say, nor what is told of each expert: the same names for any number."""
-    others = ("time/", "router/seconds", "expert_")
-    return {name: value for name, value in told.items() if not name.startswith(others)}
+    return {
+        name: value
+        for name, value in told.items()
+        if not is_timing(name) and not name.startswith("expert_")
+    }
 
 
 def _round(bench: Bench, *overrides: str, rounds: int = 1) -> object:

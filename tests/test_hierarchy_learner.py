@@ -35,8 +35,11 @@ from echelon.population.windows import (
     row_weights,
     window_sharpes,
 )
+from echelon.runs.metrics import is_timing, read_metrics
 from echelon.training.learners import Worlds, ready
 from echelon.training.run import Training, resume_point
+
+TIMED = ("collect", "experts", "router", "population", "router_updates", "steps_per_second")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -449,3 +452,25 @@ def test_all_members_failing_stops_the_run(world: World, tmp_path: Path) -> None
     with pytest.raises(TrainingError):
         trained(learner, 3)
     learner.close()
+
+
+def test_two_trainings_of_one_seed_differ_in_nothing_that_is_not_marked_as_timing(
+    world: World, tmp_path: Path
+) -> None:
+    more = ("pretrain.enabled=false", "logging.tensorboard=false", "train.total_env_steps=300")
+    config = make_config(*SMALL, *more, "train.log_interval_steps=50")
+    logs, results = [], []
+    for name in "ab":
+        place = tmp_path / name / "seeds" / "7"
+        Training(config, Worlds(world, world, "data"), place, 7).run()
+        logs.append(read_metrics(place))
+        results.append(json.loads((place / "result.json").read_text()))
+    unmarked = [name for name in logs[0].columns if not is_timing(name)]
+    marked = set(logs[0].columns) - set(unmarked)
+    assert marked == {"seconds", *(f"time/{what}" for what in TIMED)}
+    assert {"losses/critic", "router/entropy", "valid/sharpe_annual"} < set(unmarked)
+    assert logs[0].columns == logs[1].columns
+    assert logs[0].select(unmarked).equals(logs[1].select(unmarked))
+    left, right = ({k: v for k, v in r.items() if not is_timing(k)} for r in results)
+    assert left == right
+    assert results[0].keys() - left.keys() == {"seconds"}

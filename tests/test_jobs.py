@@ -13,6 +13,7 @@ import pytest
 
 from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
 from echelon.errors import DataError, TrainingError
+from echelon.stopping import SIGNALS
 
 
 def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:
@@ -72,7 +73,7 @@ def _seen(directory: Path, pattern: str, count: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_stop_in_order_when_their_parent_is_stopped_or_killed(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -87,23 +88,63 @@ def test_workers_stop_in_order_when_their_parent_is_stopped_or_killed(
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = os.environ | {"PYTHONPATH": paths}
     with (tmp_path / "err.txt").open("w") as err:  # a killed parent's helper complains there
-        process = subprocess.Popen([sys.executable, str(file)], env=environment, stderr=err)
+        process = subprocess.Popen(
+            [sys.executable, str(file)], env=environment, stderr=err, start_new_session=True
+        )
     assert _seen(tmp_path, "*.begun", 2)
-    process.send_signal(number)
-    assert process.wait(60) == (0 if number == signal.SIGINT else -number)
+    if number == signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, number)  # as a terminal, systemd and docker do
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 0)
     assert _seen(tmp_path, "*.ended", 2)
     assert not (tmp_path / "c.begun").exists()
 
 
 def _blocked(job: int, report: Report, should_stop: ShouldStop) -> bool:
-    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return signal.pthread_sigmask(signal.SIG_BLOCK, []) >= SIGNALS
 
 
-def test_workers_are_born_deaf_to_ctrl_c_and_the_parent_is_not() -> None:
-    """A terminal sends it to all of them; one that is still importing would die of it."""
+def test_workers_are_born_deaf_to_signals_and_the_parent_is_not() -> None:
+    """A terminal sends them to all of them; one that is still importing would die of it."""
     done = run_jobs(_blocked, [1, 2], workers=2)
     assert done.results == [True, True]
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & SIGNALS
+
+
+def _deaf(job: str, report: Report, should_stop: ShouldStop) -> None:
+    Path(job).with_suffix(".begun").touch()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_second_signal_does_not_wait_for_a_task_that_does_not_listen(
+    workers: int, tmp_path: Path
+) -> None:
+    script = (
+        "from test_jobs import _deaf, run_jobs\n"
+        "if __name__ == '__main__':\n"
+        f"    run_jobs(_deaf, ['{tmp_path}/a', '{tmp_path}/b'], workers={workers})\n"
+    )
+    file = tmp_path / "run.py"
+    file.write_text(script)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, str(file)],
+        env=os.environ | {"PYTHONPATH": paths},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert _seen(tmp_path, "*.begun", workers)
+    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)  # `timeout` sends two: one request
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "KeyboardInterrupt" in err
 
 
 def _process(job: int, report: Report, should_stop: ShouldStop) -> int:

@@ -50,3 +50,48 @@ def test_the_helper_has_one_thread_when_it_forks() -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _multiply(pipe: Connection) -> None:
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(2)
+    x = np.ones((700, 700), dtype=np.float32)
+    pipe.send((float((x @ x)[0, 0]), float((torch.from_numpy(x) @ torch.from_numpy(x))[0, 0])))
+
+
+def test_workers_may_use_threads_though_the_helper_multiplied_with_threads(tmp_path: Path) -> None:
+    """A copy of a process whose OpenMP has threads hangs in its first parallel loop."""
+    (tmp_path / "planted.py").write_text(
+        "import numpy as np, torch\n"
+        "x = np.ones((700, 700), dtype=np.float32)\n"
+        "for _ in range(3):\n"
+        "    x @ x\n"
+        "    torch.from_numpy(x) @ torch.from_numpy(x)\n"
+        "torch.ones(1_000_000).sum()\n"
+    )
+    (tmp_path / "run.py").write_text(
+        "from echelon.agents import processes\n"
+        "from test_processes import _multiply\n"
+        "if __name__ == '__main__':\n"
+        "    processes.IMPORTED = (*processes.IMPORTED, 'planted')\n"
+        "    workers = [processes.hire(_multiply) for _ in range(3)]\n"
+        "    for worker in workers:\n"
+        "        if not worker.pipe.poll(90):\n"
+        "            for hanging in workers: hanging.process.kill()\n"
+        "            raise SystemExit('a worker hangs')\n"
+        "        assert worker.pipe.recv() == (700.0, 700.0)\n"
+        "        worker.process.join()\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path])
+    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")],
+        env=os.environ | threads | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

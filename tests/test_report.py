@@ -162,7 +162,7 @@ def training_row(step: int, rng: np.random.Generator) -> dict[str, float]:
         "losses/entropy": 1.0 - step / 10_000,
         "losses/gradient_norm": 0.5,
         "charts/reward": step / 6000,
-        "charts/steps_per_second": 1000.0,
+        "time/steps_per_second": 1000.0,
     }
 
 

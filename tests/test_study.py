@@ -297,7 +297,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
         def interrupted(self: StudyPart, *args: Any) -> Any:
             found = plain(self, *args)
             if self.variant == "m2":
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGTERM)
             return found
 
         patch.setattr(StudyPart, "run", interrupted)

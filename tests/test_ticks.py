@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from functools import partial
@@ -23,7 +24,6 @@ from hypothesis import strategies as st
 
 from echelon.cli.app import main
 from echelon.data.importing import import_source
-from echelon.data.sources import _ticks_read as reading
 from echelon.data.sources import ticks as module
 from echelon.data.sources._protocol import Source
 from echelon.data.sources._ticks_bars import BarMerger, bar_end, sessions_of
@@ -508,7 +508,7 @@ def test_spilling_rejected_rows_changes_none_and_leaves_nothing_behind(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(reading.tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     rows: list[Row] = [("600000.SH", 20240102, 93000000, 10.0, 100)]
     rows += [("600000.SH", 20240102, 120000000 + i, 10.0, 100) for i in range(1_000)]
     path = write(tmp_path / "t.csv", TRADES, rows)

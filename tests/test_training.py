@@ -18,7 +18,7 @@ from echelon.config import Config
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.runs import tensor_files
 from echelon.runs.checkpoint import best_checkpoint, list_checkpoints, load_checkpoint
-from echelon.runs.metrics import WALL_CLOCK, read_metrics
+from echelon.runs.metrics import is_timing, read_metrics
 from echelon.training.learners import Worlds
 from echelon.training.run import (
     Outcome,
@@ -93,7 +93,8 @@ def steps_of(directory: Path) -> list[int]:
 
 
 def log_of(directory: Path) -> pl.DataFrame:
-    return read_metrics(directory).drop(WALL_CLOCK)
+    frame = read_metrics(directory)
+    return frame.select(name for name in frame.columns if not is_timing(name))
 
 
 def scores_of(directory: Path, measure: str = "sharpe_annual") -> pl.DataFrame:
@@ -237,6 +238,15 @@ def test_resuming_a_finished_training_changes_nothing(straight: Training, tmp_pa
     assert_same_end(straight, again)
 
 
+def test_two_trainings_of_one_seed_differ_in_nothing_that_is_not_marked_as_timing(
+    straight: Training, tmp_path: Path
+) -> None:
+    again = trained(tmp_path)
+    assert_same_end(straight, again)
+    columns = read_metrics(straight.directory).columns
+    assert {name for name in columns if is_timing(name)} == {"seconds", "time/steps_per_second"}
+
+
 def test_log_has_losses_at_their_interval_and_validations_at_theirs(straight: Training) -> None:
     log = read_metrics(straight.directory)
     losses = log.filter(pl.col("losses/total").is_not_null())
@@ -244,7 +254,7 @@ def test_log_has_losses_at_their_interval_and_validations_at_theirs(straight: Tr
     assert scores_of(straight.directory)["step"].to_list() == [40, 80, 120]
     wanted = {f"losses/{n}" for n in ("total", "policy", "value", "entropy", "gradient_norm")}
     wanted |= {f"charts/{n}" for n in ("reward", "explained_variance", "learning_rate")}
-    wanted.add("charts/steps_per_second")
+    wanted.add("time/steps_per_second")
     assert wanted <= set(log.columns)
     assert losses.select(sorted(wanted)).null_count().sum_horizontal().item() == 0
 

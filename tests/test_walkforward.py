@@ -259,12 +259,12 @@ def test_interrupted_walk_forward_goes_on_to_the_same_result(
     def interrupted(self: Watch, k: int, now: Any) -> None:
         show(self, k, now)
         if k == 1 and now.step > 200:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Watch, "progress", interrupted)
         code, _, err = shell(*_words(bars_file), "--overwrite")
-    assert code == 130
+    assert code == 143
     assert "1 of 2 trainings ended" in err
     assert "echelon walk-forward --resume wf" in err
     assert not Path("wf/walk_forward.csv").exists()

@@ -15,10 +15,11 @@
     ├── LeakageError             exit 7   something before a cut depends on what comes after it
     ├── TrainingError            exit 8   training cannot go on: a loss is not a number
     └── Stopped                  exit 130 Ctrl-C stopped it in an orderly way; it can be resumed
+                                 exit 143 the same after SIGTERM
 
 A message says what was expected, what was found and what to do; it is printable, and bounded in
-lines and length, whatever a file held. The CLI prints the message
-without a traceback and leaves with the exit code; 130 is Ctrl-C, 70 a bug of ours.
+lines and length, whatever a file held. The CLI prints the message without a traceback and leaves
+with the exit code; 130 is Ctrl-C, 143 is SIGTERM, 70 a bug of ours.
 """
 
 from __future__ import annotations
@@ -141,6 +142,6 @@ class TrainingError(EchelonError):
 
 
 class Stopped(EchelonError):
-    """Ctrl-C stopped the work in an orderly way; the message says how to go on."""
+    """Ctrl-C or SIGTERM (143) stopped the work in an orderly way; the message says how to go on."""
 
     exit_code = 130

@@ -3,6 +3,17 @@
 Reading is here too: `read_json` and `read_array` give what the file was said to hold, or a
 `DamagedError` that names it. Nothing that a stranger put into a file leaves here as any other
 error.
+
+What a killed process leaves behind is removed by the next one (`sweep`). A temporary name ends in
+16 hex digits: 8 of the kernel and the file system it was made on (boot id and device number), 8 at
+random; and whoever made it holds the kernel's lock (flock) on it for as long as it is used.
+
+1. The digits are of this kernel and file system: a lock that is free proves that the owner has
+   ended, in whatever container it ran, and the leftover goes at once. Process ids prove nothing
+   where containers share a directory.
+2. They are of another machine, of an earlier boot or of an earlier version of Echelon, or the file
+   system has no locks: it goes once nothing in it has changed for a day.
+3. What belongs to another user stays.
 """
 
 from __future__ import annotations
@@ -10,26 +21,46 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import platform
+import re
 import secrets
 import shutil
+import stat
+import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from echelon.errors import DamagedError, StoreError
 
+log = logging.getLogger(__name__)
+
 _OLD = ".old"
 MAX_JSON_BYTES = 256 * 1024 * 1024
 """A larger document than any of ours; reading one would only fill the memory."""
+
+UNPROVEN_SECONDS = 24 * 3600.0
+"""Without a change, after which a leftover goes whose owner cannot be proven to have ended."""
+_MAX_ENTRIES = 100_000
+"""That a sweep looks at: more than any run has; a home directory is not searched to its end."""
+_DIGITS = r"(?P<token>[0-9a-f]{16})"
+_FILE = re.compile(rf"\..+\.({_DIGITS}|[0-9a-f]{{8}})\.tmp")
+_DIRECTORY = re.compile(rf"\..+-({_DIGITS}|[0-9a-f]{{12}})")
+_SCRATCH = re.compile(rf"echelon-[a-z]+-{_DIGITS}")
+"""In the system's directory of temporary files, where other programs have names of any kind."""
+_swept: set[tuple[Path, re.Pattern[str]]] = set()
+"""Where this process has looked, and for what."""
 
 T = TypeVar("T")
 
@@ -56,13 +87,23 @@ class Closing(ABC):
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` so that a reader sees the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with atomic_file(path) as handle:
+        handle.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that gets the name `path` at the end of the block, or never where it raises.
+
+    For what is written piece by piece; `write_atomic` is for what is at hand.
+    """
+    temporary, handle = _own_file(path)
     try:
-        with temporary.open("wb") as handle:
-            handle.write(data.encode() if isinstance(data, str) else data)
+        with handle:  # its lock is held until it has its name
+            yield handle
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -136,14 +177,181 @@ def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
 
 @contextmanager
 def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
-    """Give a fresh directory below `parent`; whatever is still in it at the end is removed."""
+    """Give a fresh directory below `parent`; whatever is still in it at the end is removed.
+
+    What killed processes left in `parent` is removed first, once in the life of this process.
+    """
     parent.mkdir(parents=True, exist_ok=True)
-    directory = parent / f"{prefix}{secrets.token_hex(6)}"
-    directory.mkdir()
+    with _swept_directory(parent, prefix, 0o777, _DIRECTORY) as directory:
+        yield directory
+
+
+@contextmanager
+def scratch_directory(kind: str) -> Iterator[Path]:
+    """A directory for temporary files, where the system has its own; removed at the end.
+
+    kind: of lower-case letters, part of its name
+    """
+    parent = Path(tempfile.gettempdir())
+    with _swept_directory(parent, f"echelon-{kind}-", 0o700, _SCRATCH) as directory:
+        yield directory
+
+
+@contextmanager
+def _swept_directory(
+    parent: Path, prefix: str, mode: int, leftovers: re.Pattern[str]
+) -> Iterator[Path]:
+    if (parent, leftovers) not in _swept:
+        _swept.add((parent, leftovers))
+        _sweep(parent, (leftovers,), deep=False)
+    directory, lock = _own_directory(parent, prefix, mode)
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def share_directory(directory: Path) -> None:
+    """Keep a scratch directory of another process, too, until this one ends; others are let be."""
+    if _SCRATCH.fullmatch(directory.name) is None:
+        return
+    with suppress(OSError):  # gone with its owner
+        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+
+
+def sweep(directory: Path, *, deep: bool = False) -> None:
+    """Remove what killed processes left in a directory of ours; see the top of this module.
+
+    deep: in the directories below, too
+    """
+    if directory.is_dir():
+        _sweep(directory, (_FILE, _DIRECTORY), deep=deep)
+
+
+def _sweep(directory: Path, patterns: tuple[re.Pattern[str], ...], *, deep: bool) -> None:
+    looked, removed, size = 0, 0, 0
+    for place, folders, files in os.walk(directory):
+        looked += len(folders) + len(files)
+        ours = {name: match for name in (*folders, *files) if (match := _match(patterns, name))}
+        for name, match in ours.items():
+            freed = _remove_dead(Path(place, name), match["token"])
+            if freed is not None:
+                removed, size = removed + 1, size + freed
+        folders[:] = [name for name in folders if name not in ours] if deep else []
+        if looked > _MAX_ENTRIES:
+            break
+    if removed:
+        log.info(
+            "%s: removed %d leftover(s) of a killed process, %.1f MB",
+            directory,
+            removed,
+            size / 1e6,
+        )
+
+
+def _match(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
+
+
+def _remove_dead(path: Path, token: str | None) -> int | None:
+    """Remove a leftover whose owner has ended; the bytes it had, None: it stays."""
+    try:
+        facts = path.lstat()
+        folder = stat.S_ISDIR(facts.st_mode)
+        if facts.st_uid != os.geteuid() or not (folder or stat.S_ISREG(facts.st_mode)):
+            return None
+        # A network's file system wants to write where it is to lock.
+        lock = os.open(path, (os.O_RDONLY if folder else os.O_RDWR) | os.O_NOFOLLOW)
+    except OSError:  # gone, or not ours to open
+        return None
+    try:
+        proven = token is not None and token.startswith(_mark(path.parent))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:  # no locks there
+            proven = False
+        size, changed = _measure(path)
+        if not proven and time.time() - changed < UNPROVEN_SECONDS:
+            return None
+        if not _is_at(path, lock):  # finished and renamed before we had the lock
+            return None
+        if folder:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        return size
+    except OSError as error:
+        log.debug("%s: a leftover that cannot be removed (%s)", path, error)
+        return None
+    finally:
+        os.close(lock)
+
+
+def _measure(path: Path) -> tuple[int, float]:
+    """Bytes of a file or of all in a directory, and when something of it was changed last."""
+    size, changed = 0, path.lstat().st_mtime
+    for inside in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            facts = inside.lstat()
+            size += facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+            changed = max(changed, facts.st_mtime)
+    return size, changed
+
+
+def _own_file(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path` under a temporary name, locked."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{_token(path.parent)}.tmp")
+        handle = temporary.open("xb")
+        with suppress(OSError):  # no locks there: it will go by its age
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if _is_at(temporary, handle.fileno()):
+            return temporary, handle
+        handle.close()  # swept in the moment before it was locked
+
+
+def _own_directory(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
+    """A new directory, and the handle that has its lock; shared, see `share_directory`."""
+    while True:
+        directory = parent / f"{prefix}{_token(parent)}"
+        directory.mkdir(mode)
+        with suppress(FileNotFoundError):
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            if _is_at(directory, lock):
+                return directory, lock
+            os.close(lock)
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether what is open is what has the name."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _token(directory: Path) -> str:
+    return _mark(directory) + secrets.token_hex(4)
+
+
+def _mark(directory: Path) -> str:
+    """8 hex digits of this kernel and the directory's file system."""
+    text = f"{_boot_id()} {directory.stat().st_dev}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+@cache
+def _boot_id() -> str:
+    """Of the kernel: the same in all its containers, another one after a restart."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def swap_directory(staging: Path, target: Path) -> None:

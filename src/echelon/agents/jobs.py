@@ -1,12 +1,12 @@
-"""Several trainings side by side: a few processes, one progress display, one Ctrl-C.
+"""Several trainings side by side: a few processes, one progress display, one stop.
 
 A task is a module-level function `task(job, report, should_stop) -> result`; jobs, reports and
 results are pickled between our own processes only. A worker that has done a job gets the next one:
 starting one takes seconds, most of them imports. With one worker everything happens in this
 process.
 
-Ctrl-C asks every task to stop at its next good moment (a checkpoint, say) and waits for it; a
-second one does not wait. Where this process is killed, its workers stop in the same way. What
+Ctrl-C and SIGTERM ask every task to stop at its next good moment (a checkpoint, say) and wait for
+it; a second one does not wait. Where this process is killed, its workers stop in the same way. What
 fails in one process does not stop the others; see `Failure`.
 """
 
@@ -15,16 +15,16 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from echelon.agents.processes import Worker, hire
 from echelon.errors import EchelonError, TrainingError
+from echelon.stopping import stop_requests
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -47,7 +47,7 @@ class Failure:
 class JobResults(Generic[R]):
     """Results in the order of the jobs; None: not begun, because of a stop.
 
-    stopped: Ctrl-C came
+    stopped: Ctrl-C or SIGTERM came
     """
 
     results: list[R | Failure | None]
@@ -81,7 +81,7 @@ def _run_here(
     task: Task[J, R], jobs: Sequence[J], on_report: Callable[[int, object], None]
 ) -> JobResults[R]:
     results: list[R | Failure | None] = [None] * len(jobs)
-    with _ctrl_c() as stop:
+    with stop_requests() as stop:
         for k, job in enumerate(jobs):
             if stop():
                 break
@@ -90,28 +90,6 @@ def _run_here(
             except EchelonError as error:
                 results[k] = Failure(error)
         return JobResults(results, stop())
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[ShouldStop]:
-    """Count Ctrl-C instead of raising it, the first time."""
-    asked = False
-
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not the main thread: whoever owns that one handles signals
-        yield lambda: False
-        return
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _dismiss(worker: Worker) -> None:
@@ -146,7 +124,7 @@ class _Pool(Generic[J, R]):
     def run(self) -> JobResults[R]:
         waiting = list(range(len(self._jobs)))
         asked = False
-        with _ctrl_c() as stopped:
+        with stop_requests() as stopped:
             try:
                 while waiting or self._running:
                     if stopped() and not asked:
@@ -159,7 +137,7 @@ class _Pool(Generic[J, R]):
                     self._listen()
             finally:
                 for worker in self._running.values():
-                    worker.process.terminate()
+                    worker.process.kill()  # deaf to anything less
                 for worker in self._idle:
                     _dismiss(worker)
                 for worker in (*self._running.values(), *self._idle):
@@ -208,7 +186,6 @@ class _Pool(Generic[J, R]):
 
 def _work(pipe: Connection, task: Task[J, R]) -> None:
     """Do one job after the other in a process of its own, and say how each went."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which asks us
     stopped = False
 
     def should_stop() -> bool:

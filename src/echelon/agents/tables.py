@@ -11,7 +11,6 @@ Axes: `T` rows, `N` assets, `D` embedding, `W` window, `B` rows asked for.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +24,7 @@ from torch import Tensor
 from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
-from echelon.files import sync
+from echelon.files import atomic_file
 from echelon.models.encoders import Encoder
 from echelon.types import Bools, Floats32
 
@@ -185,10 +184,9 @@ def _write(
     Written, not mapped for writing: a full disk is then an error and not a killed process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
     try:
-        with temporary.open("wb") as handle:
+        with atomic_file(path) as handle:
             npy.write_array_header_1_0(handle, header)
             done = 0
             for rows, part in chunks:
@@ -196,9 +194,6 @@ def _write(
                 handle.write(np.ascontiguousarray(part).data)
                 done = rows.stop
             _write_zeros(handle, shape[0] - done, shape)
-            handle.flush()
-        sync(temporary)
-        temporary.replace(path)
         z = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except OSError as error:
         raise StoreError(
@@ -206,8 +201,6 @@ def _write(
             f"{int(np.prod(shape)) * 4 / 1e6:,.0f} MB, twice while it is renewed: make room, or "
             "train on fewer bars."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return z
 
 

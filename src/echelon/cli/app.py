@@ -28,6 +28,7 @@ from echelon.cli import (
 from echelon.cli.console import err
 from echelon.cli.data import app as data_app
 from echelon.errors import EchelonError, Stopped, bound_message
+from echelon.stopping import exit_code, interruptible
 
 _SMALLER = (
     "Ask for less: fewer assets, books or workers, a narrower network, a smaller replay buffer."
@@ -84,10 +85,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets a ? for a ×
             stream.reconfigure(errors="replace")
     try:
-        app()
+        with interruptible():
+            app()
     except Stopped as stopped:
         err.print(Text.assemble(("stopped:", "bold"), " ", str(stopped)), soft_wrap=True)
-        sys.exit(stopped.exit_code)
+        sys.exit(exit_code())
     except EchelonError as error:
         _print_error(str(error))
         sys.exit(error.exit_code)
@@ -116,4 +118,5 @@ def main() -> None:
     except SystemExit as leave:
         if leave.code == 130:
             err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
+            sys.exit(exit_code())
         raise

@@ -6,8 +6,7 @@ Each command imports what it needs itself: together they would keep `echelon --h
 from __future__ import annotations
 
 import json
-import secrets
-import tempfile
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +27,7 @@ from echelon.cli.prepare import tell_import
 from echelon.config import Config
 from echelon.config.data import SourceName
 from echelon.errors import DataError, InvalidDataError, LeakageError, StoreError, UsageError
+from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq, Problem
 
 if TYPE_CHECKING:
@@ -183,22 +183,18 @@ def _export(source: Source, path: Path) -> None:
     if path.suffix != ".parquet":
         raise UsageError(f"--export {path}: the file is Parquet. Give it the ending .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    writer = None
-    try:
+    sweep(path.parent)
+    with atomic_file(path) as handle, ExitStack() as stack:
+        writer = None
         for raw in source.frames():
             piece = raw.frame.drop("row").to_arrow()
             if writer is None:
-                writer = pq.ParquetWriter(temporary, piece.schema, compression="zstd")
+                writer = stack.enter_context(
+                    pq.ParquetWriter(handle, piece.schema, compression="zstd")
+                )
             writer.write_table(piece)
         if writer is None:
             raise DataError(f"{path}: the source has no bars, so there is nothing to export.")
-        writer.close()
-        temporary.replace(path)
-    finally:
-        if writer is not None:
-            writer.close()  # harmless a second time
-        temporary.unlink(missing_ok=True)
 
 
 @app.command()
@@ -249,13 +245,13 @@ def check(
     if leakage:
         _check_leakage(tree, cuts, quarantine)
         return
-    with progress_bar("checking") as bar, tempfile.TemporaryDirectory() as scratch:
+    with progress_bar("checking") as bar, scratch_directory("check") as scratch:
         if tree.data.source == "store":
             problems = check_stored(Store(tree.data.store), str(tree.data.dataset))
         else:
             origin = open_source(tree)
             extras = read_extras(tree, origin.info())
-            problems = check_source(origin, extras, Path(scratch), progress=bar.count)
+            problems = check_source(origin, extras, scratch, progress=bar.count)
     _print_problems(problems)
 
 

@@ -13,6 +13,7 @@ import typer
 from echelon.cli.console import add_row, numbers, out, set_up_logging
 from echelon.cli.options import Level, LogLevel, TrustCode
 from echelon.errors import UsageError
+from echelon.files import sweep
 
 if TYPE_CHECKING:
     from echelon.evaluation.evaluate import Evaluation
@@ -115,6 +116,7 @@ def evaluate_run(
     from echelon.training.run import TrainedRun
 
     trained = TrainedRun.open(run, trust_code)
+    sweep(run, deep=True)
     if executor:
         trained = trained.executed_by(executor, name)
     result = evaluate_split(trained, split)

@@ -31,7 +31,7 @@ from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
 from echelon.config import Config, to_yaml, user_code
 from echelon.errors import EchelonError, Stopped, UsageError
-from echelon.files import write_atomic
+from echelon.files import sweep, write_atomic
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def evaluate_run(
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
 
+    sweep(run, deep=True)
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
     name = run.resolve().name
     with err.status("working orders"):

@@ -29,7 +29,7 @@ from echelon.data.sources._protocol import Source
 from echelon.data.store import CURRENT, STORED, Store, partition_begin, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
-from echelon.files import exclusive_lock, link_or_copy, staging_directory, write_atomic
+from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_atomic
 from echelon.types import Problem
 
 QUARANTINE = "quarantine.csv"
@@ -109,6 +109,7 @@ def _claimed(home: Path, name: str) -> Iterator[None]:
     with exclusive_lock(home / ".lock", f"dataset {name!r}"):
         for stale in home.glob(".staging-*"):  # of an import that was killed: we hold the lock
             shutil.rmtree(stale, ignore_errors=True)
+        sweep(home)
         try:
             yield
         finally:

@@ -24,7 +24,7 @@ import redis
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
 from echelon.errors import ConfigError
-from echelon.files import link_or_copy, sha256_file, staging_directory, sync
+from echelon.files import link_or_copy, sha256_file, staging_directory, sweep, sync
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def open_caches(config: CacheConfig) -> list[Cache]:
     """The caches the configuration turns on, nearest first."""
     if not config.enabled:
         return []
+    sweep(config.dir)
     caches: list[Cache] = [LocalCache(config.dir, int(config.max_gb * 1e9))]
     if config.redis:
         caches.append(

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +43,7 @@ from echelon.features.prepare import (
 )
 from echelon.features.registry import run, select
 from echelon.features.scaler import Moments
+from echelon.files import scratch_directory
 from echelon.types import Bools, Floats, Floats32
 
 Test = Literal["truncated", "scrambled", "rescaled", "ladder"]
@@ -121,10 +121,10 @@ def check_leakage(
 
     leaks = list(_ladder(panel, fresh, config.seed))
     clean = _without(plan, {leak.name for leak in leaks})
-    with TemporaryDirectory(prefix="echelon-leakage-") as folder:
+    with scratch_directory("leakage") as folder:
         leaking = {leak.name for leak in leaks}
         take = _Runner(
-            config, dataset.name, request, lambda: _without(fresh(), leaking), clean, Path(folder)
+            config, dataset.name, request, lambda: _without(fresh(), leaking), clean, folder
         )
         tell("the whole line as it is")
         true = take(store, None)

@@ -16,9 +16,9 @@ What goes wrong:
   exception is a bug and is raised here, once all have answered.
 - A process dies, killed or out of memory: a `Failure`, with `lost`, for each of its members, until
   `rebuild` has made them anew; their states are for the caller to restore.
-- Ctrl-C: workers are deaf to it. A call that is under way is finished and whoever made it asks its
-  own `should_stop` then, with all members equally far. Where Ctrl-C raises instead (a second one,
-  see `agents.jobs`), the processes are ended.
+- Ctrl-C and SIGTERM: workers are deaf to them. A call that is under way is finished and whoever
+  made it asks its own `should_stop` then, with all members equally far. Where the signal raises
+  instead (a second one, see `echelon.stopping`), the processes are ended.
 - This process is killed: the workers see it end and leave at once, in the middle of a call too.
 
 `Host` is what the rest of the population knows of all this. Members on Ray would be another `Host`
@@ -292,7 +292,7 @@ class _There:
     def dismiss(self) -> None:
         """Ask the process to leave; end it where it is at work and would not hear."""
         if self.waiting and self.lost is None:
-            self._process.terminate()
+            self._process.kill()  # deaf to anything less
         else:
             self._send(None)
 
@@ -326,7 +326,6 @@ class _There:
 
 def _work(pipe: Connection, threads: int) -> None:
     """Host members in a process of their own, until told to leave."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     members: dict[int, object] = {}

@@ -100,7 +100,7 @@ class Router:
             "router/explained_variance": float(told["train/explained_variance"]),
             "router/entropy": -float(told["train/entropy_loss"]),
             "router/decisions": float(self.model.num_timesteps),
-            "router/seconds": time.perf_counter() - began,
+            "time/router_updates": time.perf_counter() - began,
         }
 
     @property

@@ -5,10 +5,8 @@ Every split of such a world is its whole draw: draws, not windows, keep train an
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from echelon.features.engine import Plan, compute
 from echelon.features.prepare import Layout, fit_scaler
 from echelon.features.registry import select
 from echelon.features.scaler import Scaler
+from echelon.files import scratch_directory
 from echelon.market import PriceHistory, market_rows, resolve_rules
 from echelon.types import Bools, Floats, Floats32, Times
 
@@ -163,8 +162,8 @@ def _features(
 ) -> tuple[Floats32, Bools, Scaler]:
     plan = Plan.of(select(config.features, panel.fields).specs)
     everything = range(panel.shape[0])
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "X.npy"
+    with scratch_directory("worlds") as scratch:
+        path = scratch / "X.npy"
         present, moments = compute(panel, plan, path, train=everything)
         raw = np.load(path, allow_pickle=False)
     if scaler is None:

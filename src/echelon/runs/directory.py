@@ -19,7 +19,7 @@ from typing import Any
 from echelon import __version__
 from echelon.config import Config, fingerprint, to_yaml
 from echelon.errors import StoreError
-from echelon.files import write_atomic
+from echelon.files import sweep, write_atomic
 
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
 
@@ -32,9 +32,13 @@ class RunDirectory:
 
     @staticmethod
     def claim(path: Path) -> RunDirectory:
-        """Check that the path can be a run directory; nothing is written yet."""
+        """Check that the path can be a run directory, and remove what killed processes left there.
+
+        Nothing is written yet.
+        """
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path}: is a file. Name a directory for --output-dir.")
+        sweep(path, deep=True)
         return RunDirectory(path)
 
     def record(self, config: Config, command: str, **facts: Any) -> None:  # noqa: ANN401 (JSON)

@@ -6,12 +6,14 @@
 1. A row is written with one call and is whole or not there: what a kill tears is dropped on
    opening, what a full disk tears is cut off at once.
 2. On resuming from step s the rows after s are removed, so that a resumed run's log equals that
-   of an uninterrupted one in all but the wall clock (`WALL_CLOCK`).
+   of an uninterrupted one in all but what clocks say (`is_timing`).
 3. Where JSON has no number (NaN, infinities) the line has the string "NaN", "Infinity" or
    "-Infinity": such a value is a value of the log, not a missing one.
 
-Metric names have a prefix that groups them: `losses/policy`, `charts/steps_per_second`,
-`valid/sharpe_annual`. A metric a row does not have is null in the table.
+Metric names have a prefix that groups them: `losses/policy`, `charts/reward`,
+`valid/sharpe_annual`. A metric a row does not have is null in the table. What a clock said is below
+`time/` and in the column `seconds`; everything else is the same, to the bit, in two runs of one
+seed, data and configuration.
 """
 
 from __future__ import annotations
@@ -34,12 +36,21 @@ if TYPE_CHECKING:
 
 LOG = "metrics.jsonl"
 TABLE = "metrics.parquet"
-WALL_CLOCK = ("seconds", "charts/steps_per_second")
-"""Columns that differ between two runs that are otherwise the same."""
+_CLOCKS = frozenset({"seconds", "cpu_seconds", "steps_per_second", "finished", "evaluated"})
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
 _REMEDY = "Delete it to go on without the rows so far, or start the run anew."
+
+
+def is_timing(name: str) -> bool:
+    """Whether a metric, or a field of a result in JSON or a table, is a clock's.
+
+    Two runs that are otherwise the same differ in these and in nothing else. They are what is below
+    `time/`, and fields that say how long it took, how fast it was or when it ended.
+    """
+    *groups, last = name.split("/")
+    return "time" in groups or last in _CLOCKS
 
 
 class MetricLog(Closing):

@@ -14,13 +14,17 @@ The ids the services gave a run are in tracking.json, so that a resumed run goes
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import json
 import os
+import platform
 import secrets
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -73,38 +77,69 @@ def open_sinks(
 
 
 class TensorBoardSink:
-    """Event files in tensorboard/ of the run directory."""
+    """Event files in tensorboard/ of the run directory.
+
+    Written here, at once: TensorBoard's own writer does it in a thread, which ends in a traceback
+    on a full disk. On one, no more is written there, with a warning.
+    """
 
     def __init__(self, directory: Path, resume_step: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        self._records: Any = RecordWriter
         folder = directory / EVENTS
         if resume_step is None:  # a new run: curves of an earlier one would run into its own
             for stale in folder.glob("events.out.tfevents.*"):
                 stale.unlink()
-        # What was logged after the step resumed from is logged again: readers drop the first.
-        purge = None if resume_step is None else resume_step + 1
+        first = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
+        if resume_step is not None:
+            # What was logged after the step resumed from is logged again: readers drop the first.
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            first.append(
+                self._event(wall_time=time.time(), step=resume_step + 1, session_log=start)
+            )
+        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"
         try:
-            self._writer = SummaryWriter(str(folder), purge_step=purge)
+            folder.mkdir(parents=True, exist_ok=True)
+            # The names of one second sort by the last part: readers take files in this order.
+            self._file = (folder / f"{name}.{time.time_ns()}").open("xb", buffering=0)
+            self._write(first)
         except OSError as error:
             raise _unwritable(folder, error) from error
-        self._folder = folder
+        self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the step's metrics through to the file."""
+        if not self._open:
+            return
+        values = [self._summary.Value(tag=n, simple_value=float(v)) for n, v in metrics.items()]
+        summary = self._summary(value=values)
         try:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+            self._write([self._event(wall_time=time.time(), step=step, summary=summary)])
         except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            self._open = False
+            _warn("TensorBoard", error, error.strerror)
 
     def finish(self, status: Status) -> None:
         """Close the file; event files have no place for the status."""
+        self._file.close()
+
+    def _write(self, events: Sequence[Any]) -> None:
+        """Append events, whole or not at all: readers stop for ever at half a record."""
+        buffer = io.BytesIO()
+        for event in events:
+            self._records(buffer).write(event.SerializeToString())
+        size, data = self._file.tell(), buffer.getvalue()
         try:
-            self._writer.close()
-        except OSError as error:
-            raise _unwritable(self._folder, error) from error
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(size)
+            raise
 
 
 class WandbSink:
@@ -260,10 +295,11 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
     )
 
 
-def _warn(service: str, error: Exception) -> None:
+def _warn(service: str, error: Exception, why: str | None = None) -> None:
+    """why: in words; None: only the kind of error, which has no password in it"""
     warnings.warn(
-        f"{service} takes no more metrics ({type(error).__name__}); training goes on, and the "
-        "run's own metric log has every row.",
+        f"{service} takes no more metrics ({why or type(error).__name__}); training goes on, and "
+        "the run's own metric log has every row.",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -243,7 +243,7 @@ class Training:
 
     def _log(self, log: MetricLog, sinks: list[Sink], rate: float) -> None:
         course, learner = self.course, self.learner
-        metrics = course.take_means() | {"charts/steps_per_second": rate}
+        metrics = course.take_means() | {"time/steps_per_second": rate}
         course.reward = metrics["charts/reward"] / self.config.reward.scale
         log.write(learner.steps, metrics)
         for sink in sinks:

@@ -11,13 +11,12 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-import tempfile
 import weakref
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import islice
@@ -32,6 +31,7 @@ import pyarrow.csv as pa_csv
 from echelon.data.sources._tables import rejects
 from echelon.data.sources._ticks_layout import NULLS, Clock, TickLayout, open_ticks
 from echelon.errors import SourceError
+from echelon.files import scratch_directory
 from echelon.types import Problem
 
 BLOCK_BYTES = 4 << 20
@@ -109,8 +109,9 @@ class RejectSpool:
         if sum(kept.estimated_size() for kept in self._kept) <= self._limit:
             return
         if self._directory is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="echelon-rejects-"))
-            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+            stack = ExitStack()
+            self._directory = stack.enter_context(scratch_directory("rejects"))
+            weakref.finalize(self, stack.close)
         path = self._directory / f"{len(self._spilled)}.parquet"
         pl.concat(self._kept).write_parquet(path, compression="lz4")
         self._spilled.append(path)

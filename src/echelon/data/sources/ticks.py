@@ -15,8 +15,6 @@ sorted by time or by symbol; within a block they may be unsorted.
 from __future__ import annotations
 
 import hashlib
-import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -44,7 +42,7 @@ from echelon.data.sources._ticks_bars import (
 from echelon.data.sources._ticks_layout import TickLayout, sniff
 from echelon.data.sources._ticks_read import BLOCK_BYTES, ProblemLog, RejectSpool, read_blocks
 from echelon.errors import SourceError
-from echelon.files import sha256_file
+from echelon.files import atomic_file, scratch_directory, sha256_file, sweep
 from echelon.types import Freq, Problem
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -112,8 +110,8 @@ class TicksSource(SourceDefaults):
         self._problems = ProblemLog(self._rejects)
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         self._counts = trades.counts
-        with tempfile.TemporaryDirectory(prefix="echelon-ticks-") as spill:
-            merger = BarMerger(Path(spill), _parts(layouts))
+        with scratch_directory("ticks") as spill:
+            merger = BarMerger(spill, _parts(layouts))
             offsets: list[int] = []  # rows are counted across files, to know which came first
             end = 0
             for layout in layouts:
@@ -241,13 +239,19 @@ class _ParquetSink:
             + [(n, pa.float64() if n in numbers else pa.string()) for n in self._others]
         )
         self._target = target
-        self._temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(
-            self._temporary, self._schema, compression="zstd", use_dictionary=["symbol", "date"]
-        )
+        sweep(self._target.parent)
+        with ExitStack() as stack:
+            handle = stack.enter_context(atomic_file(self._target))
+            self._writer = stack.enter_context(
+                pq.ParquetWriter(
+                    handle, self._schema, compression="zstd", use_dictionary=["symbol", "date"]
+                )
+            )
+            self._open = stack.pop_all()
         return self
 
     def write(self, block: pl.DataFrame) -> None:
@@ -270,11 +274,7 @@ class _ParquetSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._writer.close()
-        if kind is None:
-            self._temporary.replace(self._target)
-        else:
-            self._temporary.unlink(missing_ok=True)
+        self._open.__exit__(kind, error, trace)
 
 
 def _with_reference(bars: pl.DataFrame) -> pl.DataFrame:
