@@ -25,7 +25,7 @@ from torch import Tensor
 from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
-from echelon.files import sync
+from echelon.files import read_array, sync
 from echelon.models.encoders import Encoder
 from echelon.types import Bools, Floats32
 
@@ -75,12 +75,7 @@ class EmbeddingTable:
     def attach(self, version: int) -> None:
         """Map the file that another process wrote, as its version says."""
         assert self._path is not None, "only a table in a file can be shared by processes"
-        try:
-            z = np.load(self._path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{self._path}: the embedding table cannot be read ({error})."
-            ) from error
+        z = read_array(self._path, "It can be computed again: remove it and resume.")
         if z.shape != self._shape or z.dtype != np.float32:
             raise StoreError(
                 f"{self._path}: an embedding table {z.dtype}{list(z.shape)}, expected "
@@ -199,7 +194,7 @@ def _write(
             handle.flush()
         sync(temporary)
         temporary.replace(path)
-        z = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        z = read_array(path, "Make room, or mend the disk.")
     except OSError as error:
         raise StoreError(
             f"{path}: the embedding table cannot be written ({error.strerror or error}). It needs "
