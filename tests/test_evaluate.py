@@ -196,7 +196,7 @@ def test_damaged_summary_is_an_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "evaluations" / "test" / "summary.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(StoreError, match=r"summary.json: damaged.*echelon evaluate"):
+    with pytest.raises(StoreError, match=r"summary.json: missing or damaged.*echelon evaluate"):
         load_evaluation(tmp_path, "test")
 
 

@@ -703,7 +703,7 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
     file.write_text(json.dumps({"facts": {"enabled": False}}))
     assert encoder_lines(tmp_path, Words("zh")) == ["随机初始化，未预训练"]
     file.write_text("{")
-    with pytest.raises(StoreError, match=r"encoder\.json: damaged"):
+    with pytest.raises(StoreError, match=r"encoder\.json: missing or damaged"):
         encoder_lines(tmp_path, Words("en"))
 
 
@@ -722,5 +722,5 @@ def test_adapter_and_replay_of_a_learner_have_their_lines(tmp_path: Path) -> Non
     file.write_text(json.dumps({"adapter": None} | facts))
     assert [key for key, _ in learner_lines(tmp_path, Words("en"))] == ["fact_replay"]
     file.write_text("[]")
-    with pytest.raises(StoreError, match=r"learner\.json: damaged"):
+    with pytest.raises(StoreError, match=r"learner\.json: missing or damaged"):
         learner_lines(tmp_path, Words("en"))

@@ -328,7 +328,9 @@ def test_damaged_statistics_are_named(run: Path, tmp_path: Path, split: str) -> 
     copied = shutil.copytree(run, tmp_path / "copy")
     path = copied / "evaluations" / split / "trust.json"
     path.write_text('{"format": 1', encoding="utf-8")
-    with pytest.raises(StoreError, match=rf"{split}/trust\.json: damaged.*echelon evaluate"):
+    with pytest.raises(
+        StoreError, match=rf"{split}/trust\.json: missing or damaged.*echelon evaluate"
+    ):
         gather(copied, ["test"])
 
 

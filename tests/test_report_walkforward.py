@@ -221,7 +221,7 @@ def test_walk_forward_that_has_not_ended_names_the_command(copied: Path) -> None
 @pytest.mark.parametrize("name", ["walk_forward.parquet", "stitched.parquet"])
 def test_damaged_table_is_named(copied: Path, name: str) -> None:
     (copied / name).write_bytes(b"not a table")
-    with pytest.raises(StoreError, match=rf"{re.escape(name)}: damaged.*--resume"):
+    with pytest.raises(StoreError, match=rf"{re.escape(name)}: missing or damaged.*--resume"):
         write_walk_forward_report(copied)
 
 
@@ -234,7 +234,7 @@ def test_table_without_a_column_is_named(copied: Path) -> None:
 
 def test_statistics_of_another_version_are_damaged(copied: Path) -> None:
     rewrite(copied / "walk_forward.json", statistics={"differences": {}})
-    with pytest.raises(StoreError, match=r"walk_forward\.json: damaged"):
+    with pytest.raises(StoreError, match=r"walk_forward\.json: missing or damaged"):
         write_walk_forward_report(copied)
 
 

@@ -327,3 +327,28 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(leaves(config["nav"])) == sorted(
         str(page.relative_to(docs)) for page in docs.rglob("*.md")
     )
+
+
+JSON_BY_HAND = {
+    "files.py": "the one place that does",
+    "config/load.py": "the text a configuration's hash is of",
+    "cli/data.py": "a value as YAML of an override takes it",
+    "report/document.py": "data inside a page, in one line",
+}
+"""Modules that may use `json` or read tables themselves, and why."""
+
+
+def test_files_are_read_and_written_by_one_module() -> None:
+    names = re.compile(
+        r"^import json$|\bjson\.(loads?|dumps?)\(|\bread_parquet\(|\bnp\.load\(|\bload_file\(", re.M
+    )
+    source = ROOT / "src" / "echelon"
+    others = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        # data/ and features/ are moved to `files` by themselves.
+        if path.relative_to(source).parts[0] not in ("data", "features")
+        and names.search(path.read_text(encoding="utf-8"))
+    }
+    # A proof reads a file that it wrote a moment before, in a directory of its own.
+    assert others - {"proving/worlds.py"} == set(JSON_BY_HAND)

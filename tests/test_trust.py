@@ -235,7 +235,7 @@ def test_trust_is_strict_json_and_a_damaged_one_is_an_error(run: TrainedRun) -> 
 
     json.loads(text, parse_constant=refuse)
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(StoreError, match=r"trust\.json: damaged.*echelon evaluate"):
+    with pytest.raises(StoreError, match=r"trust\.json: missing or damaged.*echelon evaluate"):
         load_trust(run.path, "test")
     path.write_text(text)
 

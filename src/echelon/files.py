@@ -1,8 +1,8 @@
 """Whole-or-nothing file operations: write to a temporary name, then rename.
 
-Reading is here too: `read_json` and `read_array` give what the file was said to hold, or a
-`DamagedError` that names it. Nothing that a stranger put into a file leaves here as any other
-error.
+Reading is here too: `read_json`, `read_table` and `read_array` give what the file was said to hold,
+or a `DamagedError` that names it. Nothing that a stranger put into a file leaves here as any other
+error. What only whoever uses the content can judge is used inside `blaming(path, remedy)`.
 
 What a killed process leaves behind is removed by the next one (`sweep`). A temporary name ends in
 16 hex digits: 8 of the kernel and the file system it was made on (boot id and device number), 8 at
@@ -31,18 +31,23 @@ import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeVar, cast
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from echelon.errors import DamagedError, StoreError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +68,8 @@ _swept: set[tuple[Path, re.Pattern[str]]] = set()
 """Where this process has looked, and for what."""
 
 T = TypeVar("T")
+Column = Literal["time", "number", "text", "flag"]
+"""What a column of a table holds."""
 
 
 class Closing(ABC):
@@ -114,10 +121,24 @@ def write_json(
     *,
     sort_keys: bool = False,
     allow_nan: bool = False,
+    indent: int | None = 1,
 ) -> None:
     """Write `tree` as JSON, whole or not at all; NaN is refused unless it is allowed."""
-    text = json.dumps(tree, indent=1, ensure_ascii=False, sort_keys=sort_keys, allow_nan=allow_nan)
+    text = json.dumps(
+        tree, indent=indent, ensure_ascii=False, sort_keys=sort_keys, allow_nan=allow_nan
+    )
     write_atomic(path, text + "\n")
+
+
+def json_line(
+    tree: Any,  # noqa: ANN401 (JSON)
+    *,
+    sort_keys: bool = False,
+    allow_nan: bool = False,
+    ensure_ascii: bool = True,
+) -> str:
+    """`tree` as JSON in one line, without its end: for logs, metadata and hashes."""
+    return json.dumps(tree, sort_keys=sort_keys, allow_nan=allow_nan, ensure_ascii=ensure_ascii)
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
@@ -142,12 +163,40 @@ def parse_json(data: bytes | str, kind: type[T], path: Path, remedy: str) -> T:
     try:
         value: T = _adapter(cast(Any, kind)).validate_json(data, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DamagedError(
-            path, f"{place}: {first['msg']}" if place else first["msg"], remedy
-        ) from None
+        raise _unlike(error, path, remedy) from None
     return value
+
+
+def check_tree(tree: object, kind: type[T], path: Path, remedy: str) -> T:
+    """As `read_json`, of a part of what was read already."""
+    try:
+        value: T = _adapter(cast(Any, kind)).validate_python(tree, strict=True)
+    except ValidationError as error:
+        raise _unlike(error, path, remedy) from None
+    return value
+
+
+def _unlike(error: ValidationError, path: Path, remedy: str) -> DamagedError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return DamagedError(path, f"{place}: {first['msg']}" if place else first["msg"], remedy)
+
+
+@contextmanager
+def blaming(path: Path, remedy: str) -> Iterator[None]:
+    """What goes wrong inside is the fault of a file's content: a DamagedError with `remedy`.
+
+    For content that only its user can judge, such as the state of a learner. Errors of ours pass.
+    """
+    try:
+        yield
+    except (
+        *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError),
+        *(RuntimeError, MemoryError),  # torch: shapes that do not fit; a size no machine holds
+    ) as error:
+        said = str(error)
+        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        raise DamagedError(path, what, remedy) from error
 
 
 @cache
@@ -155,24 +204,69 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401 (any type; making o
     return TypeAdapter(kind)
 
 
+_UNREADABLE = (
+    OSError,
+    EOFError,  # an empty file
+    ValueError,
+    SyntaxError,  # a header that is no literal
+    TokenError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    MemoryError,  # a shape that no machine holds
+    RecursionError,
+)
+
+
 def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
     """The array of a .npy file, memory-mapped and read-only unless `mmap` is off; never pickled."""
     try:
         return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
+    except _UNREADABLE as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DamagedError(path, what, remedy) from None
+
+
+def read_arrays(path: Path, names: Iterable[str], remedy: str) -> dict[str, np.ndarray]:
+    """Arrays of floats of a .npz file, by name; never pickled."""
+    try:
+        # Opened here: of a file that is no archive numpy would leave its own open.
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            return {name: np.asarray(arrays[name], dtype=np.float64) for name in names}
+    except (*_UNREADABLE, AttributeError, BadZipFile, ZlibError) as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise DamagedError(path, what, remedy) from None
+
+
+def read_table(path: Path, columns: Mapping[str, Column], remedy: str) -> pl.DataFrame:
+    """The table of a Parquet file, which has at least these columns, or a DamagedError."""
+    import polars as pl  # 0.1 s, and not every command reads a table
+
+    try:
+        frame = pl.read_parquet(path)
     except (
-        OSError,
-        EOFError,  # an empty file
-        ValueError,
-        SyntaxError,  # a header that is no literal
-        TokenError,
-        TypeError,
-        KeyError,
-        OverflowError,
-        MemoryError,  # a shape that no machine holds
-        RecursionError,
+        *(OSError, ValueError, TypeError, MemoryError),
+        *(pl.exceptions.PolarsError, pl.exceptions.PanicException),  # a panic, of a mangled page
     ) as error:
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DamagedError(path, what, remedy) from None
+    for name, kind in columns.items():
+        if name not in frame.columns:
+            raise DamagedError(path, f"no column {name!r}", remedy)
+        if not _holds(frame.schema[name], kind):
+            what = f"column {name!r} is {frame.schema[name]}, expected a {kind}"
+            raise DamagedError(path, what, remedy)
+    return frame
+
+
+def _holds(dtype: pl.DataType, kind: Column) -> bool:
+    import polars as pl
+
+    if kind == "text":
+        return dtype == pl.String
+    if kind == "flag":
+        return dtype == pl.Boolean
+    return dtype.is_temporal() if kind == "time" else dtype.is_numeric()
 
 
 @contextmanager

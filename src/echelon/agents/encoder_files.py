@@ -9,18 +9,24 @@ Both are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from echelon.config import Config
-from echelon.errors import StoreError
-from echelon.files import exclusive_lock, recover_directory, standing_directory
-from echelon.runs.tensor_files import DamagedError, TensorFiles
+from echelon.errors import DamagedError, StoreError, shorten
+from echelon.files import (
+    check_tree,
+    exclusive_lock,
+    json_line,
+    recover_directory,
+    standing_directory,
+)
+from echelon.runs.tensor_files import TensorFiles
 
 FORMAT = 1
 WEIGHTS = "weights.safetensors"
@@ -47,14 +53,22 @@ class Origin(NamedTuple):
         tree = config.model_dump(mode="json")
         parts = {name: tree[name] for name in _SECTIONS}
         parts["model"] = {name: tree["model"][name] for name in _MODEL_KEYS}
-        text = json.dumps(parts, sort_keys=True)
+        text = json_line(parts, sort_keys=True, allow_nan=True)
         return Origin(hashlib.sha256(text.encode()).hexdigest(), n_features, data, seed)
 
 
 class Stored(NamedTuple):
-    """What was saved."""
+    """What was saved. hash: of the weights"""
 
     tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    hash: str
+
+
+class _Document(TypedDict):
+    """What encoder.json says beside versions and hashes."""
+
+    origin: Origin
     facts: dict[str, Any]
 
 
@@ -92,12 +106,12 @@ def read_encoder(directory: Path, origin: Origin) -> Stored | None:
     path = standing_directory(encoder_path(directory))
     if path is None:
         return None
-    try:
-        document, data = _FILES.read(path)
-        _require_origin(path / FACTS, document["origin"], origin)
-        return Stored(_FILES.unpack(data), document["facts"])
-    except DamagedError as damage:
-        raise _damaged(path / damage.name, damage.what) from None
+    remedy = _remedy(path)
+    document, data = _FILES.read(path, remedy)
+    written = check_tree(document, _Document, path / FACTS, remedy)
+    _require_origin(path / FACTS, written["origin"], origin)
+    tensors = _FILES.unpack(data, path, remedy)
+    return Stored(tensors, written["facts"], str(document["tensors_sha256"]))
 
 
 def read_facts(directory: Path) -> dict[str, Any] | None:
@@ -105,19 +119,26 @@ def read_facts(directory: Path) -> dict[str, Any] | None:
     path = standing_directory(encoder_path(directory))
     if path is None:
         return None
-    try:
-        facts: dict[str, Any] = _FILES.read_document(path)["facts"]
-    except DamagedError as damage:
-        raise _damaged(path / damage.name, damage.what) from None
-    return facts
+    remedy = _remedy(path)
+    document = _FILES.read_document(path, remedy)
+    return check_tree(document, _Document, path / FACTS, remedy)["facts"]
 
 
-def foreign_weights(directory: Path, what: str) -> StoreError:
+def read_hash(directory: Path) -> str | None:
+    """Hash of the weights of the encoder of a run; None where it has none."""
+    path = standing_directory(encoder_path(directory))
+    if path is None:
+        return None
+    return str(_FILES.read_document(path, _remedy(path))["tensors_sha256"])
+
+
+def foreign_weights(directory: Path, what: str) -> DamagedError:
     """The error for whole weights that belong to another network."""
-    return _damaged(encoder_path(directory) / WEIGHTS, f"of another network: {what[:200]}")
+    path = encoder_path(directory)
+    return DamagedError(path / WEIGHTS, f"of another network: {what}", _remedy(path))
 
 
-def _require_origin(path: Path, found: Mapping[str, Any], wanted: Origin) -> None:
+def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
     words = {
         "config": "configuration (window, features, normalization, split, model, pretrain)",
         "n_features": "number of features",
@@ -125,16 +146,13 @@ def _require_origin(path: Path, found: Mapping[str, Any], wanted: Origin) -> Non
         "seed": "seed",
     }
     for name, value in wanted._asdict().items():
-        if value is not None and found[name] != value:
-            there, here = str(found[name])[:12], str(value)[:12]
+        if value is not None and getattr(written, name) != value:
+            there, here = shorten(getattr(written, name), 12), str(value)[:12]
             raise StoreError(
                 f"{path}: the encoder was pre-trained with another {words[name]}: {there}, "
                 f"expected {here}. Go on with what it was made of, or use another directory."
             )
 
 
-def _damaged(path: Path, what: str) -> StoreError:
-    return StoreError(
-        f"{path}: missing or damaged ({what}). Remove the directory {path.parent}, and it is "
-        "pre-trained anew."
-    )
+def _remedy(path: Path) -> str:
+    return f"Remove the directory {path}, and it is pre-trained anew."

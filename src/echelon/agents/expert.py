@@ -68,7 +68,7 @@ class ExpertLearner:
         self.world = world
         self.seed = seed
         self.steps = 0
-        train, expert = config.train, config.expert
+        expert = config.expert
         self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
         self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
         self.table.refresh(self.serving)
@@ -79,7 +79,7 @@ class ExpertLearner:
         self.collector = Collector(config, world, seed)
         self.replay = Replay(expert.buffer_size, world.n_assets)
         self._due = 0.0
-        self._latest: Metrics = dict.fromkeys(METRICS[train.algo], 0.0)
+        self._latest: Metrics = {}
         self._draws = stream(seed, "replay")
         self._policy = WeightPolicy(self.serving, self._actor(), config, seed, keep=True)
 
@@ -183,12 +183,13 @@ class ExpertLearner:
         )
 
     def _told(self) -> Metrics:
-        """What a log line says of the updates: their latest numbers, 0 before the first."""
+        """What a log line says of the updates: their latest numbers, nothing before the first."""
         found = dict(self._latest)
         found["charts/replay"] = float(len(self.replay))
         found["charts/updates"] = float(self.core.updates)
         if self.adapter is not None:
-            found["losses/adapter_gradient_norm"] = self.adapter.norm
+            if self._latest:
+                found["losses/adapter_gradient_norm"] = self.adapter.norm
             found["charts/table_version"] = float(self.table.version)
         return found
 

@@ -39,7 +39,7 @@ from echelon.envs.act import ActionRule, Holdings, Kind, Rows
 from echelon.envs.face import Face
 from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
-from echelon.errors import ConfigError, TrainingError
+from echelon.errors import TrainingError
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -176,11 +176,6 @@ class Sb3Learner:
     """SB3's PPO or SAC, as `training.learners.Learner` wants it."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
-        if len(world.spans("train")) > 1:
-            raise ConfigError(
-                f"train.algo={config.train.algo} learns on one stretch of time, but the train "
-                "window has several. Choose one of A2C, SAC, TD3 and APG."
-            )
         self.config = config
         self.world = world
         self.seed = seed
@@ -199,7 +194,7 @@ class Sb3Learner:
         # As `learn` would, but before the first checkpoint, which can be gone on from too.
         self.model._last_obs = self.env.reset()
         self.model._last_episode_starts = np.ones(config.train.books, dtype=bool)
-        self._latest: Metrics = dict.fromkeys(_TOLD[config.train.algo].values(), 0.0)
+        self._latest: Metrics = {}
 
     def _model(self) -> PPO | SAC:
         train = self.config.train

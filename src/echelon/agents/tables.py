@@ -24,7 +24,7 @@ from torch import Tensor
 from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
-from echelon.files import atomic_file
+from echelon.files import atomic_file, read_array
 from echelon.models.encoders import Encoder
 from echelon.types import Bools, Floats32
 
@@ -74,12 +74,7 @@ class EmbeddingTable:
     def attach(self, version: int) -> None:
         """Map the file that another process wrote, as its version says."""
         assert self._path is not None, "only a table in a file can be shared by processes"
-        try:
-            z = np.load(self._path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{self._path}: the embedding table cannot be read ({error})."
-            ) from error
+        z = read_array(self._path, "It can be computed again: remove it and resume.")
         if z.shape != self._shape or z.dtype != np.float32:
             raise StoreError(
                 f"{self._path}: an embedding table {z.dtype}{list(z.shape)}, expected "
@@ -194,7 +189,7 @@ def _write(
                 handle.write(np.ascontiguousarray(part).data)
                 done = rows.stop
             _write_zeros(handle, shape[0] - done, shape)
-        z = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        z = read_array(path, "Make room, or mend the disk.")
     except OSError as error:
         raise StoreError(
             f"{path}: the embedding table cannot be written ({error.strerror or error}). It needs "

@@ -10,6 +10,7 @@ NAME.blotter.parquet, .csv   every order that was filled or cut
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,21 @@ import numpy as np
 import polars as pl
 
 from echelon.backtest.run import Backtest
-from echelon.errors import StoreError
-from echelon.files import write_atomic
+from echelon.errors import DamagedError
+from echelon.files import Column, read_table, write_atomic
+
+_AGAIN = "Run `echelon evaluate` again."
+_COLUMNS: Mapping[str, Mapping[str, Column]] = {
+    "equity": {
+        "time": "time",
+        **dict.fromkeys(("value", "return", "drawdown", "cash_share", "traded"), "number"),
+        **dict.fromkeys(("commission", "stamp", "slippage", "orders_cut"), "number"),
+    },
+    "weights": {"time": "time"},
+    "actions": {"time": "time"},
+    "blotter": {"time": "time", "symbol": "text"},
+}
+"""What the tables have at least."""
 
 
 class Tables(NamedTuple):
@@ -59,16 +73,16 @@ def save_backtest(backtest: Backtest, directory: Path, name: str) -> None:
 
 def load_tables(directory: Path, name: str) -> Tables:
     """Read the tables of the backtest `name` again."""
-    return Tables(*(_read(directory / f"{name}.{kind}.parquet") for kind in Tables._fields))
+    return Tables(*(_read(directory / f"{name}.{kind}.parquet", kind) for kind in Tables._fields))
 
 
-def _read(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise StoreError(
-            f"{path}: missing or damaged ({error}). Run `echelon evaluate` again."
-        ) from None
+def _read(path: Path, kind: str) -> pl.DataFrame:
+    frame = read_table(path, _COLUMNS[kind], _AGAIN)
+    if kind in ("weights", "actions"):
+        odd = [c for c, dtype in frame.schema.items() if c != "time" and not dtype.is_numeric()]
+        if odd:
+            raise DamagedError(path, f"column {odd[0]!r} holds no numbers", _AGAIN)
+    return frame
 
 
 def _after(values: np.ndarray) -> pl.Series:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from echelon.cli.compare import MEASURE_COLUMNS, MEASURES, cell
 from echelon.cli.console import add_row, err, numbers, out
-from echelon.errors import UsageError
+from echelon.errors import DamagedError, UsageError
+from echelon.files import read_json
 
 if TYPE_CHECKING:
     from echelon.evaluation.comparison import Gap
@@ -145,12 +145,11 @@ def _refuse_taken(output_dir: Path | None) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise UsageError(f"--output-dir {output_dir}: is a file. Name a directory.")
     path = output_dir / RESULT
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        mine = isinstance(tree, dict) and tree.get("kind") == "runs"
-    except FileNotFoundError:
+    if not path.exists():
         return
-    except ValueError:
+    try:
+        mine = read_json(path, dict[str, Any], "").get("kind") == "runs"
+    except DamagedError:
         mine = False
     if not mine:
         raise UsageError(

@@ -265,6 +265,8 @@ def _refuse_change(config: Config, directory: Path) -> None:
 
 def _make_room(directory: Path, overwrite: bool) -> None:
     """Refuse to train over a trained run, or remove it where that is asked for."""
+    from echelon.training.run import seed_directory, trained_seeds
+
     if not (directory / "seeds").exists():
         return
     if not overwrite:
@@ -273,10 +275,9 @@ def _make_room(directory: Path, overwrite: bool) -> None:
             "directory (--output-dir), or train anew in its place (--overwrite)."
         )
     with ExitStack() as locks:
-        for seed in sorted((directory / "seeds").iterdir()):
-            if seed.is_dir():
-                lock = exclusive_lock(seed / ".train.lock", f"the training in {seed}")
-                locks.enter_context(lock)
+        for seed in trained_seeds(directory):
+            place = seed_directory(directory, seed)
+            locks.enter_context(exclusive_lock(place / ".train.lock", f"the training in {place}"))
         for part in ("seeds", "encoder", "evaluations", "report"):
             shutil.rmtree(directory / part, ignore_errors=True)
 

@@ -160,7 +160,17 @@ class Books:
         return arrays | memory
 
     def restore(self, state: dict[str, NDArray[Any]]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave; ValueError where that is not of books like these."""
+        own = self.state()
+        for name, part in own.items():
+            if state[name].shape != part.shape or state[name].dtype != part.dtype:
+                raise ValueError(
+                    f"{name} is {state[name].dtype}{list(state[name].shape)}, expected "
+                    f"{part.dtype}{list(part.shape)}"
+                )
+        rows = state["row"]
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self.world.times):
+            raise ValueError(f"a row outside of the {len(self.world.times)} there are")
         self.value, self.row = state["value"], state["row"]
         self.book = Book(*(state[name] for name in Book._fields))
         memory = {k: state[f"reward.{k}"] for k in rewards.RewardState._fields}

@@ -15,6 +15,7 @@ asset and, last, for cash, shared out by `act.weights_of_scores`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ class Face:
     """How books on a world are shown and steered, and where their episodes begin and end.
 
     span: rows a book may stand at
+    stretches: pieces of it that no episode may leave; the span itself where it is of one piece
     random_start: episodes begin anywhere in the span, not at its first row
     episode_steps: steps of an episode; None: to the end of the span
     """
@@ -56,6 +58,7 @@ class Face:
     include_cash: bool
     random_start: bool
     episode_steps: int | None
+    stretches: tuple[range, ...] = ()
 
     @staticmethod
     def of(
@@ -85,7 +88,7 @@ class Face:
             episode_steps = config.train.episode_steps
         face = Face(
             world=world,
-            span=world.span(split),
+            span=_around(world.spans(split)),
             rule=ActionRule.of(config, actions),
             reward=config.reward,
             observation=observation,
@@ -93,16 +96,17 @@ class Face:
             include_cash=config.state.include_cash,
             random_start=training if random_start is None else random_start,
             episode_steps=None,
+            stretches=world.spans(split),
         )
         return face.lasting(episode_steps)
 
     def lasting(self, episode_steps: int | None) -> Face:
         """The same with episodes of another length, which must fit into the span."""
-        most = len(self.span) - 1
+        most = min(len(piece) for piece in self._pieces) - 1
         if episode_steps is not None and not 1 <= episode_steps <= most:
             raise DataError(
                 f"episode_steps={episode_steps}, but an episode takes 1 to {most} steps here: the "
-                f"split has {len(self.span)} bars to stand at. Shorten it, or lengthen the split."
+                f"split has {most + 1} bars to stand at. Shorten it, or lengthen the split."
             )
         return replace(self, episode_steps=episode_steps)
 
@@ -130,11 +134,23 @@ class Face:
             return int(row)
         if not self.random_start:
             return self.span.start
-        return int(chance.integers(self.span.start, last - (self.episode_steps or 1) + 1))
+        # From its last row a book cannot step.
+        rooms = [len(piece) - (self.episode_steps or 1) for piece in self._pieces]
+        place = int(chance.integers(0, sum(rooms)))
+        for piece, room in zip(self._pieces, rooms, strict=True):
+            if place < room:
+                return piece.start + place
+            place -= room
+        raise AssertionError("the place is within the rooms")
+
+    @property
+    def _pieces(self) -> tuple[range, ...]:
+        return self.stretches or (self.span,)
 
     def steps_from(self, row: int) -> int:
         """Steps of an episode that begins at `row`."""
-        left = self.span.stop - 1 - row
+        piece = next((piece for piece in self._pieces if row in piece), self.span)
+        left = piece.stop - 1 - row
         return left if self.episode_steps is None else min(self.episode_steps, left)
 
     def observation_space(self) -> spaces.Dict:
@@ -205,6 +221,12 @@ class Face:
                 "traded keeps its weight."
             )
         return np.array(allowed.reshape(*allowed.shape[:-2], -1))
+
+
+def _around(stretches: Sequence[range]) -> range:
+    """From the first row of all stretches to the last."""
+    first = min(piece.start for piece in stretches)
+    return range(first, max(piece.stop for piece in stretches))
 
 
 def told(value: float) -> float:

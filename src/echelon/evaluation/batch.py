@@ -15,7 +15,6 @@ so going on after a stop is the same as starting.
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,11 +33,14 @@ from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.looks import SplitName
 from echelon.features import prepare
 from echelon.files import (
+    blaming,
     exclusive_lock,
     link_or_copy,
+    read_json,
     staging_directory,
     swap_directory,
     write_atomic,
+    write_json,
 )
 from echelon.runs import RunDirectory
 from echelon.training.many import SeedJob, train_seed
@@ -146,8 +148,7 @@ class Batch:
         """Write down what is to be done, and what came out of it so far."""
         whole = {"format": FORMAT, "echelon": __version__, **tree}
         write_atomic(self.directory / "base.yaml", to_yaml(self.base))
-        text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(self.file, text)
+        write_json(self.file, whole)
 
 
 @contextmanager
@@ -157,15 +158,12 @@ def reading(kind: Kind, directory: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise UsageError(f"--resume {directory}: no {kind.noun} there (no {path.name}).")
     again = f"Run the {kind.noun} anew (--overwrite)."
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
-            raise StoreError(
-                f"{path}: written by another version of Echelon ({tree['echelon']}). {again}"
-            )
+    tree = read_json(path, dict[str, Any], again)
+    if tree.get("format") != FORMAT:
+        version = shorten(tree.get("echelon", "unknown"), 40)
+        raise StoreError(f"{path}: written by another version of Echelon ({version}). {again}")
+    with blaming(path, again):
         yield tree
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: damaged ({error}). {again}") from None
 
 
 def saved_base(directory: Path, seeds: int | None, trust_code: Sequence[Path] = ()) -> Config:

@@ -20,7 +20,6 @@ of Sharpe ratios to the reference, our SAC where it takes part, with its 95 % in
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +47,7 @@ from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.looks import SplitName
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.trust import LEAST_BARS
-from echelon.files import write_atomic
+from echelon.files import write_json
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.types import Floats
 
@@ -267,8 +266,7 @@ class ComparisonResult:
         """Write comparison-SPLIT.csv, .parquet and .json."""
         stem = directory / f"comparison-{split}"
         write_table(self.frame(), stem)
-        text = json.dumps(self.tree(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(stem.with_suffix(".json"), text)
+        write_json(stem.with_suffix(".json"), self.tree())
 
 
 def summarise(comparison: Comparison, course: Course) -> ComparisonResult:

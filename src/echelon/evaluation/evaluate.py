@@ -12,7 +12,6 @@ RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedR
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +25,12 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import StoreError
+from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.companions import Track, companion_name
 from echelon.evaluation.looks import Look, SplitName
+from echelon.evaluation.saved import AGAIN, Reads, Summary
 from echelon.evaluation.trust import TRUST, assess
-from echelon.files import exclusive_lock, write_atomic
+from echelon.files import check_tree, exclusive_lock, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
 from echelon.population.companions import companions_of, in_order
 from echelon.population.record import CommandRecord, record_of, remove_record
@@ -56,7 +56,7 @@ class Evaluation:
 
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation of a measure over the seeds."""
-        return mean_std([values[measure] for values in self.seeds.values()])
+        return mean_std([values.get(measure, math.nan) for values in self.seeds.values()])
 
     def tables(self, name: str | int) -> Tables:
         """Tables of a baseline by name, or of an agent by seed."""
@@ -113,10 +113,11 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
         }
         if trust:
             returns = {s: {n: one.returns for n, one in own.items()} for s, own in beside.items()}
-            _write(directory / TRUST, assess(look, policies, agents, baselines, returns))
+            trusted = assess(look, policies, agents, baselines, returns)
+            write_json(directory / TRUST, trusted, sort_keys=True)
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
-        _write(directory / "summary.json", summary)
+        write_json(directory / "summary.json", summary, sort_keys=True)
     return load_evaluation(run.home, split)
 
 
@@ -150,24 +151,20 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
     """Read a saved evaluation."""
     directory = run / "evaluations" / split
     path = directory / "summary.json"
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
-            raise StoreError(
-                f"{path}: written by another version of Echelon. Run `echelon evaluate` again."
-            )
-        seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
-        baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
-        companions = {
-            int(seed): {name: _measures(own[name]) for name in in_order(own)}
-            for seed, own in tree.pop("companions", {}).items()
-        }
-    except FileNotFoundError:
+    if not path.exists():
         raise StoreError(
             f"{run}: not evaluated on {split}. Run `echelon evaluate {run} --split {split}`."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path}: damaged ({error}). Run `echelon evaluate` again.") from None
+        )
+    tree = read_json(path, dict[str, Any], AGAIN)
+    if tree.get("format") != FORMAT:
+        raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
+    check_tree(tree, Summary, path, AGAIN)
+    seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
+    baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
+    companions = {
+        int(seed): {name: _measures(own[name]) for name in in_order(own)}
+        for seed, own in tree.pop("companions", {}).items()
+    }
     return Evaluation(directory, seeds, baselines, tree, companions)
 
 
@@ -180,9 +177,8 @@ def evaluated_splits(run: Path) -> Sequence[str]:
 def _reads(directory: Path) -> int:
     """How often the split was evaluated before."""
     try:
-        tree = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        return int(tree["reads"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_json(directory / "summary.json", Reads, AGAIN)["reads"]
+    except DamagedError:
         return 0  # never, or its summary is damaged
 
 
@@ -192,11 +188,6 @@ def _save_record(record: CommandRecord | None, directory: Path, stem: str) -> No
         remove_record(directory, stem)
     else:
         record.write(directory, stem)
-
-
-def _write(path: Path, tree: Mapping[str, Any]) -> None:
-    text = json.dumps(tree, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + "\n"
-    write_atomic(path, text)
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -17,7 +17,6 @@ Axes: `E` orders, `T` ticks of a day, `C` dates.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,14 +27,13 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from echelon.errors import StoreError
 from echelon.execution import History, ParentOrders, measure_orders
 from echelon.execution.history import order_frame
 from echelon.execution.metrics import gain_loss_ratio
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.schedules import AlmgrenChriss, Twap, Vwap
 from echelon.execution.simulator import steps_of
-from echelon.files import write_atomic
+from echelon.files import read_json, write_atomic, write_json
 from echelon.training.execution import ExecutionData, Split
 from echelon.training.execution_runs import open_trained
 from echelon.types import Floats
@@ -147,8 +145,7 @@ class ExecutionEvaluation:
         hourly = {
             one.name: {str(h): list(v) for h, v in one.hourly.items()} for one in self.policies
         }
-        tree = self.summary() | {"hourly": hourly}
-        write_atomic(target, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(target, self.summary() | {"hourly": hourly})
         return target
 
 
@@ -266,15 +263,7 @@ def over_dates(values: Floats, dates: Sequence[str]) -> Mean:
 
 def read_summary(directory: Path) -> dict[str, Any]:
     """What `write` left."""
-    path = directory / SUMMARY
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"{path}: missing or damaged ({error}). Run `echelon execution evaluate` again."
-        ) from None
-    assert isinstance(tree, dict), "summary.json is not a mapping"
-    return tree
+    return read_json(directory / SUMMARY, dict[str, Any], "Run `echelon execution evaluate` again.")
 
 
 def _judged(

@@ -18,7 +18,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.looks import SplitName
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.trust import Standing, standing
-from echelon.files import write_atomic
+from echelon.files import write_json
 from echelon.market import resolve_rules
 from echelon.training.run import TrainedRun
 
@@ -135,8 +134,7 @@ class RunsComparison:
 
     def write(self, directory: Path) -> Path:
         """Write comparison.json."""
-        text = json.dumps(self.tree(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(directory / RESULT, text)
+        write_json(directory / RESULT, self.tree())
         return directory / RESULT
 
 

@@ -21,7 +21,6 @@ window the trials are the looks at it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.errors import StoreError
 from echelon.evaluation.companions import columns
 from echelon.evaluation.looks import Look, SplitName, returns_of
+from echelon.evaluation.saved import AGAIN, Trust
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -47,6 +47,7 @@ from echelon.evaluation.statistics import (
     seed_interval,
     superior_ability,
 )
+from echelon.files import check_tree, read_json
 from echelon.runs.registry import Entry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
@@ -148,17 +149,13 @@ def standing(run: TrainedRun, split: SplitName, returns: Floats) -> Standing:
 def load_trust(run: Path, split: str) -> dict[str, Any] | None:
     """What was saved of a split; None where nothing was."""
     path = run / "evaluations" / split / TRUST
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["format"] != FORMAT:
-            raise StoreError(
-                f"{path}: written by another version of Echelon. Run `echelon evaluate` again."
-            )
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: damaged ({error}). Run `echelon evaluate` again.") from None
-    return dict(tree)
+    tree = read_json(path, dict[str, Any], AGAIN)
+    if tree.get("format") != FORMAT:
+        raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
+    check_tree(tree, Trust, path, AGAIN)
+    return tree
 
 
 def both_blocks(claim: Claim) -> dict[str, Any]:

@@ -17,18 +17,18 @@ Axes: `K` experts, `D` dimensions of a skill.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NotRequired, Self
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from echelon.agents.lineage import FOUNDER, Life
 from echelon.errors import StoreError
-from echelon.files import write_atomic
+from echelon.files import blaming, read_json, write_json
 from echelon.types import Floats
 
 POPULATION = "population.json"
@@ -184,9 +184,8 @@ class PopulationHistory:
             "readings": [one.as_json() for one in self.readings],
         }
         path = directory / POPULATION
-        text = json.dumps(tree, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            write_atomic(path, text)
+            write_json(path, tree, indent=None)
         except OSError as error:
             raise StoreError(
                 f"{path}: cannot be written ({error}). Make room or mend the disk."
@@ -196,25 +195,35 @@ class PopulationHistory:
     def read(cls, directory: Path) -> Self:
         """What `write` wrote; refuses a missing or damaged file."""
         path = directory / POPULATION
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path, _File, _REMEDY)
+        with blaming(path, _REMEDY):
             if tree["format"] != _FORMAT:
-                raise ValueError(f"format {tree['format']!r}, expected {_FORMAT}")
+                raise ValueError(f"format {tree['format']}, expected {_FORMAT}")
             return cls(
-                experts=tuple(str(name) for name in tree["experts"]),
+                experts=tuple(tree["experts"]),
                 skills=_matrix(tree["skills"]),
-                lineage=tuple(Life(**life) for life in tree["lineage"]),
+                lineage=tuple(tree["lineage"]),
                 rounds=tuple(_round(one) for one in tree["rounds"]),
-                events=tuple(PopulationEvent(**one) for one in tree["events"]),
+                events=tuple(tree["events"]),
                 readings=tuple(Reading.from_json(one) for one in tree.get("readings", ())),
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{path}: missing or damaged ({error}). {_REMEDY}") from None
 
     @classmethod
     def find(cls, directory: Path) -> Self | None:
         """The same; None where there is no such file."""
         return cls.read(directory) if (directory / POPULATION).exists() else None
+
+
+class _File(TypedDict):
+    """population.json; what NaN becomes is looked at afterwards."""
+
+    format: int
+    experts: list[str]
+    skills: list[list[float | None]]
+    lineage: list[Life]
+    rounds: list[dict[str, Any]]
+    events: list[PopulationEvent]
+    readings: NotRequired[list[dict[str, Any]]]
 
 
 def _round(tree: Mapping[str, Any]) -> Round:

@@ -9,7 +9,9 @@ A round, `trainer.round_steps` environment steps of every expert:
 3. **Router**, every `router.freq` rounds. The experts stand still. It learns `router.steps`
    decisions on its own part of the train window.
 4. **Population**, every `population.freq` rounds. Fitness on the validation window, evolution of
-   hyperparameters, and a fresh beginning for the worst where the experts have become alike.
+   hyperparameters, and a fresh beginning for the worst where the experts have become alike. Where
+   the experts would not learn again before training ends, it waits: the policy would have experts
+   in it that have learned nothing. A training that is resumed for longer begins with it.
 
 Experts live in a crew (`population.crew`), in this process or in several. Each phase begins from
 what stood at its beginning, so results do not depend on how many there are; a process that dies is
@@ -127,6 +129,8 @@ class HierarchyLearner:
         self._fitness = np.full(n_members, math.nan)
         self._begun_anew = 0
         """Round in which an expert was last re-seeded for being alike."""
+        self._postponed = False
+        """An evolution is due that no learning of this training would have followed."""
         self._rounds: list[Round] = []
         self._readings: list[Reading] = []
         self._told: Metrics = {}
@@ -140,8 +144,11 @@ class HierarchyLearner:
     def train_once(self) -> Metrics:
         """One round, with the phases that are due after it."""
         schedule = self.config.trainer.training_schedule
-        self.round += 1
         told = self._told | {f"time/{phase}": 0.0 for phase in _PHASES}
+        if self._postponed and self._experts_learn_again():
+            with _timed(told, "population"):
+                told |= self._evolve()
+        self.round += 1
         with _timed(told, "collect"):
             told["charts/reward"] = self._collect()
         if self.round % schedule.experts.freq == 0:
@@ -151,16 +158,36 @@ class HierarchyLearner:
             with _timed(told, "router"):
                 told |= self._route()
         if self.round % schedule.population.freq == 0:
-            with _timed(told, "population"):
-                told |= self._evolve()
+            self._postponed = not self._experts_learn_again()
+            if not self._postponed:
+                with _timed(told, "population"):
+                    told |= self._evolve()
         self._write_history()
         self._told = told
         return dict(told)
 
+    def _experts_learn_again(self) -> bool:
+        """Whether a phase of the experts follows the present round before training ends."""
+        config, schedule = self.config, self.config.trainer.training_schedule
+        due = (self.round // schedule.experts.freq + 1) * schedule.experts.freq
+        # Training ends after the first round that reaches the total.
+        between = due - 1 - self.round
+        routed = (due - 1) // schedule.router.freq - self.round // schedule.router.freq
+        rollout = max(config.meta_router.n_steps // config.meta_router.n_envs, 1)
+        rollout *= config.meta_router.n_envs
+        decisions = -(-schedule.router.steps // rollout) * rollout
+        ahead = between * self._round_bars * config.train.books * len(self.members)
+        ahead += routed * decisions * config.meta_router.every_bars
+        return self.steps + ahead < config.train.total_env_steps
+
+    @property
+    def _round_bars(self) -> int:
+        """Bars that every book goes on in a round."""
+        return -(-self.config.trainer.round_steps // self.config.train.books)
+
     def _collect(self) -> float:
         """A round of every member's books; the mean reward."""
-        books = self.config.train.books
-        bars = -(-self.config.trainer.round_steps // books)
+        books, bars = self.config.train.books, self._round_bars
         done = self.members.each("collect", dict.fromkeys(range(len(self.members)), (bars,)))
         marks = tuple(Mark(*done[m]["mark"]) for m in sorted(done))
         self.replay.refresh(marks)
@@ -276,6 +303,7 @@ class HierarchyLearner:
     def _evolve(self) -> Metrics:
         """The population's phase."""
         config = self.config
+        self._postponed = False
         answers = self.members.each("sharpes", dict.fromkeys(range(len(self.members)), ()))
         penalty = config.trainer.evolution.variance_penalty
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
@@ -427,6 +455,7 @@ class HierarchyLearner:
             "router_evolution": self.router_evolution.state(),
             "best": self._best,
             "begun_anew": self._begun_anew,
+            "postponed": self._postponed,
             "told": self._told,
             "rounds": [one.as_json() for one in self._rounds],
             "events": [one.as_json() for one in self._events],
@@ -449,6 +478,7 @@ class HierarchyLearner:
         self.steps, self.round = int(state["steps"]), int(state["round"])
         self._best = [int(m) for m in state["best"]]
         self._begun_anew = int(state["begun_anew"])
+        self._postponed = bool(state.get("postponed", False))  # older versions postponed none
         self._told = {name: float(value) for name, value in state["told"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
         self._events = [PopulationEvent(**one) for one in state["events"]]

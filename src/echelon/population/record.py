@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -31,9 +29,10 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
-from echelon.files import write_atomic
+from echelon.errors import DamagedError, StoreError
+from echelon.files import blaming, json_line, parse_json, read_table, write_atomic
 from echelon.risk import RiskEvent, from_lines, to_lines
 from echelon.types import Bools, Floats, Times
 
@@ -54,6 +53,16 @@ class Portfolios(NamedTuple):
 
     distance: Floats
     mean: Floats
+
+
+class _Facts(TypedDict):
+    """What the metadata of the table say."""
+
+    format: int
+    experts: list[str]
+    first_values: list[float | None]
+    mean_target: list[list[float | None]]
+    events: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +133,7 @@ class CommandRecord:
         lines = to_lines(self.events).encode()
         table, events = record_files(directory, stem)
         buffer = io.BytesIO()
-        metadata = {_KEY: json.dumps(self._facts(lines), allow_nan=False)}
+        metadata = {_KEY: json_line(self._facts(lines))}
         self._frame().write_parquet(buffer, compression="zstd", metadata=metadata)
         try:
             write_atomic(events, lines)
@@ -138,27 +147,21 @@ class CommandRecord:
     def read(cls, directory: Path, stem: str) -> Self:
         """The record that `write` wrote; refuses a missing, damaged or foreign file."""
         table, events = record_files(directory, stem)
-        try:
-            facts = json.loads(pl.read_parquet_metadata(table)[_KEY])
-            frame = pl.read_parquet(table)
-        except (OSError, pl.exceptions.PolarsError, KeyError, ValueError) as error:
-            raise StoreError(f"{table}: missing or damaged ({error}). {_AGAIN}") from None
+        frame = read_table(table, {"time": "time"}, _AGAIN)
+        with blaming(table, _AGAIN):
+            text = pl.read_parquet_metadata(table)[_KEY]
+        facts = parse_json(text, _Facts, table, _AGAIN)
         try:
             lines = events.read_bytes()
-            found = from_lines(lines.decode(), str(events))
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{events}: missing or damaged ({error}). {_AGAIN}") from None
-        try:
+        except OSError as error:
+            raise DamagedError(events, error.strerror or str(error), _AGAIN) from None
+        happened = from_lines(lines, events)
+        with blaming(table, _AGAIN):
             if facts["format"] != _FORMAT:
                 raise ValueError(f"format {facts['format']}, expected {_FORMAT}")
             if facts["events"] != hashlib.sha256(lines).hexdigest():
                 raise ValueError(f"{events.name} belongs to another run")
-            return cls._of(frame, facts, found)
-        except (
-            *(pl.exceptions.PolarsError, KeyError, ValueError, TypeError),
-            *(AssertionError, IndexError),
-        ) as error:
-            raise StoreError(f"{table}: damaged or foreign ({error}). {_AGAIN}") from None
+            return cls._of(frame, facts, happened)
 
     def _frame(self) -> pl.DataFrame:
         columns: dict[str, Any] = {
@@ -184,9 +187,7 @@ class CommandRecord:
         }
 
     @classmethod
-    def _of(
-        cls, frame: pl.DataFrame, facts: Mapping[str, Any], events: tuple[RiskEvent, ...]
-    ) -> Self:
+    def _of(cls, frame: pl.DataFrame, facts: _Facts, events: tuple[RiskEvent, ...]) -> Self:
         names = tuple(facts["experts"])
         bars = len(frame)
 

@@ -31,7 +31,7 @@ from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference, weighted_rules_of_thumb
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import Draw, Rule, planted_worlds, reference
-from echelon.proving.trial import WARMUP, Trained, is_expert, last_bars, trade, train_agent
+from echelon.proving.trial import WARMUP, Trained, last_bars, trade, train_agent
 from echelon.proving.worlds import together
 from echelon.training.learners import Worlds
 from echelon.types import Floats
@@ -141,13 +141,13 @@ def own_draws(
     valid_bars: int | None = None,
     counts: tuple[int, int] = EXPERT_DRAWS,
 ) -> Own:
-    """Draws of one seed alone: one of each kind, and several of each for experts.
+    """Draws of one seed alone: one of each kind, several of each for whoever says weights.
 
     valid_bars: length of those for validation, if not the market's own
     counts: how many an expert has of each kind
     """
     shorter = replace(market, n_bars=valid_bars or market.n_bars)
-    if not is_expert(config):
+    if config.train.algo == "A2C":
         return Own([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
     n_train, n_valid = counts
     return Own(

@@ -8,7 +8,6 @@ A market passes when all its checks that have a bar pass it. A check without a b
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from scipy import stats
+from typing_extensions import TypedDict
 
 from echelon.errors import StoreError
 from echelon.evaluation.statistics.seeds import seed_interval
-from echelon.files import write_atomic
+from echelon.files import read_json, write_json
 
 FORMAT = 1
 FILE = "certificate.json"
@@ -132,26 +132,32 @@ class Certificate:
     def write(self, directory: Path) -> Path:
         """Write certificate.json."""
         path = directory / FILE
-        text = json.dumps(self.tree(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(path, text)
+        write_json(path, self.tree())
         return path
 
     @staticmethod
     def read(path: Path) -> Certificate:
         """Read a certificate.json again."""
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            if tree["format"] != FORMAT:
-                raise StoreError(
-                    f"{path}: has format {tree['format']}, this version reads {FORMAT}. Run "
-                    "`echelon prove` again."
-                )
-            markets = tuple(_market(dict(market)) for market in tree["markets"])
-            return Certificate(tree["mode"], markets, tree["about"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        again = "Run `echelon prove` again."
+        tree = read_json(path, _Versioned, again)
+        if tree["format"] != FORMAT:
             raise StoreError(
-                f"{path}: missing or damaged ({error}). Run `echelon prove` again."
-            ) from None
+                f"{path}: has format {tree['format']}, this version reads {FORMAT}. {again}"
+            )
+        whole = read_json(path, _File, again)
+        return Certificate(whole["mode"], whole["markets"], whole["about"])
+
+
+class _Versioned(TypedDict):
+    format: int
+
+
+class _File(TypedDict):
+    """certificate.json, of this version."""
+
+    mode: Literal["quick", "full", "reduced"]
+    markets: tuple[MarketResult, ...]
+    about: dict[str, Any]
 
 
 def over_seeds(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
@@ -165,19 +171,6 @@ def of_count(name: str, k: int, n: int, *bars: Bar) -> Check:
     """The share k of n, and its exact interval (Clopper and Pearson, 1934)."""
     low, high = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
     return Check(name, "share", k / n, n, float(low), float(high), "exact", bars, (k, n))
-
-
-def _market(tree: dict[str, Any]) -> MarketResult:
-    tree.pop("passed")
-    checks = []
-    for check in tree.pop("checks"):
-        check.pop("passed")
-        bars = tuple(Bar(**bar) for bar in check.pop("bars"))
-        count = None if check["count"] is None else tuple(check["count"])
-        checks.append(
-            Check(**check | {"bars": bars, "count": count, "names": tuple(check["names"])})
-        )
-    return MarketResult(**tree | {"checks": tuple(checks), "notes": tuple(tree["notes"])})
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)

@@ -34,11 +34,11 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
 from echelon.envs.world import World
-from echelon.errors import StoreError
 from echelon.evaluation.evaluate import evaluate
 from echelon.evaluation.statistics.claims import judge
 from echelon.evaluation.statistics.sharpe import deflate
 from echelon.evaluation.trust import load_trust
+from echelon.files import read_arrays
 from echelon.proving.capture import RETURNS, claim_draws
 from echelon.proving.certificate import Bar, MarketResult, of_count
 from echelon.proving.null import NullMarket, null_world
@@ -328,11 +328,9 @@ def _few_features(config: Config) -> Config:
 
 
 def _load_returns(path: Path) -> Mapping[str, Floats]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in ("valid", "claims")}
-    except (OSError, KeyError, ValueError) as error:
-        raise StoreError(
-            f"{path}: missing or damaged ({error}). Delete {path.parent} and run the same command: "
-            "that agent is trained and tested anew, the others are kept."
-        ) from None
+    return read_arrays(
+        path,
+        ("valid", "claims"),
+        f"Delete {path.parent} and run the same command: that agent is trained and tested anew, "
+        "the others are kept.",
+    )

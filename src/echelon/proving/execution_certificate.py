@@ -8,7 +8,6 @@ Ctrl-C keeps what is done; the same command goes on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.errors import Stopped
 from echelon.evaluation.statistics.seeds import seed_interval
-from echelon.files import write_atomic
+from echelon.files import write_json
 from echelon.proving.execution_proofs import PROOFS, Found, ProofSizes
 from echelon.proving.parts import Done, Finding, Part, about, begin_anew, run_all
 
@@ -104,7 +103,7 @@ class ExecutionCertificate(NamedTuple):
             "about": dict(self.about),
         }
         path = directory / FILE
-        write_atomic(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json(path, tree)
         return path
 
 

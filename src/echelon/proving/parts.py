@@ -11,7 +11,6 @@ goes on from its checkpoint. A directory with parts of another configuration is 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -28,11 +27,12 @@ from echelon import __version__
 from echelon.agents.jobs import Report, ShouldStop, run_jobs
 from echelon.config import Config, fingerprint
 from echelon.config.agents import LoggingConfig
-from echelon.errors import Stopped, StoreError, UsageError
-from echelon.files import exclusive_lock, write_atomic
+from echelon.errors import DamagedError, Stopped, StoreError, UsageError, shorten
+from echelon.files import exclusive_lock, json_line, read_json, write_atomic, write_json
 from echelon.runs.directory import code_version
 
 FORMAT = 1
+_REMEDY = "Delete it and run the command again."
 
 Finding = Mapping[str, Any]
 """What a part found, as JSON has it."""
@@ -87,7 +87,7 @@ def identity_of(part: Part) -> str:
         if isinstance(value, Config):
             value = fingerprint(value.model_copy(update={"logging": LoggingConfig()}))
         told[field.name] = repr(value)
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_line(told, sort_keys=True).encode()).hexdigest()
 
 
 def locked(directory: Path) -> AbstractContextManager[None]:
@@ -180,7 +180,12 @@ def load_part(part: Part, directory: Path) -> Done | None:
     identity = place / "identity"
     if not identity.is_file():
         return None
-    if identity.read_text(encoding="utf-8").strip() != identity_of(part):
+    try:
+        known = identity.read_bytes().strip()
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise DamagedError(identity, what, f"Delete {place} and run the command again.") from None
+    if known != identity_of(part).encode():
         raise UsageError(
             f"{directory}: holds a proof of another configuration, mode or version ({part.key} "
             "differs). Name another directory (--output-dir), or prove anew in its place "
@@ -189,12 +194,10 @@ def load_part(part: Part, directory: Path) -> Done | None:
     path = place / "part.json"
     if not path.is_file():
         return None
-    try:
-        return Done(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise StoreError(
-            f"{path}: damaged ({error}). Delete it and run the command again."
-        ) from None
+    done = read_json(path, Done, _REMEDY)
+    if done.key != part.key:
+        raise DamagedError(path, f"of the part {shorten(done.key)!r}", _REMEDY)
+    return done
 
 
 def _place(part: Part, directory: Path) -> Path:
@@ -223,7 +226,6 @@ def _work(job: _Job, report: Report, should_stop: ShouldStop) -> Done | None:
         cpu_seconds=round(time.process_time() - worked, 2),
         code=job.code,
     )
-    text = json.dumps(done.__dict__, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomic(job.directory / "part.json", text)
+    write_json(job.directory / "part.json", done.__dict__)
     report(done)
     return done

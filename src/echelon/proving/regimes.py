@@ -30,7 +30,7 @@ from echelon.proving.costly import at_fee
 from echelon.proving.parts import Done, Finding
 from echelon.proving.regime import RegimeDraw, RegimeMarket, regime_worlds
 from echelon.proving.regime_references import router_view, run_references
-from echelon.proving.trial import YEAR, is_expert, trade, train_agent
+from echelon.proving.trial import YEAR, trade, train_agent
 from echelon.proving.worlds import together
 from echelon.training.learners import Worlds
 from echelon.types import Floats
@@ -125,8 +125,8 @@ class Own(NamedTuple):
 
 
 def own_draws(market: RegimeMarket, config: Config, seed: int) -> Own:
-    """Draws of one seed alone: one of each kind, and mirrored pairs of each for experts."""
-    if not is_expert(config):
+    """Draws of one seed alone: one of each kind, mirrored pairs of each for who says weights."""
+    if config.train.algo == "A2C":
         return Own([market.draw(seed, "train")], [market.draw(seed, "valid")])
     n_train, n_valid = EXPERT_PAIRS
     return Own(

@@ -5,7 +5,6 @@ Differences are of the same seeds on the same draws, so that what a seed has in 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ import numpy as np
 
 from echelon.config import Config
 from echelon.evaluation.statistics.seeds import seed_interval
-from echelon.files import write_atomic
+from echelon.files import write_json
 from echelon.proving.parts import Done, Finding
 from echelon.proving.study_parts import (
     HELD,
@@ -76,8 +75,7 @@ class Study:
     def write(self, directory: Path) -> None:
         """Write study.json."""
         tree = {"format": FORMAT, **asdict(self)}
-        text = json.dumps(_rounded(tree), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(directory / FILE, text)
+        write_json(directory / FILE, _rounded(tree))
 
 
 def assess(

@@ -6,16 +6,18 @@ there where that is a comparison of runs on the split, this run among them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
+from echelon.errors import DamagedError
 from echelon.evaluation.runs_comparison import FORMAT, RESULT
+from echelon.evaluation.saved import Measures, Number, Seed
+from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
 from echelon.report.document import card
 from echelon.report.gather import RunData, SplitData
@@ -24,6 +26,34 @@ from echelon.report.texts import Words
 
 _MEASURES = ("sharpe_annual", "total_return", "max_drawdown")
 _RATIO = LABELS["sharpe_annual"]
+
+
+class _Gap(TypedDict):
+    estimate: Number | None
+    low: Number | None
+    high: Number | None
+
+
+class _Difference(TypedDict):
+    days: _Gap
+    seeds: _Gap
+
+
+class _Run(TypedDict):
+    name: str
+    algo: str
+    best_steps: dict[Seed, int]
+    seeds: dict[Seed, Measures]
+    difference: _Difference | None
+
+
+class _Comparison(TypedDict):
+    """comparison.json of runs, as far as it is shown."""
+
+    format: int
+    first_run: str
+    runs: list[_Run]
+    baselines: dict[str, Measures]
 
 
 def beside_card(run: RunData, split: SplitData, words: Words) -> str:
@@ -43,42 +73,40 @@ def beside_card(run: RunData, split: SplitData, words: Words) -> str:
     return card(words("beside"), note, html)
 
 
-def _comparison(run: RunData, split: str) -> Mapping[str, Any] | None:
+def _comparison(run: RunData, split: str) -> _Comparison | None:
     path = run.path / RESULT
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        if tree["kind"] != "runs" or tree["split"] != split:
-            return None
-        if tree["format"] != FORMAT:
-            raise ValueError(f"format {tree['format']!r}, expected {FORMAT}")
-        return tree if _own(tree, run) is not None else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path}: damaged ({error}). Delete it, or compare the runs again (echelon compare "
-            f"RUN RUN --output-dir {run.path})."
-        ) from None
+    remedy = (
+        f"Delete it, or compare the runs again (echelon compare RUN RUN --output-dir {run.path})."
+    )
+    tree = read_json(path, dict[str, Any], remedy)
+    if tree.get("kind") != "runs" or tree.get("split") != split:
+        return None
+    comparison = check_tree(tree, _Comparison, path, remedy)
+    if comparison["format"] != FORMAT:
+        raise DamagedError(path, f"format {comparison['format']}, expected {FORMAT}", remedy)
+    return comparison if _own(comparison, run) is not None else None
 
 
-def _own(tree: Mapping[str, Any], run: RunData) -> Mapping[str, Any] | None:
+def _own(tree: _Comparison, run: RunData) -> _Run | None:
     """The run's own line."""
     return next((one for one in tree["runs"] if one["name"] == run.name), None)
 
 
-def _stale(tree: Mapping[str, Any], run: RunData, split: SplitData) -> bool:
+def _stale(tree: _Comparison, run: RunData, split: SplitData) -> bool:
     """Whether the run was trained anew since."""
     own = _own(tree, run)
     assert own is not None
     return bool(own["best_steps"] != split.facts["best_steps"])
 
 
-def _run_row(one: Mapping[str, Any], words: Words) -> list[str]:
+def _run_row(one: _Run, words: Words) -> list[str]:
     seeds = list(one["seeds"].values())
     n = words("beside_seed" if len(seeds) == 1 else "beside_n_seeds", n=len(seeds))
     cells = []
     for name in _MEASURES:
-        over = mean_std([_number(values[name]) for values in seeds])
+        over = mean_std([_number(values.get(name)) for values in seeds])
         cells.append(LABELS[name].format(over.mean, over.std if len(seeds) > 1 else math.nan))
     difference = one["difference"]
     cells += ["–"] * 3 if difference is None else _difference(difference, words)
@@ -86,21 +114,21 @@ def _run_row(one: Mapping[str, Any], words: Words) -> list[str]:
     return [f"<b>{escape(name)}</b>", *_cells(cells)]
 
 
-def _difference(found: Mapping[str, Any], words: Words) -> list[str]:
+def _difference(found: _Difference, words: Words) -> list[str]:
     days, seeds = found["days"], found["seeds"]
     estimate = seeds["estimate"] if days["estimate"] is None else days["estimate"]
     return [_RATIO.format(_number(estimate)), _range(days, words), _range(seeds, words)]
 
 
-def _range(gap: Mapping[str, Any], words: Words) -> str:
+def _range(gap: _Gap, words: Words) -> str:
     low, high = _number(gap["low"]), _number(gap["high"])
     if math.isnan(low):
         return "–"
     return words("range", low=_RATIO.format(low), high=_RATIO.format(high))
 
 
-def _baseline_row(key: str, values: Mapping[str, Any], words: Words) -> list[str]:
-    cells = [LABELS[name].format(_number(values[name])) for name in _MEASURES]
+def _baseline_row(key: str, values: Mapping[str, float | None], words: Words) -> list[str]:
+    cells = [LABELS[name].format(_number(values.get(name))) for name in _MEASURES]
     return [escape(words.name(key)), *_cells([*cells, "", "", ""])]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from echelon.config import Config
-from echelon.errors import StoreError
+from echelon.files import blaming, read_json
 from echelon.market import resolve_rules
 from echelon.ops.measures import LABELS
 from echelon.report.gather import Record, RunData, SplitData
@@ -20,9 +20,10 @@ from echelon.report.headline import MEASURES, rivals
 from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import Words
-from echelon.training.learner_facts import read_learner_facts
+from echelon.training.learner_facts import FILE, read_learner_facts
 from echelon.training.run import seed_directory
 
+_ANEW = "Train the run anew."
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""
 _COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
@@ -255,13 +256,19 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
     return facts_list(rows, words)
 
 
+class _Encoder(TypedDict):
+    """encoder.json, as far as it is shown."""
+
+    facts: dict[str, Any]
+
+
 def encoder_lines(run: Path, words: Words) -> list[str]:
     """What the pre-trained encoder foresees out of sample, a line a target; none without one."""
     file = run / "encoder" / "encoder.json"
     if not file.is_file():
         return []
-    try:
-        facts = json.loads(file.read_text(encoding="utf-8"))["facts"]
+    facts = read_json(file, _Encoder, _ANEW)["facts"]
+    with blaming(file, _ANEW):
         if not facts["enabled"]:
             return [words("encoder_drawn")]
         return [
@@ -269,8 +276,6 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
             for target, score in sorted(facts["scores"].items(), key=_by_horizon)
             if score["cells"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{file}: damaged ({error}). Train the run anew.") from None
 
 
 def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
@@ -278,7 +283,8 @@ def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
     adapter, replay = read_learner_facts(directory)
     rows = []
     if adapter is not None:
-        share = f"{100 * adapter.share:.1f}"
+        with blaming(directory / FILE, _ANEW):
+            share = f"{100 * adapter.share:.1f}"
         numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
         rows.append(("fact_adapter", [words("adapter_share", **numbers)]))
     if replay is not None:

@@ -22,6 +22,7 @@ from echelon.evaluation.batch import reading
 from echelon.evaluation.companions import EXPERTS
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.walkforward import AGENT, KIND, STITCHED, Step, WalkForward
+from echelon.files import read_table
 from echelon.ops.measures import LABELS
 from echelon.population.companions import HEDGE
 from echelon.report.gather import Record, SplitData, in_order
@@ -126,10 +127,7 @@ def _facts(walk: WalkForward) -> Mapping[str, Any] | None:
 def _read(path: Path, resume: str) -> pl.DataFrame:
     if not path.is_file():
         raise StoreError(f"{path}: no such file, so the walk-forward has not ended. {resume}")
-    try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise StoreError(f"{path}: damaged ({error}). {resume}") from None
+    return read_table(path, {}, resume)
 
 
 def _require(path: Path, table: pl.DataFrame, columns: Iterable[str], resume: str) -> None:

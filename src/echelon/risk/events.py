@@ -12,16 +12,18 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from echelon.errors import Stopped, StoreError
-from echelon.files import write_atomic
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
+from echelon.errors import DamagedError, Stopped, StoreError
+from echelon.files import json_line, parse_json, write_atomic
 
 
 class RiskKind(StrEnum):
@@ -116,26 +118,41 @@ class RiskLog:
 
 def to_lines(events: Iterable[RiskEvent]) -> str:
     """Events as JSON lines."""
-    return "".join(json.dumps(_row(event), allow_nan=False) + "\n" for event in events)
+    return "".join(json_line(_row(event)) + "\n" for event in events)
 
 
-def from_lines(text: str, source: str = "risk log") -> tuple[RiskEvent, ...]:
-    """Events of JSON lines; `source` names them in an error."""
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return tuple(_event(line, f"{source}, line {k}") for k, line in enumerate(lines, 1))
+def from_lines(data: bytes | str, path: Path = Path("risk log")) -> tuple[RiskEvent, ...]:
+    """Events of JSON lines; `path` names them in an error."""
+    data = data.encode() if isinstance(data, str) else data
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    return tuple(_event(line, path, k) for k, line in enumerate(lines, 1))
 
 
 def read_events(path: Path) -> tuple[RiskEvent, ...]:
     """Events of a file that `RiskLog.write` wrote."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: the risk log cannot be read ({error})") from error
-    return from_lines(text, str(path))
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(path, error.strerror or str(error), _REMEDY) from None
+    return from_lines(data, path)
 
 
-_FIELDS = tuple(field.name for field in fields(RiskEvent))
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_REMEDY = "Restore it, or delete it to go on without."
+_Number = float | Literal["NaN", "Infinity", "-Infinity"]
+
+
+class _Line(TypedDict):
+    """A line of the log; all of it, so that a line of something else is none."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    time: int
+    kind: RiskKind
+    who: str
+    value: _Number
+    limit: _Number
+    done: str
+    book: int
 
 
 def _failure(event: RiskEvent, alert: Alert, error: Exception) -> RiskEvent:
@@ -166,28 +183,17 @@ def _plain(value: float) -> float | str:
     return float(value)
 
 
-def _event(line: str, place: str) -> RiskEvent:
-    remedy = "The file is damaged or not a risk log: restore it, or delete it to go on without."
+def _event(line: bytes, path: Path, number: int) -> RiskEvent:
     try:
-        row = json.loads(line)
-        if not isinstance(row, dict) or tuple(row) != _FIELDS:
-            raise ValueError(f"expected the keys {', '.join(_FIELDS)}")
-        for name in ("time", "book"):
-            if type(row[name]) is not int:
-                raise ValueError(f"{name} = {row[name]!r} is not a whole number")
-        for name in ("who", "done"):
-            if not isinstance(row[name], str):
-                raise ValueError(f"{name} = {row[name]!r} is not text")
-        row |= {"kind": RiskKind(row["kind"])}
-        row |= {name: _number(name, row[name]) for name in ("value", "limit")}
-    except (ValueError, OverflowError) as error:
-        raise StoreError(f"{place}: {error}. {remedy}") from error
-    return RiskEvent(**row)
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} = {value!r} is not a number")
-    return float(value)
+        row = parse_json(line, _Line, path, _REMEDY)
+    except DamagedError as damage:
+        raise DamagedError(path, f"line {number}: {damage.what}", _REMEDY) from None
+    return RiskEvent(
+        row["time"],
+        row["kind"],
+        row["who"],
+        float(row["value"]),
+        float(row["limit"]),
+        row["done"],
+        row["book"],
+    )

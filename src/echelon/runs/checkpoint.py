@@ -16,14 +16,16 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
-from echelon.files import recover_directory, standing_directory
-from echelon.runs.tensor_files import DamagedError, TensorFiles
+from echelon.errors import DamagedError, StoreError, shorten
+from echelon.files import blaming, check_tree, recover_directory, standing_directory
+from echelon.runs.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +47,14 @@ class Checkpoint(NamedTuple):
 
     step: int
     tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+class _Document(TypedDict):
+    """What state.json says of a checkpoint."""
+
+    step: int
+    config_hash: str
     state: dict[str, Any]
 
 
@@ -114,8 +124,12 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """The periodic checkpoints, the earliest first; whether they are whole is not looked at."""
     if not directory.is_dir():
         return []
-    matches = (_NAME.fullmatch(path.name) for path in directory.iterdir())
-    names = {found[1] or found[2] for found in matches if found}
+    try:
+        matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise DamagedError(directory, what, "Make it readable, or start the run anew.") from None
+    names = {match[1] or match[2] for match in matches if match}
     standing = (standing_directory(directory / name) for name in names)
     return sorted((path for path in standing if path is not None), key=_step_of)
 
@@ -141,14 +155,19 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
     if config_hash is not None and document["config_hash"] != config_hash:
         raise StoreError(
             f"{path / STATE}: made with another configuration (hash "
-            f"{document['config_hash'][:12]}, expected {config_hash[:12]}). Give the configuration "
-            "it was made with (config.yaml in its run directory), or start a new run."
+            f"{shorten(document['config_hash'], 12)}, expected {config_hash[:12]}). Give the "
+            "configuration it was made with (config.yaml in its run directory), or start a new run."
         )
     try:
-        tensors = _FILES.unpack(data)
+        tensors = _FILES.unpack(data, path, "")
     except DamagedError as damage:
         raise _explain(path, damage) from None
     return Checkpoint(document["step"], tensors, document["state"])
+
+
+def blaming_checkpoint(path: Path) -> AbstractContextManager[None]:
+    """What goes wrong inside is the fault of a checkpoint's content, whose hashes are right."""
+    return blaming(path / STATE, _advice(path))
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -223,9 +242,9 @@ def unpack_generator(packed: Mapping[str, Any]) -> np.random.Generator:
     in the sequence is part of the state.
     """
     kind = packed.get("bit_generator")
-    if kind not in _GENERATORS:
+    if not isinstance(kind, str) or kind not in _GENERATORS:
         raise StoreError(
-            f"a random generator of kind {kind!r} was saved; known are "
+            f"a random generator of kind {shorten(repr(kind), 40)} was saved; known are "
             f"{', '.join(sorted(_GENERATORS))}. Resume with the version that saved it."
         )
     bits = getattr(np.random, kind)(0)
@@ -265,36 +284,36 @@ def _write(
         ) from error
 
 
-def _read_whole(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read_whole(path: Path) -> tuple[_Document, bytes]:
     """state.json and the bytes of the tensor file, checked, with an error a user can act on."""
     try:
-        return _FILES.read(path)
+        document, data = _FILES.read(path, "")
+        return check_tree(document, _Document, path / STATE, ""), data
     except DamagedError as damage:
         raise _explain(path, damage) from None
 
 
-def _explain(path: Path, damage: DamagedError) -> StoreError:
-    """The error for a damaged checkpoint, with the one to resume from instead."""
+def _explain(path: Path, damage: DamagedError) -> DamagedError:
+    """The error for a damaged checkpoint, with what to do about it."""
+    return DamagedError(damage.path, damage.what, _advice(path))
+
+
+def _advice(path: Path) -> str:
+    """What to do without a checkpoint: the one to resume from instead, if there is any."""
     if not _STEP.search(path.name):
-        return StoreError(
-            f"{path / damage.name}: missing or damaged ({damage.what}). The best weights are kept "
-            "nowhere else: train the run anew (--overwrite)."
-        )
+        return "The best weights are kept nowhere else: train the run anew (--overwrite)."
     periodic = list_checkpoints(path.parent)
     periodic = [other for other in periodic if _step_of(other) < _step_of(path)]
     usable = next((other for other in reversed(periodic) if _is_whole(other)), None)
-    advice = (
-        f"Resume from an earlier one: --resume {usable}"
-        if usable is not None
-        else "No earlier checkpoint beside it is whole: start the run anew."
-    )
-    return StoreError(f"{path / damage.name}: missing or damaged ({damage.what}). {advice}")
+    if usable is None:
+        return "No earlier checkpoint beside it is whole: start the run anew."
+    return f"Resume from an earlier one: --resume {usable}"
 
 
 def _is_whole(path: Path) -> bool:
     try:
-        _FILES.read(path)
-    except (DamagedError, StoreError):
+        _FILES.read(path, "")
+    except StoreError:
         return False
     return True
 

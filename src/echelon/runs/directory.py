@@ -8,7 +8,6 @@ prepared/       features and prices (`echelon prepare`)
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import subprocess
 import sys
@@ -16,12 +15,45 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from echelon import __version__
 from echelon.config import Config, fingerprint, to_yaml
 from echelon.errors import StoreError
-from echelon.files import sweep, write_atomic
+from echelon.files import check_tree, read_json, sweep, write_atomic, write_json
 
+_REMEDY = "Start the run anew."
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
+
+
+class DataFacts(TypedDict):
+    """What a run.json says of the data."""
+
+    name: str
+    content_hash: str
+
+
+class OutcomeFacts(TypedDict, total=False):
+    """What a run.json says of a seed's training that others read."""
+
+    seed: int
+    best_score: float
+
+
+class RunFacts(TypedDict, total=False):
+    """What a run.json says that others read; it may say more, and a batch's says less."""
+
+    config_hash: str
+    seed: int
+    command: str
+    finished: str
+    echelon: str
+    code: str
+    python: str
+    platform: str
+    libraries: dict[str, str]
+    data: DataFacts
+    outcomes: list[OutcomeFacts]
 
 
 class RunDirectory:
@@ -58,19 +90,14 @@ class RunDirectory:
             "platform": f"{sys.platform}-{platform.machine()}",
             "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
         } | facts
-        text = json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         write_atomic(self.path / "config.yaml", to_yaml(config))
-        write_atomic(self.path / "run.json", text)
+        write_json(self.path / "run.json", tree, sort_keys=True, allow_nan=True)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says."""
         path = self.path / "run.json"
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: missing or damaged ({error}). Start the run anew.") from None
-        if not isinstance(tree, dict):
-            raise StoreError(f"{path}: damaged (not a mapping). Start the run anew.")
+        tree = read_json(path, dict[str, Any], _REMEDY)
+        check_tree(tree, RunFacts, path, _REMEDY)
         return tree
 
 

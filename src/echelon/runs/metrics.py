@@ -19,17 +19,16 @@ seed, data and configuration.
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, Literal, SupportsFloat
 
-from echelon.errors import StoreError
-from echelon.files import Closing, sync, write_atomic
+from echelon.errors import DamagedError, StoreError
+from echelon.files import Closing, json_line, parse_json, read_table, sync, write_atomic
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,7 +38,9 @@ TABLE = "metrics.parquet"
 _CLOCKS = frozenset({"seconds", "cpu_seconds", "steps_per_second", "finished", "evaluated"})
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
-_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity"})
+_Number = float | Literal["NaN", "Infinity", "-Infinity"]
+_MOST_STEPS = 2**63 - 1
+"""That a column of a table can hold."""
 _REMEDY = "Delete it to go on without the rows so far, or start the run anew."
 
 
@@ -130,12 +131,11 @@ def read_metrics(directory: Path) -> pl.DataFrame:
         return _frame(_read_rows(log))
     if not table.exists():
         raise StoreError(f"{log}: no such file. Name the directory of a run that was trained.")
-    import polars as pl
-
-    try:
-        return pl.read_parquet(table)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise StoreError(f"{table}: damaged ({error}). {_REMEDY}") from None
+    frame = read_table(table, {"step": "number", "seconds": "number"}, _REMEDY)
+    odd = [name for name, dtype in frame.schema.items() if not dtype.is_numeric()]
+    if odd:
+        raise DamagedError(table, f"column {odd[0]!r} holds no numbers", _REMEDY)
+    return frame
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:
@@ -143,33 +143,29 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
     try:
         *lines, _ = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror}). {_REMEDY}") from None
-    rows = []
+        raise DamagedError(path, error.strerror or str(error), _REMEDY) from None
+    rows: list[dict[str, float]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(_row(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"{path}, line {number}: damaged ({error}). {_REMEDY}") from None
+            rows.append(_row(line, path))
+        except DamagedError as damage:
+            raise DamagedError(path, f"line {number}: {damage.what}", _REMEDY) from None
     return rows
 
 
-def _row(line: bytes) -> dict[str, float]:
-    tree = json.loads(line)
-    if not isinstance(tree, dict):
-        raise ValueError("not a row")
-    row: dict[str, float] = {"step": int(tree.pop("step")), "seconds": float(tree.pop("seconds"))}
-    for name, value in tree.items():
-        if not isinstance(value, int | float) and not (
-            isinstance(value, str) and value in _NOT_FINITE
-        ):
-            raise ValueError(f"{name} is {value!r}, not a number")
-        row[name] = float(value)
-    return row
+def _row(line: bytes, path: Path) -> dict[str, float]:
+    row = {k: float(v) for k, v in parse_json(line, dict[str, _Number], path, _REMEDY).items()}
+    for name in ("step", "seconds"):
+        if name not in row or not math.isfinite(row[name]):
+            raise DamagedError(path, f"no number {name!r}", _REMEDY)
+    if not 0 <= row["step"] <= _MOST_STEPS or row["step"] % 1:
+        raise DamagedError(path, f"step = {row['step']}", _REMEDY)
+    return row | {"step": int(row["step"])}
 
 
 def _line(row: Mapping[str, float]) -> str:
     plain = {name: value if math.isfinite(value) else _spell(value) for name, value in row.items()}
-    return json.dumps(plain, allow_nan=False) + "\n"
+    return json_line(plain) + "\n"
 
 
 def _spell(value: float) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +24,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import polars as pl
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
-from echelon.files import exclusive_lock, write_atomic
+from echelon.errors import StoreError, shorten
+from echelon.files import (
+    Column,
+    exclusive_lock,
+    read_json,
+    read_table,
+    write_atomic,
+    write_json,
+)
 from echelon.types import Floats, Times
 
 FORMAT = 1
@@ -72,6 +79,11 @@ class Entry:
     when: str
     sharpe: float | None = None
     periods: int = 0
+
+
+class _File(TypedDict):
+    format: int
+    lines: list[Entry]
 
 
 @dataclass(frozen=True)
@@ -129,14 +141,11 @@ class Registry:
 
     def returns(self, entry: Entry) -> pl.DataFrame:
         """time, return: of an entry that has a result."""
-        path = self._returns(entry.key)
-        try:
-            return pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise StoreError(
-                f"{path}: missing or damaged ({error}). Evaluate {entry.run} again, or take the "
-                f"registry {self.path} from a backup."
-            ) from None
+        remedy = (
+            f"Evaluate {shorten(entry.run)} again, or take the registry {self.path} from a backup."
+        )
+        columns: dict[str, Column] = {"time": "time", "return": "number"}
+        return read_table(self._returns(entry.key), columns, remedy)
 
     def _add(self, kind: Kind, entry: Entry, times: Times, returns: Floats) -> None:
         frame = pl.DataFrame({"time": times, "return": returns})
@@ -156,27 +165,18 @@ class Registry:
 
     def _read(self, kind: Kind) -> list[Entry]:
         path = self.path / f"{kind}.json"
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            if tree["format"] != FORMAT:
-                raise StoreError(
-                    f"{path}: written by another version of Echelon. Move {self.path} away to "
-                    "begin a new registry; its trials are then no longer counted."
-                )
-            return [Entry(**line | {"window": Window(**line["window"])}) for line in tree["lines"]]
-        except FileNotFoundError:
+        if not path.exists():
             return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{path}: damaged ({error}). Take it from a backup, or move {self.path} away to "
-                "begin a new registry; its trials are then no longer counted."
-            ) from None
+        away = f"move {self.path} away to begin a new registry; its trials are then not counted."
+        tree = read_json(path, _File, f"Take it from a backup, or {away}")
+        if tree["format"] != FORMAT:
+            raise StoreError(f"{path}: written by another version of Echelon. Use that, or {away}")
+        return tree["lines"]
 
     def _write(self, kind: Kind, entries: Sequence[Entry]) -> None:
         lines = [asdict(e) | {"window": e.window._asdict()} for e in entries]
         tree = {"format": FORMAT, "lines": lines}
-        text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        write_atomic(self.path / f"{kind}.json", text)
+        write_json(self.path / f"{kind}.json", tree)
 
 
 def new_entry(window: Window, run: Path, config_hash: str, seeds: int) -> Entry:

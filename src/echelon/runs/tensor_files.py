@@ -7,33 +7,42 @@
 2. Both files are covered by a SHA-256, so a damaged one is an error and never a weight.
 3. Nothing is pickled: reading one runs no code of whoever wrote it.
 
-What a damaged file means to a user, a checkpoint or an encoder, whoever asks for it says. torch is
+What to do about a damaged file, of a checkpoint or an encoder, whoever asks for it says. torch is
 imported on use, as in `runs.checkpoint`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from typing_extensions import TypedDict
+
 from echelon import __version__
-from echelon.errors import StoreError
-from echelon.files import staging_directory, swap_directory, sync, write_atomic
+from echelon.errors import DamagedError, StoreError, shorten
+from echelon.files import (
+    check_tree,
+    json_line,
+    read_json,
+    staging_directory,
+    swap_directory,
+    sync,
+    write_atomic,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import torch
 
 
-class DamagedError(Exception):
-    """What is wrong with which file; whoever reads turns it into an error with advice."""
+class _Document(TypedDict):
+    """What every document says beside its kind's own facts."""
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name}: {what}")
-        self.name = name
-        self.what = what
+    format: int
+    sha256: str
+    tensors_sha256: str
 
 
 class TensorFiles(NamedTuple):
@@ -73,58 +82,57 @@ class TensorFiles(NamedTuple):
             **facts,
         }
         document["sha256"] = _digest(document)
-        text = json.dumps(document, indent=1, sort_keys=True, allow_nan=allow_nan) + "\n"
         with staging_directory(target.parent, f".{target.name}-") as staging:
             write_atomic(staging / self.tensors, data)
-            write_atomic(staging / self.document, text)
+            write_json(staging / self.document, document, sort_keys=True, allow_nan=allow_nan)
             sync(staging)
             swap_directory(staging, target)
         sync(target.parent)
 
-    def read(self, path: Path) -> tuple[dict[str, Any], bytes]:
+    def read(self, path: Path, remedy: str) -> tuple[dict[str, Any], bytes]:
         """The document and the bytes of the tensor file, both checked against their hashes.
 
-        Raises: DamagedError, and StoreError for another version
+        Raises: DamagedError with the remedy, and StoreError for another version
         """
-        document = self.read_document(path)
+        document = self.read_document(path, remedy)
+        file = path / self.tensors
         try:
-            data = (path / self.tensors).read_bytes()
+            data = file.read_bytes()
         except OSError as error:
-            raise DamagedError(self.tensors, error.strerror or str(error)) from None
+            raise DamagedError(file, error.strerror or str(error), remedy) from None
         if hashlib.sha256(data).hexdigest() != document["tensors_sha256"]:
             what = f"its {len(data)} bytes do not have the hash in {self.document}"
-            raise DamagedError(self.tensors, what)
+            raise DamagedError(file, what, remedy)
         return document, data
 
-    def read_document(self, path: Path) -> dict[str, Any]:
+    def read_document(self, path: Path, remedy: str) -> dict[str, Any]:
         """The document alone, checked; raises as `read` does."""
-        try:
-            document = json.loads((path / self.document).read_bytes())
-        except OSError as error:
-            raise DamagedError(self.document, error.strerror or str(error)) from None
-        except ValueError as error:
-            raise DamagedError(self.document, f"not JSON: {error}") from None
-        if not isinstance(document, dict) or "format" not in document:
-            raise DamagedError(self.document, f"not the description of any {self.kind}")
+        file = path / self.document
+        document = read_json(file, dict[str, Any], remedy)
+        if "format" not in document:
+            raise DamagedError(file, f"not the description of any {self.kind}", remedy)
         if document["format"] != self.version:
             raise StoreError(
-                f"{path / self.document}: {self.kind} format {document['format']!r} of Echelon "
-                f"{document.get('echelon', 'unknown')}; this version reads format {self.version}. "
-                f"Use the version that wrote it, or {self.otherwise}."
+                f"{file}: {self.kind} format {shorten(repr(document['format']), 40)} of Echelon "
+                f"{shorten(document.get('echelon', 'unknown'), 40)}; this version reads format "
+                f"{self.version}. Use the version that wrote it, or {self.otherwise}."
             )
-        if document.pop("sha256", None) != _digest(document):
-            raise DamagedError(self.document, "its content does not have the hash it states")
+        check_tree(document, _Document, file, remedy)
+        if document.pop("sha256") != _digest(document):
+            raise DamagedError(file, "its content does not have the hash it states", remedy)
         return document
 
-    def unpack(self, data: bytes) -> dict[str, torch.Tensor]:
-        """The tensors of what `read` gave; raises DamagedError."""
+    def unpack(self, data: bytes, path: Path, remedy: str) -> dict[str, torch.Tensor]:
+        """The tensors of what `read` gave of `path`; raises DamagedError."""
         from safetensors import SafetensorError
         from safetensors.torch import load
 
         try:
             return dict(load(data))
-        except SafetensorError as error:
-            raise DamagedError(self.tensors, str(error)) from None
+        # A header with sound JSON may still name a type that torch has not, or a shape that the
+        # bytes are too few for.
+        except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+            raise DamagedError(path / self.tensors, str(error), remedy) from None
 
 
 def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -140,4 +148,4 @@ def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_line(document, sort_keys=True, allow_nan=True).encode()).hexdigest()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import importlib
 import io
-import json
 import os
 import platform
 import secrets
@@ -30,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from echelon.config.agents import LoggingConfig
 from echelon.errors import ConfigError, StoreError
-from echelon.files import write_atomic
+from echelon.files import read_json, write_json
 
 Status: TypeAlias = Literal["finished", "failed", "interrupted"]
 
@@ -261,20 +260,14 @@ def _require(module: str, key: str) -> Any:  # noqa: ANN401 (a module without ty
 
 def _known_ids(directory: Path) -> dict[str, str]:
     path = directory / IDS
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: damaged ({error}). Delete it: new runs are opened.") from None
-    if not isinstance(tree, dict) or not all(isinstance(v, str) for v in tree.values()):
-        raise StoreError(f"{path}: damaged (no ids by name). Delete it: new runs are opened.")
-    return tree
+    return read_json(path, dict[str, str], "Delete it: new runs are opened.")
 
 
 def _remember(directory: Path, **ids: str) -> None:
     ids = _known_ids(directory) | ids
-    write_atomic(directory / IDS, json.dumps(ids, indent=1, sort_keys=True) + "\n")
+    write_json(directory / IDS, ids, sort_keys=True)
 
 
 def _unreachable(service: str, key: str, variables: str, error: Exception) -> ConfigError:

@@ -13,7 +13,6 @@ that is stopped and resumed ends with the same weights, bit for bit, as one that
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ from echelon.config import Config
 from echelon.config.execution import ExecutionConfig, ExecutionRewardConfig
 from echelon.data.datasets import ensure_dataset, store_of
 from echelon.data.sources._tables import inspect
-from echelon.errors import ConfigError, DataError, StoreError
+from echelon.errors import ConfigError, DataError, StoreError, shorten
 from echelon.execution import (
     Days,
     ExecutionRules,
@@ -63,8 +62,13 @@ from echelon.execution.loading import load_days
 from echelon.execution.policies import run_orders
 from echelon.execution.schedules import VolumeProfile
 from echelon.features.scaler import Scaler
-from echelon.files import write_atomic
-from echelon.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from echelon.files import blaming, json_line, write_json
+from echelon.runs.checkpoint import (
+    blaming_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from echelon.runs.metrics import MetricLog
 from echelon.training.execution_books import Traded, load_book, sessions_by_share
 from echelon.types import Bools
@@ -339,7 +343,9 @@ class ExecutionTraining:
         told = [execution.model_dump(mode="json"), config.split.model_dump(mode="json"), seed]
         # The name of an extension stays when its code changes.
         told.append(data.extensions.digest)
-        self.identity = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        self.identity = hashlib.sha256(
+            json_line(told, sort_keys=True, allow_nan=True).encode()
+        ).hexdigest()
 
     def run(
         self,
@@ -467,17 +473,19 @@ class ExecutionTraining:
         if path is None:
             return None
         saved = load_checkpoint(path, config_hash=self.identity)
-        if saved.state["content"] != self.data.content:
+        content = saved.state.get("content")
+        if content != self.data.content:
             raise StoreError(
-                f"{path}: made with other data ({saved.state['content'][:12]}, here "
+                f"{path}: made with other data ({shorten(content, 12)}, here "
                 f"{self.data.content[:12]}). Resume with its data, or start a new run."
             )
-        learner.restore(dict(saved.tensors), saved.state["learner"])
-        best.update(saved.state["best"])
+        with blaming_checkpoint(path):
+            learner.restore(dict(saved.tensors), saved.state["learner"])
+            best.update(saved.state["best"])
         return saved.step
 
     def _ended(self, outcome: ExecutionOutcome) -> ExecutionOutcome:
-        write_atomic(self.directory / RESULT, json.dumps(asdict(outcome), indent=1) + "\n")
+        write_json(self.directory / RESULT, asdict(outcome), allow_nan=True)
         return outcome
 
 
@@ -502,7 +510,8 @@ def load_learned(
     """
     stored = load_policy(directory / POLICY)
     facts: dict[str, Any] = stored.facts
-    scaler = Scaler.from_dict(facts["scaler"])
+    with blaming(directory / POLICY, "Train the policy again: echelon execution train."):
+        scaler = Scaler.from_dict(facts["scaler"])
     extensions = data.extensions if extensions is None else extensions
     names, own = extensions.chosen(stored.features)
     if own and facts.get("extensions") != extensions.digest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.execution.extensions import load_extensions
 from echelon.execution.policies import ExecutionPolicy
-from echelon.files import exclusive_lock
+from echelon.files import blaming, exclusive_lock, read_json
 from echelon.training.execution import (
     CHECKPOINTS,
     POLICY,
@@ -29,6 +28,7 @@ from echelon.training.execution import (
     load_execution_data,
     load_learned,
 )
+from echelon.training.run import seed_directory, trained_seeds
 
 _LOCK = ".train.lock"
 _SEEN: dict[Split, tuple[str, ...]] = {"train": (), "valid": ("train",), "test": ("train", "valid")}
@@ -103,7 +103,8 @@ def open_trained(
         # A policy's own features are those of its own run's files.
         execution = configs[run].execution
         own = load_extensions(execution.extensions, execution.run_code)
-        seeds = sorted(p.parent for p in (run / "seeds").glob(f"*/{POLICY}"))
+        places = [seed_directory(run, seed) for seed in trained_seeds(run)]
+        seeds = [place for place in places if (place / POLICY).is_dir()]
         if not seeds:
             raise StoreError(
                 f"{run}: holds no trained execution policy. Train one: echelon execution train."
@@ -112,8 +113,9 @@ def open_trained(
             facts = load_policy(seed / POLICY).facts
             # Policies of before these facts were kept: what the run's configuration says.
             seen = facts.get("seen") or configs[run].split.model_dump(mode="json")
-            _refuse_seen(run, seen, first, config, split)
-            refuse_other(run, facts, first, data)
+            with blaming(seed / POLICY, "Train the policy again: echelon execution train."):
+                _refuse_seen(run, seen, first, config, split)
+                refuse_other(run, facts, first, data)
         learned[name] = {int(seed.name): load_learned(seed, data, name, own) for seed in seeds}
     return config, data, learned
 
@@ -168,8 +170,5 @@ def _finished(directory: Path) -> ExecutionOutcome | None:
     path = directory / RESULT
     if not path.is_file():
         return None
-    try:
-        outcome = ExecutionOutcome(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"{path}: damaged ({error}). Remove it and resume.") from None
+    outcome = read_json(path, ExecutionOutcome, "Remove it and resume.")
     return outcome if outcome.ending == "done" else None

@@ -25,6 +25,7 @@ from echelon.execution.portfolio import (
 )
 from echelon.execution.schedules import Twap, VolumeProfile, Vwap
 from echelon.features.scaler import Scaler
+from echelon.files import blaming
 
 
 def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
@@ -123,15 +124,17 @@ def _learned(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy
             f"{path}: its facts have no 'scaler', expected what the features were scaled with in "
             "training, or null. Train the policy again with `echelon execution train`."
         )
-    trained = stored.facts.get("rules", [ticks_per_step])[0]
+    again = "Train the policy again with `echelon execution train`."
+    with blaming(path, again):
+        trained = stored.facts.get("rules", [ticks_per_step])[0]
+        given = stored.facts["scaler"]
+        scaler = None if given is None else Scaler.from_dict(given)
     if trained != ticks_per_step:
         raise ConfigError(
             f"{path} learned to decide every {trained} ticks, but market.executor_step_minutes is "
             f"{config.market.executor_step_minutes:g}, which is {ticks_per_step} ticks of "
             f"{config.market.executor_dataset!r}. Set it to {trained} ticks, or train another."
         )
-    told = stored.facts["scaler"]
-    scaler = None if told is None else Scaler.from_dict(told)
     # A policy may have been trained with features of the user's own.
     # Files that it needs nothing of are not run.
     execution = config.execution

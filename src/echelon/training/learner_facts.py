@@ -7,13 +7,11 @@ Learners that have neither leave no such file.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from echelon.agents.expert import ExpertLearner
-from echelon.errors import StoreError
-from echelon.files import write_atomic
+from echelon.files import read_json, write_json
 from echelon.models.lora import Trainable, trainable
 
 FILE = "learner.json"
@@ -77,19 +75,12 @@ def write_learner_facts(directory: Path, learner: object) -> None:
     if found == LearnerFacts(None, None):
         return
     tree = {name: part and part._asdict() for name, part in found._asdict().items()}
-    write_atomic(directory / FILE, json.dumps(tree, indent=1) + "\n")
+    write_json(directory / FILE, tree)
 
 
 def read_learner_facts(directory: Path) -> LearnerFacts:
     """What `write_learner_facts` wrote there; nothing known where there is no file."""
     path = directory / FILE
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        adapter, replay = tree["adapter"], tree["replay"]
-        return LearnerFacts(adapter and Trainable(**adapter), replay and ReplaySize(**replay))
-    except FileNotFoundError:
+    if not path.exists():
         return LearnerFacts(None, None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"{path}: damaged ({error}). Remove it; going on with the training writes it anew."
-        ) from None
+    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it anew.")

@@ -11,6 +11,7 @@ from torch import Tensor
 from echelon.agents import apg, expert
 from echelon.agents.a2c import A2C
 from echelon.agents.apg import APG
+from echelon.agents.encoder_files import read_hash
 from echelon.agents.expert import ExpertLearner
 from echelon.agents.pretrain import Pretrained, ensure_encoder
 from echelon.backtest.policy import Policy
@@ -54,7 +55,8 @@ class Learner(Protocol):
     steps: int
 
     def train_once(self) -> Metrics:
-        """Collect and learn a little; the same names in every answer, `charts/reward` among them.
+        """Collect and learn a little; what it tells has `charts/reward`, and nothing of losses
+        before the first update.
 
         Raises `TrainingError` before a loss that is not a number can reach the weights.
         """
@@ -99,6 +101,13 @@ def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> 
     if config.train.algo == "APG":
         return APG(config, worlds.train, seed, base.encoder, tables)
     return ExpertLearner(config, worlds.train, seed, base.encoder, tables)
+
+
+def encoder_hash(config: Config, directory: Path) -> str | None:
+    """Hash of the run's encoder, which the learner in `directory` stands on; None without one."""
+    if config.train.algo == "A2C" or is_sb3(config):
+        return None
+    return read_hash(directory.parents[1])
 
 
 def refuse_settings(config: Config) -> None:

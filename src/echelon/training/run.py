@@ -14,7 +14,6 @@ the same steps as one that is not, and ends with the same weights, bit for bit.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import time
@@ -31,14 +30,16 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_run_config, override_config
 from echelon.config.agents import BASELINE_SETTINGS
 from echelon.config.market import EXECUTOR_KEYS
-from echelon.errors import DataError, StoreError, UsageError
+from echelon.errors import DamagedError, DataError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
-from echelon.files import write_atomic
+from echelon.files import blaming, json_line, read_json, write_json
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
+    TENSORS,
     Checkpoint,
     below_prefix,
     best_checkpoint,
+    blaming_checkpoint,
     latest_checkpoint,
     load_checkpoint,
     save_best,
@@ -48,7 +49,7 @@ from echelon.runs.checkpoint import (
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
 from echelon.training.learner_facts import write_learner_facts
-from echelon.training.learners import Metrics, Worlds, make_learner
+from echelon.training.learners import Metrics, Worlds, encoder_hash, make_learner
 from echelon.training.loading import load_policy
 
 RESULT = "result.json"
@@ -162,6 +163,7 @@ class Training:
                 f"ratio to choose a checkpoint by needs {_LEAST_VALID}. Lengthen the split."
             )
         self.learner = make_learner(config, worlds, directory, seed)
+        self.encoder = encoder_hash(config, directory)
         self.course = _Course()
         self.identity = training_hash(config)
         self.resumed_at: int | None = None
@@ -228,8 +230,7 @@ class Training:
             course.since_best,
         )
         self._finish(sinks, log, "interrupted" if ending == "stopped" else "finished")
-        text = json.dumps(outcome.__dict__, indent=1) + "\n"
-        write_atomic(self.directory / RESULT, text)
+        write_json(self.directory / RESULT, outcome.__dict__, allow_nan=True)
         return outcome
 
     def validate(self) -> Metrics:
@@ -278,7 +279,7 @@ class Training:
                 self.checkpoints,
                 learner.steps,
                 tensors,
-                {"seed": self.seed, "score": course.score, "data": self.worlds.data},
+                {"score": course.score, **self._made_of()},
                 config_hash=self.identity,
             )
         else:
@@ -294,24 +295,36 @@ class Training:
             {
                 "learner": state,
                 "course": self.course.__dict__,
-                "seed": self.seed,
-                "data": self.worlds.data,
+                **self._made_of(),
             },
             config_hash=self.identity,
             keep=self.config.train.keep_checkpoints,
         )
 
+    def _made_of(self) -> dict[str, Any]:
+        """What a checkpoint says it was made of, beside the configuration."""
+        parts = {"seed": self.seed, "data": self.worlds.data, "encoder": self.encoder}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def _restore(self, path: Path) -> None:
         checkpoint = load_checkpoint(path, config_hash=self.identity)
         state = checkpoint.state
-        for key, mine in (("seed", self.seed), ("data", self.worlds.data)):
-            if state[key] != mine:
+        for key, mine in self._made_of().items():
+            # Checkpoints of before have no encoder; what it was made of is checked all the same.
+            if state.get(key, mine if key == "encoder" else None) != mine:
                 raise StoreError(
-                    f"{path}: made with another {key} ({state[key]}, here {mine}). Resume with the "
-                    f"{key} it was made with, or start a new run."
+                    f"{path}: made with another {key} ({shorten(state.get(key), 80)}, here {mine})."
+                    f" Resume with the {key} it was made with, or start a new run."
                 )
-        self.learner.restore(dict(checkpoint.tensors), state["learner"])
-        self.course = _Course.of(state["course"])
+        with blaming_checkpoint(path):
+            self.learner.restore(dict(checkpoint.tensors), state["learner"])
+            self.course = _Course.of(state["course"])
+        if self.learner.steps != checkpoint.step:
+            raise DamagedError(
+                path,
+                f"{self.learner.steps} steps in a checkpoint of {checkpoint.step}",
+                "Resume from an earlier one, or start the run anew.",
+            )
         self.resumed_at = checkpoint.step
 
     def _sinks(self) -> list[Sink]:
@@ -346,7 +359,7 @@ def training_hash(config: Config) -> str:
         tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
     # Over how many processes experts are spread changes nothing.
     tree.get("trainer", {}).pop("workers", None)
-    text = json.dumps(tree, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json_line(tree, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -373,9 +386,7 @@ class TrainedRun:
         config_file = path / "config.yaml"
         if not config_file.is_file():
             raise StoreError(f"{path}: no config.yaml there, so not a run directory.")
-        seeds = sorted(
-            int(d.name) for d in (path / "seeds").glob("*") if best_checkpoint(d / "checkpoints")
-        )
+        seeds = [s for s in trained_seeds(path) if best_checkpoint(_checkpoints(path, s))]
         if not seeds:
             raise StoreError(
                 f"{path}: no trained agent there yet. Run `echelon train`; one appears with the "
@@ -430,21 +441,20 @@ class TrainedRun:
         """The seed's best agent."""
         data = self.prepared.manifest["content_hash"]
         checkpoint = self._best(seed)
-        if checkpoint.state["data"] != data:
+        trained_on = checkpoint.state.get("data")
+        if trained_on != data:
             raise StoreError(
-                f"{self.path}: seed {seed} was trained on other data ({checkpoint.state['data']}) "
+                f"{self.path}: seed {seed} was trained on other data ({shorten(trained_on, 80)}) "
                 f"than is prepared there now ({data}). Train anew."
             )
         torch.set_num_threads(self.config.train.threads)
         weights = below_prefix("net.", checkpoint.tensors)
         n_features = len(self.prepared.names)
-        try:
+        place = seed_directory(self.path, seed) / "checkpoints" / "best"
+        with blaming(place / TENSORS, "It does not fit the network of config.yaml: train anew."):
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+                raise ValueError("weights that are not finite")
             return load_policy(self.config, weights, n_features, seed, f"seed {seed}")
-        except RuntimeError as error:
-            raise StoreError(
-                f"{self.path}: the best checkpoint of seed {seed} does not fit the network of "
-                f"config.yaml ({error}). Train anew."
-            ) from None
 
     @cached_property
     def _loaded(self) -> dict[int, Checkpoint]:
@@ -453,7 +463,7 @@ class TrainedRun:
     def _best(self, seed: int) -> Checkpoint:
         """Read once: beside a training, a second look may find a better one."""
         if seed not in self._loaded:
-            directory = self.path / "seeds" / str(seed) / "checkpoints"
+            directory = _checkpoints(self.path, seed)
             path = best_checkpoint(directory)
             if path is None:
                 raise StoreError(f"{directory}: no best checkpoint. Train seed {seed} again.")
@@ -467,11 +477,32 @@ def seed_directory(run: Path, seed: int) -> Path:
     return run / "seeds" / str(seed)
 
 
+def _checkpoints(run: Path, seed: int) -> Path:
+    return seed_directory(run, seed) / "checkpoints"
+
+
+def trained_seeds(run: Path) -> list[int]:
+    """Seeds that have a directory in a run, in order; what else is there is not a seed's.
+
+    A copy made beside them (`42 copy`) is none, and neither is anything by a name that
+    `seed_directory` does not give.
+    """
+    place = run / "seeds"
+    try:
+        names = [entry.name for entry in place.iterdir() if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        remedy = "Make it readable, or name another run."
+        raise DamagedError(place, error.strerror or str(error), remedy) from None
+    return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,18}", name))
+
+
 def finished_outcome(config: Config, directory: Path) -> Outcome | None:
     """How a seed's training ended, if it did and nothing is left to do."""
     try:
-        outcome = Outcome(**json.loads((directory / RESULT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        outcome = read_json(directory / RESULT, Outcome, "")
+    except DamagedError:
         return None  # never ended, or the note of it is gone: going on finds the same end
     patience = config.train.patience  # perhaps more of it than when the training ended
     impatient = patience is not None and outcome.since_best >= patience

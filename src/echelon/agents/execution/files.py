@@ -13,14 +13,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from typing_extensions import TypedDict
+
 from echelon.agents.execution.learner import load_weights
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings
 from echelon.errors import StoreError
-from echelon.runs.tensor_files import DamagedError, TensorFiles
+from echelon.files import blaming, check_tree
+from echelon.runs.tensor_files import TensorFiles
 
 _FILES = TensorFiles(
     "policy.safetensors", "policy.json", "execution policy", 1, "train the policy again"
 )
+
+
+_REMEDY = "Give the directory of an execution policy, or train it again."
+
+
+class _Document(TypedDict):
+    """What policy.json says beside versions and hashes."""
+
+    network: dict[str, Any]
+    features: list[str]
+    facts: dict[str, Any]
 
 
 class StoredPolicy(NamedTuple):
@@ -47,14 +61,9 @@ def save_policy(
 
 def load_policy(path: Path, features: Sequence[str] | None = None) -> StoredPolicy:
     """Read one; features: names it is to be used with, refused where they are others."""
-    try:
-        document, data = _FILES.read(path)
-        tensors = _FILES.unpack(data)
-    except DamagedError as damage:
-        raise StoreError(
-            f"{path / damage.name} cannot be read: {damage.what}. Expected an execution policy; "
-            "give the directory of one, or train it again."
-        ) from None
+    read, data = _FILES.read(path, _REMEDY)
+    document = check_tree(read, _Document, path / _FILES.document, _REMEDY)
+    tensors = _FILES.unpack(data, path, _REMEDY)
     names = tuple(document["features"])
     if features is not None and tuple(features) != names:
         raise StoreError(
@@ -62,7 +71,8 @@ def load_policy(path: Path, features: Sequence[str] | None = None) -> StoredPoli
             f"{len(features)} ({_few(features)}). Use the features it was trained with, or train "
             "one for these."
         )
-    net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
+    with blaming(path / _FILES.document, _REMEDY):
+        net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
     load_weights(net, tensors, str(path))
     return StoredPolicy(net, names, document["facts"])
 
