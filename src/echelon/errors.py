@@ -96,9 +96,22 @@ class DamagedError(StoreError):
 
 def shorten(text: object, limit: int = 300) -> str:
     """`text` in one line of at most `limit` characters, printable: for what a stranger wrote."""
-    words = " ".join(str(text).split())
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    plain = printable(" ".join(str(text).split()))
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
+
+
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey or nobody would see; its lines stay.
+
+    Escape sequences, marks that turn the direction of writing and characters of no width can make
+    a table show what is not in it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
 
 
 class FeatureError(EchelonError):

@@ -20,12 +20,15 @@ from functools import cache
 from pathlib import Path
 from tokenize import TokenError
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from echelon.errors import DamagedError, StoreError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _OLD = ".old"
 MAX_JSON_BYTES = 256 * 1024 * 1024
@@ -132,6 +135,27 @@ def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
     ) as error:
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DamagedError(path, what, remedy) from None
+
+
+_FORMULA = r"(?P<before>(?:^|[;\t\r\n])\s*)(?P<sign>[=+\-@＝＋－＠])"
+"""What a spreadsheet takes for a formula: at the start of a cell, or of what it may split off."""
+_NUMBER = r"^[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?$"
+
+
+def write_csv(path: Path, frame: pl.DataFrame) -> None:
+    """Write a table for people: a spreadsheet that opens it runs none of its text.
+
+    Text that would be a formula gets an apostrophe before it, which a spreadsheet hides. Numbers
+    are left alone; the Parquet file beside, where there is one, has the text as it is.
+    """
+    import polars as pl  # here: `echelon --help` does without it
+
+    inert = "${before}'${sign}"
+    text = pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
+    mended = pl.when(text.str.contains(_NUMBER)).then(text)
+    safe = frame.with_columns(mended.otherwise(text.str.replace_all(_FORMULA, inert)))
+    names = pl.Series(frame.columns, dtype=pl.String).str.replace_all(_FORMULA, inert)
+    write_atomic(path, safe.rename(dict(zip(frame.columns, names, strict=True))).write_csv())
 
 
 @contextmanager

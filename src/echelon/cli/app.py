@@ -8,7 +8,6 @@ import traceback
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 import echelon
 from echelon.cli import (
@@ -25,7 +24,7 @@ from echelon.cli import (
     train,
     walk_forward,
 )
-from echelon.cli.console import err
+from echelon.cli.console import err, fail
 from echelon.cli.data import app as data_app
 from echelon.errors import EchelonError, Stopped
 
@@ -78,21 +77,20 @@ def main() -> None:
     try:
         app()
     except Stopped as stopped:
-        err.print(Text.assemble(("stopped:", "bold"), " ", str(stopped)), soft_wrap=True)
+        fail("stopped:", stopped, style="bold")
         sys.exit(stopped.exit_code)
     except EchelonError as error:
-        err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+        fail("error:", error)
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk, a directory that may not be written: the user's to mend, not ours.
         place = f" {error.filename}" if error.filename else ""
-        what = f"{error.strerror or error}{place}"
-        err.print(Text.assemble(("error:", "bold red"), " ", what), soft_wrap=True)
+        fail("error:", f"{error.strerror or error}{place}")
         sys.exit(EchelonError.exit_code)
     except Exception as error:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
         if "os error" in str(error):
             # Compiled libraries wrap the system's errors (a full disk) in errors of their own.
-            err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+            fail("error:", error)
             sys.exit(EchelonError.exit_code)
         traceback.print_exc()
         err.print(
