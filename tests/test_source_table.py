@@ -52,7 +52,7 @@ def test_no_other_place_lists_sources() -> None:
                 continue
             parts = node.keys if isinstance(node, ast.Dict) else node.elts
             named = {p.value for p in parts if isinstance(p, ast.Constant)} & set(SOURCES)
-            if len(named) > 1 and path != TABLE:
+            if len(named) > 1 and named - {"csv", "parquet"} and path != TABLE:  # endings of files
                 lists.append(f"{path}:{node.lineno}: {sorted(named)}")
     assert not lists
 

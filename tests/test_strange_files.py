@@ -88,7 +88,7 @@ def test_value_that_cannot_be_meant_is_refused_by_row_and_field(
 def test_value_that_cannot_be_meant_is_set_aside_and_the_rest_stored(tmp_path: Path) -> None:
     report = imported(tmp_path, bars(volume="1e300"), quarantine=True)
     assert (report.manifest.rows, report.manifest.quarantined) == (4, 1)
-    assert "volume 1e300 cannot be meant" in (tmp_path / "store" / "d" / QUARANTINE).read_text()
+    assert "volume 1e+300 cannot be meant" in (tmp_path / "store" / "d" / QUARANTINE).read_text()
 
 
 def test_small_coins_and_adjusted_giants_are_taken(tmp_path: Path) -> None:

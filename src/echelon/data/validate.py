@@ -162,10 +162,15 @@ def _bounds_rule(name: str) -> _Rule:
 def _symbol_rules() -> list[_Rule]:
     """Symbols that are not what they look like, or too long to be any."""
     symbol = pl.col("symbol")
-    shown = symbol.map_elements(lambda text: shorten(repr(text), 80), return_dtype=pl.String)
+    size = symbol.str.len_chars()
+    unusual = symbol.str.contains(ODD_IN_SYMBOL) | (size > MAX_SYMBOL)
+    shown = (
+        pl.when(unusual)
+        .then(symbol)  # the others are null, and cost nothing
+        .map_elements(lambda text: shorten(repr(text), 80), return_dtype=pl.String)
+    )
     remedy = "Write the symbol in plain characters, or set the row aside with --quarantine"
     odd = pl.format("symbol {} has a control or invisible character", shown)
-    size = symbol.str.len_chars()
     long = pl.format(f"symbol {{}} has {{}} characters, at most {MAX_SYMBOL} are read", shown, size)
     return [
         _Rule("symbol", symbol.str.contains(ODD_IN_SYMBOL), odd, remedy),
