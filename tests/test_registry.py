@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.errors import FeatureError
-from echelon.features.base import Bars, CrossSection, Feature
+from echelon.features.base import Bars, CrossSection, Feature, Field
 from echelon.features.registry import (
     LeftOut,
     Registry,
@@ -538,3 +538,40 @@ def test_factor_file_that_exits_is_named(place: str, tmp_path: Path) -> None:
     )
     with pytest.raises(FeatureError, match=r"quits\.py, line"):
         run(load_modules([file])[0], walk(50, 0))
+
+
+def _whole_bars() -> Bars:
+    close = np.linspace(1.0, 2.0, 30)
+    times = np.arange("2020-01-01", "2020-01-31", dtype="datetime64[D]").astype("datetime64[us]")
+    return Bars(times, *[close] * 5, value=close * 1e6, limit_up=close, limit_down=close)
+
+
+@pytest.mark.parametrize("field", get_args(Field))
+def test_declared_field_exists_under_its_name(field: Field) -> None:
+    whole = _whole_bars()
+    seen = []
+
+    @factor(lookback=1, needs=(field,))
+    def looks(bars: Bars) -> Floats:
+        seen.append(getattr(bars, field))
+        return np.zeros(len(bars))
+
+    looks.compute(whole)
+    assert seen[0] is not None
+    assert len(seen[0]) == len(whole)
+
+
+def test_volume_is_the_traded_value_and_hidden_unless_declared() -> None:
+    bars = _whole_bars()
+    assert bars.volume is not None
+    assert bars.value is not None
+    np.testing.assert_array_equal(bars.volume, bars.value)
+    seen = []
+
+    @factor(lookback=1, needs=("close",))
+    def looks(bars: Bars) -> Floats:
+        seen.append((bars.volume, bars.limits))
+        return np.zeros(len(bars))
+
+    looks.compute(bars)
+    assert seen == [(None, None)]

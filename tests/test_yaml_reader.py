@@ -133,7 +133,7 @@ def test_every_message_is_bounded_and_printable() -> None:
     assert text.splitlines()[-1] == "… and 9,941 more lines"
     assert "\x1b" not in text
     assert "\x00" not in text
-    assert bound_message("两行\n\tb") == "两行\n\tb"
+    assert bound_message("两行\n\tb") == "两行\n b"
     many = InvalidDataError([Problem("f", 1, "close", "x" * 50_000, "mend it")] * 10_000)
     assert len(str(many)) < 100_000
 

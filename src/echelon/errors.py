@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from echelon.types import Problem
 
 
+MAX_MESSAGE = 20_000
+"""Characters of a message."""
+
+
 class EchelonError(Exception):
     """Root of all errors a user can cause and mend."""
 
@@ -102,21 +106,31 @@ class DamagedError(StoreError):
 
 def shorten(text: object, limit: int = 300) -> str:
     """`text` in one line of at most `limit` characters, printable: for what a stranger wrote."""
-    words = " ".join(str(text).split())
-    plain = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    plain = printable(" ".join(str(text).split()))
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
-def bound_message(text: str, lines: int = 60, width: int = 4_000) -> str:
-    """`text` without control characters, of at most so many lines of at most so many characters."""
+def printable(text: str) -> str:
+    """`text` without what a terminal would obey or nobody would see; its lines stay.
+
+    Escape sequences, marks that turn the direction of writing and characters of no width can make
+    a table show what is not in it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
+
+
+def bound_message(text: str, lines: int = 60, length: int = MAX_MESSAGE) -> str:
+    """`text`, printable, of at most so many lines and characters: it may quote a file."""
     rows = text.split("\n")
-    plain = [
-        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in row)
-        for row in (f"{row[: width - 1]}…" if len(row) > width else row for row in rows[:lines])
-    ]
-    if len(rows) > lines:
-        plain.append(f"… and {len(rows) - lines:,} more lines")
-    return "\n".join(plain)
+    plain = printable("\n".join(rows[:lines]))
+    if len(plain) > length:
+        plain = f"{plain[:length]} … ({len(plain) - length:,} more characters)"
+    return plain if len(rows) <= lines else f"{plain}\n… and {len(rows) - lines:,} more lines"
 
 
 class FeatureError(EchelonError):

@@ -269,6 +269,27 @@ def _holds(dtype: pl.DataType, kind: Column) -> bool:
     return dtype.is_temporal() if kind == "time" else dtype.is_numeric()
 
 
+_FORMULA = r"(?P<before>(?:^|[;\t\r\n])\s*)(?P<sign>[=+\-@＝＋－＠])"
+"""What a spreadsheet takes for a formula: at the start of a cell, or of what it may split off."""
+_NUMBER = r"^[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?$"
+
+
+def write_csv(path: Path, frame: pl.DataFrame) -> None:
+    """Write a table for people: a spreadsheet that opens it runs none of its text.
+
+    Text that would be a formula gets an apostrophe before it, which a spreadsheet hides. Numbers
+    are left alone; the Parquet file beside, where there is one, has the text as it is.
+    """
+    import polars as pl  # here: `echelon --help` does without it
+
+    inert = "${before}'${sign}"
+    text = pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
+    mended = pl.when(text.str.contains(_NUMBER)).then(text)
+    safe = frame.with_columns(mended.otherwise(text.str.replace_all(_FORMULA, inert)))
+    names = pl.Series(frame.columns, dtype=pl.String).str.replace_all(_FORMULA, inert)
+    write_atomic(path, safe.rename(dict(zip(frame.columns, names, strict=True))).write_csv())
+
+
 @contextmanager
 def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
     """Give a fresh directory below `parent`; whatever is still in it at the end is removed.

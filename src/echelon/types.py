@@ -12,6 +12,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.errors import shorten
+
 Floats: TypeAlias = NDArray[np.float64]
 """float64 array; prices and money."""
 Floats32: TypeAlias = NDArray[np.float32]
@@ -23,6 +25,10 @@ Times: TypeAlias = NDArray[np.datetime64]
 Freq: TypeAlias = Literal["1d", "5min", "1min"]
 PriceBasis: TypeAlias = Literal["raw", "split_adjusted", "adjusted"]
 """What a source's OHLC are: as traded, adjusted for splits, or for splits and dividends."""
+
+
+_SAID = 600
+"""Characters of a problem's message that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +52,5 @@ class Problem:
             place += f", row {self.row}"
         if self.field is not None:
             place += f", field {self.field!r}"
-        return f"{place}: {self.message}. {self.remedy}"
+        # Cells of a stranger's file may be as long as the file.
+        return f"{place}: {shorten(self.message, _SAID)}. {self.remedy}"

@@ -19,7 +19,7 @@ import polars as pl
 
 from echelon.backtest.run import Backtest
 from echelon.errors import DamagedError
-from echelon.files import Column, read_table, write_atomic
+from echelon.files import Column, read_table, write_atomic, write_csv
 
 _AGAIN = "Run `echelon evaluate` again."
 _COLUMNS: Mapping[str, Mapping[str, Column]] = {
@@ -68,7 +68,7 @@ def save_backtest(backtest: Backtest, directory: Path, name: str) -> None:
         frame.write_parquet(buffer, compression="zstd")
         write_atomic(directory / f"{name}.{kind}.parquet", buffer.getvalue())
         if kind in ("equity", "blotter"):
-            write_atomic(directory / f"{name}.{kind}.csv", frame.write_csv())
+            write_csv(directory / f"{name}.{kind}.csv", frame)
 
 
 def load_tables(directory: Path, name: str) -> Tables:

@@ -8,7 +8,6 @@ import traceback
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 import echelon
 from echelon.cli import (
@@ -25,9 +24,9 @@ from echelon.cli import (
     train,
     walk_forward,
 )
-from echelon.cli.console import err
+from echelon.cli.console import err, fail
 from echelon.cli.data import app as data_app
-from echelon.errors import EchelonError, Stopped, bound_message
+from echelon.errors import EchelonError, Stopped
 from echelon.stopping import exit_code, interruptible
 
 _SMALLER = (
@@ -72,10 +71,6 @@ def root(
     """Take options that go before the command."""
 
 
-def _print_error(text: str) -> None:
-    err.print(Text.assemble(("error:", "bold red"), " ", bound_message(text)), soft_wrap=True)
-
-
 def main() -> None:
     """Run the command line.
 
@@ -88,26 +83,26 @@ def main() -> None:
         with interruptible():
             app()
     except Stopped as stopped:
-        err.print(Text.assemble(("stopped:", "bold"), " ", str(stopped)), soft_wrap=True)
+        fail("stopped:", stopped, style="bold")
         sys.exit(exit_code())
     except EchelonError as error:
-        _print_error(str(error))
+        fail("error:", error)
         sys.exit(error.exit_code)
     except OSError as error:
         # A full disk, a directory that may not be written: the user's to mend, not ours.
         place = f" {error.filename}" if error.filename else ""
-        _print_error(f"{error.strerror or error}{place}")
+        fail("error:", f"{error.strerror or error}{place}")
         sys.exit(EchelonError.exit_code)
     except MemoryError as error:
-        _print_error(f"not enough memory ({error or 'none left'}). {_SMALLER}")
+        fail("error:", f"not enough memory ({error or 'none left'}). {_SMALLER}")
         sys.exit(EchelonError.exit_code)
     except Exception as error:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
         if "os error" in str(error):
             # Compiled libraries wrap the system's errors (a full disk) in errors of their own.
-            _print_error(str(error))
+            fail("error:", error)
             sys.exit(EchelonError.exit_code)
         if "can't allocate memory" in str(error):  # torch's
-            _print_error(f"not enough memory ({error}). {_SMALLER}")
+            fail("error:", f"not enough memory ({error}). {_SMALLER}")
             sys.exit(EchelonError.exit_code)
         traceback.print_exc()
         err.print(

@@ -1,7 +1,8 @@
 """Output: results to stdout, everything else to stderr; progress only where someone watches.
 
-Paths, symbols and names are the user's and may hold square brackets, which Rich would read as
-markup: text goes through `warn`, `titled` and `add_row` here, which print it as it is.
+Paths, symbols and names are the user's, or a stranger's. They may hold square brackets, which Rich
+would read as markup, and control characters, which a terminal would obey: text goes through
+`warn`, `fail`, `titled` and `add_row` here, which print it as it is, as far as it is printable.
 """
 
 from __future__ import annotations
@@ -23,20 +24,27 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from echelon.errors import bound_message, printable
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 def warn(text: str) -> None:
     """Print a warning to stderr."""
-    err.print(Text.assemble(("warning:", "yellow"), " ", text), soft_wrap=True)
+    fail("warning:", text, style="yellow")
+
+
+def fail(label: str, text: object, *, style: str = "bold red") -> None:
+    """Print `label`, in `style`, and what happened to stderr."""
+    err.print(Text.assemble((label, style), " ", bound_message(str(text))), soft_wrap=True)
 
 
 def titled(title: str, *columns: str) -> Table:
     """An empty table; what does not fit into a cell goes on in the next line."""
-    table = Table(title=Text(title) if title else None, title_justify="left")
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for column in columns:
-        table.add_column(Text(column), overflow="fold")
+        table.add_column(Text(printable(column)), overflow="fold")
     return table
 
 
@@ -51,7 +59,7 @@ def numbers(title: str, *columns: str) -> Table:
 
 def add_row(table: Table, *cells: str) -> None:
     """Add a row of plain text."""
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 class _Once(logging.Filter):
@@ -68,11 +76,18 @@ class _Once(logging.Filter):
         return new
 
 
+class _Printable(logging.Formatter):
+    """The message alone, printable: it may name symbols, columns and files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def set_up_logging(level: str) -> None:
     """Send log records at `level` and above to stderr, each message once."""
     handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
     handler.addFilter(_Once())
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Printable("%(message)s"))
     root = logging.getLogger("echelon")
     root.handlers = [handler]
     root.setLevel(level)

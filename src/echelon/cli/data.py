@@ -25,7 +25,7 @@ from echelon.cli.options import (
 )
 from echelon.cli.prepare import tell_import
 from echelon.config import Config
-from echelon.config.data import SourceName
+from echelon.config.data import SOURCES, STORED, SourceName
 from echelon.errors import DataError, InvalidDataError, LeakageError, StoreError, UsageError
 from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq, Problem
@@ -89,7 +89,7 @@ def import_(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Read a source into the store. All of it arrives, or nothing changes."""
-    if path is not None and source not in ("csv", "parquet", "ticks", "qlib"):
+    if path is not None and (source == STORED or SOURCES[source].kind != "files"):
         raise UsageError(f"{path}: the source {source!r} reads no file. Leave the path out.")
     tree = _tree(
         config,
@@ -111,12 +111,12 @@ def import_(
 
 
 def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> None:
-    from echelon.data.datasets import VENDORS, check_universe, dataset_name, read_extras
+    from echelon.data.datasets import check_universe, dataset_name, grows, read_extras
     from echelon.data.importing import import_source
     from echelon.data.sources import open_source
     from echelon.data.store import Store
 
-    if update and tree.data.dataset is None and tree.data.source not in VENDORS:
+    if update and tree.data.dataset is None and not grows(tree):
         raise UsageError(
             "--update needs --dataset: a name made from the file is new whenever the file is. "
             "Add --dataset NAME, the dataset to add to."
@@ -126,14 +126,14 @@ def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> 
     name = dataset_name(tree, origin, extras)
     where = Store(tree.data.store)
     # Explicit --update of a damaged dataset is refused; a vendor is asked for everything again.
-    grows = tree.data.source in VENDORS and where.find(name) is not None
+    joins = update or (grows(tree) and where.find(name) is not None)
     with progress_bar("reading bars") as bar:
         report = import_source(
             origin,
             where,
             name,
             quarantine=quarantine,
-            update=update or grows,
+            update=joins,
             extras=extras,
             progress=bar.count,
         )
@@ -231,7 +231,7 @@ def check(
     if path is not None and source is None:
         source = _source_of(path)
     if dataset is not None:
-        source = "store"
+        source = STORED
     tree = _tree(
         config,
         override,
@@ -246,7 +246,7 @@ def check(
         _check_leakage(tree, cuts, quarantine)
         return
     with progress_bar("checking") as bar, scratch_directory("check") as scratch:
-        if tree.data.source == "store":
+        if tree.data.source == STORED:
             problems = check_stored(Store(tree.data.store), str(tree.data.dataset))
         else:
             origin = open_source(tree)

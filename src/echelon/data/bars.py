@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import polars as pl
 
@@ -33,6 +34,40 @@ SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
     }
 )
 """Columns and types of a bar frame. Only time, symbol and close are always filled."""
+
+
+class Bounds(NamedTuple):
+    """The smallest and the largest value, beside zero where that is allowed, that can be meant."""
+
+    low: float
+    high: float
+
+    def exceeded(self, values: pl.Expr) -> pl.Expr:
+        """Which positive, finite values lie outside; what is neither has rules of its own."""
+        beyond = (values < self.low) | (values > self.high)
+        return beyond & (values > 0) & values.is_finite()
+
+
+BOUNDS: Mapping[str, Bounds] = MappingProxyType(
+    {
+        **dict.fromkeys((*PRICES, "pre_close", "factor"), Bounds(1e-12, 1e12)),
+        "volume": Bounds(1e-12, 1e18),
+        "amount": Bounds(1e-12, 1e24),
+    }
+)
+"""Field → what it can be. Wider than any market: a coin at 1e-10 bitcoin, an index in rials, a
+fund whose reverse splits make its first price 1e11. Price × volume, and price × factor anchored
+anywhere, then stay within what single precision holds (1e-38 to 3e38), so nothing overflows later.
+"""
+
+MAX_SYMBOL = 64
+"""Characters of the longest symbol; an option's has 21."""
+ODD_IN_SYMBOL = (
+    r"[\p{C}\p{Zl}\p{Zp}[\p{Zs}--[ ]]"
+    r"\x{34F}\x{115F}\x{1160}\x{180B}-\x{180F}\x{2800}\x{3164}\x{FE00}-\x{FE0F}\x{FFA0}\x{FFFD}]"
+)
+"""Characters that no symbol has: control, invisible or blank ones, such as turn the direction of
+writing, and the one that stands for what could not be decoded."""
 
 OPTIONAL = tuple(c for c in SCHEMA if c not in ("time", "symbol", "close"))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.config import Config
+from echelon.config.data import SOURCES, STORED
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest, import_fingerprint
@@ -27,15 +28,13 @@ from echelon.files import sha256_file
 
 log = logging.getLogger(__name__)
 
-VENDORS = ("yfinance", "akshare", "tushare")
-_NO_INDEX = ("csv", "parquet", "ticks", "sample", "synthetic")
-
 
 def read_extras(config: Config, info: SourceInfo) -> Extras:
     """Tables the configuration adds to a source's dataset: universe, instruments, benchmark."""
     data = config.data
     extras, files = Extras(), []
-    if data.benchmark is not None and data.benchmark_path is None and data.source in _NO_INDEX:
+    no_index = data.source != STORED and not SOURCES[data.source].follows("benchmark")
+    if data.benchmark is not None and data.benchmark_path is None and no_index:
         raise ConfigError(
             f"data.benchmark is {data.benchmark!r}, but data.source {data.source!r} has no index "
             "of its own to offer. Set data.benchmark_path to a file of index bars."
@@ -70,7 +69,7 @@ def _refuse_missing_files(config: Config) -> None:
     """Name the option of a file that is not there before anything else takes its time."""
     data = config.data
     named = [(f"data.exogenous.{k}.path", item.path) for k, item in enumerate(data.exogenous)]
-    if data.source != "store":  # where they are tables of the dataset already
+    if data.source != STORED:  # where they are tables of the dataset already
         beside = ("universe", "instruments", "benchmark_path")
         paths = (data.universe, data.instruments, data.benchmark_path)
         named += [(f"data.{n}", p) for n, p in zip(beside, paths, strict=True) if p is not None]
@@ -80,6 +79,11 @@ def _refuse_missing_files(config: Config) -> None:
             raise ConfigError(
                 f"{option}: {path} {what}. Name an existing file (relative to {Path.cwd()})."
             )
+
+
+def grows(config: Config) -> bool:
+    """Whether the source delivers more every day, so that its dataset is added to."""
+    return config.data.source != STORED and SOURCES[config.data.source].kind == "vendor"
 
 
 def dataset_name(config: Config, source: Source, extras: Extras) -> str:
@@ -92,10 +96,12 @@ def dataset_name(config: Config, source: Source, extras: Extras) -> str:
     if data.dataset is not None:
         return data.dataset
     delivers = source.info().fingerprint
-    if data.source in VENDORS:
+    if grows(config):
         symbols = data.symbols or config.assets
         days = [day and day.isoformat() for day in (data.start, data.end)]
         query = [data.source, symbols, data.freq, days, data.benchmark, data.membership_index]
+        more = sorted(SOURCES[data.source].reads - {"membership_index"})
+        query += [str(getattr(data, option)) for option in more]
         delivers = json.dumps(query, ensure_ascii=False)
     print_ = hashlib.sha256((delivers + extras.fingerprint).encode())
     return f"{data.source}-{print_.hexdigest()[:12]}"
@@ -145,7 +151,7 @@ def ensure_dataset(
     """
     _refuse_missing_files(config)
     store = Store(config.data.store)
-    if config.data.source == "store":
+    if config.data.source == STORED:
         if config.data.dataset is None:
             have = ", ".join(store.datasets()) or "none"
             raise ConfigError(
@@ -165,7 +171,7 @@ def ensure_dataset(
         store,
         name,
         quarantine=quarantine,
-        update=config.data.source in VENDORS and stored is not None,
+        update=grows(config) and stored is not None,
         extras=extras,
         progress=progress,
     )

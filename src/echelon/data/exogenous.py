@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import calendar as days_of
 import difflib
-import gzip
-import io
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +32,8 @@ from numpy.typing import NDArray
 
 from echelon.config.data import ExogenousConfig
 from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours, timezone_of
-from echelon.errors import ConfigError, InvalidDataError, SourceError
+from echelon.data.sources._tables import ROW, inspect, read_whole
+from echelon.errors import ConfigError, InvalidDataError, SourceError, shorten
 from echelon.types import Bools, Floats, Problem, Times
 
 log = logging.getLogger(__name__)
@@ -68,6 +67,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Column names that are understood, in English and Chinese."""
 
+MAX_VALUE = 1e30
+"""Size of the largest value: money of any country, and within what single precision holds."""
+
 _LEAK = (
     "without it a value would have to be joined by its period, which is over before the value "
     "is known: that leaks the future"
@@ -96,7 +98,7 @@ def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.D
     publication.
     """
     path = config.path
-    raw = _rename(_read(path), path)
+    raw = _read(path)
     names = _chosen(raw, config)
     raw = raw.filter(pl.col("series").is_in(names) | pl.col("series").is_null())
     problems: list[Problem] = []
@@ -249,42 +251,22 @@ def _in_force(rows: pl.DataFrame, decisions: Times, max_age_days: int | None) ->
 
 
 def _read(path: Path) -> pl.DataFrame:
-    """The file as it is, with `row` as a user counts: lines of text, 0-based rows of Parquet."""
+    """Our columns as they are, and `row` as a user counts: lines of text, 0-based in Parquet."""
     if not path.is_file():
         raise SourceError(f"{path}: no such file. Correct data.exogenous.path.")
-    try:
-        if path.suffix == ".parquet":
-            return pl.read_parquet(path, glob=False).with_row_index("row")
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        text = io.BytesIO(_decode(data, path).encode())
-        return pl.read_csv(text, infer_schema=False).with_row_index("row", offset=2)
-    except (pl.exceptions.PolarsError, gzip.BadGzipFile, EOFError, OSError) as error:
-        raise SourceError(
-            f"{path}: cannot be read ({str(error).splitlines()[0]}). It should be a whole CSV or "
-            "Parquet file; fetch or export it again."
-        ) from error
+    facts = inspect(path)
+    names = _recognise(facts.columns, path)
+    table = read_whole(facts, list(names)).rename({ROW: "row", **names})
+    if "symbol" not in table.columns:
+        table = table.with_columns(symbol=pl.lit(None, dtype=pl.String))
+    return table.with_columns(_blank_to_null(pl.col(c)) for c in ("series", "symbol"))
 
 
-def _decode(data: bytes, path: Path) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        pass  # not UTF-8: Chinese exports are often GBK
-    try:
-        return data.decode("gbk")
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path}: neither UTF-8 nor GBK (byte {error.start}). Save it as UTF-8."
-        ) from error
-
-
-def _rename(raw: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """Recognise the columns; symbol may be absent, nothing else may."""
+def _recognise(columns: Sequence[str], path: Path) -> dict[str, str]:
+    """Their name → ours; symbol may be absent, nothing else may."""
     names: dict[str, str] = {}
     for ours, theirs in ALIASES.items():
-        found = [c for c in raw.columns if c.strip().lower() in theirs]
+        found = [c for c in columns if c.strip().lower() in theirs]
         if len(found) > 1:
             raise SourceError(
                 f"{path}: columns {found[0]!r} and {found[1]!r} both mean {ours!r}. Keep one."
@@ -294,13 +276,10 @@ def _rename(raw: pl.DataFrame, path: Path) -> pl.DataFrame:
         elif ours != "symbol":
             why = f"; {_LEAK}" if ours == "published" else ""
             raise SourceError(
-                f"{path}: no column {ours!r} (columns: {', '.join(raw.columns[1:]) or 'none'})"
+                f"{path}: no column {ours!r} (columns: {shorten(', '.join(columns)) or 'none'})"
                 f"{why}. Add it; understood names: {', '.join(theirs)}."
             )
-    table = raw.select("row", *names).rename(names)
-    if "symbol" not in table.columns:
-        table = table.with_columns(symbol=pl.lit(None, dtype=pl.String))
-    return table.with_columns(_blank_to_null(pl.col(c)) for c in ("series", "symbol"))
+    return names
 
 
 def _blank_to_null(column: pl.Expr) -> pl.Expr:
@@ -323,7 +302,7 @@ def _chosen(raw: pl.DataFrame, config: ExogenousConfig) -> list[str]:
 def _periods(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series:
     """The last day of each period: a day, month, quarter or year."""
     column = raw["period"]
-    if column.dtype.is_temporal():
+    if isinstance(column.dtype, pl.Date | pl.Datetime):
         return column.cast(pl.Date)
     distinct = column.cast(pl.String).str.strip_chars().unique().drop_nulls()
     ends = {text: _period_end(text) for text in distinct if text}
@@ -375,7 +354,7 @@ def _published(
     if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
         local = column.dt.convert_time_zone(_zone(timezone, path)).dt.replace_time_zone(None)
         return _day_after_if_hourless(local.cast(pl.Datetime("us")))
-    if column.dtype.is_temporal():
+    if isinstance(column.dtype, pl.Date | pl.Datetime):
         return _day_after_if_hourless(column.cast(pl.Datetime("us")))
     text = column.cast(pl.String).str.strip_chars()
     offset = text.str.contains(r"\d{2}:\d{2}.*(Z|[+-]\d{2}:?\d{2})$")
@@ -449,11 +428,11 @@ def _values(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series
         if column.dtype.is_numeric()
         else text.cast(pl.Float64, strict=False)
     )
-    finite = read.is_finite().fill_null(False)
-    bad = raw.filter(text.is_not_null() & (text != "") & ~finite)
+    usable = (read.abs() <= MAX_VALUE).fill_null(False) & read.is_not_nan().fill_null(False)
+    bad = raw.filter(text.is_not_null() & (text != "") & ~usable)
     problems.extend(
         Problem(
-            *(str(path), row, "value", f"{value!r} is no number"),
+            *(str(path), row, "value", f"{value!r} is no number of up to {MAX_VALUE:g}"),
             "Write a plain number (no %, no thousands separators), or remove the row",
         )
         for row, value in bad.select("row", "value").rows()

@@ -22,14 +22,15 @@ from types import MappingProxyType
 
 import polars as pl
 
-from echelon.data.bars import OPTIONAL, SourceInfo
+from echelon.data.bars import OPTIONAL, RawFrame, SourceInfo, conform
+from echelon.data.calendars import FROM_DATA
 from echelon.data.joining import Joiner, refuse_other_kind
 from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
 from echelon.data.sources._protocol import Source
 from echelon.data.store import CURRENT, STORED, Store, partition_begin, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
-from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_atomic
+from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_csv
 from echelon.types import Problem
 
 QUARANTINE = "quarantine.csv"
@@ -318,7 +319,7 @@ class _Import:
         if membership is not None:
             tables["membership"] = membership
         if benchmark is not None:
-            tables["benchmark"] = benchmark.sort("time")
+            tables["benchmark"] = _sound_benchmark(benchmark, self.info)
         for name, frame in tables.items():
             frame.write_parquet(self.staging / f"{name}.parquet", compression="zstd")
         return {name: digest_frame(frame) for name, frame in tables.items()}
@@ -328,8 +329,21 @@ class _Import:
         if not self._bad:
             return None
         path = home / QUARANTINE
-        write_atomic(path, pl.concat(self._bad, how="diagonal_relaxed").write_csv())
+        write_csv(path, pl.concat(self._bad, how="diagonal_relaxed"))
         return path
+
+
+def _sound_benchmark(benchmark: pl.DataFrame, info: SourceInfo) -> pl.DataFrame:
+    """The benchmark, sorted; its levels are judged as closes are."""
+    rows = (
+        benchmark.select("time", "close").with_row_index("row").with_columns(symbol=pl.lit("index"))
+    )
+    facts = replace(info, calendar=FROM_DATA, fields=frozenset({"close"}))
+    checked = validate(RawFrame(conform(rows), f"{info.name}: benchmark"), facts)
+    errors = [p for p in checked.problems if p.severity == "error"]
+    if errors:
+        raise InvalidDataError(errors, f"{info.name}: {len(errors)} problem(s) in the benchmark")
+    return benchmark.sort("time")
 
 
 def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,8 @@
 
 `validate` looks at one piece of a source and lists all problems at once:
 
-1. rules on a single row (missing, non-positive, high below low, outside the range, negative);
+1. rules on a single row (missing, non-positive, beyond all bounds, high below low, outside the
+   range, negative; symbols with characters that nobody sees);
 2. rules on the rows of a piece (duplicates, order);
 3. the clock: sessions of the calendar, the grid of the bar length, trading hours.
 
@@ -21,8 +22,9 @@ from typing import NamedTuple
 import polars as pl
 
 from echelon.data import calendars
-from echelon.data.bars import PRICES, RawFrame, SourceInfo
+from echelon.data.bars import BOUNDS, MAX_SYMBOL, ODD_IN_SYMBOL, PRICES, RawFrame, SourceInfo
 from echelon.data.suspicious import suspicious
+from echelon.errors import shorten
 from echelon.types import Problem
 
 __all__ = ["MAX_PROBLEMS", "Validated", "suspicious", "validate"]
@@ -88,6 +90,10 @@ def validate(raw: RawFrame, info: SourceInfo) -> Validated:
         )
         bad = wrong.select(*columns, "problem")
         errors = _spell_out(wrong, rules, flags, raw.origin)
+    # A volume of −0 is 0, spelled in another way: two files of the same bars have the same hash.
+    good = good.with_columns(
+        pl.when(pl.col(c) == 0).then(0.0).otherwise(c).alias(c) for c in ("volume", "amount")
+    )
     return Validated(good, bad, [*errors, *warnings, *_order(frame, raw.origin)])
 
 
@@ -117,6 +123,7 @@ def _row_rules(info: SourceInfo) -> list[_Rule]:
     rules = [
         _Rule("time", pl.col("time").is_null(), pl.lit("the time is missing")),
         _Rule("symbol", pl.col("symbol").is_null(), pl.lit("the symbol is missing")),
+        *_symbol_rules(),
     ]
     prices = [p for p in PRICES if p in info.fields or p == "close"]
     needed = [*prices, "factor"] if "factor" in info.fields else prices
@@ -131,13 +138,44 @@ def _row_rules(info: SourceInfo) -> list[_Rule]:
         rules.append(_Rule(name, value.is_infinite(), pl.lit(f"{name} is infinite")))
         below = (value <= 0) & value.is_finite()
         rules.append(_Rule(name, below, pl.format(f"{name} {{}} is not positive", value)))
+        rules.append(_bounds_rule(name))
     for name in ("volume", "amount"):
         value = pl.col(name)
         odd = value.is_nan() | value.is_infinite()
         rules.append(_Rule(name, odd, pl.format(f"{name} is {{}}, not a number", value)))
         negative = (value < 0) & value.is_finite()
         rules.append(_Rule(name, negative, pl.format(f"{name} {{}} is negative", value)))
+        rules.append(_bounds_rule(name))
     return rules + _range_rules(prices)
+
+
+def _bounds_rule(name: str) -> _Rule:
+    """A number that no market has: a slip of the decimal point, another column, or nonsense."""
+    bounds, value = BOUNDS[name], pl.col(name)
+    text = pl.format(
+        f"{name} {{}} cannot be meant: it should lie in {bounds.low:g} to {bounds.high:g}", value
+    )
+    remedy = "Correct the row or its units (data.columns), or set it aside with --quarantine"
+    return _Rule(name, bounds.exceeded(value), text, remedy)
+
+
+def _symbol_rules() -> list[_Rule]:
+    """Symbols that are not what they look like, or too long to be any."""
+    symbol = pl.col("symbol")
+    size = symbol.str.len_chars()
+    unusual = symbol.str.contains(ODD_IN_SYMBOL) | (size > MAX_SYMBOL)
+    shown = (
+        pl.when(unusual)
+        .then(symbol)  # the others are null, and cost nothing
+        .map_elements(lambda text: shorten(repr(text), 80), return_dtype=pl.String)
+    )
+    remedy = "Write the symbol in plain characters, or set the row aside with --quarantine"
+    odd = pl.format("symbol {} has a control or invisible character", shown)
+    long = pl.format(f"symbol {{}} has {{}} characters, at most {MAX_SYMBOL} are read", shown, size)
+    return [
+        _Rule("symbol", symbol.str.contains(ODD_IN_SYMBOL), odd, remedy),
+        _Rule("symbol", size > MAX_SYMBOL, long, remedy),
+    ]
 
 
 def _range_rules(prices: Sequence[str]) -> list[_Rule]:

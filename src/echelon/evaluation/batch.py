@@ -40,6 +40,7 @@ from echelon.files import (
     staging_directory,
     swap_directory,
     write_atomic,
+    write_csv,
     write_json,
 )
 from echelon.runs import RunDirectory
@@ -356,7 +357,7 @@ def write_table(frame: pl.DataFrame, stem: Path) -> None:
     """Write a result as STEM.csv, to read, and STEM.parquet, to compute with."""
     buffer = io.BytesIO()
     frame.write_parquet(buffer, compression="zstd")
-    write_atomic(stem.with_suffix(".csv"), frame.write_csv())
+    write_csv(stem.with_suffix(".csv"), frame)
     write_atomic(stem.with_suffix(".parquet"), buffer.getvalue())
 
 

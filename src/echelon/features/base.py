@@ -44,7 +44,7 @@ class Bars:
     them is left out before it is called. The arrays are read-only: features share them, and one
     that wrote into its input would change the next one's.
 
-    value: traded value in money (price × volume)
+    value: traded value in money (price × volume), also called `volume`
     limit_up, limit_down: the day's limits before rounding, in the same unit; NaN: no limit
     raw_close: the close as the source has it. Its *level* is not point-in-time for adjusted
         sources: use it only in ratios within one day.
@@ -87,6 +87,25 @@ class Bars:
 
     def __len__(self) -> int:
         return len(self.close)
+
+    # What a feature declares with `needs` is here under that name.
+
+    @property
+    def volume(self) -> Floats | None:
+        """What was traded: `value`, in money. A number of shares would change with every split."""
+        return self.value
+
+    @property
+    def limits(self) -> Floats | None:
+        """`limit_down` and `limit_up` side by side: [L, 2]."""
+        if self.limit_down is None or self.limit_up is None:
+            return None
+        return np.column_stack([self.limit_down, self.limit_up])
+
+    @property
+    def time(self) -> Times:
+        """The bars' times: `times`."""
+        return self.times
 
 
 Compute = Callable[[Bars], Floats]

@@ -121,7 +121,8 @@ def factor(
 
     lookback: bars up to and including the current one that the value needs; after them every
         value must be a finite number
-    needs: the fields it reads, of open, high, low, close, volume and limits; the others are None
+    needs: the fields it reads, of open, high, low, close, volume, limits and time; each is an
+        attribute of `bars` under that name, the others are None
     names: its columns, if there are several or the function's name will not do
     on_gap: what a day without a bar gets: the last value again ("carry") or "zero"
     registry: where to add it; by default to the file being loaded, else nowhere

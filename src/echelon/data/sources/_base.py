@@ -1,10 +1,25 @@
-"""Defaults for sources that have nothing to say about instruments, membership or benchmark."""
+"""What sources share: defaults for what they have nothing to say about, and the path they read."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 
+from echelon.config import Config
+from echelon.errors import ConfigError
 from echelon.types import Problem
+
+
+def required_path(config: Config) -> Path:
+    """`data.path`, which a source of files cannot do without."""
+    path = config.data.path
+    if path is None:
+        raise ConfigError(
+            f"data.source is {config.data.source!r} but data.path is not set. "
+            "Add `-o data.path=FILE`."
+        )
+    return path
 
 
 class SourceDefaults:

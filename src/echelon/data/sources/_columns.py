@@ -11,12 +11,14 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import polars as pl
+import polars.selectors as cs
 
 from echelon.data.bars import conform
 from echelon.data.sources._tables import ROW, rejects
@@ -156,13 +158,14 @@ def recognise(
     mapped = _own_columns(columns, own or {}, aliases, file, problems, key)
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
     claims: dict[str, list[Column]] = {}
-    for name in dict.fromkeys(columns):
-        column = mapped.get(name) or _by_alias(name, columns, aliases)
+    by_alias = _Aliases(columns, aliases)
+    for name, count in Counter(columns).items():
+        column = mapped.get(name) or by_alias.column(name)
         if column is not None and column.field != _IGNORE:
             if name not in mapped and column.field in settled:
                 continue  # the user's own map has that field already
             claims.setdefault(column.field, []).append(column)
-            if columns.count(name) > 1:
+            if count > 1:
                 claims[column.field].append(column)
     if "time" in aliases:
         _settle_times(claims)
@@ -197,17 +200,24 @@ def _lookup(aliases: Mapping[str, str]) -> dict[str, str]:
     return table
 
 
-def _by_alias(name: str, columns: Sequence[str], aliases: Mapping[str, str]) -> Column | None:
-    table = _lookup(aliases)
-    base, scale = _split_unit(normalise(name))
-    ours = table.get(base)
-    if ours is None and base in _WEAK and _WEAK[base] in aliases:
-        ours = _WEAK[base]
-        if any(table.get(_split_unit(normalise(c))[0]) == ours for c in columns):
-            return None  # a better name is there
-    if ours is None or scale is None or (scale != 1.0 and ours not in _SCALED):
-        return None
-    return Column(name, ours, scale)
+class _Aliases:
+    """What each of a file's columns is by its name alone."""
+
+    def __init__(self, columns: Sequence[str], aliases: Mapping[str, str]) -> None:
+        table = _lookup(aliases)
+        self._split = {c: _split_unit(normalise(c)) for c in columns}
+        self._fields = {c: table.get(base) for c, (base, _) in self._split.items()}
+        self._strong = frozenset(self._fields.values())
+        self._known = frozenset(aliases)
+
+    def column(self, name: str) -> Column | None:
+        """The column, or None where its name says nothing, or another's says it better."""
+        (base, scale), ours = self._split[name], self._fields[name]
+        if ours is None and _WEAK.get(base) in self._known - self._strong:
+            ours = _WEAK[base]
+        if ours is None or scale is None or (scale != 1.0 and ours not in _SCALED):
+            return None
+        return Column(name, ours, scale)
 
 
 def _split_unit(name: str) -> tuple[str, float | None]:
@@ -391,13 +401,19 @@ class Reader:
             for c in checks
             for cell in [pl.lit(c.cells.cast(pl.String))]
         ]
+        # Not every type has a spelling in JSON: a decimal and a time of day have none.
+        as_text = (cs.temporal() | cs.decimal()).cast(pl.String)
         cells = pl.struct(pl.all().exclude(ROW)).struct.json_encode()
-        return piece.select(
-            file=pl.lit(self.file),
-            row=pl.col(ROW),
-            problem=pl.concat_str(reasons, separator="; ", ignore_nulls=True),
-            cells=cells,
-        ).filter(bad)
+        return (
+            piece.with_columns(as_text)
+            .select(
+                file=pl.lit(self.file),
+                row=pl.col(ROW),
+                problem=pl.concat_str(reasons, separator="; ", ignore_nulls=True),
+                cells=cells,
+            )
+            .filter(bad)
+        )
 
 
 class _Check(NamedTuple):
@@ -424,6 +440,9 @@ def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
     pad: short numbers are six-digit A-share codes whose zeros a spreadsheet or an integer column
         has lost
     """
+    if cells.dtype.is_float():  # pandas: whole numbers with gaps
+        whole = cells.cast(pl.Int64, strict=False)
+        cells = whole.cast(pl.String).zip_with(cells == whole, cells.cast(pl.String))
     text = cells.cast(pl.String).str.strip_chars()
     if pad and (text.str.len_bytes() < _CODE_DIGITS).any():
         text = text.zip_with(
@@ -453,6 +472,10 @@ def _numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
             bad = values.is_null() & ~missing
         else:
             bad = pl.repeat(False, len(cells), eager=True)
+    elif not (cells.dtype.is_numeric() or cells.dtype == pl.Null):
+        # Dates and truth values would become numbers, days since 1970 for instance.
+        values = pl.repeat(None, len(cells), dtype=pl.Float64, eager=True)
+        bad = cells.is_not_null()
     else:
         values = cells.cast(pl.Float64, strict=False)
         if cells.dtype == pl.Float32:

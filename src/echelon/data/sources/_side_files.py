@@ -14,7 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
-from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.bars import MAX_SYMBOL, ODD_IN_SYMBOL, RawFrame, SourceInfo
 from echelon.data.sources._columns import (
     FACTS,
     MEMBERS,
@@ -27,7 +27,7 @@ from echelon.data.sources._columns import (
 from echelon.data.sources._tables import ROW, inspect, read_whole, stem_of
 from echelon.data.sources._times import UNDERSTOOD, parse_times
 from echelon.data.validate import validate
-from echelon.errors import InvalidDataError, UniverseError
+from echelon.errors import InvalidDataError, UniverseError, shorten
 from echelon.types import Freq, Problem
 
 
@@ -209,6 +209,11 @@ class _Sheet:
         """The symbols, spelled as those of the bars; an empty cell is a problem."""
         symbols = symbols_of(self.frame[self.columns.by_field["symbol"].name], pad=pad)
         self._require("symbol", symbols.is_null())
+        odd = symbols.str.contains(ODD_IN_SYMBOL) | (symbols.str.len_chars() > MAX_SYMBOL)
+        for row, symbol in pl.DataFrame([self.rows, symbols.alias("symbol")]).filter(odd).rows():
+            what = f"{shorten(repr(symbol), 80)} has a control or invisible character, or over "
+            what += f"{MAX_SYMBOL} characters"
+            self.note(row, "symbol", what, "Write the symbol in plain characters")
         return symbols
 
     def text(self, ours: str) -> pl.Series:

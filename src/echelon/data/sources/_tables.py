@@ -7,6 +7,10 @@
 
 Row numbers count as a user would: the line of a text file (the header is line 1), the 0-based
 row of a Parquet file.
+
+Files come from strangers: whatever is in one, what leaves here is rows, or an error that names the
+file and the remedy. Absurd shapes (a header of a million columns, a gzip bomb) are refused before
+they cost time or memory.
 """
 
 from __future__ import annotations
@@ -18,17 +22,22 @@ import hashlib
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from echelon.errors import InvalidDataError, SourceError
+from echelon.errors import InvalidDataError, SourceError, shorten
 from echelon.types import Problem
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 ROW = "__row"
 """Name of the row-number column that `pieces` adds."""
@@ -36,6 +45,17 @@ ROW = "__row"
 TEXT_SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 
+MAX_COLUMNS = 10_000
+"""Columns of the widest table that is read; bars have a dozen, files of factors some hundred."""
+MAX_FILES = 200_000
+"""Entries of a directory that are looked at."""
+_HEADER_BYTES = 1 << 20
+_FOOTER_BYTES = 64 << 20
+_WHOLE_ROWS = 5_000_000
+_WRONG_LINES = 1_000_000
+# Text shrinks to a tenth, ticks to a fiftieth; a bomb to a thousandth.
+_UNZIPPED_RATIO = 200
+_UNZIPPED_FREE = 256 << 20
 _BLOCK_BYTES = 4 << 20  # the reader holds several; larger blocks cost memory and gain no time
 _BATCH_ROWS = 250_000
 _DELIMITERS = (",", "\t", ";", "|")
@@ -89,6 +109,56 @@ def rejects(file: str, rows: Sequence[tuple[int, str, str]] = ()) -> pl.DataFram
     return pl.DataFrame([(file, *r) for r in rows], schema=_REJECTED, orient="row")
 
 
+def files_below(path: Path) -> list[Path] | None:
+    """Files in a directory and below, or of a pattern such as data/*.csv; None: there is neither.
+
+    Raises `SourceError` where there are more entries than anyone keeps in one place.
+    """
+    if path.is_dir():
+        entries = path.rglob("*")
+    else:
+        wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
+        if not wild:
+            return None
+        entries = Path(*path.parts[: wild[0]]).glob("/".join(path.parts[wild[0] :]))
+    try:
+        found = list(islice(entries, MAX_FILES + 1))
+    except (ValueError, NotImplementedError) as error:  # '**' within a name, say
+        raise SourceError(f"{path}: no pattern of files ({error}). Correct data.path.") from error
+    if len(found) > MAX_FILES:
+        raise SourceError(
+            f"{path}: more than {MAX_FILES:,} files and directories. Name a directory with the "
+            "data alone, join small files into larger ones, or import a part at a time."
+        )
+    return sorted(f for f in found if f.is_file())
+
+
+@contextmanager
+def reading(path: Path, what: str = "the file") -> Iterator[None]:
+    """Turn whatever a library says of the content of `path` into a `SourceError` that names it."""
+    try:
+        yield
+    except (
+        pa.ArrowException,
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,  # no Exception: nothing else would catch it
+        OSError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+        ValueError,  # UnicodeError among them
+        csv.Error,
+        zlib.error,
+    ) as error:
+        said = shorten(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+        raise SourceError(
+            f"{path}: {what} is damaged, cut short or no table ({said}). Copy, download or export "
+            "it again."
+        ) from error
+
+
 def inspect(path: Path) -> FileFacts:
     """Read `path` once as a stream; raises `SourceError` where it cannot be used at all."""
     if not path.is_file():
@@ -96,19 +166,42 @@ def inspect(path: Path) -> FileFacts:
         raise SourceError(f"{path}: {what}. Check the path (relative to {Path.cwd()}).")
     if path.stat().st_size == 0:
         raise SourceError(f"{path}: the file is empty. Export it again.")
-    if suffix_of(path, PARQUET_SUFFIXES):
-        return _inspect_parquet(path)
-    return _inspect_text(path)
+    with reading(path):
+        facts = _inspect_parquet(path) if _is_parquet(path) else _inspect_text(path)
+    if len(facts.columns) > MAX_COLUMNS:
+        raise _too_wide(path, f"{len(facts.columns):,} columns")
+    return facts
+
+
+def _is_parquet(path: Path) -> bool:
+    return suffix_of(path, PARQUET_SUFFIXES) is not None
+
+
+def _too_wide(path: Path, what: str) -> SourceError:
+    return SourceError(
+        f"{path}: {what}, more than any table of bars (at most {MAX_COLUMNS:,} columns). Export "
+        "one row per bar, and only the columns that are needed."
+    )
 
 
 def pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
     """Yield the named columns of a file in blocks, with row numbers in `ROW`."""
-    return _text_pieces(facts, columns) if facts.is_text else _parquet_pieces(facts, columns)
+    blocks = _text_pieces(facts, columns) if facts.is_text else _parquet_pieces(facts, columns)
+    with reading(facts.path, "the file" if facts.is_text else "the Parquet file"):
+        yield from blocks
 
 
 def read_whole(facts: FileFacts, columns: Sequence[str]) -> pl.DataFrame:
     """A small file in one frame; lines that are no rows raise `InvalidDataError`."""
-    parts = list(pieces(facts, columns))
+    parts, rows = [], 0
+    for part in pieces(facts, columns):
+        parts.append(part)
+        rows += part.frame.height
+        if rows > _WHOLE_ROWS:
+            raise SourceError(
+                f"{facts.path}: more than {_WHOLE_ROWS:,} rows, too many for a file beside the "
+                "bars. Keep the rows that are needed."
+            )
     problems = [p for part in parts for p in part.problems]
     if problems:
         raise InvalidDataError(problems)
@@ -123,8 +216,8 @@ def _sha256(path: Path) -> str:
 def _inspect_parquet(path: Path) -> FileFacts:
     with path.open("rb") as handle:
         head = handle.read(4)
-        handle.seek(-min(4, path.stat().st_size), io.SEEK_END)
-        tail = handle.read(4)
+        handle.seek(-min(8, path.stat().st_size), io.SEEK_END)
+        length, tail = int.from_bytes(handle.read(4), "little"), handle.read(4)
     if head != b"PAR1":
         raise SourceError(
             f"{path}: not a Parquet file (it does not begin with PAR1). If it is text, name it "
@@ -135,47 +228,127 @@ def _inspect_parquet(path: Path) -> FileFacts:
             f"{path}: the Parquet file is truncated (its footer is missing). Copy or download it "
             "again."
         )
-    try:
-        with pa_parquet.ParquetFile(path) as opened:
-            names, n_rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, error) from error
+    if length > _FOOTER_BYTES:
+        raise _too_wide(path, f"a description of {length >> 20} MiB")
+    with reading(path, "the Parquet file"), pa_parquet.ParquetFile(path) as opened:
+        names, n_rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows
     if n_rows == 0:
         raise SourceError(f"{path}: the Parquet file has no rows. Export it again.")
     return FileFacts(path, names, _sha256(path))
 
 
-def _damaged(path: Path, error: Exception) -> SourceError:
-    return SourceError(
-        f"{path}: the Parquet file is damaged or truncated ({str(error).splitlines()[0]}). Copy "
-        "or download it again."
-    )
-
-
 def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
     row = 0
     nothing = rejects(str(facts.path))
-    try:
-        with pa_parquet.ParquetFile(facts.path) as opened:
-            for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
-                frame = cast(pl.DataFrame, pl.from_arrow(batch))
-                numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64, eager=True)
-                row += frame.height
-                yield Piece(frame.with_columns(numbers.alias(ROW)), [], nothing)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(facts.path, error) from error
+    with pa_parquet.ParquetFile(facts.path) as opened:
+        _refuse_nested(facts.path, opened.schema_arrow, columns)
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
+            frame = cast(pl.DataFrame, pl.from_arrow(_plain(batch)))
+            numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64, eager=True)
+            row += frame.height
+            yield Piece(frame.with_columns(numbers.alias(ROW)), [], nothing)
 
 
-def _open_bytes(path: Path) -> IO[bytes]:
-    if path.name.lower().endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")
+def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Refuse needed columns whose cells are no single number, text, date, time or yes-or-no."""
+    kinds = {c: schema.field(c).type for c in columns}
+    problems = [
+        Problem(
+            str(path),
+            None,
+            column,
+            f"the column holds {shorten(kind, 80)}; expected numbers, text, dates or times",
+            "Write one plain value per row and column (text as text, not as bytes)",
+        )
+        for column, kind in kinds.items()
+        if not _is_plain(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    ]
+    if problems:
+        raise InvalidDataError(problems, f"{path}: the columns cannot be used")
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    known = pa.types
+    return any(
+        fits(kind)
+        for fits in (
+            *(known.is_integer, known.is_floating, known.is_decimal, known.is_boolean),
+            *(known.is_string, known.is_large_string, known.is_string_view),
+            *(known.is_date, known.is_time, known.is_timestamp, known.is_null),
+        )
+    )
+
+
+def _plain(batch: pa.RecordBatch) -> pa.Table:
+    """Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers."""
+    columns = []
+    for column in batch.columns:
+        values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if pa.types.is_float16(values.type):
+            values = values.cast(pa.float32())
+        if pa.types.is_decimal256(values.type):
+            values = values.cast(pa.float64())
+        columns.append(values)
+    return pa.table(columns, names=batch.schema.names)
+
+
+class _Unzipped(io.RawIOBase):
+    """The content of a gzip file. Damage is a `SourceError`, and so is a bomb."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._most = max(_UNZIPPED_FREE, _UNZIPPED_RATIO * path.stat().st_size)
+        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed with this)
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        try:
+            count = self._file.readinto(buffer)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise SourceError(
+                f"{self._path}: the gzip file is damaged or truncated ({shorten(error)}). Copy or "
+                "download it again."
+            ) from error
+        self._done += count
+        if self._done > self._most:
+            raise SourceError(
+                f"{self._path}: the gzip file unpacks to over {_UNZIPPED_RATIO} times its size, "
+                "which no table does. If it is one, unpack it first."
+            )
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file of text as bytes, unpacked where it is gzip, by its name or its content."""
+    plain = path.open("rb")
+    if not path.name.lower().endswith(".gz") and plain.peek(2)[:2] != b"\x1f\x8b":
+        return plain
+    plain.close()
+    return cast(BinaryIO, io.BufferedReader(_Unzipped(path), 1 << 20))
 
 
 def _inspect_text(path: Path) -> FileFacts:
-    encoding = _encoding_of(path)
-    with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
+    with open_bytes(path) as raw:
+        first = raw.read(_HEADER_BYTES)
+    if not first.strip():
+        raise SourceError(f"{path}: the file is empty. Export it again.")
+    if len(first) == _HEADER_BYTES and b"\n" not in first and b"\r" not in first:
+        raise _too_wide(path, f"the first line is longer than {_HEADER_BYTES >> 20} MiB")
+    encoding = _encoding_of(path, first)
+    with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as text:
         line, more = text.readline(), text.read(1 << 16)
+    if "\x00" in line:
+        raise SourceError(
+            f"{path}: the first line holds NUL characters: a binary file, or UTF-16 without its "
+            "mark. Save it as UTF-8 text."
+        )
     delimiter = "\t" if suffix_of(path, (".tsv", ".tsv.gz")) else _delimiter_of(line)
     columns = tuple(c.strip() for c in next(csv.reader([line], delimiter=delimiter), []))
     if not any(columns):
@@ -185,12 +358,16 @@ def _inspect_text(path: Path) -> FileFacts:
     return FileFacts(path, columns, _sha256(path), encoding, delimiter)
 
 
-def _encoding_of(path: Path) -> str:
+def _encoding_of(path: Path, first: bytes) -> str:
     """Decide by decoding the whole file: Chinese text may come long after an ASCII header."""
-    first = next(_decompressed(path), b"")
-    if not first.strip():
-        raise SourceError(f"{path}: the file is empty. Export it again.")
+    if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        raise SourceError(f"{path}: the text is UTF-32. Save it as UTF-8.")
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if not _decodes(path, "utf-16"):
+            raise SourceError(
+                f"{path}: the text is marked as UTF-16 but is cut short or something else. Copy or "
+                "export it again, best as UTF-8."
+            )
         return "utf-16"
     for encoding in ("utf-8-sig", "gb18030"):
         if _decodes(path, encoding):
@@ -201,34 +378,17 @@ def _encoding_of(path: Path) -> str:
 def _decodes(path: Path, encoding: str) -> bool:
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
-        for chunk in _decompressed(path):
-            decoder.decode(chunk)
+        with open_bytes(path) as handle:
+            while chunk := handle.read(1 << 20):
+                decoder.decode(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False
     return True
 
 
-def _decompressed(path: Path) -> Iterator[bytes]:
-    try:
-        with _open_bytes(path) as handle:
-            while chunk := handle.read(1 << 20):
-                yield chunk
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SourceError(
-            f"{path}: the gzip file is damaged or truncated ({error}). Copy or download it again."
-        ) from error
-
-
 def _delimiter_of(header: str) -> str:
     return max(_DELIMITERS, key=header.count)  # the first of equals: a comma where there is none
-
-
-def _batches(reader: Any, file: str) -> Iterator[Any]:  # noqa: ANN401 (pyarrow is untyped)
-    try:
-        yield from reader
-    except pa.ArrowInvalid as error:
-        raise SourceError(f"{file}: not a table of text ({error}). Export it again.") from error
 
 
 def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
@@ -240,10 +400,10 @@ def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
 
     def set_aside(line: Any) -> str:  # noqa: ANN401 (pyarrow's InvalidRow is untyped)
         skipped.append(line)
-        return "skip"
+        return "skip" if len(skipped) <= _WRONG_LINES else "error"
 
     done = reported = 0
-    with _open_bytes(facts.path) as raw:
+    with open_bytes(facts.path) as raw:
         reader = pa_csv.open_csv(
             pa.PythonFile(raw, mode="r"),
             read_options=pa_csv.ReadOptions(
@@ -266,7 +426,7 @@ def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
                 strings_can_be_null=False,
             ),
         )
-        for batch in _batches(reader, file):
+        for batch in reader:
             numbers = _line_numbers(done, batch.num_rows, [s.number for s in skipped])
             done += batch.num_rows
             frame = cast(pl.DataFrame, pl.from_arrow(batch)).rename(wanted)

@@ -13,8 +13,8 @@ negative prices, duplicates and days off the calendar are found by `data.validat
 the anchoring of adjustment factors are done by the import. Nothing is dropped in silence: a line
 that is no bar becomes a `Problem` with file, row, field and remedy.
 
-To make `data.source: acme` work, add its name to `SourceName` in config/data.py and a maker to
-`_MAKERS` in data/sources/__init__.py.
+To make `data.source: acme` work, add its line to `SOURCES` in config/data.py. There is no other
+place: what it reads, and whether it is a vendor who delivers more every day, stand in that line.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from pathlib import Path
 
 import polars as pl
 
+from echelon.config import Config
 from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import timezone_of
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import SourceDefaults, required_path
 from echelon.errors import SourceError
 from echelon.types import Problem
 
@@ -38,7 +39,7 @@ _FIELDS = ("open", "high", "low", "close", "volume")
 
 
 # (2) `SourceDefaults` answers "none" for instruments, membership and benchmark: override what you
-# have. `Source` is a protocol, so there is nothing to inherit from and nothing to register.
+# have. `Source` is a protocol, so there is nothing to inherit from.
 class TemplateSource(SourceDefaults):
     """Daily bars of one symbol from a file of the format above."""
 
@@ -130,3 +131,12 @@ class TemplateSource(SourceDefaults):
     def _note(self, row: int, field: str | None, message: str) -> None:
         remedy = "Correct the line, or set it aside with --quarantine"
         self._problems.append(Problem(str(self._path), row, field, message, remedy))
+
+
+# (8) How the `data` section of a configuration becomes the source.
+def from_config(config: Config) -> TemplateSource:
+    """The source of the `data` section."""
+    calendar = config.data.calendar
+    return TemplateSource(
+        required_path(config), calendar="XNYS" if calendar == "auto" else calendar
+    )

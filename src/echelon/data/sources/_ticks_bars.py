@@ -22,6 +22,7 @@ from typing import NamedTuple
 import polars as pl
 
 from echelon.data import calendars
+from echelon.data.bars import BOUNDS
 from echelon.data.sources._ticks_layout import TickLayout
 from echelon.data.sources._ticks_read import ProblemLog, report
 from echelon.types import Freq
@@ -127,7 +128,7 @@ class TradeFilter:
             block = self._without_cancels(block)
         block = self._per_row(block, layout)
         block = block.with_columns(bar=bar_end(self.sessions, self.freq))
-        block = self._without_negative(block, layout)
+        block = self._without_nonsense(block, layout)
         traded = pl.col("volume") > 0
         if not layout.roles & {"volume", "acc_volume"}:
             # Without volumes every price counts; zeros before the open are quotes.
@@ -206,14 +207,24 @@ class TradeFilter:
             for t, name in before.items()
         ).drop(before.values())
 
-    def _without_negative(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
-        for name in ("price", "volume"):
-            below = block[name] < 0
-            if below.any():
-                negative = block.filter(below)
-                report(self.problems, layout, negative, name, "is negative", "Mend the row")
-                block = block.filter(~below.fill_null(False))
-        return block
+    def _without_nonsense(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Leave out numbers below zero and beyond all bounds, and say so."""
+        rules = []
+        for name, kind in (("price", "close"), ("volume", "volume"), ("amount", "amount")):
+            value, bounds = pl.col(name), BOUNDS[kind]
+            beyond = bounds.exceeded(value) | value.is_infinite() | value.is_nan()
+            rules += [(name, "is negative", value < 0)]
+            rules += [(name, f"cannot be meant (up to {bounds.high:g})", beyond)]
+        broken = block.select(e.fill_null(False).alias(str(k)) for k, (*_, e) in enumerate(rules))
+        wrong = pl.select(pl.any_horizontal(broken.get_columns())).to_series()
+        if not wrong.any():
+            return block
+        said = pl.repeat(False, block.height, eager=True)
+        for flags, (name, what, _) in zip(broken.get_columns(), rules, strict=True):
+            # An amount made of a price and a volume has no fault of its own.
+            report(self.problems, layout, block.filter(flags & ~said), name, what, "Mend the row")
+            said |= flags
+        return block.filter(~wrong)
 
     def _placed(self, trades: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """Only trades with a price and a bar; the others are logged."""

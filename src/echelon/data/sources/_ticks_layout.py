@@ -7,14 +7,14 @@ read in the same way. Column names follow Wind's exports 行情.csv (snapshots) 
 
 from __future__ import annotations
 
-import gzip
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Literal
 
+from echelon.data.sources._tables import MAX_COLUMNS, open_bytes, reading
 from echelon.errors import SourceError
 
 log = logging.getLogger(__name__)
@@ -120,14 +120,8 @@ def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = No
 
     `price_scale` multiplies prices; None decides from the first rows (see `_price_scale`).
     """
-    try:
-        with open_ticks(path) as handle:
-            head = handle.read(_SNIFFED)
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
-        raise SourceError(
-            f"{path}: cannot be read ({error}). Check the path and that the file is a whole CSV "
-            "or CSV.gz."
-        ) from error
+    with reading(path), open_bytes(path) as handle:
+        head = handle.read(_SNIFFED)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise SourceError(f"{path}: the file is UTF-16. Save it as UTF-8 or GBK.")
     cut = head.rfind(b"\n") + 1 or len(head)
@@ -136,6 +130,11 @@ def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = No
     if not lines or not lines[0].strip():
         raise SourceError(f"{path}: no header in line 1. Export the file with column names.")
     delimiter = max(",\t;|", key=lines[0].count)
+    if lines[0].count(delimiter) >= MAX_COLUMNS or (len(lines) == 1 and len(head) == _SNIFFED):
+        raise SourceError(
+            f"{path}: the first line has {len(lines[0]):,} characters or more, the header of no "
+            "tick file. Export it with its column names in line 1 and a line per tick."
+        )
     headers = [h.strip().strip('"').strip() for h in lines[0].split(delimiter)]
     names, units = _name_columns(path, headers, columns)
     rows = [[c.strip().strip('"') for c in line.split(delimiter)] for line in lines[1:]]
@@ -150,13 +149,6 @@ def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = No
         clock=_clock(path, names, sample),
         price_scale=_price_scale(path, names, sample) if price_scale is None else price_scale,
     )
-
-
-def open_ticks(path: Path) -> BinaryIO:
-    """Open a CSV or CSV.gz as bytes."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb")
 
 
 def is_role(name: str) -> bool:

@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import gzip
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +26,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from echelon.data.sources._tables import rejects
-from echelon.data.sources._ticks_layout import NULLS, Clock, TickLayout, open_ticks
+from echelon.data.sources._tables import open_bytes, reading, rejects
+from echelon.data.sources._ticks_layout import NULLS, Clock, TickLayout
 from echelon.errors import SourceError
 from echelon.files import scratch_directory
 from echelon.types import Problem
@@ -38,6 +36,7 @@ BLOCK_BYTES = 4 << 20
 """Text per block. Larger ones are no faster and hold more memory."""
 
 _WORKERS = 2
+_LINE_BYTES = 1 << 20
 _BLANK = " \t\x00"
 _NEEDED = frozenset({"price", "volume", "amount", "acc_volume", "acc_amount", "pre_close"})
 _DATE_FORMATS = ("%Y%m%d", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d")
@@ -184,7 +183,7 @@ def read_blocks(
     """
     wanted = {"symbol", layout.date_column, layout.clock_column, *columns}
     names = [n for n in layout.names if n in wanted]
-    try:
+    with reading(layout.path):
         line = 2
         for parsed in _ahead(layout, names, block_bytes):
             if problems.rejects is not None:
@@ -197,10 +196,6 @@ def read_blocks(
                 yield frame
         if problems.rejects is not None:
             problems.rejects.end()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(
-            f"{layout.path}: the compressed file is damaged or cut short ({error}). Fetch it again."
-        ) from error
 
 
 def _ahead(layout: TickLayout, names: list[str], block_bytes: int) -> Iterator[_Parsed]:
@@ -229,9 +224,14 @@ def _parsed(text: bytes, layout: TickLayout, names: list[str]) -> _Parsed:
 
 
 def _whole_lines(layout: TickLayout, block_bytes: int) -> Iterator[bytes]:
-    with open_ticks(layout.path) as handle:
+    with open_bytes(layout.path) as handle:
         handle.readline()
-        while text := handle.read(block_bytes) + handle.readline():
+        while text := handle.read(block_bytes) + handle.readline(_LINE_BYTES):
+            if len(text) >= block_bytes + _LINE_BYTES:
+                raise SourceError(
+                    f"{layout.path}: a line of more than {_LINE_BYTES >> 20} MiB. The file is "
+                    "damaged, or no table of ticks: export it again."
+                )
             yield text
 
 

@@ -16,15 +16,17 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
 import polars as pl
+import pyarrow as pa
 
+from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.sources._base import SourceDefaults
 from echelon.data.sources._retry import Retry, Verdict
-from echelon.errors import EchelonError, SourceError
+from echelon.errors import ConfigError, EchelonError, SourceError, shorten
 from echelon.types import Freq, PriceBasis
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,22 @@ class Vendor(SourceDefaults):
         self._given_client = client
         self._now, self._retry = now, retry
 
+    @classmethod
+    def from_config(cls, config: Config, **options: Any) -> Self:  # noqa: ANN401 (of the vendor)
+        """The source of the `data` section; `options`: what this vendor takes beside the rest."""
+        data = config.data
+        symbols = data.symbols or config.assets
+        if not symbols:
+            raise ConfigError(f"data.source is {data.source!r}: set data.symbols (or assets).")
+        return cls(
+            symbols,
+            start=data.start,
+            end=data.end,
+            freq=data.freq,
+            benchmark=data.benchmark,
+            **options,
+        )
+
     @abstractmethod
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         """Return the bars of `symbol` from `first` on (null: from `start`), with `row`."""
@@ -132,7 +150,10 @@ class Vendor(SourceDefaults):
         """Yield one frame per symbol: all of its bars, or those from the last stored one on."""
         for symbol in self._symbols:
             first = (since or {}).get(symbol)
-            bars = self._finished(self._bars(symbol, first), symbol)
+            try:
+                bars = self._finished(self._bars(symbol, first), symbol)
+            except pl.exceptions.PolarsError as error:  # a column of another type than ever
+                raise SourceError(_changed(self.name, "the answer", symbol, error)) from error
             if first is not None:
                 bars = bars.filter(pl.col("time") >= first)
             if bars.is_empty():
@@ -243,16 +264,33 @@ def take(
 
     Numbers become Float64, everything else stays as it is; `row` counts the vendor's rows.
     """
-    missing = [c for c in columns if c not in frame.columns]
+    names = [str(c) for c in getattr(frame, "columns", ())]
+    missing = [c for c in columns if names.count(c) != 1]
     if missing:
-        have = ", ".join(map(str, frame.columns)) or "none"
+        have = shorten(", ".join(names)) or "none"
         raise SourceError(
             f"{vendor}: {call} for {symbol} came without column {missing[0]!r} (columns: {have}). "
             "The vendor has changed its answer; install the versions Echelon is tested with: "
             "`pip install 'echelon[vendors]'`."
         )
-    picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
+    try:
+        picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
+    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise SourceError(_changed(vendor, call, symbol, error)) from error
+    nested = [c for c, kind in picked.schema.items() if kind.is_nested() or kind == pl.Binary]
+    if nested:
+        raise SourceError(
+            _changed(vendor, call, symbol, f"{nested[0]} is {picked.schema[nested[0]]}")
+        )
     return picked.with_row_index("row")
+
+
+def _changed(vendor: str, call: str, symbol: str, what: object) -> str:
+    return (
+        f"{vendor}: {call} for {symbol} is no table of numbers, text and dates ({shorten(what)}). "
+        "The vendor has changed its answer; install the versions Echelon is tested with: "
+        "`pip install 'echelon[vendors]'`."
+    )
 
 
 def numbers(
@@ -265,7 +303,7 @@ def numbers(
         except pl.exceptions.PolarsError as error:
             raise SourceError(
                 f"{vendor}: column {column!r} of {symbol} should hold numbers but is "
-                f"{frame.schema[column]} with other content ({str(error).splitlines()[0]}). The "
+                f"{frame.schema[column]} with other content ({shorten(error)}). The "
                 "vendor has changed its answer; install `pip install 'echelon[vendors]'`."
             ) from error
     return frame

@@ -248,6 +248,9 @@ class AkshareSource(Vendor):
         return super()._classify(error)
 
 
+from_config = AkshareSource.from_config
+
+
 def _times(bars: pl.DataFrame, form: str, symbol: str) -> pl.Expr:
     """The time column as naive Datetime; a value that cannot be read is an error."""
     column = pl.col("time")

@@ -22,15 +22,17 @@ from typing import ClassVar, Literal
 
 import polars as pl
 
+from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import SourceDefaults, required_path
 from echelon.data.sources._columns import ColumnMap, Reader, recognise
 from echelon.data.sources._side_files import read_benchmark, read_instruments, read_membership
 from echelon.data.sources._tables import (
     PARQUET_SUFFIXES,
     TEXT_SUFFIXES,
     FileFacts,
+    files_below,
     inspect,
     pieces,
     rejects,
@@ -223,12 +225,12 @@ class _FileSource(SourceDefaults):
                     f"Use data.source: {self.other}, or rename the file."
                 )
             return [path]
-        found = _matching(path)
+        found = files_below(path)
         if found is None:
             raise SourceError(
                 f"{path}: does not exist. Check data.path (relative to {Path.cwd()})."
             )
-        files = sorted(f for f in found if f.is_file() and suffix_of(f, self.suffixes))
+        files = [f for f in found if suffix_of(f, self.suffixes)]
         if not files:
             raise SourceError(
                 f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Check data.path "
@@ -313,19 +315,23 @@ class ParquetSource(_FileSource):
     other = "csv"
 
 
+def from_config(config: Config) -> _FileSource:
+    """The source of the `data` section."""
+    data = config.data
+    kind = next(k for k in (CsvSource, ParquetSource) if k.name == data.source)
+    return kind(
+        required_path(config),
+        freq=data.freq,
+        calendar=data.calendar,
+        timezone=data.timezone,
+        columns=data.columns,
+        price_basis=data.price_basis,
+    )
+
+
 def pads_symbols(calendar: str) -> bool:
     """Whether symbols of the market are six-digit codes, so that short numbers lost zeros."""
     return calendar == "XSHG"
-
-
-def _matching(path: Path) -> Iterable[Path] | None:
-    """Files below a directory or of a pattern; None where there is neither."""
-    if path.is_dir():
-        return path.rglob("*")
-    wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
-    if not wild:
-        return None
-    return Path(*path.parts[: wild[0]]).glob("/".join(path.parts[wild[0] :]))
 
 
 def _uneven(files: Iterable[_File]) -> list[Problem]:

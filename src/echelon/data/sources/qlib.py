@@ -34,10 +34,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from echelon.config import Config
 from echelon.data import calendars
-from echelon.data.bars import PRICES, RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults
-from echelon.errors import SourceError
+from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
+from echelon.data.sources._base import SourceDefaults, required_path
+from echelon.data.sources._tables import reading
+from echelon.errors import SourceError, shorten
 from echelon.files import sha256_file
 from echelon.types import Floats, Floats32, Freq, Problem, Times
 
@@ -45,6 +47,7 @@ _FREQS: Mapping[str, str] = {"1d": "day", "1min": "1min"}
 _RESERVED = frozenset(
     {"CON", "PRN", "AUX", "NUL"} | {f"{port}{i}" for port in ("COM", "LPT") for i in range(10)}
 )
+_ELSEWHERE = re.compile(r"[/\\\x00-\x1f]|^\.\.?$")
 _A_SHARE = re.compile(r"(?:SH|SZ|BJ)\d{6}|\d{6}\.(?:SH|SZ|BJ)", re.IGNORECASE)
 # Price and factor are each off by up to 2^-24 of their size, so their quotient by twice that.
 _NOISE = 2.1 * 2.0**-24
@@ -215,7 +218,7 @@ class QlibSource(SourceDefaults):
     @cached_property
     def _intervals(self) -> list[Interval]:
         path = self._path / "instruments" / f"{self._market.lower()}.txt"
-        if not path.exists():
+        if _ELSEWHERE.search(self._market) or not path.exists():
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
             raise SourceError(f"{path}: no such market. Markets in this directory: {known}.")
         return _read_instruments(path)
@@ -327,12 +330,13 @@ class QlibSource(SourceDefaults):
         frame = frame.filter(usable)
         factor = frame["factor"].to_numpy()
         prices = {p: (2, 3, 4) for p in PRICES if p in frame.columns}
-        changed = {
-            name: shortest_decimal(frame[name].to_numpy() / factor, decimals)
-            for name, decimals in prices.items()
-        }
-        if "volume" in frame.columns:
-            changed["volume"] = shortest_decimal(frame["volume"].to_numpy() * factor, (0,))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities are judged like any bar
+            changed = {
+                name: shortest_decimal(frame[name].to_numpy() / factor, decimals)
+                for name, decimals in prices.items()
+            }
+            if "volume" in frame.columns:
+                changed["volume"] = shortest_decimal(frame["volume"].to_numpy() * factor, (0,))
         return frame.with_columns(pl.Series(n, v) for n, v in changed.items()).with_columns(
             pl.col(*changed).fill_nan(None)
         )
@@ -355,15 +359,29 @@ class QlibSource(SourceDefaults):
         return digest.hexdigest()
 
 
+def from_config(config: Config) -> QlibSource:
+    """The source of the `data` section."""
+    data = config.data
+    return QlibSource(
+        required_path(config),
+        freq=data.freq,
+        calendar=data.calendar,
+        timezone=data.timezone,
+        market=data.qlib_market,
+        benchmark=data.benchmark,
+    )
+
+
 def read_bin(path: Path, n_times: int) -> Bin:
     """Read one feature file of a calendar of `n_times` entries."""
-    data = path.read_bytes()
-    if len(data) < 4 or len(data) % 4:
+    size = path.stat().st_size
+    if size < 4 or size % 4:
         raise SourceError(
-            f"{path}: {len(data)} bytes are not a start index and float32 values. The file is cut "
+            f"{path}: {size} bytes are not a start index and float32 values. The file is cut "
             "short: dump the symbol again."
         )
-    numbers = np.frombuffer(data, dtype="<f4")
+    with path.open("rb") as handle:  # what is longer than the calendar is refused below
+        numbers = np.frombuffer(handle.read(4 * (n_times + 2)), dtype="<f4")
     head, values = float(numbers[0]), numbers[1:].astype(np.float32)
     if not (head >= 0 and head.is_integer()):
         raise SourceError(
@@ -423,16 +441,14 @@ def _read_calendar(path: Path) -> Times:
             "the directory with calendars in it, and data.freq to one it has."
         )
     stamps = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            stamps.append(datetime.fromisoformat(line.strip()))
-        except ValueError as error:
+    for number, line in _lines(path):
+        stamp = _stamp(line)
+        if stamp is None:
             raise SourceError(
-                f"{path}, row {number}: {line!r} is not a time. Write it as 2020-01-02 or "
-                "2020-01-02 09:30:00."
-            ) from error
+                f"{path}, row {number}: {shorten(repr(line), 80)} is not a time. Write it as "
+                "2020-01-02 or 2020-01-02 09:30:00, in exchange-local time."
+            )
+        stamps.append(stamp)
     times = np.array(stamps, dtype="datetime64[us]")
     if not times.size:
         raise SourceError(f"{path}: the calendar is empty. Dump the directory again.")
@@ -447,24 +463,37 @@ def _read_calendar(path: Path) -> Times:
 
 def _read_instruments(path: Path) -> list[Interval]:
     intervals = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        cells = [c.strip() for c in line.split("\t")]
-        try:
-            symbol, first, last = cells[:3]
-            intervals.append(
-                Interval(
-                    symbol,
-                    datetime.fromisoformat(first).date(),
-                    datetime.fromisoformat(last).date(),
-                )
-            )
-        except ValueError as error:
+    for number, line in _lines(path):
+        symbol, first, last, *_ = [*(c.strip() for c in line.split("\t")), "", "", ""]
+        begin, end = _stamp(first), _stamp(last)
+        if not symbol or begin is None or end is None:
             raise SourceError(
-                f"{path}, row {number}: {line!r} is not symbol, first day and last day, separated "
-                "by tabs. Mend the line."
-            ) from error
+                f"{path}, row {number}: {shorten(repr(line), 80)} is not symbol, first day and "
+                "last day, separated by tabs. Mend the line."
+            )
+        if _ELSEWHERE.search(symbol) or len(symbol) > MAX_SYMBOL:
+            raise SourceError(
+                f"{path}, row {number}: {shorten(repr(symbol), 80)} is no symbol: it names a "
+                "directory of features, so it has neither slashes nor control characters, and is "
+                f"no longer than {MAX_SYMBOL}. Mend the line."
+            )
+        intervals.append(Interval(symbol, begin.date(), end.date()))
     if not intervals:
         raise SourceError(f"{path}: no instruments in it. Dump the directory again.")
     return intervals
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8-sig")
+    return ((k, line) for k, line in enumerate(text.splitlines(), start=1) if line.strip())
+
+
+def _stamp(text: str) -> datetime | None:
+    """A time without an offset, or None."""
+    try:
+        stamp = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return stamp if stamp.tzinfo is None else None

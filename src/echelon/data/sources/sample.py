@@ -15,6 +15,7 @@ from importlib import metadata
 
 import polars as pl
 
+from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.sources._base import SourceDefaults
 
@@ -49,6 +50,12 @@ class SampleSource(SourceDefaults):
     def benchmark(self) -> pl.DataFrame | None:
         """The S&P 500 index."""
         return _index()
+
+
+def from_config(config: Config) -> SampleSource:
+    """The source; the `data` section has nothing to add."""
+    del config
+    return SampleSource()
 
 
 @cache

@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from echelon.config import SyntheticConfig
+from echelon.config import Config, SyntheticConfig
 from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.calendars import FROM_DATA
 from echelon.data.sources._base import SourceDefaults
 from echelon.data.synth import (
     GENERATOR_VERSION,
@@ -37,7 +38,7 @@ from echelon.data.synth import (
     trace,
 )
 from echelon.data.synth.path import TICKS_PER_UNIT
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.types import Freq
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume", "amount", "factor", "pre_close"})
@@ -211,3 +212,15 @@ class SyntheticSource(SourceDefaults):
                 f"{self._calendar} from {first} to {last}"
             )
         return order_book(self._engine, symbol, day)
+
+
+def from_config(config: Config) -> SyntheticSource:
+    """The source of the `data` section."""
+    data = config.data
+    if data.calendar == FROM_DATA:
+        raise ConfigError(
+            "data.calendar is 'data', but data.source 'synthetic' has no days of its own to take "
+            "it from. Set an exchange code such as XNYS or XSHG, or 24/7."
+        )
+    calendar = "XNYS" if data.calendar == "auto" else data.calendar
+    return SyntheticSource(data.synthetic, config.seed, data.freq, calendar)

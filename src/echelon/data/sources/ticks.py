@@ -27,9 +27,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import SourceDefaults, required_path
+from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_bars import (
     COLUMNS,
     BarMerger,
@@ -204,6 +206,20 @@ class TicksSource(SourceDefaults):
         return digest.hexdigest()
 
 
+def from_config(config: Config) -> TicksSource:
+    """The source of the `data` section."""
+    data = config.data
+    return TicksSource(
+        required_path(config),
+        freq=data.freq,
+        calendar=data.calendar,
+        timezone=data.timezone,
+        columns=data.columns,
+        parquet_dir=data.ticks.parquet_dir,
+        price_scale=data.ticks.price_scale,
+    )
+
+
 def ticks_to_parquet(
     path: Path,
     target: Path,
@@ -302,19 +318,16 @@ def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
 
 
 def _files(path: Path) -> list[Path]:
-    if "*" in str(path):
-        anchor = Path(path.anchor) if path.is_absolute() else Path()
-        pattern = str(path.relative_to(anchor)) if path.is_absolute() else str(path)
-        found = [f for f in anchor.glob(pattern) if f.is_file()]
-    elif path.is_dir():
-        found = [f for f in path.rglob("*") if f.name.lower().endswith(_SUFFIXES)]
-    elif path.is_file():
-        found = [path]
-    else:
+    if path.is_file():
+        return [path]
+    found = files_below(path)
+    if found is None:
         raise SourceError(f"{path}: no such file or directory. Set data.path to the tick export.")
+    if path.is_dir():  # a pattern names what is meant
+        found = [f for f in found if f.name.lower().endswith(_SUFFIXES)]
     if not found:
         raise SourceError(f"{path}: no tick files (CSV or CSV.gz) there. Set data.path.")
-    return sorted(found)
+    return found
 
 
 def _parts(layouts: list[TickLayout]) -> int:

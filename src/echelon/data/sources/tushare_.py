@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
+from echelon.config import Config
 from echelon.config.secrets import secrets
 from echelon.data.sources._retry import Verdict
 from echelon.data.sources._vendor import (
@@ -337,6 +338,11 @@ class TushareSource(Vendor):
         if "token" in text.lower():
             return "Check the environment variable TUSHARE_TOKEN."
         return super()._advice(error)
+
+
+def from_config(config: Config) -> TushareSource:
+    """The source of the `data` section."""
+    return TushareSource.from_config(config, membership_index=config.data.membership_index)
 
 
 def _intervals(lists: pl.DataFrame) -> pl.DataFrame:

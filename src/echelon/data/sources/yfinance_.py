@@ -223,6 +223,9 @@ class YFinanceSource(Vendor):
         return super()._advice(error)
 
 
+from_config = YFinanceSource.from_config
+
+
 def market_of(symbol: str) -> tuple[str, str]:
     """Calendar and time zone of a Yahoo symbol, by its suffix."""
     if symbol.upper().endswith("-USD"):
