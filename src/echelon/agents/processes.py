@@ -13,6 +13,8 @@ worker and ends with this process.
 - It sees the environment variables and the directory that this process has now, not those of the
   time at which the helper was started. (Libraries that read theirs when they are imported, such as
   OMP_NUM_THREADS, keep what they read.)
+- It knows the digests of files that this process has computed: what a command has verified is not
+  verified again in each worker.
 - It leaves without clearing up what it imported, which would take another second.
 """
 
@@ -21,10 +23,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
+
+from echelon.digests import Mark, adopt_digests, known_digests
 
 IMPORTED = ("torch._dynamo", "numba")
 """What the helper imports: slow to import, and starts no thread by that.
@@ -46,7 +50,9 @@ def hire(work: Callable[..., None], *args: object, daemon: bool = False) -> Work
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_begin, args=(dict(os.environ), work, theirs, *args), daemon=daemon
+        target=_begin,
+        args=(dict(os.environ), known_digests(), work, theirs, *args),
+        daemon=daemon,
     )
     context.set_forkserver_preload(list(IMPORTED))
     # Python's other helper would unblock Ctrl-C when it is started: it goes first.
@@ -62,8 +68,13 @@ def hire(work: Callable[..., None], *args: object, daemon: bool = False) -> Work
 
 
 def _begin(
-    environment: dict[str, str], work: Callable[..., None], pipe: Connection, *args: object
+    environment: dict[str, str],
+    digests: Mapping[Mark, str],
+    work: Callable[..., None],
+    pipe: Connection,
+    *args: object,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    adopt_digests(digests)
     work(pipe, *args)

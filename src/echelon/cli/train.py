@@ -254,7 +254,7 @@ def _refuse_change(config: Config, directory: Path) -> None:
 
 def _make_room(directory: Path, overwrite: bool) -> None:
     """Refuse to train over a trained run, or remove it where that is asked for."""
-    if not (directory / "seeds").exists():
+    if not RunDirectory(directory).is_trained:
         return
     if not overwrite:
         raise UsageError(
