@@ -282,7 +282,7 @@ def test_entry_travels_through_redis(
     tmp_path: Path, bars_file: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ECHELON_REDIS_URL", redis_url)
-    monkeypatch.setattr("echelon.features.cache._CHUNK", 100_000)
+    monkeypatch.setattr("echelon.features.cache._PIECE", 100_000)
     here = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
     elsewhere = qtmrl_config(
         tmp_path, bars_file, "data.cache.redis=true", f"data.cache.dir={tmp_path}/other-machine"

@@ -72,9 +72,12 @@ def test_resume_goes_on_with_the_configuration_of_the_run(shell: Shell, bars_fil
     assert "not a run directory" in err
 
 
-def test_default_run_directory_is_named_after_the_config(shell: Shell, bars_file: Path) -> None:
+def test_default_directory_is_named_after_the_config_and_is_not_that_of_a_training(
+    shell: Shell, bars_file: Path
+) -> None:
     assert shell("prepare", *_qtmrl(bars_file))[0] == 0
-    assert Path("runs/qtmrl/prepared/X.npy").exists()
+    assert Path("runs/qtmrl-prepared/prepared/X.npy").exists()
+    assert not Path("runs/qtmrl").exists()
 
 
 def test_import_check_show_and_universe(shell: Shell, bars_file: Path, tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from echelon.data.build import build_panel
 from echelon.data.datasets import ensure_dataset, store_of
 from echelon.data.importing import import_source
 from echelon.data.store import Store
-from echelon.errors import ConfigError, DataError, FeatureError, StoreError, UniverseError
+from echelon.errors import (
+    ConfigError,
+    DamagedError,
+    DataError,
+    FeatureError,
+    StoreError,
+    UniverseError,
+)
 from echelon.features import Prepared, prepare
 from echelon.features import prepare as prepare_package
 from echelon.features.engine import Plan, bars_of, symbol_features
@@ -191,7 +198,7 @@ def test_reasons_of_delistings_are_kept_and_those_of_the_future_are_not(tmp_path
     # A set of before has no such key: nothing is known.
     path = prepared.path / "manifest.json"
     old = json.loads(path.read_text(encoding="utf-8"))
-    del old["delist_reasons"]
+    del old["delist_reasons"], old["facts_hash"]
     path.unlink()
     path.write_text(json.dumps(old), encoding="utf-8")
     assert Prepared.open(tmp_path / "run").delist_reasons == (None,) * 4
@@ -202,10 +209,10 @@ def test_damaged_prepared_set_is_named(tmp_path: Path, bars_file: Path) -> None:
     path = prepared.path / "close.npy"
     path.unlink()
     path.write_bytes(b"junk")
-    with pytest.raises(StoreError, match=r"close\.npy: missing or damaged"):
-        _ = Prepared.open(tmp_path / "run").close
-    with pytest.raises(StoreError, match="a file was changed"):
-        Prepared.open(tmp_path / "run").verify()
+    with pytest.raises(DamagedError, match=r"close\.npy: missing or damaged.*file was changed"):
+        Prepared.open(tmp_path / "run")
+    with pytest.raises(DamagedError, match=r"close\.npy: missing or damaged"):
+        _ = Prepared(prepared.path).close
     (prepared.path / "manifest.json").write_text(json.dumps({"format": 0}))
     with pytest.raises(StoreError, match="another version"):
         Prepared.open(tmp_path / "run")

@@ -10,7 +10,7 @@ from echelon.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TUSHARE_TOKEN", "ECHELON_REDIS_URL"):
+    for name in ("TUSHARE_TOKEN", "ECHELON_REDIS_URL", "ECHELON_CACHE_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -28,7 +28,7 @@ def test_values_never_appear_in_repr_str_or_json(monkeypatch: pytest.MonkeyPatch
         assert "hunter2" not in text
 
 
-@pytest.mark.parametrize("name", ["tushare_token", "echelon_redis_url"])
+@pytest.mark.parametrize("name", ["tushare_token", "echelon_redis_url", "echelon_cache_key"])
 @pytest.mark.parametrize("value", [None, "", "   "])
 def test_missing_or_blank_secret_is_an_error_that_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str | None

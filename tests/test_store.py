@@ -311,7 +311,7 @@ def test_damaged_manifest_is_named(tmp_path: Path) -> None:
     import_source(FrameSource(make_bars()), store, "m")
     current = tmp_path / "m" / "CURRENT.json"
     current.write_text(current.read_text()[:50])
-    with pytest.raises(StoreError, match=r"CURRENT\.json: damaged"):
+    with pytest.raises(StoreError, match=r"CURRENT\.json: missing or damaged"):
         store.manifest("m")
     current.write_text(json.dumps({"format": 99}))
     with pytest.raises(StoreError, match="another version"):
@@ -342,7 +342,7 @@ importing._SPILL_ROWS = 100
 if {stage!r} == "merging":
     importing.symbols_table = die
 if {stage!r} == "publishing":
-    store_module.write_atomic = die
+    store_module.write_json = die
 bars = make_bars(seed=9)
 importing.import_source(Dying(bars, pieces=4), Store(Path({root!r})), "m")
 """

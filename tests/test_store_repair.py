@@ -190,21 +190,21 @@ def test_version_is_on_disk_before_the_manifest_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
-    real_sync, real_write = os.fsync, store_module.write_atomic
+    real_sync, real_write = os.fsync, store_module.write_json
 
     def note(handle: int) -> None:
         synced.add(os.fstat(handle).st_ino)
         real_sync(handle)
 
-    def write(path: Path, data: str) -> None:
-        version = tmp_path / "m" / json.loads(data)["version"]
+    def write(path: Path, tree: dict[str, Any], **how: Any) -> None:
+        version = tmp_path / "m" / tree["version"]
         files = list(version.rglob("*"))
         assert len(files) >= 4  # bars, two years, symbols
         assert {f.stat().st_ino for f in (version, *files)} <= synced
-        real_write(path, data)
+        real_write(path, tree, **how)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(store_module, "write_atomic", write)
+    monkeypatch.setattr(store_module, "write_json", write)
     import_source(FrameSource(make_bars()), Store(tmp_path), "m")
     assert "m" in Store(tmp_path)
 

@@ -12,6 +12,7 @@ its own call:
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from numpy.typing import ArrayLike
 from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.features import prepare
+from echelon.features.prepared import content_hash, facts_hash, file_hashes
+from echelon.files import write_json
 from echelon.market import MarketRows, PriceHistory, Rules, market_rows
 from echelon.runs import RunDirectory
 
@@ -145,6 +148,21 @@ def prepared_run(directory: Path, bars: Path, *overrides: str) -> Path:
         *overrides,
     )
     config = qtmrl_config(directory, bars, *few)
-    prepare(config, directory)
-    RunDirectory(directory).record(config, "prepare")
+    content = prepare(config, directory).prepared.manifest["content_hash"]
+    RunDirectory(directory).record(config, "prepare", prepared=content)
     return directory
+
+
+def reseal(run: Path, *, record: bool = True, **changes: Any) -> None:
+    """Make a changed prepared set fit its own manifest again, as one who forges it would.
+
+    changes: to the manifest; record: in run.json too
+    """
+    prepared = run / "prepared"
+    tree = json.loads((prepared / "manifest.json").read_text(encoding="utf-8")) | changes
+    tree["files"] = file_hashes(prepared)
+    tree["content_hash"] = content_hash(tree["files"])
+    write_json(prepared / "manifest.json", tree | {"facts_hash": facts_hash(tree)})
+    if record:
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        write_json(run / "run.json", facts | {"prepared": tree["content_hash"]})

@@ -17,6 +17,8 @@ worker and ends with this process.
   number, on which results depend: it ends its threads before a fork and starts new ones on demand.
 - Its temporary files, and those of Python's process helpers, are in a directory of ours, which the
   next process removes where this one and all its workers were killed (see `files.sweep`).
+- It knows the digests of files that this process has computed: what a command has verified is not
+  verified again in each worker.
 - It leaves without clearing up what it imported, which would take another second.
 """
 
@@ -36,6 +38,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from echelon.digests import Mark, adopt_digests, known_digests
 from echelon.files import scratch_directory, share_directory
 from echelon.stopping import SIGNALS
 
@@ -64,7 +67,9 @@ def hire(work: Callable[..., None], *args: object, daemon: bool = False) -> Work
     ours, theirs = context.Pipe()
     temporary = _temp_directory()
     environment = dict(os.environ) | ({} if temporary is None else {"TMPDIR": str(temporary)})
-    process = context.Process(target=_begin, args=(environment, work, theirs, *args), daemon=daemon)
+    process = context.Process(
+        target=_begin, args=(environment, known_digests(), work, theirs, *args), daemon=daemon
+    )
     if daemon:
         _daemons.add(process)
     context.set_forkserver_preload(list(IMPORTED))
@@ -82,7 +87,11 @@ def hire(work: Callable[..., None], *args: object, daemon: bool = False) -> Work
 
 
 def _begin(
-    environment: dict[str, str], work: Callable[..., None], pipe: Connection, *args: object
+    environment: dict[str, str],
+    digests: Mapping[Mark, str],
+    work: Callable[..., None],
+    pipe: Connection,
+    *args: object,
 ) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a library may unblock them
@@ -91,6 +100,7 @@ def _begin(
     tempfile.tempdir = None  # what the helper had
     if temporary := environment.get("TMPDIR"):
         share_directory(Path(temporary))
+    adopt_digests(digests)
     work(pipe, *args)
 
 

@@ -107,13 +107,21 @@ def refuse_beside_run(config: Path | None, resume: Path | None) -> None:
 
 
 def run_directory(
-    config_file: Path | None, output_dir: Path | None, resume: Path | None, parent: Path
+    config_file: Path | None,
+    output_dir: Path | None,
+    resume: Path | None,
+    parent: Path,
+    ending: str = "",
 ) -> Path:
-    """Where a run goes: --output-dir, the directory of --resume, or one named after the config."""
+    """Where a run goes: --output-dir, the directory of --resume, or one named after the config.
+
+    ending: of that name, for what is not to meet a training in one directory
+    """
     if resume is not None:
         if output_dir is not None and output_dir != resume:
             raise UsageError("--resume goes on in its own directory; leave --output-dir out.")
         return resume
     if output_dir is not None:
         return output_dir
-    return parent / (config_file.stem if config_file is not None else "default")
+    name = config_file.stem if config_file is not None else "default"
+    return parent / f"{name}{ending}"

@@ -20,7 +20,8 @@ from echelon.cli.options import (
     refuse_beside_run,
     run_directory,
 )
-from echelon.config import Config, fingerprint
+from echelon.config import Config, fingerprint, load_run_config
+from echelon.errors import UsageError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -42,19 +43,44 @@ def prepare(
     """Compute features, fit the scaler on the train window and write a prepared set.
 
     The data are imported first where the store does not have them yet. A set that was prepared
-    before, from the same data, configuration and code, comes from the cache.
+    before, from the same data, configuration and code, comes from the cache. The default directory
+    is NAME-prepared; one that holds a trained run is refused, but --resume makes its damaged
+    prepared set anew.
     """
     refuse_beside_run(config, resume)
     tree = configured(config, override, log_level, resume, trust_code)
-    directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
-    report = prepare_run(tree, directory, "prepare", quarantine=quarantine)
+    directory = run_directory(config, output_dir, resume, tree.logging.output_dir, "-prepared")
+    trained = RunDirectory.claim(directory).is_trained
+    if trained:
+        _refuse_trained(tree, directory, resumed=resume is not None)
+    report = prepare_run(tree, directory, "prepare", quarantine=quarantine, record=not trained)
     print_summary(report, directory, tree)
 
 
+def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
+    """Refuse to prepare over a trained run, unless it is to have again what it had."""
+    if resumed and fingerprint(config) == fingerprint(load_run_config(directory / "config.yaml")):
+        return
+    what = "an override would change it" if resumed else "its configuration and data stay"
+    raise UsageError(
+        f"{directory}: holds a trained run; {what}. Name another directory (--output-dir). A "
+        f"damaged prepared set is made anew by: echelon prepare --resume {directory}"
+    )
+
+
 def prepare_run(
-    config: Config, directory: Path, command: str, *, quarantine: bool = False
+    config: Config,
+    directory: Path,
+    command: str,
+    *,
+    quarantine: bool = False,
+    record: bool = True,
 ) -> PrepareReport:
-    """Prepare into a run directory, with progress, and write down what it was made from."""
+    """Prepare into a run directory, with progress, and write down what it was made from.
+
+    A directory with agents in it gets the set they were trained on again, or none.
+    record: off where the record of what was made there before stays
+    """
     # Here and not above: numba and its like take a second, which `echelon --help` has not.
     from echelon.features import prepare as prepare_features
 
@@ -68,14 +94,16 @@ def prepare_run(
         report = prepare_features(
             config,
             directory,
+            expected=run.trained_on(),
             quarantine=quarantine,
             on_rows=bar.count,
             on_import=tell_import,
             on_symbols=on_symbols,
         )
     manifest = report.prepared.manifest
-    run.record(config, command, data=manifest["dataset"], prepared=manifest["content_hash"])
-    sizes = ", ".join(f"{axis}={manifest[axis]}" for axis in "TNFW")
+    if record:
+        run.record(config, command, data=manifest["dataset"], prepared=manifest["content_hash"])
+    sizes = "T={T}, N={N}, F={F}, W={W}".format(**manifest)
     log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
     return report
 

@@ -267,7 +267,7 @@ def _make_room(directory: Path, overwrite: bool) -> None:
     """Refuse to train over a trained run, or remove it where that is asked for."""
     from echelon.training.run import seed_directory, trained_seeds
 
-    if not (directory / "seeds").exists():
+    if not RunDirectory(directory).is_trained:
         return
     if not overwrite:
         raise UsageError(

@@ -148,7 +148,11 @@ class CacheConfig(Section):
     max_gb: float = Field(default=20.0, gt=0)
     """Least recently used entries of the local cache are removed beyond this size."""
     redis: bool = False
-    """Also use the Redis at ECHELON_REDIS_URL (the URL may hold a password: environment only)."""
+    """Also use the Redis at ECHELON_REDIS_URL (the URL may hold a password: environment only).
+    On another machine it is used only with a key in ECHELON_CACHE_KEY or with `redis_trusted`."""
+    redis_trusted: bool = False
+    """Use a Redis of another machine without a key: whoever can write to it decides what is
+    learned from."""
 
 
 class DataConfig(Section):

@@ -15,12 +15,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echelon.errors import ConfigError
 
-SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url"]
+SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_cache_key"]
 
 _WHAT = MappingProxyType(
     {
         "tushare_token": "the token of your tushare.pro account (its user page shows it)",
         "echelon_redis_url": "the URL of the Redis cache, such as redis://:password@host:6379/0",
+        "echelon_cache_key": "the key that signs entries of the Redis cache, a long random text",
     }
 )
 
@@ -40,6 +41,9 @@ class Secrets(BaseSettings):
     """TUSHARE_TOKEN: for `data.source: tushare`."""
     echelon_redis_url: SecretStr | None = None
     """ECHELON_REDIS_URL: for `data.cache.redis`; it may hold a password."""
+    echelon_cache_key: SecretStr | None = None
+    """ECHELON_CACHE_KEY: signs entries of the Redis cache; any long random text, the same on every
+    machine that shares them."""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from echelon.data.bars import SourceInfo
-from echelon.errors import StoreError
-from echelon.files import sha256_file
+from echelon.errors import DamagedError, StoreError, shorten
+from echelon.files import read_json, sha256_file
 
 FORMAT = 1
+REMEDY = "Import the dataset anew (`echelon data import`)."
+TABLES = ("symbols", "membership", "benchmark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +64,50 @@ class Manifest:
         """Times of the first and the last bar."""
         return self.partitions[0].first, self.partitions[-1].last
 
-    def to_json(self) -> str:
-        """Serialise, sorted."""
+    def to_tree(self) -> dict[str, Any]:
+        """As JSON has it."""
         tree = asdict(self) | {"format": FORMAT}
         tree["info"]["fields"] = sorted(self.info.fields)
-        return json.dumps(tree, indent=1, sort_keys=True, default=str, ensure_ascii=False)
+        for part in tree["partitions"]:
+            part |= {"first": str(part["first"]), "last": str(part["last"])}
+        return tree
 
     @staticmethod
-    def from_json(text: str, path: Path) -> Manifest:
-        """Parse what `to_json` wrote; `path` is named in errors."""
-        try:
-            tree = json.loads(text)
-            if tree.pop("format") != FORMAT:
-                raise StoreError(f"{path}: written by another version of Echelon. Import anew.")
-            info = tree.pop("info")
-            info["fields"] = frozenset(info["fields"])
-            partitions = tuple(
-                Partition(
-                    **p
-                    | {
-                        "first": datetime.fromisoformat(p["first"]),
-                        "last": datetime.fromisoformat(p["last"]),
-                    }
-                )
-                for p in tree.pop("partitions")
-            )
-            return Manifest(info=SourceInfo(**info), partitions=partitions, **tree)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{path}: damaged ({error}). Import the dataset anew.") from None
+    def read(path: Path) -> Manifest:
+        """Read what `to_tree` became; raises where it is not what was written."""
+        if read_json(path, dict, REMEDY).get("format") != FORMAT:
+            raise StoreError(f"{path}: written by another version of Echelon. {REMEDY}")
+        manifest = read_json(path, Manifest, REMEDY)
+        for names, pattern in (
+            ([manifest.version], r"v-[0-9a-f]{16}(-2)?"),
+            ([part.key for part in manifest.partitions], r"\d{4}(-\d\d){0,2}"),
+            (manifest.tables, "|".join(TABLES)),
+        ):
+            # They become names of files.
+            wrong = next((name for name in names if not re.fullmatch(pattern, name, re.A)), None)
+            if wrong is not None:
+                raise DamagedError(path, f"{shorten(repr(wrong), 60)} is no name of ours", REMEDY)
+        if not manifest.partitions:
+            raise DamagedError(path, "no partitions", REMEDY)
+        if content_digest(manifest.info, manifest.partitions, manifest.tables) != (
+            manifest.content_hash
+        ):
+            raise DamagedError(path, "its content hash is not that of its parts", REMEDY)
+        return manifest
+
+
+def content_digest(
+    info: SourceInfo, partitions: Iterable[Partition], tables: Mapping[str, str]
+) -> str:
+    """The content hash of a dataset, from the digests of its parts."""
+    return digest_of(
+        {
+            "info": [info.freq, info.calendar, info.timezone, info.price_basis],
+            "fields": sorted(info.fields),
+            "partitions": [[p.key, p.digest] for p in partitions],
+            "tables": dict(tables),
+        }
+    )
 
 
 def digest_frame(frame: pl.DataFrame) -> str:

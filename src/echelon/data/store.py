@@ -20,7 +20,8 @@ import copy
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -28,15 +29,22 @@ from typing import Self
 import polars as pl
 
 from echelon.data.bars import SCHEMA
-from echelon.data.manifest import Manifest, digest_frame, digest_of
-from echelon.errors import StoreError
+from echelon.data.manifest import (
+    REMEDY,
+    Manifest,
+    Partition,
+    content_digest,
+    digest_frame,
+)
+from echelon.digests import digest_once
+from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import (
     exclusive_lock,
     link_or_copy,
     staging_directory,
     sync,
     sync_tree,
-    write_atomic,
+    write_json,
 )
 
 log = logging.getLogger(__name__)
@@ -44,7 +52,6 @@ log = logging.getLogger(__name__)
 CURRENT = "CURRENT.json"
 _SPAN = {"1d": "1y", "5min": "1mo", "1min": "1d"}
 _NAME = {"1d": "%Y", "5min": "%Y-%m", "1min": "%Y-%m-%d"}
-TABLES = ("symbols", "membership", "benchmark")
 
 
 class Store:
@@ -90,17 +97,18 @@ class Store:
         if self.pin is not None and self.pin.name == name:
             return self.pin
         path = self.directory(name) / CURRENT
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        if not path.is_file():
             have = ", ".join(self.datasets()) or "none"
             raise StoreError(
                 f"{self.root}: no dataset {name!r} (there: {have}). "
                 "Import it with `echelon data import`."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise _damaged(path, error) from None
-        return Manifest.from_json(text, path)
+            )
+        manifest = Manifest.read(path)
+        if manifest.name != name:
+            raise DamagedError(
+                path, f"of the dataset {shorten(repr(manifest.name), 60)}, not {name!r}", REMEDY
+            )
+        return manifest
 
     def find(self, name: str) -> Manifest | None:
         """The manifest, or None where an import would start from nothing.
@@ -124,16 +132,19 @@ class Store:
         columns: Sequence[str] | None = None,
     ) -> pl.DataFrame:
         """One partition's bars, sorted by time and symbol."""
-        path = self._version(name) / "bars" / f"{key}.parquet"
+        path = self._verified_bars(name, key)
         lazy = pl.scan_parquet(path, glob=False)
         if symbols is not None:
             lazy = lazy.filter(pl.col("symbol").is_in(list(symbols)))
         if columns is not None:
             lazy = lazy.select(columns)
-        try:
+        with _naming(path):
             return lazy.collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _damaged(path, error) from None
+
+    def verify(self, name: str, start: datetime | None = None, end: datetime | None = None) -> None:
+        """Verify what lies between `start` and `end`: worker processes then need not."""
+        for key in self.partitions(name, start, end):
+            self._verified_bars(name, key)
 
     def partitions(
         self, name: str, start: datetime | None = None, end: datetime | None = None
@@ -148,12 +159,12 @@ class Store:
     def table(self, name: str, table: str) -> pl.DataFrame | None:
         """`symbols`, `membership` or `benchmark`; None where the dataset has no such table."""
         path = self._version(name) / f"{table}.parquet"
-        if table not in self.manifest(name).tables:
+        digest = self.manifest(name).tables.get(table)
+        if digest is None:
             return None
-        try:
+        _verify_file(path, _table_digest, digest)
+        with _naming(path):
             return pl.read_parquet(path, glob=False)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise _damaged(path, error) from None
 
     def symbols(self, name: str) -> pl.DataFrame:
         """The symbols table: symbol, first, last, bars, anchor, listed, delisted, reason, name."""
@@ -179,15 +190,7 @@ class Store:
     def publish(self, staging: Path, draft: Manifest, *, tables: dict[str, str]) -> Manifest:
         """Make a finished staging directory the current version. Call with the lock held."""
         assert self.pin is None, "a pinned store is for reading"
-        info = draft.info
-        content = digest_of(
-            {
-                "info": [info.freq, info.calendar, info.timezone, info.price_basis],
-                "fields": sorted(info.fields),
-                "partitions": [[p.key, p.digest] for p in draft.partitions],
-                "tables": tables,
-            }
-        )
+        content = content_digest(draft.info, draft.partitions, tables)
         home = self.directory(draft.name)
         previous = self.find(draft.name)
         version = f"v-{content[:16]}"
@@ -209,7 +212,7 @@ class Store:
         sync_tree(staging)
         staging.rename(home / version)
         sync(home)
-        write_atomic(home / CURRENT, done.to_json())
+        write_json(home / CURRENT, done.to_tree(), sort_keys=True)
         if previous is None:
             return done  # whatever a damaged manifest pointed to stays until the next import
         # The version before stays for readers that opened it; anything older goes.
@@ -218,13 +221,61 @@ class Store:
                 shutil.rmtree(path, ignore_errors=True)
         return done
 
+    def _verified_bars(self, name: str, key: str) -> Path:
+        """The file of a partition, whose values are those that were imported."""
+        path = self._version(name) / "bars" / f"{key}.parquet"
+        part = next((p for p in self.manifest(name).partitions if p.key == key), None)
+        if part is None:
+            raise StoreError(f"dataset {name!r} has no partition {key!r}.")
+        _verify_file(path, _bars_digest, _bars_facts(part))
+        return path
+
     def _version(self, name: str) -> Path:
         return self.directory(name) / self.manifest(name).version
 
 
-def _damaged(path: Path, error: Exception) -> StoreError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return StoreError(f"{path}: missing or damaged ({reason}). Import the dataset anew.")
+def _verify_file(path: Path, digest: Callable[[Path], str], expected: str) -> None:
+    """Compare the values of a file with what was imported; they are read once a command.
+
+    Values and not bytes: the digests of the manifest are theirs.
+    """
+    with _naming(path):
+        values = digest_once(path, digest.__name__, digest)
+    if values != expected:
+        raise DamagedError(path, "its content is not what was imported", REMEDY)
+
+
+def _table_digest(path: Path) -> str:
+    return digest_frame(pl.read_parquet(path, glob=False))
+
+
+def _bars_digest(path: Path) -> str:
+    frame = pl.read_parquet(path, glob=False)
+    first, last = frame["time"].min(), frame["time"].max()
+    assert isinstance(first, datetime)
+    assert isinstance(last, datetime)
+    return _bars_facts(Partition("", frame.height, first, last, digest_frame(frame)))
+
+
+def _bars_facts(part: Partition) -> str:
+    """What a manifest says of a partition and its file must confirm."""
+    return f"{part.digest} {part.rows} {part.first} {part.last}"
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Say of which file it was where it cannot be read."""
+    try:
+        yield
+    except (
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,  # of its Parquet reader, on bytes that make no sense
+        OSError,
+        ValueError,
+        AssertionError,  # no times in it
+    ) as error:
+        lines = str(error).splitlines()
+        raise DamagedError(path, lines[0] if lines else type(error).__name__, REMEDY) from None
 
 
 def partition_begin(freq: str) -> pl.Expr:

@@ -26,6 +26,7 @@ from echelon.envs.gym import TradingEnv
 from echelon.envs.world import World, world_of
 from echelon.errors import UsageError
 from echelon.features.prepared import Prepared
+from echelon.runs import RunDirectory
 from echelon.runs.registry import Registry, new_entry, window_of
 
 RUN_VARIABLE = "ECHELON_RUN"
@@ -82,7 +83,8 @@ def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World
 @lru_cache(maxsize=4)
 def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
     """changed: times of the files, so that a set prepared anew is read anew."""
-    config, prepared = load_run_config(path / "config.yaml"), Prepared.open(path)
+    config = load_run_config(path / "config.yaml")
+    prepared = Prepared.open(path, RunDirectory(path).trained_on())
     costs = 1.0 if split == "train" or config.eval.use_fee else 0.0
     read = None
     if split == "test":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -212,7 +211,7 @@ def _history(prepared: Prepared, stop: int) -> PriceHistory:
         assert values is not None, f"a prepared set always has {name}"
         return np.asarray(values[:stop])
 
-    manifest: dict[str, Any] = prepared.manifest
+    manifest = prepared.manifest
     return PriceHistory(
         times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,

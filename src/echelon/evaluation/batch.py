@@ -44,6 +44,7 @@ from echelon.files import (
     write_json,
 )
 from echelon.runs import RunDirectory
+from echelon.training.executors import verify_days
 from echelon.training.many import SeedJob, train_seed
 from echelon.training.run import Outcome, TrainedRun, finished_outcome, seed_directory
 
@@ -220,7 +221,8 @@ def prepare_runs(
         try:
             if share != run:
                 _share_prepared(share, run)
-            report = prepare(member.config, run, quarantine=quarantine)
+            expected = RunDirectory(run).trained_on()
+            report = prepare(member.config, run, expected=expected, quarantine=quarantine)
         except EchelonError as error:
             course.failed(k, error)
             continue
@@ -270,6 +272,8 @@ def train_runs(
     """
     if plan:
         jobs = [job.seed for job in plan]
+        if workers > 1:
+            verify_days(job.config for job in jobs)
         done = run_jobs(_train_one, jobs, workers=workers, on_report=on_report)
         course.stopped = done.stopped
         for job, result in zip(plan, done.results, strict=True):

@@ -2,36 +2,63 @@
 
 Two places are looked in, in order: a directory on this machine, and a Redis shared by several.
 An entry is a flat set of files. Whatever goes wrong with a cache costs a warning and a
-computation, never a wrong or a missing result: files fetched from Redis are hashed, files on
-disk are compared by size and time and hashed where those differ.
+computation, never a wrong or a missing result:
+
+1. Names, numbers and sizes of an entry's description are checked before anything is written.
+2. Every file is hashed and compared with the description.
+3. `features.prepare` verifies the set itself, whose manifest must be of the key asked for.
+
+Hashes beside data prove that nothing was damaged, not who wrote it. Whoever can write to a Redis
+could give us any features, so with a key (ECHELON_CACHE_KEY) entries carry a MAC, and without one
+only a Redis of this machine is used, or one that the configuration calls trusted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import ipaddress
 import json
 import logging
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import redis
 
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
-from echelon.errors import ConfigError
-from echelon.files import link_or_copy, sha256_file, staging_directory, sweep, sync
+from echelon.digests import note_sha256, sha256_once
+from echelon.errors import ConfigError, DamagedError, shorten
+from echelon.files import (
+    link_or_copy,
+    parse_json,
+    read_json,
+    staging_directory,
+    sweep,
+    sync,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 
 _ENTRY = "entry.json"
-_CHUNK = 32 * 1024 * 1024
+_FORMAT = 2
+_PIECE = 32 * 1024 * 1024
+_MAX_PIECE = 64 * 1024 * 1024
+_MAX_FILES = 64
+_MAX_PIECES = 100_000
+_MAX_DESCRIPTION = 64 * 1024
 _TIMEOUT = 5.0
-_NONE: Mapping[str, str] = MappingProxyType({})
+_REMEDY = "It is computed anew."
 
 
 class Cache(Protocol):
@@ -41,12 +68,66 @@ class Cache(Protocol):
         """Put the entry's files into the empty directory `into`; False where there is none."""
         ...
 
-    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
-        """Keep the files of `directory` under `key`.
-
-        digests: SHA-256 of files whose hash the caller knows already, by name
-        """
+    def put(self, key: str, directory: Path) -> None:
+        """Keep the files of `directory` under `key`."""
         ...
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """Bytes and SHA-256 of a file of an entry."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an entry says of itself.
+
+    key: that it was stored under; piece: bytes of all but the last piece of a file in Redis
+    mac: of all the rest, where whoever wrote it had a key
+    """
+
+    format: int
+    key: str
+    piece: int
+    files: dict[str, StoredFile]
+    mac: str | None = None
+
+    def check(self, key: str, max_bytes: int) -> None:
+        """Raise ValueError unless this can be the description of `key`'s entry."""
+        if self.format != _FORMAT:
+            raise ValueError("written by another version of Echelon")
+        if self.key != key:
+            raise ValueError(f"of the key {shorten(self.key, 12)}, not {key[:12]}")
+        if not 0 < len(self.files) <= _MAX_FILES:
+            raise ValueError(f"{len(self.files)} files, expected 1 to {_MAX_FILES}")
+        if not 0 < self.piece <= _MAX_PIECE:
+            raise ValueError(f"pieces of {self.piece} bytes, expected 1 to {_MAX_PIECE}")
+        for name in self.files:
+            check_name(name)
+        sizes = [file.size for file in self.files.values()]
+        if sum(sizes) > _MAX_PIECES * self.piece:
+            raise ValueError(f"more than {_MAX_PIECES} pieces")
+        if min(sizes) < 0 or sum(sizes) > max_bytes:
+            raise ValueError(
+                f"{sum(sizes)} bytes in all, expected up to {max_bytes} (data.cache.max_gb)"
+            )
+
+    def signature(self, secret: bytes) -> str:
+        """HMAC-SHA256 over key, names, sizes and digests."""
+        tree = asdict(self) | {"mac": None}
+        text = json.dumps(tree, sort_keys=True, ensure_ascii=True)
+        return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless `name` is a plain name of a file in one directory."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name) or len(name) > 100:
+        raise ValueError(f"{shorten(repr(name), 60)} is no file name of an entry")
+    if name == _ENTRY:
+        raise ValueError(f"{_ENTRY} is the description itself")
 
 
 def open_caches(config: CacheConfig) -> list[Cache]:
@@ -54,12 +135,27 @@ def open_caches(config: CacheConfig) -> list[Cache]:
     if not config.enabled:
         return []
     sweep(config.dir)
-    caches: list[Cache] = [LocalCache(config.dir, int(config.max_gb * 1e9))]
+    max_bytes = int(config.max_gb * 1e9)
+    caches: list[Cache] = [LocalCache(config.dir, max_bytes)]
     if config.redis:
-        caches.append(
-            RedisCache.from_url(secrets().require("echelon_redis_url").get_secret_value())
-        )
+        known = secrets()
+        url = known.require("echelon_redis_url").get_secret_value()
+        key = known.echelon_cache_key.get_secret_value().strip() if known.echelon_cache_key else ""
+        shared = RedisCache.from_url(url, max_bytes=max_bytes, secret=key or None)
+        if key or config.redis_trusted or shared.is_local():
+            caches.append(shared)
+        else:
+            _warn_stranger()
     return caches
+
+
+@cache  # once a command: a walk-forward prepares many sets
+def _warn_stranger() -> None:
+    log.warning(
+        "Redis cache: not used, as ECHELON_REDIS_URL is of another machine and nothing says who "
+        "writes to it. Set ECHELON_CACHE_KEY to the same long random text wherever it is used, or "
+        "data.cache.redis_trusted: true."
+    )
 
 
 class LocalCache:
@@ -72,7 +168,7 @@ class LocalCache:
     def get(self, key: str, into: Path) -> bool:
         """Hard-link (or copy) the entry's files into `into`."""
         entry = self.root / key
-        names = self._checked(entry)
+        names = self._checked(key)
         if names is None:
             return False
         try:
@@ -80,7 +176,7 @@ class LocalCache:
                 link_or_copy(entry / name, into / name)
         except OSError as error:  # removed meanwhile by another process, or not to be read
             log.warning("cache entry %s cannot be read (%s): computing anew", entry, error)
-            _empty(into)
+            empty_directory(into)
             return False
         try:
             os.utime(entry)
@@ -88,42 +184,44 @@ class LocalCache:
             log.debug("cache entry %s: its last use is not noted (%s)", entry, error)
         return True
 
-    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
+    def put(self, key: str, directory: Path) -> None:
         """Keep hard links to the files; a full disk costs a warning."""
         entry = self.root / key
         try:
             with staging_directory(self.root) as staging:
-                meta = {}
+                files = {}
                 for file in sorted(directory.iterdir()):
                     link_or_copy(file, staging / file.name)
-                    sync(file)  # an entry is trusted later by size and time: it must be on disk
-                    stat = file.stat()
-                    digest = digests.get(file.name) or sha256_file(file)
-                    meta[file.name] = [stat.st_size, stat.st_mtime_ns, digest]
-                (staging / _ENTRY).write_text(json.dumps(meta))
+                    sync(file)
+                    files[file.name] = StoredFile(file.stat().st_size, sha256_once(file))
+                write_json(staging / _ENTRY, asdict(Description(_FORMAT, key, _PIECE, files)))
                 shutil.rmtree(entry, ignore_errors=True)
                 staging.rename(entry)
             self._evict(keep=entry)
         except OSError as error:
             log.warning("cache %s: entry not kept (%s)", self.root, error)
 
-    def _checked(self, entry: Path) -> list[str] | None:
+    def _checked(self, key: str) -> list[str] | None:
         """Names of the entry's files, or None where it is absent or was changed."""
+        entry = self.root / key
         try:
-            meta = json.loads((entry / _ENTRY).read_text())
-            for name, (size, mtime, digest) in meta.items():
-                stat = (entry / name).stat()
-                if stat.st_size != size or (
-                    stat.st_mtime_ns != mtime and sha256_file(entry / name) != digest
-                ):
+            (entry / _ENTRY).stat()
+            description = read_json(entry / _ENTRY, Description, _REMEDY)
+            # Written before `max_gb` was lowered, perhaps: no bound here but those of the disk.
+            description.check(key, shutil.disk_usage(self.root).total)
+            for name, file in description.files.items():
+                found = os.lstat(entry / name)
+                if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+                    raise ValueError(f"{name} is not a file")
+                if found.st_size != file.size or sha256_once(entry / name) != file.sha256:
                     raise ValueError(f"{name} was changed")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, DamagedError) as error:
             log.warning("cache entry %s is damaged (%s): removed, computing anew", entry, error)
             shutil.rmtree(entry, ignore_errors=True)
             return None
-        return list(meta)
+        return list(description.files)
 
     def _evict(self, keep: Path) -> None:
         entries = sorted(
@@ -139,79 +237,182 @@ class LocalCache:
 
 
 class RedisCache:
-    """Entries in a Redis, in chunks; the description is written last and read first."""
+    """Entries in a Redis, in pieces; the description is written last and read first.
 
-    def __init__(self, client: redis.Redis, prefix: str = "echelon:prepared") -> None:
+    max_bytes: of an entry that is fetched or sent
+    secret: entries are signed with it, and those that are not are not used
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        prefix: str = "echelon:prepared",
+        *,
+        max_bytes: int = 20 * 10**9,
+        secret: str | None = None,
+    ) -> None:
         self.client = client
         self.prefix = prefix
+        self.max_bytes = max_bytes
+        self._secret = None if secret is None else secret.encode()
 
     @staticmethod
-    def from_url(url: str) -> RedisCache:
-        """Connect lazily; a URL that cannot be one is refused here."""
+    def from_url(url: str, *, max_bytes: int = 20 * 10**9, secret: str | None = None) -> RedisCache:
+        """Connect lazily; a URL that cannot be one is refused here, and never printed."""
+        refuse_redis_url(url)
         try:
             client = redis.Redis.from_url(
                 url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT
             )
-        except ValueError as error:
-            raise ConfigError(
-                f"ECHELON_REDIS_URL: {error}. Expected redis://host:port/db."
-            ) from None
-        return RedisCache(client)
+        except (ValueError, TypeError, AttributeError):  # their text may have the password in it
+            client = None
+        if client is None:
+            raise ConfigError(_BAD_URL)
+        return RedisCache(client, max_bytes=max_bytes, secret=secret)
+
+    def is_local(self) -> bool:
+        """Whether the server is reached by the loopback interface or a socket of this machine."""
+        pool = self.client.connection_pool
+        if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
+            return True
+        host = str(pool.connection_kwargs.get("host") or "localhost")
+        if host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
 
     def get(self, key: str, into: Path) -> bool:
         """Fetch and verify the entry."""
         with self._tolerant("read"):
-            text = self.client.get(f"{self.prefix}:{key}")
-            if text is None:
+            text = self.client.getrange(f"{self.prefix}:{key}", 0, _MAX_DESCRIPTION)
+            if not text:
                 return False
-            assert isinstance(text, bytes)
-            for name, (chunks, digest) in json.loads(text).items():
-                if not self._fetch(f"{self.prefix}:{key}:{name}", chunks, digest, into / name):
-                    log.warning("Redis cache: %s of %s is damaged, computing anew", name, key[:12])
-                    _empty(into)
-                    return False
+            try:
+                description = self._described(text, key)
+                for name, file in description.files.items():
+                    prefix = f"{self.prefix}:{key}:{name}"
+                    self._fetch(prefix, file, description.piece, into / name)
+            except (ValueError, DamagedError) as error:
+                why = error.what if isinstance(error, DamagedError) else error
+                log.warning("Redis cache: entry %s is damaged (%s): computing anew", key[:12], why)
+                empty_directory(into)
+                return False
             return True
-        _empty(into)
+        empty_directory(into)
         return False
 
-    def _fetch(self, prefix: str, chunks: int, digest: str, path: Path) -> bool:
+    def _described(self, text: object, key: str) -> Description:
+        if not isinstance(text, bytes) or len(text) > _MAX_DESCRIPTION:
+            raise ValueError(f"a description of more than {_MAX_DESCRIPTION} bytes")
+        description = parse_json(text, Description, Path("description"), _REMEDY)
+        description.check(key, self.max_bytes)
+        if self._secret is not None:
+            mac = (description.mac or "").encode()
+            if not hmac.compare_digest(mac, description.signature(self._secret).encode()):
+                raise ValueError("not signed with this ECHELON_CACHE_KEY")
+        return description
+
+    def _fetch(self, prefix: str, file: StoredFile, piece: int, path: Path) -> None:
         state = hashlib.sha256()
-        with path.open("wb") as handle:
-            for k in range(chunks):
-                piece = self.client.get(f"{prefix}:{k}")
-                if not isinstance(piece, bytes):
-                    return False
-                state.update(piece)
-                handle.write(piece)
-        return state.hexdigest() == digest
+        with path.open("xb") as handle:
+            for k, begin in enumerate(range(0, file.size, piece)):
+                wanted = min(piece, file.size - begin)
+                # One byte more than there should be: never a value of any size.
+                data = self.client.getrange(f"{prefix}:{k}", 0, wanted)
+                if not isinstance(data, bytes) or len(data) != wanted:
+                    raise ValueError(f"piece {k} of {path.name} is missing or of another size")
+                state.update(data)
+                handle.write(data)
+        if state.hexdigest() != file.sha256:
+            raise ValueError(f"{path.name} was changed")
+        note_sha256(path, file.sha256)
 
-    def put(self, key: str, directory: Path, digests: Mapping[str, str] = _NONE) -> None:
-        """Send the files, then the description that makes them an entry.
-
-        What is sent is hashed as it is sent, whatever `digests` says.
-        """
+    def put(self, key: str, directory: Path) -> None:
+        """Send the files, then the description that makes them an entry."""
+        files = sorted(directory.iterdir())
+        if sum(file.stat().st_size for file in files) > self.max_bytes:
+            log.warning("Redis cache: entry %s is larger than data.cache.max_gb", key[:12])
+            return
         with self._tolerant("write"):
-            meta = {}
-            for file in sorted(directory.iterdir()):
+            sent: dict[str, StoredFile] = {}
+            for file in files:
                 state = hashlib.sha256()
-                chunks = 0
+                size = 0
                 with file.open("rb") as handle:
-                    while piece := handle.read(_CHUNK):
-                        self.client.set(f"{self.prefix}:{key}:{file.name}:{chunks}", piece)
-                        state.update(piece)
-                        chunks += 1
-                meta[file.name] = [chunks, state.hexdigest()]
-            self.client.set(f"{self.prefix}:{key}", json.dumps(meta))
+                    while data := handle.read(_PIECE):
+                        number = size // _PIECE
+                        self.client.set(f"{self.prefix}:{key}:{file.name}:{number}", data)
+                        state.update(data)
+                        size += len(data)
+                sent[file.name] = StoredFile(size, state.hexdigest())
+            description = Description(_FORMAT, key, _PIECE, sent)
+            tree = asdict(description)
+            if self._secret is not None:
+                tree["mac"] = description.signature(self._secret)
+            self.client.set(f"{self.prefix}:{key}", json.dumps(tree))
 
     @contextmanager
     def _tolerant(self, what: str) -> Iterator[None]:
         """A Redis that is down, full, slow or speaks nonsense costs a warning, never the result."""
         try:
             yield
-        except (redis.RedisError, OSError, ValueError, TypeError, AttributeError) as error:
-            log.warning("Redis cache: cannot %s (%s); going on without it", what, error)
+        except (
+            redis.RedisError,
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            MemoryError,  # of an answer that no machine holds
+            RecursionError,
+        ) as error:
+            log.warning("Redis cache: cannot %s (%s); going on without it", what, _reason(error))
 
 
-def _empty(directory: Path) -> None:
+_BAD_URL = (
+    "ECHELON_REDIS_URL cannot be used (it is not shown, as it may hold a password). Expected "
+    "redis://[user]:[password]@host:port/db, rediss://… or unix://…/redis.sock; in user and "
+    "password write %2F for /, %3F for ?, %23 for #, %40 for @ and %25 for %."
+)
+
+
+def refuse_redis_url(url: str) -> None:
+    """Refuse a URL whose password would be taken for a host, port or path, and then be printed."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = None, None
+    rest = "" if parts is None else parts.path + parts.query
+    if (
+        parts is None
+        or parts.scheme not in ("redis", "rediss", "unix")
+        or "#" in url
+        or "@" in rest
+        or port == 0
+        or not url.isprintable()
+    ):
+        raise ConfigError(_BAD_URL)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, without a word that may come from the URL.
+
+    A name that is no host, or a server that repeats what it was sent, would print a password.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    kind = type(error).__name__
+    code = str(error).split(" ", 1)[0]
+    shows = isinstance(error, redis.ResponseError) and re.fullmatch(r"[A-Z]{2,20}", code)
+    return f"{kind}: {code}" if shows else kind
+
+
+def empty_directory(directory: Path) -> None:
+    """Remove the files of a flat directory."""
     for file in directory.iterdir():
         file.unlink()

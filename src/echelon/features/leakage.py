@@ -43,7 +43,7 @@ from echelon.features.prepare import (
 )
 from echelon.features.registry import run, select
 from echelon.features.scaler import Moments
-from echelon.files import scratch_directory
+from echelon.files import read_array, scratch_directory
 from echelon.types import Bools, Floats, Floats32
 
 Test = Literal["truncated", "scrambled", "rescaled", "ladder"]
@@ -56,6 +56,7 @@ _MAX_SYMBOLS = 60
 _LADDER_SYMBOLS = 8
 _LADDER_CUTS = 24
 _LADDER_RUN = 250
+_REMEDY = "Run the check again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class _Runner:
         present, moments = compute(panel, self.plan, path, train=train, exogenous=exogenous)
         if cut is None:
             refuse_empty_train(present[train.start : train.stop], self.plan, self.config)
-        return _Line(replace(panel, present=present), np.load(path, mmap_mode="r"), moments)
+        return _Line(replace(panel, present=present), read_array(path, _REMEDY), moments)
 
 
 def _compare(

@@ -10,14 +10,13 @@ Key and panel are made from one version of the dataset, pinned between 1 and 2.
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -31,31 +30,33 @@ from echelon.data.importing import ImportReport
 from echelon.data.manifest import Manifest, digest_code, digest_of
 from echelon.data.panel import Panel
 from echelon.data.store import Store
-from echelon.errors import DamagedError, DataError, SourceError, UsageError
-from echelon.features.cache import open_caches
+from echelon.errors import DataError, SourceError, StoreError, UsageError
+from echelon.features.cache import Cache, empty_directory, open_caches
 from echelon.features.engine import Plan, Progress, compute
 from echelon.features.exogenous import load_exogenous
 from echelon.features.grid import GridFile
 from echelon.features.prepared import (
     FORMAT,
+    MANIFEST,
     Prepared,
     content_hash,
+    facts_hash,
     file_hashes,
-    file_sizes,
-    is_whole,
+    open_whole,
 )
 from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import Moments, Scaler
 from echelon.files import (
     exclusive_lock,
-    read_json,
     recover_directory,
     sha256_file,
     staging_directory,
     swap_directory,
-    write_atomic,
+    write_json,
 )
 from echelon.types import Bools, Times
+
+log = logging.getLogger(__name__)
 
 _STAGING = ".prepared-"
 _LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
@@ -91,6 +92,7 @@ def prepare(
     config: Config,
     directory: Path,
     *,
+    expected: str | None = None,
     quarantine: bool = False,
     on_rows: Callable[[int], None] | None = None,
     on_import: Callable[[ImportReport], None] | None = None,
@@ -98,30 +100,35 @@ def prepare(
 ) -> PrepareReport:
     """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory.
 
+    expected: content hash of what agents there were trained on; another set is refused, and what
+        is there stays
     Code that a run directory names and the user has not is neither run nor, while the set is there
     and was made with the same files, needed.
     """
     target = directory / "prepared"
     made_with = _sources_without_code(config.features, target)
     dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
-    if made_with is not None and is_whole(target, cache_key(config, dataset, made_with)):
-        prepared = Prepared.open(target)
-        left_out = prepared.manifest["left_out"].items()
-        told = tuple(LeftOut(name, tuple(missing)) for name, missing in left_out)
-        return PrepareReport(prepared, dataset, True, told)
+    if made_with is not None:
+        ready = _standing(target, cache_key(config, dataset, made_with))
+        if ready is not None and expected in (None, ready.manifest["content_hash"]):
+            missing = ready.manifest["left_out"].items()
+            left_out = tuple(LeftOut(name, tuple(fields)) for name, fields in missing)
+            return PrepareReport(ready, dataset, True, left_out)
     selection = select(config.features, panel_fields(config, dataset))
     key = cache_key(config, dataset, source_ids(selection))
     caches = open_caches(config.data.cache)
     with exclusive_lock(directory / ".prepare.lock", f"the prepared set in {directory}"):
         recover_directory(target)
-        if is_whole(target, key):
-            return PrepareReport(Prepared.open(target), dataset, True, selection.left_out)
+        ready = _standing(target, key)
+        if ready is not None and expected in (None, ready.manifest["content_hash"]):
+            return PrepareReport(ready, dataset, True, selection.left_out)
         with staging_directory(directory, _STAGING) as staging:
-            hit = next((k for k, store in enumerate(caches) if store.get(key, staging)), None)
+            hit = _fetch(caches, key, staging)
             if hit is None:
                 _make(config, dataset, selection, key, staging, on_symbols)
+            _refuse_other(Prepared(staging), expected, directory)
             for known in caches[:hit]:
-                known.put(key, staging, Prepared(staging).manifest["files"])
+                known.put(key, staging)
             swap_directory(staging, target)
     return PrepareReport(Prepared.open(target), dataset, hit is not None, selection.left_out)
 
@@ -136,9 +143,9 @@ def _sources_without_code(features: FeaturesConfig, target: Path) -> list[str] |
     strange = [] if code is None else [file for file in files if not code.trusts(file)]
     if code is None or not strange:
         return None
-    if not (target / "manifest.json").is_file():
+    if not (target / MANIFEST).is_file():
         code.refuse(strange[0], "features.modules")
-    sources = _read_sources(target / "manifest.json")
+    sources = Prepared(target).manifest.get("sources", [])
     recorded = {source.partition(":")[0] for source in sources}
     for file in strange:
         described = describe_file(file)
@@ -151,18 +158,43 @@ def _sources_without_code(features: FeaturesConfig, target: Path) -> list[str] |
     return sources
 
 
-def _read_sources(path: Path) -> list[str]:
-    """`sources` of a manifest: the code of each feature, for a user's that of the whole file."""
-    manifest = read_json(path, dict[str, Any], "Run `echelon prepare`.")
-    sources = manifest.get("sources", [])  # sets made before they were kept have none
-    if not isinstance(sources, list) or not all(isinstance(source, str) for source in sources):
-        raise DamagedError(path, "sources: not a list of texts", "Run `echelon prepare`.")
-    return sources
-
-
 def source_ids(selection: Selection) -> list[str]:
     """What computes each feature: of a user's, the hash of its file."""
     return [getattr(spec, "source_id", "") for spec in selection.specs]
+
+
+def _standing(target: Path, key: str) -> Prepared | None:
+    """The set of `key` that is there already; one that is damaged is made anew."""
+    try:
+        return open_whole(target, key)
+    except StoreError as error:
+        log.warning("%s It is made anew now.", error)
+        return None
+
+
+def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
+    """Number of the first cache that has a good set of `key`, which is in `staging` then."""
+    for k, known in enumerate(caches):
+        if not known.get(key, staging):
+            continue
+        try:
+            Prepared(staging).verify(key=key)
+        except StoreError as error:
+            log.warning("cache entry %s is damaged (%s): computing anew", key[:12], error)
+            empty_directory(staging)
+            continue
+        return k
+    return None
+
+
+def _refuse_other(made: Prepared, expected: str | None, directory: Path) -> None:
+    content = made.manifest["content_hash"]
+    if expected not in (None, content):
+        raise StoreError(
+            f"{directory}: its agents were trained on the prepared set {str(expected)[:12]}, but "
+            f"preparing gives {content[:12]} now: the dataset, a factor's file, a library or "
+            "Echelon itself has changed. What is there was left alone. Train in another directory."
+        )
 
 
 def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:
@@ -266,15 +298,14 @@ def _make(
         }
         for name, rows in where.splits.items()
     }
-    write_atomic(out / "splits.json", json.dumps(splits, indent=1) + "\n")
-    write_atomic(out / "scaler.json", json.dumps(scaler.to_dict(), indent=1) + "\n")
+    write_json(out / "splits.json", splits)
+    write_json(out / "scaler.json", scaler.to_dict())
     files = file_hashes(out)
     manifest = {
         "format": FORMAT,
         "key": key,
         "content_hash": content_hash(files),
         "files": files,
-        "sizes": file_sizes(out),
         "dataset": {"name": dataset.name, "content_hash": dataset.content_hash},
         "freq": panel.freq,
         "calendar": panel.calendar,
@@ -294,7 +325,7 @@ def _make(
         "left_out": {item.name: sorted(item.missing) for item in selection.left_out},
         "echelon": echelon.__version__,
     }
-    write_atomic(out / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    write_json(out / MANIFEST, manifest | {"facts_hash": facts_hash(manifest)})
 
 
 def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:

@@ -9,7 +9,9 @@
     times.npy [T] datetime64[us]
     splits.json, scaler.json, manifest.json
 
-Arrays are opened memory-mapped and read-only: a rolling window costs what it touches.
+Arrays are opened memory-mapped and read-only: a rolling window costs what it touches. What a set
+holds is verified when it is opened, once a command (`echelon.digests`): the content of every file
+against the manifest, and whether manifest, arrays, splits and scaler fit each other.
 """
 
 from __future__ import annotations
@@ -17,20 +19,94 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NotRequired
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
+from echelon.digests import sha256_once
+from echelon.errors import DamagedError, StoreError, shorten
 from echelon.features.scaler import Scaler
-from echelon.files import sha256_file
-from echelon.types import Bools, Floats, Floats32, Times
+from echelon.files import read_array, read_json
+from echelon.types import Bools, Floats, Floats32, Freq, PriceBasis, Times
 
 FORMAT = 1
+MANIFEST = "manifest.json"
+SPLITS = ("train", "valid", "test")
+REMEDY = (
+    "Make it anew: `echelon prepare --resume RUN` where agents were trained on it, else "
+    "`echelon prepare`."
+)
+_ARRAYS = MappingProxyType(
+    {
+        "X": ("TNF", "<f4"),
+        "times": ("T", "<M8[us]"),
+        "close": ("TN", "<f8"),
+        **dict.fromkeys(("present", "member", "tradable", "suspended", "delisted"), ("TN", "|b1")),
+    }
+)
+"""Array → its axes and type."""
+_OPTIONAL = MappingProxyType(
+    dict.fromkeys(
+        ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down"),
+        ("TN", "<f8"),
+    )
+    | {"benchmark": ("T", "<f8")}
+)
+"""As `_ARRAYS`, of what a source may lack."""
+
+
+class DatasetFacts(TypedDict):
+    """The dataset that a set was made from."""
+
+    name: str
+    content_hash: str
+
+
+class PreparedManifest(TypedDict):
+    """What manifest.json holds: axes, names, hashes, what was left out and why.
+
+    files: name → SHA-256 of every file but the manifest; content_hash: one hash for all of them
+    sources: what computes each feature; of a user's, the hash of its file. Sets made before have
+        none
+    facts_hash: of everything else in the manifest; sets made before have none
+    """
+
+    format: int
+    key: str
+    content_hash: str
+    files: dict[str, str]
+    dataset: DatasetFacts
+    freq: Freq
+    calendar: str
+    timezone: str
+    price_basis: PriceBasis
+    T: int
+    N: int
+    F: int
+    W: int
+    features: list[str]
+    sources: NotRequired[list[str]]
+    groups: list[str]
+    lookbacks: dict[str, int]
+    warmup: int
+    symbols: list[str]
+    delist_reasons: NotRequired[list[str | None] | None]
+    left_out: dict[str, list[str]]
+    echelon: str
+    facts_hash: NotRequired[str]
+
+
+class _SplitTree(TypedDict):
+    rows: tuple[int, int]
+    first: date
+    last: date
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +125,38 @@ class Prepared:
         self.path = path
 
     @staticmethod
-    def open(path: Path) -> Prepared:
-        """Open the set in `path`, or in `path`/prepared where `path` is a run directory."""
+    def open(path: Path, expected: str | None = None) -> Prepared:
+        """Open and verify the set in `path`, or in `path`/prepared where `path` is a run directory.
+
+        expected: the content hash that it must have, where somebody wrote that down (run.json)
+        """
         inner = path / "prepared"
         prepared = Prepared(inner if inner.is_dir() else path)
-        if prepared.manifest.get("format") != FORMAT:
-            raise StoreError(
-                f"{prepared.path}: written by another version of Echelon. Run `echelon prepare`."
-            )
+        prepared.verify(expected=expected)
         return prepared
 
     @cached_property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> PreparedManifest:
         """T, N, F, W, names, symbols, hashes, what was left out and why."""
-        tree: dict[str, Any] = self._json("manifest.json")
-        return tree
+        path = self.path / MANIFEST
+        tree: dict[str, Any] = read_json(path, dict, REMEDY)
+        if tree.get("format") != FORMAT:
+            raise StoreError(
+                f"{self.path}: written by another version of Echelon. Run `echelon prepare`."
+            )
+        manifest: PreparedManifest = read_json(path, PreparedManifest, REMEDY)
+        if "facts_hash" in tree and tree["facts_hash"] != facts_hash(tree):
+            raise DamagedError(path, "its facts are not those that were written", REMEDY)
+        return manifest
 
     @cached_property
     def splits(self) -> dict[str, Split]:
         """Train, valid and test."""
-        return {
-            name: Split(
-                range(s["rows"][0], s["rows"][1]),
-                date.fromisoformat(s["first"]),
-                date.fromisoformat(s["last"]),
-            )
-            for name, s in self._json("splits.json").items()
-        }
+        path = self.path / "splits.json"
+        tree: dict[str, _SplitTree] = read_json(path, dict[str, _SplitTree], REMEDY)
+        if set(tree) != set(SPLITS):
+            raise DamagedError(path, f"expected {', '.join(SPLITS)}, not {sorted(tree)}", REMEDY)
+        return {name: Split(range(*s["rows"]), s["first"], s["last"]) for name, s in tree.items()}
 
     @cached_property
     def scaler(self) -> Scaler:
@@ -127,64 +208,131 @@ class Prepared:
         """Any array by name (`member`, `open`, `limit_up` …); None where the source lacks it."""
         return self._array(name) if (self.path / f"{name}.npy").exists() else None
 
-    def verify(self) -> None:
-        """Recompute the content hash; raises where a file was changed or damaged."""
-        found = content_hash(file_hashes(self.path))
-        if found != self.manifest["content_hash"]:
-            raise StoreError(
-                f"{self.path}: the content hash is {found[:12]}, its manifest says "
-                f"{self.manifest['content_hash'][:12]}: a file was changed. "
-                "Run `echelon prepare` again."
+    def verify(self, *, key: str | None = None, expected: str | None = None) -> None:
+        """Raise where the set is not what was written; contents are read once a command.
+
+        key: what it was asked for by (see `features.prepare`); expected: its content hash
+        """
+        manifest = self.manifest
+        content = manifest["content_hash"]
+        if key is not None and manifest["key"] != key:
+            raise DamagedError(
+                self.path / MANIFEST, f"of the key {manifest['key'][:12]}, not {key[:12]}", REMEDY
             )
+        if expected is not None and content != expected:
+            raise StoreError(
+                f"{self.path}: its content hash is {shorten(content[:12])}, but the run's agents "
+                f"were trained on {shorten(expected[:12])} (run.json). {REMEDY}"
+            )
+        if content_hash(manifest["files"]) != content:
+            raise DamagedError(
+                self.path / MANIFEST, "its content hash is not that of its files", REMEDY
+            )
+        self._verify_files(manifest["files"])
+        self._verify_arrays()
+        self._verify_facts()
+
+    def _verify_files(self, files: Mapping[str, str]) -> None:
+        digests = file_hashes(self.path)
+        for name in sorted({*files, *digests}):
+            if name not in digests:
+                raise DamagedError(self.path / name, "no such file", REMEDY)
+            if name not in files:
+                raise DamagedError(self.path / name, "not one of the set's files", REMEDY)
+            if digests[name] != files[name]:
+                raise DamagedError(
+                    self.path / name,
+                    f"its hash is {digests[name][:12]}, the manifest says {files[name][:12]}: the "
+                    "file was changed",
+                    REMEDY,
+                )
+
+    def _verify_arrays(self) -> None:
+        """Every array has the axes of the manifest, and there is none that nobody knows."""
+        manifest = self.manifest
+        sizes = {"T": manifest["T"], "N": manifest["N"], "F": manifest["F"]}
+        there = {name.removesuffix(".npy") for name in manifest["files"] if name.endswith(".npy")}
+        wanted = {**_ARRAYS, **{name: _OPTIONAL[name] for name in there & set(_OPTIONAL)}}
+        for name in sorted(there | set(wanted)):
+            path = self.path / f"{name}.npy"
+            if name not in wanted:
+                raise DamagedError(path, "no array of a prepared set is called so", REMEDY)
+            axes, kind = wanted[name]
+            array, shape = self._array(name), tuple(sizes[axis] for axis in axes)
+            if array.shape != shape or array.dtype != np.dtype(kind):
+                raise DamagedError(
+                    path,
+                    f"expected {list(axes)} = {shape} of {np.dtype(kind)} as the manifest says, "
+                    f"it is {array.shape} of {array.dtype}",
+                    REMEDY,
+                )
+
+    def _verify_facts(self) -> None:
+        """Names, splits and scaler fit the axes."""
+        manifest, path = self.manifest, self.path / MANIFEST
+        for fact, axis in (("features", "F"), ("groups", "F"), ("symbols", "N")):
+            if len(manifest[fact]) != manifest[axis]:  # type: ignore[literal-required]
+                raise DamagedError(path, f"the number of its {fact} is not its {axis}", REMEDY)
+        for fact in ("features", "symbols"):
+            if len(set(manifest[fact])) != len(manifest[fact]):  # type: ignore[literal-required]
+                raise DamagedError(path, f"its {fact} have one name twice", REMEDY)
+        if len(self.delist_reasons) != manifest["N"]:
+            raise DamagedError(path, "the number of its delist_reasons is not its N", REMEDY)
+        if manifest["W"] < 1 or manifest["T"] < 1:
+            raise DamagedError(path, "T and W must be 1 or more", REMEDY)
+        if self.scaler.names != self.names:
+            raise DamagedError(
+                self.path / "scaler.json", "its names are not the features of the set", REMEDY
+            )
+        days = self.times.astype("datetime64[D]")
+        for name, split in self.splits.items():
+            start, stop = split.rows.start, split.rows.stop
+            if not 0 <= start < stop <= len(days) or (split.first, split.last) != (
+                days[start].item(),
+                days[stop - 1].item(),
+            ):
+                raise DamagedError(
+                    self.path / "splits.json", f"rows and days of {name} do not fit", REMEDY
+                )
 
     def _array(self, name: str) -> np.ndarray:
-        path = self.path / f"{name}.npy"
-        try:
-            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{path}: missing or damaged ({error}). Run `echelon prepare`."
-            ) from None
-
-    def _json(self, name: str) -> Any:  # noqa: ANN401 (JSON)
-        path = self.path / name
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{path}: missing or damaged ({error}). Run `echelon prepare`."
-            ) from None
+        return read_array(self.path / f"{name}.npy", REMEDY)
 
 
 def file_hashes(path: Path) -> dict[str, str]:
     """Name → SHA-256 of every file of a prepared set but its manifest, sorted."""
-    files = sorted(file for file in path.iterdir() if file.name != "manifest.json")
-    return {file.name: sha256_file(file) for file in files}
-
-
-def file_sizes(path: Path) -> dict[str, int]:
-    """Name → bytes of every file of a prepared set but its manifest, sorted."""
-    files = sorted(file for file in path.iterdir() if file.name != "manifest.json")
-    return {file.name: file.stat().st_size for file in files}
-
-
-def is_whole(path: Path, key: str) -> bool:
-    """Whether `path` holds the complete set of `key`: every file there, as long as it was.
-
-    Contents are not read, as they can be large: `Prepared.verify` does that.
-    """
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        return bool(
-            manifest["format"] == FORMAT
-            and manifest["key"] == key
-            and manifest["sizes"] == file_sizes(path)
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # half a set, or another version's
+        files = sorted(file for file in path.iterdir() if file.name != MANIFEST)
+        for file in files:
+            if not file.is_file():  # a pipe would never end
+                raise DamagedError(file, "not a file", REMEDY)
+        # Two threads: X is about as large as all else together.
+        with ThreadPoolExecutor(2) as pool:
+            digests = list(pool.map(sha256_once, files))
+    except OSError as error:
+        raise DamagedError(path, error.strerror or str(error), REMEDY) from None
+    return {file.name: digest for file, digest in zip(files, digests, strict=True)}
+
+
+def open_whole(path: Path, key: str) -> Prepared | None:
+    """The set of `key` in `path`; None where there is none, or another, or one that is damaged."""
+    if not (path / MANIFEST).is_file():
+        return None
+    prepared = Prepared(path)
+    if prepared.manifest["key"] != key:
+        return None
+    prepared.verify()
+    return prepared
 
 
 def content_hash(files: Mapping[str, str]) -> str:
-    """One hash for what `file_hashes` found."""
+    """One hash for what `file_hashes` gave."""
     text = "".join(f"{name}:{digest};" for name, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def facts_hash(tree: Mapping[str, Any]) -> str:
+    """Hash of all that a manifest holds but this hash itself."""
+    facts = {name: value for name, value in tree.items() if name != "facts_hash"}
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

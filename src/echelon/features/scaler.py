@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
+from echelon.errors import DamagedError
+from echelon.files import read_json
 from echelon.types import Bools, Floats, Floats32
 
 
@@ -105,22 +106,32 @@ class Scaler:
 
     @staticmethod
     def from_dict(tree: Mapping[str, Any]) -> Scaler:
-        """What `to_dict` gave."""
-        first, last = (date.fromisoformat(d) for d in tree["window"])
-        return Scaler(
-            tuple(tree["names"]),
-            np.array(tree["mean"], dtype=np.float64),
-            np.array(tree["std"], dtype=np.float64),
-            np.array(tree["scaled"], dtype=np.bool_),
-            (first, last),
-        )
+        """What `to_dict` gave; raises ValueError where the numbers are not one for each name."""
+        first, last = (date.fromisoformat(str(d)) for d in tree["window"])
+        mean, std = (np.array(tree[name], dtype=np.float64) for name in ("mean", "std"))
+        scaled = np.array(tree["scaled"], dtype=np.bool_)
+        if not mean.shape == std.shape == scaled.shape == (len(tree["names"]),):
+            raise ValueError("names, mean, std and scaled differ in length")
+        if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+            raise ValueError("mean and std must be numbers, std above 0")
+        return Scaler(tuple(tree["names"]), mean, std, scaled, (first, last))
 
     @staticmethod
     def read(path: Path) -> Scaler:
         """Read what `to_dict` became."""
+        remedy = "Run `echelon prepare`."
+        tree = read_json(path, _Tree, remedy)
         try:
-            return Scaler.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, KeyError, ValueError) as error:
-            raise StoreError(
-                f"{path}: missing or damaged ({error}). Run `echelon prepare`."
-            ) from None
+            return Scaler.from_dict(tree)
+        except ValueError as error:
+            raise DamagedError(path, str(error), remedy) from None
+
+
+class _Tree(TypedDict):
+    """What `Scaler.to_dict` gives."""
+
+    window: tuple[date, date]
+    names: list[str]
+    mean: list[float]
+    std: list[float]
+    scaled: list[bool]

@@ -111,8 +111,11 @@ def train_through(
     should_stop: ShouldStop,
 ) -> tuple[TrainedRun, list[Outcome]] | None:
     """Prepare and train a run directory; None: stopped before the end."""
-    made = prepare(config, run)
-    RunDirectory(run).record(config, "prove", data=made.prepared.manifest["dataset"])
+    made = prepare(config, run, expected=RunDirectory(run).trained_on())
+    manifest = made.prepared.manifest
+    RunDirectory(run).record(
+        config, "prove", data=manifest["dataset"], prepared=manifest["content_hash"]
+    )
     outcomes: list[Outcome] = []
     for k, seed in enumerate(seeds):
         job = SeedJob(config, run, seed, resume=True)

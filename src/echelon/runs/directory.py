@@ -93,6 +93,21 @@ class RunDirectory:
         write_atomic(self.path / "config.yaml", to_yaml(config))
         write_json(self.path / "run.json", tree, sort_keys=True, allow_nan=True)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether agents were trained there, or began to be."""
+        return (self.path / "seeds").exists()
+
+    def trained_on(self) -> str | None:
+        """Content hash of the prepared set its agents learned from; None: of none that is known.
+
+        Without run.json the hash in each checkpoint still says it.
+        """
+        if not self.is_trained or not (self.path / "run.json").is_file():
+            return None
+        prepared = self.facts().get("prepared")
+        return prepared if isinstance(prepared, str) else None
+
     def facts(self) -> dict[str, Any]:
         """What run.json says."""
         path = self.path / "run.json"

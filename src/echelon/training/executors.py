@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, time
 
 import numpy as np
 
@@ -61,6 +64,21 @@ def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
     executor = IntradayExecutor(aligned, policy, rules, whole=market.executor == "learned")
     fill = f"worked through the next day by {executor.name}, every {rules.ticks_per_step} ticks"
     return replace(world, executor=executor, ledger={**world.ledger, "fill": fill})
+
+
+def verify_days(configs: Iterable[Config]) -> None:
+    """Verify the bars that executors fill with in training, so that no worker process need.
+
+    Of what is damaged, whoever trades on it says so.
+    """
+    for config in configs:
+        name = config.market.executor_dataset
+        if name is not None:
+            first, last = config.split.train[0], config.split.valid[1]
+            with suppress(StoreError):
+                Store(config.data.store).verify(
+                    name, datetime.combine(first, time.min), datetime.combine(last, time.max)
+                )
 
 
 def _share(basis_points: float | None, costs: float) -> float | None:

@@ -10,6 +10,7 @@ from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
 from echelon.config import Config
 from echelon.features.prepared import Prepared
 from echelon.files import exclusive_lock
+from echelon.training.executors import verify_days
 from echelon.training.learners import Worlds, ready
 from echelon.training.run import (
     Outcome,
@@ -62,4 +63,6 @@ def train_seeds(
         assert isinstance(message, Progress)
         on_progress(message)
 
+    if workers > 1:
+        verify_days(job.config for job in jobs)
     return run_jobs(train_seed, jobs, workers=workers, on_report=pass_on)

@@ -425,8 +425,8 @@ class TrainedRun:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The features and prices it was trained on."""
-        return Prepared.open(self.path)
+        """The features and prices it was trained on, verified against what run.json says."""
+        return Prepared.open(self.path, RunDirectory(self.path).trained_on())
 
     @cached_property
     def facts(self) -> dict[str, Any]:
