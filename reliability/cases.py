@@ -54,10 +54,13 @@ class Case:
     parts: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("argv", "parts"):  # JSON knows no tuples; a case is the same after it
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
     def to_json(self) -> dict[str, Any]:
         """As JSON can hold it."""
         files = {
-            # `surrogateescape` keeps a name that is no text
             name: None if data is None else base64.b64encode(data).decode()
             for name, data in self.files.items()
         }
@@ -186,11 +189,16 @@ def _outcome(case: Case, run: Callable[[Case], object]) -> Outcome:
         run(case)
         return Outcome("result", "result")
     except EchelonError as error:
-        return Outcome("error", type(error).__name__, text=str(error))
+        return _our_error(error)
     except CommandEnd as end:
         return end.outcome
     except BaseException as error:  # noqa: BLE001 (whatever it is, it is what we look for)
         return failure_of(error)
+
+
+def _our_error(error: BaseException) -> Outcome:
+    """An error of ours; where it was raised is told only if its message is at fault."""
+    return Outcome("error", type(error).__name__, innermost(error.__traceback__), str(error))
 
 
 def failure_of(error: BaseException) -> Outcome:
@@ -267,7 +275,7 @@ def _ended(leave: SystemExit, raised: Sequence[BaseException]) -> Outcome:
     if code == 70:
         return failure_of(error)
     if not isinstance(error, SystemExit):
-        return Outcome("error", type(error).__name__, text=str(error))
+        return _our_error(error)
     if code == 0:
         return Outcome("result", "result")
     if code == 1 and error.__context__ is not None:  # click's `Aborted.`: an EOFError swallowed
@@ -285,14 +293,14 @@ def _judge_text(outcome: Outcome, out: str, err: str) -> Outcome:
     said = err + outcome.text
     if len(err) > MAX_MESSAGE or len(outcome.text) > MAX_MESSAGE:
         name = f"message unbounded ({outcome.name})"
-        return Outcome("failure", name, "", f"{len(said):,} characters: {said[:300]}")
+        return Outcome("failure", name, outcome.where, f"{len(said):,} characters: {said[:300]}")
     if len(out) > MAX_OUTPUT:
         return Outcome("failure", f"output unbounded ({outcome.name})", "", out[:300])
     for character in set(said + out):
         if unicodedata.category(character) == "Cc" and character not in "\n\t":
             place = (said + out).index(character)
             shown = repr((said + out)[max(0, place - 100) : place + 50])
-            return Outcome("failure", f"control character ({outcome.name})", "", shown)
+            return Outcome("failure", f"control character ({outcome.name})", outcome.where, shown)
     return outcome._replace(text=outcome.text[:200])
 
 

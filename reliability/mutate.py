@@ -90,6 +90,8 @@ def some(rng: Rng, choices: Sequence[Callable[..., Any]], value: Any, most: int 
     """`value` after one to `most` of the mutators, the first of which are the likelier."""
     for _ in range(min(rng.randint(1, most), rng.randint(1, most))):
         value = rng.choice(choices)(rng, value)
+        if not value:  # nothing is left to damage
+            break
     return value
 
 

@@ -696,7 +696,14 @@ def corpus_in(worlds: Path) -> Corpus:
 
 def make_case(target: str, seed: int, index: int, worlds: Path) -> Case:
     """The case of that number."""
-    return TARGETS[target].make(generator(seed, index), corpus_in(worlds))
+    limit = sys.getrecursionlimit()
+    # Deep trees are made here, whatever the depth of the caller's own stack; they are then run
+    # under the limit that a user has.
+    sys.setrecursionlimit(50_000)
+    try:
+        return TARGETS[target].make(generator(seed, index), corpus_in(worlds))
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def lookup(name: str, seed: int, worlds: Path) -> Runner:

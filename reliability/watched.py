@@ -21,7 +21,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -32,7 +32,9 @@ import psutil  # type: ignore[import-untyped]
 from reliability.cases import MAX_FILE, Case, Outcome, Yard, innermost_of_text, run_case
 
 _TICK = 0.05
-_PATIENCE = 6
+_IDLE = 3
+"""A case that uses no processor for so many times its limit waits for what does not come."""
+_PATIENCE = 30
 """The clock may run so many times longer than the processor: others use the machine too."""
 _STACK = "stack.txt"
 
@@ -96,6 +98,7 @@ class _Worker:
         self.job = job
         self.started = time.monotonic()
         self.cpu, self.resident = self._now()
+        self.moved = (self.started, self.cpu)
         self.connection.send(job)
 
     def _now(self) -> tuple[float, int]:
@@ -113,7 +116,11 @@ class _Worker:
             return "memory over limit"
         if cpu - self.cpu > limits.seconds:
             return "time over limit"
-        return "hangs" if time.monotonic() - self.started > limits.seconds * _PATIENCE else ""
+        now = time.monotonic()
+        if cpu - self.moved[1] > 0.01:
+            self.moved = (now, cpu)
+        waits = now - self.moved[0] > limits.seconds * _IDLE
+        return "hangs" if waits or now - self.started > limits.seconds * _PATIENCE else ""
 
     def stack(self) -> str:
         """Where the worker is: it writes that down even from within compiled code."""
@@ -139,10 +146,12 @@ class _Worker:
 class Pool:
     """So many watched workers; `run` gives the jobs to them and yields what came of each."""
 
-    def __init__(self, settings: Settings, workers: int) -> None:
+    def __init__(
+        self, settings: Settings, workers: int, preload: Sequence[str] = ("reliability.warm",)
+    ) -> None:
         self._settings = settings
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["reliability.warm"])
+        self._context.set_forkserver_preload(list(preload))
         self._numbers = 0
         self._workers = [self._start() for _ in range(workers)]
 
