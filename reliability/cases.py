@@ -78,7 +78,8 @@ class Case:
 
 class Outcome(NamedTuple):
     """kind: result, error or failure; name: of the error's class, or of what failed; where: the
-    innermost frame of ours, for a failure; text: the first lines of what was said
+    innermost frame of ours; text: the first lines of what was said; seconds: of processor time,
+    which does not depend on what else the machine does; grown: bytes of peak memory
     """
 
     kind: str
@@ -154,10 +155,10 @@ def run_case(yard: Yard, case: Case, run: Callable[[Case], object], *, roams: bo
     before = yard.around()
     _reset_peak()
     resident = _memory("VmRSS")
-    started = time.perf_counter()
+    started = time.process_time()
     with _captured() as (out, err):
         outcome = _outcome(case, run)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     grown = _memory("VmHWM") - resident
     os.chdir(yard.root)
     if outcome.kind != "failure":

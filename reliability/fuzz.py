@@ -235,7 +235,13 @@ def _tell(session: Fuzz, seconds: float) -> None:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The counts as a table, then the failures."""
-    titles = {"cases": 7, "results": 8, "our errors": 10, "failures": 8, "cases/s": 8}
+    titles = {
+        "cases": 7,
+        "results": 8,
+        "our errors": 10,
+        "failures": 8,
+        "cases/s": 8,
+    }  # of one processor
     head = f"{'target':<10} " + " ".join(f"{title:>{width}}" for title, width in titles.items())
     print(f"{head}  errors by class\n{'-' * (len(head) + 20)}")
     for name, tally in summary["targets"].items():

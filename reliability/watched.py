@@ -122,6 +122,10 @@ class _Worker:
         waits = now - self.moved[0] > limits.seconds * _IDLE
         return "hangs" if waits or now - self.started > limits.seconds * _PATIENCE else ""
 
+    def spent(self) -> float:
+        """Seconds of processor time since the case began."""
+        return self._now()[0] - self.cpu
+
     def stack(self) -> str:
         """Where the worker is: it writes that down even from within compiled code."""
         with suppress(ProcessLookupError):
@@ -218,7 +222,7 @@ class Pool:
         name = worker.excess()
         if not name:
             return None
-        seconds = time.monotonic() - worker.started
+        seconds = worker.spent()
         where = innermost_of_text(worker.stack())
         worker.end()
         return Finished(worker.job, Outcome("failure", name, where, seconds=seconds))
