@@ -1,0 +1,716 @@
+"""What is fuzzed: a table of targets, each a line; a new one is a function and a line.
+
+A target makes a case from a random generator and the corpus of valid files, and names how it is
+run: as a command line, or as a call of a reader where a command would spend its time elsewhere.
+Weights are shares of the cases. They follow the cost: what takes milliseconds has thousands of
+cases, a report or a resumed training has hundreds.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from reliability import mutate
+from reliability.cases import Case, run_command
+from reliability.mutate import Rng
+from reliability.watched import Job, Runner
+from reliability.worlds import ROOT, SMALL, options
+
+_EVIL = {"evil.py": mutate.CODE.encode()}
+"""A module that a configuration may name; nothing that only looks at the configuration runs it."""
+
+
+class Corpus:
+    """Valid files to start from."""
+
+    def __init__(self, worlds: Path) -> None:
+        self.worlds = worlds
+
+    @functools.cache  # noqa: B019 (there is one corpus, for as long as the process lives)
+    def names(self, world: str, part: str = ".") -> tuple[str, ...]:
+        """Paths in a world, below one of its parts, sorted."""
+        root = self.worlds / world
+        inside = (root / part).rglob("*") if (root / part).is_dir() else [root / part]
+        return tuple(sorted(str(p.relative_to(root)) for p in inside if p.is_file()))
+
+    @functools.cache  # noqa: B019
+    def data(self, world: str, name: str) -> bytes:
+        """Content of a file of a world."""
+        return (self.worlds / world / name).read_bytes()
+
+    def table(self, name: str) -> mutate.Table:
+        """Rows of a CSV file of the world of files."""
+        text = self.data("files", name).decode("gbk" if name == "chinese.csv" else "utf-8")
+        return [line.split("," if "," in line else "\t") for line in text.splitlines()]
+
+    @functools.cache  # noqa: B019
+    def configs(self) -> tuple[str, ...]:
+        """The shipped configurations, and resolved ones, which have every key."""
+        shipped = sorted((ROOT / "configs").rglob("*.yaml"))
+        texts = [path.read_text(encoding="utf-8") for path in shipped if "rl_zoo" not in path.parts]
+        return (*texts, self.data("flat", "run/config.yaml").decode())
+
+    @functools.cache  # noqa: B019
+    def keys(self) -> tuple[str, ...]:
+        """Every key of a resolved configuration, with dots."""
+        keys = []
+        waiting = [("", yaml.safe_load(self.data("flat", "run/config.yaml")))]
+        while waiting:
+            prefix, node = waiting.pop()
+            for key, value in node.items():
+                keys.append(prefix + key)
+                if isinstance(value, dict):
+                    waiting.append((f"{prefix}{key}.", value))
+        return tuple(sorted(keys))
+
+
+# --- configurations
+
+
+def config_file(rng: Rng, corpus: Corpus) -> Case:
+    """A configuration file, checked or shown."""
+    data = mutate.mutate_yaml(rng, rng.choice(corpus.configs()))
+    words = rng.choice((["config", "validate", "c.yaml"], ["config", "show", "-c", "c.yaml"]))
+    return Case(words, {"c.yaml": data, **_EVIL})
+
+
+def override(rng: Rng, corpus: Corpus) -> Case:
+    """Overrides of the command line."""
+    words = ["config", rng.choice(("show", "validate"))]
+    if words[1] == "validate":
+        words.append("c.yaml")
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        words += ["-o", _argument(_override(rng, corpus))]
+    return Case(words, {"c.yaml": b"seed: 1\n"})
+
+
+def _override(rng: Rng, corpus: Corpus) -> str:
+    key = rng.choice(corpus.keys())
+    if rng.random() < 0.1:
+        key = mutate.mutate_text(rng, key)
+    value = mutate.odd(rng)
+    text = value if isinstance(value, str) else mutate.yaml_text(value)
+    if rng.random() < 0.15:
+        text = mutate.mutate_text(rng, text)
+    return f"{key}{rng.choice(('=',) * 9 + ('',))}{text[:4000]}"
+
+
+def _argument(text: str) -> str:
+    """As the system would hand it over: no NUL, and only such surrogates as stand for bytes."""
+    return (
+        text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
+    )
+
+
+# --- the command line
+
+_COMMANDS = (
+    *("prepare", "train", "evaluate", "ablate", "compare", "walk-forward", "report", "prove"),
+    *("study", "demo", "data import", "data synth", "data check", "data show", "data universe"),
+    *("config show", "config validate", "runs list", "runs compare", "execution train"),
+    *("execution evaluate", "execution compare", "execution prove", "nothing", ""),
+)
+_FLAGS = (
+    *("--config", "-c", "-o", "--override", "--output-dir", "--seeds", "--workers", "--resume"),
+    *("--split", "--name", "--lang", "--log-level", "--dataset", "--store", "--freq", "--symbols"),
+    *("--start", "--end", "--benchmark", "--universe", "--update", "--quarantine", "--days"),
+    *("--seed", "--export", "--leakage", "--cuts", "--source", "--help", "--version", "--"),
+    *(
+        "--overwrite",
+        "--nothing",
+        "-x",
+        "-",
+        "--runs",
+        "--baseline",
+        "--folds",
+        "--show-completion",
+    ),
+)
+_VALUES = (
+    "run",
+    "bars.csv",
+    "c.yaml",
+    "store",
+    "1",
+    "3",
+    "valid",
+    "test",
+    "en",
+    "csv",
+    "1d",
+    "2015-01-05",
+)
+
+
+def command_line(rng: Rng, corpus: Corpus) -> Case:
+    """Words of a command line, most of which fit nothing.
+
+    The last word names a configuration that is not there, so that no command begins a long
+    training; those which take none stop at it.
+    """
+    words = rng.choice(_COMMANDS).split()
+    if words[:1] == ["data"] and rng.random() < 0.3:
+        words += ["csv", "bars.csv"]
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 6))):
+        kind = rng.random()
+        if kind < 0.55:
+            words.append(rng.choice(_FLAGS))
+        elif kind < 0.8:
+            words.append(rng.choice(_VALUES))
+        else:
+            words.append(_argument(str(rng.choice((mutate.word(rng), mutate.number(rng))))))
+    if "--show-completion" not in words:
+        words += ["--config", "absent.yaml"]
+    files = {"bars.csv": corpus.data("files", "bars.csv"), "c.yaml": b"seed: 1\n"}
+    return Case(words, files)
+
+
+# --- data files
+
+
+def _data_words(rng: Rng, source: str, path: str, *more: str) -> list[str]:
+    if rng.random() < 0.5:
+        words = ["data", "check", path, "--source", source]
+    else:
+        words = ["data", "import", source, path, "--store", "store", "--dataset", "d"]
+        words += ["--quarantine"] if rng.random() < 0.5 else []
+    if rng.random() < 0.15:
+        words += ["--freq", rng.choice(("1min", "5min"))]
+    return [*words, *more]
+
+
+def text_file(rng: Rng, corpus: Corpus) -> Case:
+    """CSV, TSV, gzip and GBK files of bars."""
+    name = rng.choice(("bars.csv", "bars.csv", "bars.tsv", "chinese.csv", "bars.csv.gz"))
+    data = corpus.data("files", name)
+    if name != "bars.csv.gz" and rng.random() < 0.8:
+        data = mutate.csv_bytes(rng, mutate.mutate_table(rng, corpus.table(name)))
+    elif name == "bars.csv.gz" and rng.random() < 0.5:
+        table = mutate.mutate_table(rng, corpus.table("bars.csv"))
+        data = gzip.compress(mutate.csv_bytes(rng, table), mtime=0)
+    else:
+        data = mutate.mutate_bytes(rng, data)
+    return Case(_data_words(rng, "csv", name), {name: data})
+
+
+def wide_file(rng: Rng, corpus: Corpus) -> Case:
+    """Bars with a header or a line of absurd length."""
+    width = rng.choice((5_000, 100_000, 1_000_000))
+    cell = rng.choice(("a", "", "close", "column_"))
+    head = ",".join(f"{cell}{k}" if cell.endswith("_") else cell for k in range(width))
+    line = rng.choice(("", "1," * width, "x" * width))
+    text = rng.choice(
+        (head + "\n" + line, "date,close\n" + head, f"date,{head}\n2015-01-05,{line}\n")
+    )
+    return Case(["data", "check", "bars.csv"], {"bars.csv": text.encode()})
+
+
+def parquet_file(rng: Rng, corpus: Corpus) -> Case:
+    """Parquet files of bars."""
+    table = corpus.table("bars.csv")
+    if rng.random() < 0.7:
+        table = mutate.mutate_table(rng, table)
+    data = mutate.parquet_bytes(rng, table)
+    return Case(_data_words(rng, "parquet", "bars.parquet"), {"bars.parquet": data})
+
+
+def ticks_file(rng: Rng, corpus: Corpus) -> Case:
+    """Tick files, as text and as Parquet."""
+    table = mutate.mutate_table(rng, corpus.table("ticks.csv"))
+    if rng.random() < 0.3:
+        name, data = "ticks.parquet", mutate.parquet_bytes(rng, table)
+    else:
+        name, data = "ticks.csv", mutate.csv_bytes(rng, table)
+    words = _data_words(rng, "ticks", name, "--freq", rng.choice(("1min", "5min", "1d")))
+    return Case(words, {name: data})
+
+
+def qlib_directory(rng: Rng, corpus: Corpus) -> Case:
+    """A Qlib directory with a file damaged or removed."""
+    name = rng.choice(corpus.names("files", "qlib"))
+    data = corpus.data("files", name)
+    if rng.random() < 0.1:
+        changed: bytes | None = None
+    elif name.endswith(".txt"):
+        changed = mutate.encode(rng, mutate.mutate_text(rng, data.decode()))
+    else:
+        changed = mutate.mutate_bytes(rng, data)
+    return Case(_data_words(rng, "qlib", "qlib"), {name: changed}, "files", ("qlib",))
+
+
+_SIDE = {
+    "universe.csv": "data.universe",
+    "instruments.csv": "data.instruments",
+    "index.csv": "data.benchmark_path",
+}
+
+
+def side_file(rng: Rng, corpus: Corpus) -> Case:
+    """Files beside the bars: universe, instruments, benchmark."""
+    name = rng.choice(tuple(_SIDE))
+    table = mutate.mutate_table(rng, corpus.table(name))
+    if rng.random() < 0.25:
+        path, data = name.replace(".csv", ".parquet"), mutate.parquet_bytes(rng, table)
+    else:
+        path, data = name, mutate.csv_bytes(rng, table)
+    more = ["-o", f"{_SIDE[name]}={path}"]
+    if name == "index.csv":
+        more += [
+            "-o",
+            f"data.benchmark={rng.choice(('IDX', 'IDX', mutate.word(rng).strip(chr(0))))}",
+        ]
+    words = _data_words(rng, "csv", "bars.csv", *(_argument(word) for word in more))
+    return Case(words, {path: data, "bars.csv": corpus.data("files", "bars.csv")})
+
+
+def exogenous_file(rng: Rng, corpus: Corpus) -> Case:
+    """A file of macro series with publication times."""
+    table = mutate.mutate_table(rng, corpus.table("exogenous.csv"))
+    if rng.random() < 0.25:
+        name, data = "series.parquet", mutate.parquet_bytes(rng, table)
+    else:
+        name, data = "series.csv", mutate.csv_bytes(rng, table)
+    return Case((), {name: data}, extra={"path": name})
+
+
+def run_exogenous(case: Case) -> None:
+    """Read the file as `prepare` does."""
+    from echelon.config.data import ExogenousConfig
+    from echelon.data.exogenous import read_exogenous
+
+    read_exogenous(ExogenousConfig(path=Path(case.extra["path"])), "America/New_York")
+
+
+def orders_file(rng: Rng, corpus: Corpus) -> Case:
+    """A file of parent orders, worked by the policies of an execution run."""
+    table = mutate.mutate_table(rng, corpus.table("orders.csv"))
+    words = ["execution", "evaluate", "run", "--split", "valid"]
+    return Case(
+        [*words, "--orders", "orders.csv"],
+        {"orders.csv": mutate.csv_bytes(rng, table)},
+        "execution",
+        ("run", "store"),
+    )
+
+
+_VENDORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "yahoo": ("yfinance_daily", ("history",)),
+    "eastmoney": (
+        "",
+        ("stock_zh_a_hist", "stock_zh_a_daily", "stock_zh_index_daily_em", "stock_info_sh_delist"),
+    ),
+    "pro": ("", ("daily", "adj_factor", "namechange", "index_daily")),
+}
+
+
+def vendor_frame(rng: Rng, corpus: Corpus) -> Case:
+    """A vendor's answer that is not what it was when it was recorded."""
+    vendor = rng.choice(tuple(_VENDORS))
+    function = rng.choice(_VENDORS[vendor][1])
+    return Case((), extra={"vendor": vendor, "function": function, "seed": rng.getrandbits(32)})
+
+
+def run_vendor(case: Case) -> None:
+    """Import from a fake of the vendor's library, one of whose answers is changed."""
+    tests = str(ROOT / "tests")
+    if tests not in sys.path:
+        sys.path.append(tests)
+    import vendor_fakes as fakes  # type: ignore[import-not-found]
+
+    from echelon.data.importing import import_source
+    from echelon.data.store import Store
+
+    rng = random.Random(case.extra["seed"])
+    function = case.extra["function"]
+    if case.extra["vendor"] == "yahoo":
+        source: Any = fakes.yahoo(fakes.Yahoo(_change_frame(rng, fakes.recorded("yfinance_daily"))))
+    elif case.extra["vendor"] == "eastmoney":
+        client = fakes.akshare_client()
+        client.answers[function] = [_change_frame(rng, client.answers[function][0])]
+        source = fakes.eastmoney(client)
+    else:
+        client = fakes.tushare_client()
+        client.answers[function] = [_change_frame(rng, client.answers[function][0])]
+        source = fakes.pro(client)
+    import_source(source, Store(Path("store")), "d", quarantine=rng.random() < 0.5)
+
+
+def _change_frame(rng: Rng, frame: Any) -> Any:
+    """A pandas frame with a column or cells that are not what they were."""
+    import pandas as pd
+
+    frame = frame.copy()
+    name = rng.choice(list(frame.columns))
+    kind = rng.randrange(9)
+    if kind == 0:
+        return frame.drop(columns=name)
+    if kind == 1:
+        return rng.choice(
+            (None, pd.DataFrame(), frame.head(0), frame.to_dict(), "error", {"code": -1}, [])
+        )
+    if kind == 2:
+        return frame.rename(columns={name: mutate.word(rng)})
+    if kind == 3:
+        frame[name] = None
+    elif kind == 4:
+        frame[name] = frame[name].astype(object)
+        frame.iloc[rng.randrange(len(frame)), list(frame.columns).index(name)] = mutate.odd(rng)
+    elif kind == 5:
+        frame[name] = [mutate.number(rng) for _ in range(len(frame))]
+    elif kind == 6:
+        frame[name] = [mutate.word(rng) for _ in range(len(frame))]
+    elif kind == 7:
+        frame = pd.concat([frame, frame.head(3)])
+    else:
+        frame = frame.reset_index(drop=True)
+    return frame
+
+
+# --- what Echelon wrote: runs, stores, prepared sets, caches
+
+
+def _damage(
+    rng: Rng, corpus: Corpus, world: str, part: str, *endings: str
+) -> dict[str, bytes | None]:
+    """One or two files of a world, damaged or removed; at times their digests made to fit."""
+    names = [name for name in corpus.names(world, part) if not endings or name.endswith(endings)]
+    files: dict[str, bytes | None] = {}
+    for name in rng.sample(names, min(len(names), rng.choice((1, 1, 1, 2)))):
+        if rng.random() < 0.05:
+            files[name] = None
+            continue
+        before = corpus.data(world, name)
+        after = mutate.mutate_file(rng, name, before)
+        files[name] = after
+        if rng.random() < 0.5:
+            _sign(corpus, world, part, files, before, after)
+    return files
+
+
+def _sign(
+    corpus: Corpus,
+    world: str,
+    part: str,
+    files: dict[str, bytes | None],
+    before: bytes,
+    after: bytes,
+) -> None:
+    """Put the new digest where the old one stood: an author would, an accident does not."""
+    old, new = (hashlib.sha256(data).hexdigest().encode() for data in (before, after))
+    for name in corpus.names(world, part):
+        data = files.get(name, corpus.data(world, name)) if name.endswith(".json") else None
+        if data is not None and old in data:
+            files[name] = data.replace(old, new)
+
+
+def store_file(rng: Rng, corpus: Corpus) -> Case:
+    """Manifest, partitions and tables of a store."""
+    world = rng.choice(("flat", "execution"))
+    dataset = corpus.names(world, "store")[0].split("/")[1]
+    words = rng.choice(
+        (
+            ["data", "show", dataset, "--symbols", "--store", "store"],
+            ["data", "show", "--store", "store"],
+            ["data", "check", "--dataset", dataset, "--store", "store"],
+            ["data", "universe", "u.csv", "--dataset", dataset, "--store", "store"],
+        )
+    )
+    files = _damage(rng, corpus, world, "store") | {"u.csv": corpus.data("files", "universe.csv")}
+    return Case(words, files, world, ("store",))
+
+
+def prepare_from(rng: Rng, corpus: Corpus) -> Case:
+    """`prepare` on a damaged store or with a damaged cache."""
+    part = rng.choice(("store", "cache"))
+    words = ["prepare", *options(SMALL["flat"]), "--output-dir", "out"]
+    files = _damage(rng, corpus, "flat", part)
+    parts = ("store", "cache") if part == "cache" else ("store",)
+    return Case(words, {**files, "bars.csv": corpus.data("flat", "bars.csv")}, "flat", parts)
+
+
+def prepared_set(rng: Rng, corpus: Corpus) -> Case:
+    """A prepared set, opened and made a world of."""
+    return Case(
+        (),
+        _damage(rng, corpus, "flat", "run/prepared"),
+        "flat",
+        ("run/prepared", "run/config.yaml"),
+    )
+
+
+def run_prepared(case: Case) -> None:
+    """Open a prepared set as `evaluate` does."""
+    from echelon.config import load_config
+    from echelon.envs.world import world_of
+    from echelon.features import Prepared
+
+    config = load_config(Path("run/config.yaml"))
+    world_of(Prepared.open(Path("run")), config)
+
+
+def local_cache(rng: Rng, corpus: Corpus) -> Case:
+    """An entry of the local cache."""
+    return Case((), _damage(rng, corpus, "flat", "cache"), "flat", ("cache",))
+
+
+def run_local_cache(case: Case) -> None:
+    """Look the entry up; it is there, or it costs a warning."""
+    from echelon.features.cache import LocalCache
+
+    Path("into").mkdir()
+    key = next(Path("cache").iterdir()).name
+    LocalCache(Path("cache"), 10**9).get(key, Path("into"))
+
+
+class FakeRedis:
+    """What `RedisCache` uses of a client, in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """The value as a server would send it."""
+        return self.values.get(key)
+
+    def set(self, key: str, value: bytes | str, **_: object) -> None:
+        """Keep a value."""
+        self.values[key] = value.encode() if isinstance(value, str) else value
+
+    def strlen(self, key: str) -> int:
+        """Length of a value; 0 where there is none."""
+        return len(self.values.get(key, b""))
+
+    def getrange(self, key: str, start: int, end: int) -> bytes:
+        """Bytes of a value, the last one included."""
+        return self.values.get(key, b"")[start : end + 1]
+
+
+def redis_entry(rng: Rng, corpus: Corpus) -> Case:
+    """An entry of a Redis that somebody else can write to."""
+    return Case((), world="flat", parts=("cache",), extra={"seed": rng.getrandbits(32)})
+
+
+def run_redis(case: Case) -> None:
+    """Put an entry, damage what the server holds, get it: it is whole, or it costs a warning."""
+    from echelon.features.cache import RedisCache
+
+    rng = random.Random(case.extra["seed"])
+    client = FakeRedis()
+    cache = RedisCache(client)  # type: ignore[arg-type]
+    entry = next(Path("cache").iterdir())
+    (entry / "entry.json").unlink()
+    cache.put(entry.name, entry)
+    described = next(key for key in client.values if key.endswith(entry.name))
+    for _ in range(rng.choice((1, 1, 2))):
+        key = described if rng.random() < 0.7 else rng.choice(sorted(client.values))
+        text = client.values[key]
+        if key == described and rng.random() < 0.5:
+            names = sorted(file.name.encode() for file in entry.iterdir())
+            text = text.replace(
+                rng.choice(names), mutate.as_bytes(mutate.word(rng)).replace(b'"', b"")
+            )
+        elif key == described:
+            text = mutate.mutate_json(rng, text)
+        elif rng.random() < 0.2:
+            del client.values[key]
+            continue
+        else:
+            text = mutate.mutate_bytes(rng, text)
+        client.values[key] = text
+    Path("into").mkdir()
+    cache.get(entry.name, Path("into"))
+
+
+def run_listing(rng: Rng, corpus: Corpus) -> Case:
+    """Runs, listed or compared."""
+    world = rng.choice(("flat", "flat", "hierarchy"))
+    words = rng.choice(
+        (
+            ["runs", "list", "."],
+            ["runs", "compare", "run", "--split", "test"],
+            ["runs", "compare", "run", "run"],
+        )
+    )
+    names = ("run.json", "summary.json", "trust.json", "config.yaml", "result.json")
+    files = _damage(rng, corpus, world, "run", *names)
+    return Case(
+        words, files, world, ("run/run.json", "run/evaluations", "run/config.yaml", "run/seeds")
+    )
+
+
+def _run_case(rng: Rng, corpus: Corpus, world: str, words: list[str], *endings: str) -> Case:
+    """A command on a damaged run, with the store and cache it was made from."""
+    part = "run" if rng.random() < 0.9 or world == "execution" else "registry"
+    files = _damage(rng, corpus, world, part, *(endings if part == "run" else ()))
+    if rng.random() < 0.03:
+        files["run/seeds/42 copy/result.json"] = b"{}"
+    parts = ("run", "store", *(("registry", "bars.csv") if world != "execution" else ()))
+    return Case(words, {**files, **_EVIL, "run/evil.py": _EVIL["evil.py"]}, world, parts)
+
+
+def evaluate_run(rng: Rng, corpus: Corpus) -> Case:
+    """`evaluate` on a damaged run."""
+    world = rng.choice(("flat", "flat", "flat", "expert", "hierarchy"))
+    words = ["evaluate", "run", "--split", rng.choice(("valid", "valid", "test"))]
+    wanted = (
+        "config.yaml",
+        "run.json",
+        ".npy",
+        "prepared/manifest.json",
+        "splits.json",
+        "scaler.json",
+    )
+    best = (
+        "best/state.json",
+        "best/tensors.safetensors",
+        "result.json",
+        "encoder.json",
+        "weights.safetensors",
+        "population.json",
+    )
+    return _run_case(rng, corpus, world, words, *wanted, *best)
+
+
+def report_run(rng: Rng, corpus: Corpus) -> Case:
+    """`report` on a damaged run."""
+    world = rng.choice(("flat", "flat", "expert", "hierarchy"))
+    wanted = (
+        "summary.json",
+        "trust.json",
+        ".parquet",
+        ".jsonl",
+        "run.json",
+        "config.yaml",
+        "result.json",
+        "population.json",
+        "splits.json",
+    )
+    return _run_case(rng, corpus, world, ["report", "run"], *wanted)
+
+
+def resume_run(rng: Rng, corpus: Corpus) -> Case:
+    """`train --resume` on a damaged run that is not finished."""
+    world = rng.choice(("flat", "flat", "flat", "expert", "hierarchy"))
+    wanted = (
+        "config.yaml",
+        "state.json",
+        "tensors.safetensors",
+        "metrics.jsonl",
+        "metrics.parquet",
+        "manifest.json",
+        ".npy",
+        "encoder.json",
+        "weights.safetensors",
+        "population.json",
+        "result.json",
+    )
+    case = _run_case(rng, corpus, world, ["train", "--resume", "run", "--workers", "1"], *wanted)
+    unfinished: dict[str, bytes | None] = {}
+    if rng.random() < 0.6:
+        last = max(
+            n for n in corpus.names(world, "run/seeds/42/checkpoints") if "/step-" in n
+        ).rpartition("/")[0]
+        unfinished = {"run/seeds/42/result.json": None}
+        unfinished |= {f"{last}/{name}": None for name in ("state.json", "tensors.safetensors")}
+    return Case(case.argv, {**unfinished, **case.files}, world, case.parts)
+
+
+def execution_run(rng: Rng, corpus: Corpus) -> Case:
+    """`execution evaluate`, `compare` and `train --resume` on a damaged run."""
+    words = rng.choice(
+        (
+            ["execution", "evaluate", "run", "--split", "valid"],
+            ["execution", "compare", "run", "run", "--output-dir", "both"],
+            ["execution", "train", "--resume", "run", "--workers", "1"],
+        )
+    )
+    return _run_case(rng, corpus, "execution", words)
+
+
+# --- the table
+
+
+class Target(NamedTuple):
+    """weight: share of the cases; seconds: of processor time that a case may take; worlds: which
+    the case needs; roams: the user named the places it writes to
+    """
+
+    name: str
+    weight: float
+    make: Callable[[Rng, Corpus], Case]
+    run: Callable[[Case], object] = run_command
+    seconds: float = 20.0
+    worlds: tuple[str, ...] = ("flat",)
+    roams: bool = False
+
+
+_ALL = ("flat", "expert", "hierarchy")
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("config", 22, config_file),
+        Target("override", 14, override),
+        Target("argv", 10, command_line, worlds=("files",), roams=True),
+        Target("csv", 10, text_file, worlds=("files",)),
+        Target("wide", 0.1, wide_file, worlds=()),
+        Target("parquet", 6, parquet_file, worlds=("files",)),
+        Target("ticks", 4, ticks_file, worlds=("files",)),
+        Target("qlib", 3, qlib_directory, worlds=("files",)),
+        Target("side", 5, side_file, worlds=("files",)),
+        Target("exogenous", 4, exogenous_file, run_exogenous, worlds=("files",)),
+        Target("orders", 0.1, orders_file, seconds=60, worlds=("files", "execution")),
+        Target("vendor", 3, vendor_frame, run_vendor, worlds=()),
+        Target("store", 4, store_file, worlds=("files", "flat", "execution")),
+        Target("prepare", 1.5, prepare_from, seconds=60),
+        Target("prepared", 4, prepared_set, run_prepared),
+        Target("cache", 3, local_cache, run_local_cache),
+        Target("redis", 3, redis_entry, run_redis),
+        Target("runs", 4, run_listing, worlds=("flat", "hierarchy")),
+        Target("evaluate", 0.8, evaluate_run, seconds=60, worlds=_ALL),
+        Target("report", 0.1, report_run, seconds=90, worlds=_ALL),
+        Target("resume", 0.3, resume_run, seconds=90, worlds=_ALL),
+        Target("execution", 0.3, execution_run, seconds=60, worlds=("execution",)),
+    )
+}
+
+
+def generator(seed: int, index: int) -> Rng:
+    """The random generator of a case: of its number and the seed, and of nothing else."""
+    return random.Random(f"{seed}/{index}")
+
+
+@functools.cache
+def corpus_in(worlds: Path) -> Corpus:
+    """The corpus of a directory of worlds."""
+    return Corpus(worlds)
+
+
+def make_case(target: str, seed: int, index: int, worlds: Path) -> Case:
+    """The case of that number."""
+    limit = sys.getrecursionlimit()
+    # Deep trees are made here, whatever the depth of the caller's own stack; they are then run
+    # under the limit that a user has.
+    sys.setrecursionlimit(50_000)
+    try:
+        return TARGETS[target].make(generator(seed, index), corpus_in(worlds))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def lookup(name: str, seed: int, worlds: Path) -> Runner:
+    """How a worker makes and runs a case of a target."""
+    target = TARGETS[name]
+
+    def make(job: Job) -> Case:
+        return make_case(name, seed, job.number, worlds)
+
+    return make, target.run, target.roams
