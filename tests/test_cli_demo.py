@@ -92,7 +92,7 @@ def _chinese_and_stale_pages(run: Path, tree: dict[str, Any]) -> None:
     (run / "comparison.json").write_text(json.dumps(tree | {"split": "valid"}))
     assert f">{words('beside')}</h2>" not in render(gather(run, ["test"]), words, "")
     (run / "comparison.json").write_text('{"kind": "runs", "split": "test"}')
-    with pytest.raises(StoreError, match=r"comparison.json: damaged"):
+    with pytest.raises(StoreError, match=r"comparison.json: missing or damaged"):
         render(gather(run, ["test"]), words, "")
 
 

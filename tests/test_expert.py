@@ -306,3 +306,16 @@ def test_expert_that_does_not_see_its_book_is_asked_once_a_row() -> None:
         actor.last.weight.add_(0.5)
     policy.start(world, range(10, 50))
     assert np.abs(policy.decide(row, rich) - found).max() > 1e-3
+
+
+def test_losses_are_told_from_the_first_update_on(world: World, tmp_path: Path) -> None:
+    config = make_config(*SMALL, "expert.learning_starts=40")
+    torch.manual_seed(3)
+    learner = ExpertLearner(config, world, 7, build_encoder(config, world.x.shape[2]), tmp_path)
+    first = learner.train_once()
+    assert learner.core.updates == 0
+    assert not [name for name in first if name in METRICS["SAC"]]
+    assert "charts/reward" in first
+    while not learner.core.updates:
+        told = learner.train_once()
+    assert set(METRICS["SAC"]) <= set(told)

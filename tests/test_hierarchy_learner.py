@@ -19,6 +19,8 @@ from markets import CONFIGS
 from torch import Tensor
 from worlds import make_config, make_world
 
+from echelon.agents.encoder_files import Origin, write_encoder
+from echelon.agents.pretrain import load_encoder
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
 from echelon.envs import World
@@ -35,6 +37,7 @@ from echelon.population.windows import (
     row_weights,
     window_sharpes,
 )
+from echelon.runs.checkpoint import load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.training.learners import Worlds, ready
 from echelon.training.run import Training, resume_point
@@ -474,3 +477,51 @@ def test_two_trainings_of_one_seed_differ_in_nothing_that_is_not_marked_as_timin
     left, right = ({k: v for k, v in r.items() if not is_timing(k)} for r in results)
     assert left == right
     assert results[0].keys() - left.keys() == {"seconds"}
+
+
+ALIKE = ("trainer.diversity_threshold=1.0", "trainer.diversity_patience=1")
+"""Whoever the experts are, they are too much alike: each evolution begins one of them anew."""
+
+
+@pytest.mark.parametrize("rounds", [4, 5])
+def test_no_expert_begins_anew_where_none_learns_again(
+    world: World, tmp_path: Path, rounds: int
+) -> None:
+    # Experts learn in rounds 2, 4, 6; the evolution is due in round 4.
+    measured = trained(make_learner(world, tmp_path / "a", *ALIKE), rounds)
+    assert any(life.kind == "reseed" for life in measured.evolution.lineage.lives)
+    total = f"train.total_env_steps={measured.steps}"
+    learner = trained(make_learner(world, tmp_path / "b", *ALIKE, total), rounds)
+    assert not any(life.kind == "reseed" for life in learner.evolution.lineage.lives)
+    assert learner.evolution.round == 0
+
+
+def test_a_postponed_evolution_is_made_when_training_goes_on(world: World, tmp_path: Path) -> None:
+    longer = trained(make_learner(world, tmp_path / "a", *ALIKE), 4)
+    total = f"train.total_env_steps={longer.steps}"
+    ended = trained(make_learner(world, tmp_path / "b", *ALIKE, total), 4)
+    tensors, state = ended.state()
+    resumed = make_learner(world, tmp_path / "c", *ALIKE)
+    resumed.restore(tensors, json.loads(json.dumps(state)))
+    assert_same(trained(resumed, 2), trained(longer, 2))
+
+
+def test_a_checkpoint_is_refused_with_another_encoder(world: World, tmp_path: Path) -> None:
+    more = ("train.total_env_steps=400", "pretrain.enabled=false")
+    config = make_config(*SMALL, "train.algo=SAC", *more, "train.checkpoint_every_steps=100")
+    worlds = Worlds(world, world, "data")
+    place = tmp_path / "seeds" / "7"
+    calls: list[int] = []
+    training = Training(config, worlds, place, 7)
+    training.run(should_stop=lambda: bool(calls.append(0)) or len(calls) > 2)
+    point = resume_point(place)
+    assert point is not None
+    assert load_checkpoint(point).state["encoder"] == training.encoder
+    Training(config, worlds, place, 7, resume=point)
+    # The same origin, other weights: as of one that was made again by another version.
+    stored = load_encoder(tmp_path, config, world.x.shape[2])
+    origin = Origin.of(config, world.x.shape[2], "data", config.seed)
+    other = {name: value + 1.0 for name, value in stored.encoder.state_dict().items()}
+    write_encoder(tmp_path, origin, other, dict(stored.facts))
+    with pytest.raises(StoreError, match=r"another encoder.*start a new run"):
+        Training(config, worlds, place, 7, resume=point)

@@ -165,7 +165,9 @@ def test_damaged_line_inside_is_an_error_that_names_it(line: str, tmp_path: Path
     whole = (tmp_path / LOG).read_text()
     (tmp_path / LOG).write_text(f"{line}\n{whole}")
     for attempt in (read_metrics, lambda path: MetricLog(path, resume_step=200)):
-        with pytest.raises(StoreError, match=rf"{LOG}, line 1: damaged .*start the run anew"):
+        with pytest.raises(
+            StoreError, match=rf"{LOG}: missing or damaged \(line 1: .*start the run anew"
+        ):
             attempt(tmp_path)
 
 
@@ -180,7 +182,7 @@ def test_table_alone_is_enough_unless_it_is_damaged(tmp_path: Path) -> None:
     (tmp_path / LOG).unlink()
     assert_frame_equal(read_metrics(tmp_path), frame)
     (tmp_path / TABLE).write_bytes(b"PAR1")
-    with pytest.raises(StoreError, match=rf"{TABLE}: damaged"):
+    with pytest.raises(StoreError, match=rf"{TABLE}: missing or damaged"):
         read_metrics(tmp_path)
 
 

@@ -127,7 +127,7 @@ def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
     run_parts([part], tmp_path, workers=1)
     path = tmp_path / "parts" / "a" / "part.json"
     path.write_text("{", encoding="utf-8")
-    with pytest.raises(StoreError, match=r"part\.json: damaged"):
+    with pytest.raises(StoreError, match=r"part\.json: missing or damaged"):
         run_parts([part], tmp_path, workers=1)
 
 

@@ -93,7 +93,7 @@ def test_window_comes_from_the_manifest() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1, "lines": [{"key": 1}]}'])
 def test_damaged_registry_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "trials.json").write_text(text)
-    with pytest.raises(StoreError, match=r"trials\.json: damaged .*backup"):
+    with pytest.raises(StoreError, match=r"trials\.json: missing or damaged .*backup"):
         Registry(tmp_path).trials(VALID)
     with pytest.raises(StoreError, match="damaged"):
         Registry(tmp_path).add_trial(entry(), TIMES, RETURNS, 0.0)

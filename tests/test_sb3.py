@@ -19,7 +19,9 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
-from echelon.errors import ConfigError, TrainingError
+from echelon.errors import TrainingError
+from echelon.proving.capture import own_draws
+from echelon.proving.planted import PlantedMarket
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 from echelon.training.learners import Worlds, make_learner
 from echelon.training.loading import load_policy
@@ -190,10 +192,39 @@ def test_losses_that_are_no_numbers_end_training() -> None:
     assert learner.steps == before
 
 
-def test_market_in_several_stretches_is_refused() -> None:
-    world = make_world(stretches={"train": (range(3, 15), range(18, 36))})
-    with pytest.raises(ConfigError, match="SB3-PPO learns on one stretch"):
-        make("SB3-PPO", world)
+@BOTH
+def test_episodes_stay_inside_the_stretches_of_a_market(algo: str) -> None:
+    stretches = (range(3, 15), range(18, 36))
+    world = make_world(stretches={"train": stretches})
+    learner = make(algo, world, "train.episode_steps=5")
+    seen = set()
+    for _ in range(40):
+        views = learner.env.get_attr("row")
+        seen |= set(views)
+        learner.env.step(np.zeros((4, world.n_assets + 1), dtype=np.float32))
+    assert any(row in stretches[0] for row in seen)
+    assert any(row in stretches[1] for row in seen)
+    assert all(any(row in stretch for stretch in stretches) for row in seen)
+
+
+def test_an_agent_of_sb3_learns_a_proof_on_the_draws_of_experts() -> None:
+    market = PlantedMarket(n_assets=2, n_bars=60)
+    ours, theirs = (own_draws(market, small(algo), 3, counts=(4, 2)) for algo in ("SAC", "SB3-PPO"))
+    for mine, other in ((ours.train, theirs.train), (ours.valid, theirs.valid)):
+        assert len(mine) == len(other) > 1
+        for left, right in zip(mine, other, strict=True):
+            assert np.array_equal(left.close, right.close)
+            assert np.array_equal(left.open, right.open)
+    assert len(own_draws(market, small("A2C"), 3, counts=(4, 2)).train) == 1
+
+
+def test_losses_are_told_from_the_first_update_on() -> None:
+    learner = make("SB3-SAC", make_world(), "train.rollout_steps=1")
+    first = learner.train_once()
+    assert not [name for name in first if name.startswith("losses/")]
+    while not learner.model._n_updates:
+        told = learner.train_once()
+    assert told["losses/critic"] > 0.0
 
 
 @pytest.mark.parametrize(("books", "total", "steps"), [(64, 10**6, 32), (1, 10**6, 2048)])

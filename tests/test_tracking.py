@@ -300,7 +300,7 @@ def test_resumed_run_goes_on_under_its_ids_and_a_new_one_gets_others(
 @pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 1}'])
 def test_damaged_ids_are_an_error(text: str, tmp_path: Path, wandb: FakeWandb) -> None:
     (tmp_path / IDS).write_text(text)
-    with pytest.raises(StoreError, match=rf"{IDS}: damaged .*Delete it"):
+    with pytest.raises(StoreError, match=rf"{IDS}: missing or damaged .*Delete it"):
         open_sinks(LoggingConfig(use_wandb=True, **NOTHING), tmp_path, "demo", 5)
     assert wandb.calls == []
 

@@ -147,7 +147,7 @@ def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
     }
     for name, value in wanted._asdict().items():
         if value is not None and getattr(written, name) != value:
-            there, here = shorten(getattr(written, name), 12), str(value)[:12]
+            there, here = shorten(getattr(written, name))[:12], str(value)[:12]
             raise StoreError(
                 f"{path}: the encoder was pre-trained with another {words[name]}: {there}, "
                 f"expected {here}. Go on with what it was made of, or use another directory."

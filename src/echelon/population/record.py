@@ -260,6 +260,8 @@ def summarise(target: Floats) -> Portfolios:
 
 
 def _column(frame: pl.DataFrame, name: str, dtype: type) -> NDArray[Any]:
+    if name not in frame.columns:
+        raise ValueError(f"no column {name!r}")
     series = frame[name]
     values = series.to_numpy()
     if series.null_count() or not np.issubdtype(values.dtype, dtype):

@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, FiniteFloat
 from typing_extensions import TypedDict
 
 from echelon.errors import DamagedError, Stopped, StoreError
@@ -138,7 +138,7 @@ def read_events(path: Path) -> tuple[RiskEvent, ...]:
 
 
 _REMEDY = "Restore it, or delete it to go on without."
-_Number = float | Literal["NaN", "Infinity", "-Infinity"]
+_Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 
 
 class _Line(TypedDict):

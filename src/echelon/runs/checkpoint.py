@@ -155,7 +155,7 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
     if config_hash is not None and document["config_hash"] != config_hash:
         raise StoreError(
             f"{path / STATE}: made with another configuration (hash "
-            f"{shorten(document['config_hash'], 12)}, expected {config_hash[:12]}). Give the "
+            f"{shorten(document['config_hash'])[:12]}, expected {config_hash[:12]}). Give the "
             "configuration it was made with (config.yaml in its run directory), or start a new run."
         )
     try:

@@ -27,6 +27,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsFloat
 
+from pydantic import FiniteFloat
+
 from echelon.errors import DamagedError, StoreError
 from echelon.files import Closing, json_line, parse_json, read_table, sync, write_atomic
 
@@ -38,7 +40,7 @@ TABLE = "metrics.parquet"
 _CLOCKS = frozenset({"seconds", "cpu_seconds", "steps_per_second", "finished", "evaluated"})
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
-_Number = float | Literal["NaN", "Infinity", "-Infinity"]
+_Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 _MOST_STEPS = 2**63 - 1
 """That a column of a table can hold."""
 _REMEDY = "Delete it to go on without the rows so far, or start the run anew."

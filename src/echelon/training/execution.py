@@ -476,7 +476,7 @@ class ExecutionTraining:
         content = saved.state.get("content")
         if content != self.data.content:
             raise StoreError(
-                f"{path}: made with other data ({shorten(content, 12)}, here "
+                f"{path}: made with other data ({shorten(content)[:12]}, here "
                 f"{self.data.content[:12]}). Resume with its data, or start a new run."
             )
         with blaming_checkpoint(path):
