@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
 from shells import Shell, tiny
@@ -127,11 +128,13 @@ def test_set_made_with_other_code_is_no_reason_to_run_it(shell: Shell, stranger:
 
 
 def test_code_runs_where_the_user_names_the_file(shell: Shell, stranger: Stranger) -> None:
+    # That the agents were trained on another set is another matter, and comes after it.
     words = ("prepare", "--resume", str(stranger.directory))
-    shell.works(*words, "--trust-code", str(stranger.code))
+    _, _, err = shell(*words, "--trust-code", str(stranger.code))
+    assert "its agents were trained on" in err
     assert stranger.marker.exists()
     stranger.marker.unlink()
-    shell.works(*words, "-o", f"features.modules=[{stranger.code}]")
+    shell(*words, "-o", f"features.modules=[{stranger.code}]")
     assert stranger.marker.exists()
 
 
@@ -301,3 +304,89 @@ def test_whose_code_it_is_survives_copies_overrides_and_processes(
     assert user_code(config) == ()
     assert user_code(plain) == (stranger.code,)
     assert config.model_dump() == plain.model_dump()
+
+
+def _move(run: Path, **places: Path) -> None:
+    """Have a run's configuration name other directories: data.store as `store`, and so on."""
+    path = run / "config.yaml"
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for name, place in places.items():
+        if name == "cache":
+            tree["data"]["cache"]["dir"] = str(place)
+        else:
+            tree["logging" if name == "registry" else "data"][name] = str(place)
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+@pytest.fixture
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of the user's own, elsewhere, with a file in it."""
+    place = tmp_path_factory.mktemp("mine")
+    (place / "letter.txt").write_text("dear")
+    return place
+
+
+@pytest.mark.parametrize("name", ["store", "cache", "registry"])
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_resumed_run_writes_nothing_into_a_directory_of_the_users_own(
+    command: str, name: str, shell: Shell, trained: Path, tmp_path: Path, mine: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    _move(tmp_path / "run", **{name: mine})
+    code, _, err = shell(command, "--resume", str(tmp_path / "run"))
+    assert code == 2, err
+    assert f"is {mine}" in err
+    assert "-o " in err
+    assert [path.name for path in mine.iterdir()] == ["letter.txt"]
+
+
+def test_evaluation_counts_its_look_in_no_directory_of_the_users_own(
+    shell: Shell, trained: Path, tmp_path: Path, mine: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    _move(tmp_path / "run", registry=mine)
+    code, _, err = shell("evaluate", str(tmp_path / "run"), "--split", "test")
+    assert code == 2, err
+    assert "logging.registry" in err
+    assert [path.name for path in mine.iterdir()] == ["letter.txt"]
+
+
+def test_resumed_run_makes_no_new_directory_far_away(
+    shell: Shell, trained: Path, tmp_path: Path, mine: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    _move(tmp_path / "run", store=mine / "deep" / "store")
+    code, _, err = shell("prepare", "--resume", str(tmp_path / "run"))
+    assert code == 2, err
+    assert [path.name for path in mine.iterdir()] == ["letter.txt"]
+
+
+def test_users_own_registry_elsewhere_is_made_and_used_again(
+    shell: Shell, options: list[str], tmp_path: Path, mine: Path
+) -> None:
+    run = str(tmp_path / "run")
+    registry = mine / "registry"
+    words = ("-o", f"logging.registry={registry}", "--output-dir", run)
+    shell.works("train", *options, *words)
+    shell.works("evaluate", run, "--split", "test")
+    assert (registry / "reads.json").is_file()
+
+
+def test_strangers_run_does_not_replace_a_dataset_of_the_same_name(
+    shell: Shell, trained: Path, tmp_path: Path, bars_file: Path
+) -> None:
+    store = tmp_path / "store"
+    shell.works(
+        *("data", "import", "parquet", str(bars_file), "--dataset", "mine"),
+        *("-o", f"data.store={store}"),
+    )
+    before = (store / "mine" / "CURRENT.json").read_bytes()
+    other = pl.read_parquet(bars_file).with_columns(pl.col("volume") + 1.0)
+    other.write_parquet(tmp_path / "other.parquet")
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "prepared")
+    _move(tmp_path / "run", store=store, dataset=Path("mine"), path=tmp_path / "other.parquet")
+    code, _, err = shell("train", "--resume", str(tmp_path / "run"))
+    assert code == 2, err
+    assert "stays as it is" in err
+    assert (store / "mine" / "CURRENT.json").read_bytes() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import time
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -326,11 +325,12 @@ def test_odd_types_beside_the_bars_are_clear_errors(tmp_path: Path, kind: str) -
         (bars().encode("utf-32"), "UTF-32"),
         (b"\x00" * 100, "NUL"),
         (b"\xff\xfe", "UTF-16|blank|empty"),
-        (gzip.compress(bars().encode())[:-9], "gzip file is damaged"),
-        (b"\x1f\x8b" + os.urandom(50), "gzip file is damaged"),
+        (gzip.compress(bars().encode(), mtime=0)[:-9], "gzip file is damaged"),
+        (b"\x1f\x8b" + bytes(range(7, 57)), "gzip file is damaged"),
         (b"", "empty"),
         (b"\n\n\n", "empty|blank"),
     ],
+    ids=range(9),
 )
 def test_text_that_cannot_be_read_is_refused_with_a_remedy(
     tmp_path: Path, data: bytes, said: str

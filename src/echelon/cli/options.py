@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from echelon.cli.console import set_up_logging
-from echelon.config import Config, load_config, load_run_config, user_code
+from echelon.config import Config, load_config, load_run_config, refuse_places, user_code
 from echelon.config.sizes import refuse_sizes
 from echelon.errors import UsageError
+from echelon.runs.registry import Registry
 
 
 class LogLevel(StrEnum):
@@ -75,9 +76,12 @@ def configured(
     set_up_logging(level.value)
     if resume is not None:
         tree = load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
+        refuse_places(tree, resume, overrides or ())
     else:
         refuse_trust(trust_code)
         tree = load_config(config, overrides or ())
+        if tree.logging.registry is not None:
+            Registry(tree.logging.registry).begin()
     refuse_sizes(tree)
     return tree
 

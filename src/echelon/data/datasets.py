@@ -23,7 +23,7 @@ from echelon.data.sources.files import (
     read_membership,
 )
 from echelon.data.store import Store
-from echelon.errors import ConfigError, UniverseError
+from echelon.errors import ConfigError, UniverseError, UsageError
 from echelon.files import sha256_file
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,12 @@ def ensure_dataset(
     if stored is not None and stored.fingerprint == wanted:
         check_universe(store, name)
         return stored
+    if stored is not None and config.features.run_code is not None and not grows(config):
+        raise UsageError(
+            f"{config.features.run_code.run}: was made from another import of dataset {name!r} "
+            f"than {store.directory(name)} holds, which stays as it is. Import the data as they "
+            "were with a configuration of your own, or name another store (-o data.store=DIR)."
+        )
     report = import_source(
         source,
         store,

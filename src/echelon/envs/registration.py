@@ -20,7 +20,8 @@ from typing import Any
 
 import gymnasium
 
-from echelon.config import Config, fingerprint, load_run_config
+from echelon.config import Config, fingerprint, load_run_config, refuse_places
+from echelon.config.code import REGISTRY
 from echelon.envs.act import Kind
 from echelon.envs.gym import TradingEnv
 from echelon.envs.world import World, world_of
@@ -91,5 +92,6 @@ def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Co
         test = prepared.splits["test"]
         window = window_of(prepared.manifest["dataset"], test.first, test.last)
         entry = new_entry(window, path, fingerprint(config), seeds=0)
+        refuse_places(config, path, keys=(REGISTRY,))
         read = Registry.of(path, config.logging.registry).begin_read(entry)
     return world_of(prepared, config, costs=costs, read=read), config

@@ -27,7 +27,7 @@ import polars as pl
 
 from echelon import __version__
 from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
-from echelon.config import Config, fingerprint, load_run_config, to_yaml
+from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.looks import SplitName
@@ -174,6 +174,7 @@ def saved_base(directory: Path, seeds: int | None, trust_code: Sequence[Path] = 
     seeds: another number of them than before; trust_code: files it names whose code may run
     """
     base = load_run_config(directory / "base.yaml", (), trust_code)
+    refuse_places(base, directory)
     return base if seeds is None else with_seeds(base, seeds)
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 
 from echelon.backtest.run import Backtest
+from echelon.config import refuse_places
+from echelon.config.code import REGISTRY
 from echelon.envs.world import World, world_of
 from echelon.ops.measures import sharpe_annual
 from echelon.runs.registry import Entry, Registry, TestRead, Window, new_entry, window_of
@@ -45,6 +47,7 @@ class Look:
     @staticmethod
     def back(run: TrainedRun, split: SplitName) -> Look:
         """Go back to looks of before, which counts as none: the test window stays sealed."""
+        refuse_places(run.config, run.path, keys=(REGISTRY,))
         registry = Registry.of(run.path, run.config.logging.registry)
         days = run.prepared.splits[split]
         window = window_of(run.prepared.manifest["dataset"], days.first, days.last)

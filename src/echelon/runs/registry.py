@@ -113,6 +113,12 @@ class Registry:
             study = study.parent.parent
         return Registry(study.parent / "registry")
 
+    def begin(self) -> None:
+        """Make the registry where there is none: then it is known as one."""
+        with self._locked():
+            if not (self.path / "trials.json").exists():
+                self._write("trials", [])
+
     def add_trial(self, entry: Entry, times: Times, returns: Floats, sharpe: float) -> None:
         """Write down a trial; the same configuration on the same window is the same trial."""
         done = replace(entry, sharpe=sharpe, periods=len(returns))
