@@ -12,6 +12,7 @@ import typer
 
 from echelon.cli.compare import MEASURE_COLUMNS, MEASURES, cell
 from echelon.cli.console import add_row, err, numbers, out
+from echelon.cli.rules import say_rules
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +27,15 @@ def compare_trained(
     split: SplitName,
     output_dir: Path | None,
     training: Mapping[str, object],
+    *,
+    with_rules: bool = True,
 ) -> None:
     """Compare, print, and write comparison.json where a directory is named.
 
     training: options that belong to training, with what was given
+    with_rules: say the rules in force, which the runs share
     """
+    from echelon.envs.world import rules_of
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 
     given = [option for option, value in training.items() if value]
@@ -41,6 +46,8 @@ def compare_trained(
         )
     _refuse_taken(output_dir)
     runs = open_runs(paths, split)
+    if with_rules:
+        say_rules(rules_of(runs[0].prepared, runs[0].config).facts())
 
     def say(run: TrainedRun, why: str) -> None:
         look = "; the registry counts this look" if split == "test" else ""

@@ -24,6 +24,7 @@ from echelon.cli.options import (
     run_directory,
 )
 from echelon.cli.prove import PartsDisplay
+from echelon.cli.rules import say_execution_rules, say_proof_rules
 from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
 from echelon.config import Config, to_yaml
@@ -84,10 +85,11 @@ def train_run(
 ) -> list[ExecutionOutcome]:
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.agents.jobs import run_jobs
-    from echelon.training.execution import ExecutionProgress
+    from echelon.training.execution import ExecutionProgress, rules_of
     from echelon.training.execution_runs import ExecutionJob, check_start, make_room, train_seed
 
     RunDirectory.claim(directory)
+    say_execution_rules(rules_of(config.execution)._asdict(), config.execution.price)
     if not resume:
         with err.status("reading the data"):
             check_start(config, directory)
@@ -130,15 +132,22 @@ def evaluate(
     from echelon.cli.console import set_up_logging
 
     set_up_logging(log_level.value)
-    evaluate_run(run, split, lang, orders, history=history)
+    evaluate_run(run, split, lang, orders, history=history, with_rules=True)
 
 
 def evaluate_run(
-    run: Path, split: str, lang: str, orders: Path | None = None, *, history: bool = False
+    run: Path,
+    split: str,
+    lang: str,
+    orders: Path | None = None,
+    *,
+    history: bool = False,
+    with_rules: bool = False,
 ) -> None:
     """Evaluate, print, and write tables and the report.
 
     Those of a file of orders go into a directory of their own: they are not the split's.
+    with_rules: say the rules in force; a training has said them
     """
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
@@ -149,6 +158,8 @@ def evaluate_run(
         found = evaluate_trained({name: run}, _split(split), orders, history=history)
         found.write(place)
         page = write_execution_report(found, place, name, lang)
+    if with_rules:
+        say_execution_rules(found.facts["rules"], found.facts["price"])
     print_evaluation(found)
     typer.echo(f"report: {page}")
 
@@ -177,6 +188,7 @@ def compare(
         names = [str(run) for run in runs]
     with err.status("working orders"):
         found = evaluate_trained(dict(zip(names, runs, strict=True)), _split(split), orders)
+    say_execution_rules(found.facts["rules"], found.facts["price"])
     print_evaluation(found)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
@@ -228,6 +240,7 @@ def prove(
         "prove-execution-quick" if quick else "prove-execution"
     )
     RunDirectory.claim(directory)
+    say_proof_rules()
     with progress_bar("proving") as bar:
         certificate = prove_execution(
             directory,

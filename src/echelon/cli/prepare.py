@@ -19,6 +19,7 @@ from echelon.cli.options import (
     configured,
     run_directory,
 )
+from echelon.cli.rules import say_rules
 from echelon.config import Config, fingerprint
 from echelon.runs import RunDirectory
 
@@ -53,6 +54,7 @@ def prepare_run(
 ) -> PrepareReport:
     """Prepare into a run directory, with progress, and write down what it was made from."""
     # Here and not above: numba and its like take a second, which `echelon --help` has not.
+    from echelon.envs.world import rules_of
     from echelon.features import prepare as prepare_features
 
     run = RunDirectory.claim(directory)
@@ -71,9 +73,13 @@ def prepare_run(
             on_symbols=on_symbols,
         )
     manifest = report.prepared.manifest
-    run.record(config, command, data=manifest["dataset"], prepared=manifest["content_hash"])
+    rules = rules_of(report.prepared, config).facts()
+    run.record(
+        config, command, data=manifest["dataset"], prepared=manifest["content_hash"], rules=rules
+    )
     sizes = ", ".join(f"{axis}={manifest[axis]}" for axis in "TNFW")
     log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
+    say_rules(rules)
     return report
 
 

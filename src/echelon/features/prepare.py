@@ -95,6 +95,8 @@ def prepare(
 ) -> PrepareReport:
     """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory."""
     dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
+    # The features do not depend on it, but whoever trades them does: refuse before computing them.
+    config.market.preset_for(dataset.info.calendar)
     selection = select(config.features, panel_fields(config, dataset))
     key = cache_key(config, dataset, selection)
     caches = open_caches(config.data.cache)

@@ -30,6 +30,7 @@ from echelon.config import Config, fingerprint
 from echelon.config.agents import LoggingConfig
 from echelon.errors import Stopped, StoreError, UsageError
 from echelon.files import exclusive_lock, write_atomic
+from echelon.market import drawn_market
 from echelon.runs.directory import code_version
 
 FORMAT = 1
@@ -164,6 +165,7 @@ def about(config: Config, command: str, parts: Collection[Done]) -> dict[str, An
         "command": command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": fingerprint(config),
+        "rules": drawn_market(config).facts(),
         "seed": config.seed,
         "echelon": __version__,
         "code": sorted({part.code for part in parts}),
