@@ -45,7 +45,11 @@ CASES: Mapping[str, Case] = {
     "momentum-paper": Case("momentum", ()),
     "momentum-us": Case("momentum", ("market.preset=us", "fee_rate=null")),
     "equal-weight-cn": Case(
-        "equal_weight", ("market.preset=cn", "fee_rate=null", "eval.rebalance_bars=10")
+        "equal_weight",
+        (
+            *("market.preset=cn", "market.preset_confirmed=true"),
+            *("fee_rate=null", "eval.rebalance_bars=10"),
+        ),
     ),
     "equal-weight-hierarchical": Case(
         "equal_weight", ("market.preset=hierarchical", "fee_rate=null", "eval.rebalance_bars=20")

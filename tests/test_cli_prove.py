@@ -117,7 +117,7 @@ def test_the_same_command_again_trains_nothing_and_finds_the_same(
     again = prove("--output-dir", str(directory), "--lang", "zh")
     assert isinstance(again.exception, EchelonError), again.output
     assert certificate(directory)["markets"] == before["markets"]
-    page = (directory / "certificate.html").read_text(encoding="utf-8")
+    page = (directory / "certificate.zh.html").read_text(encoding="utf-8")
     assert 'lang="zh-CN"' in page
     assert "验证场证书" in again.output
 

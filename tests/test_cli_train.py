@@ -412,8 +412,12 @@ def test_every_reading_of_the_test_window_is_counted_and_the_report_follows(
     page = Path(out.strip().removeprefix("report: "))
     assert page == run / "report/report.html"
     assert page.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
-    shell.works("report", "run", "--lang", "zh", "--split", "valid")
-    assert 'lang="zh' in page.read_text(encoding="utf-8")[:500]
+    english = page.read_text(encoding="utf-8")
+    out, _ = shell.works("report", "run", "--lang", "zh", "--split", "valid")
+    chinese = Path(out.strip().removeprefix("report: "))
+    assert chinese == run / "report/report.zh.html"
+    assert 'lang="zh' in chinese.read_text(encoding="utf-8")[:500]
+    assert page.read_text(encoding="utf-8") == english
 
 
 def test_runs_are_listed_and_compared(shell: Shell, trained: Trained) -> None:

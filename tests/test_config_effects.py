@@ -195,7 +195,15 @@ def _refusal(bench: Bench, *overrides: str) -> object:
 
 
 def _rules(bench: Bench, *overrides: str) -> object:
-    return resolve_rules(bench.config(*overrides), discrete=True)
+    return resolve_rules(bench.config(*overrides), discrete=True, calendar=None)
+
+
+def _confirmed(bench: Bench, *overrides: str) -> object:
+    """What becomes of A-share rules on US data."""
+    try:
+        return bench.config("market.preset=cn", *overrides).market.preset_for("XNYS")
+    except ConfigError as error:
+        return str(error)
 
 
 def _world(config: Config) -> World:
@@ -492,6 +500,7 @@ EFFECTS: dict[str, tuple[str, Observe]] = {
     "split.test": ("split.test=[2016-07-01, 2016-11-30]", _splits),
     "fee_rate": ("fee_rate=0.001", _rules),
     "market.preset": ("market.preset=cn", _rules),
+    "market.preset_confirmed": ("market.preset_confirmed=true", _confirmed),
     "market.executor": ("market.executor=twap", _executed),
     "market.executor_dataset": ("market.executor_dataset=other", _executed),
     "market.executor_policy": ("market.executor_policy=nowhere", _worked_by_file),

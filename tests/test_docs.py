@@ -285,6 +285,16 @@ def test_every_documented_name_of_ours_exists(page: Path) -> None:
             assert importlib.import_module(name).__name__ == name
 
 
+def test_first_page_leads_to_every_page_and_promises_nothing_that_is_there() -> None:
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = [page for page in WRITTEN if page.parent.name in ("guide", "concepts")]
+    missing = [page.name for page in pages if f"({page.relative_to(DOCS)}" not in text]
+    assert not missing
+    (to_come,) = re.findall(r"Not here yet: ([\w ]+),", text)
+    readme = READMES[0].read_text(encoding="utf-8")
+    assert re.findall(r"Not here yet: ([\w ]+)\.", readme) == [to_come]
+
+
 def table(page: Path, heading: str) -> list[list[str]]:
     """Cells of the first table below a heading, its head left out."""
     text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n", 1)[1]

@@ -204,9 +204,10 @@ def test_train_evaluate_and_compare(store: Path, tmp_path: Path) -> None:
     said = run("evaluate", str(first), "--split", "test", "--lang", "zh")
     assert "almgren_chriss" in said
     place = first / "evaluations" / "test"
-    page = (place / "report.html").read_text(encoding="utf-8")
+    page = (place / "report.zh.html").read_text(encoding="utf-8")
     assert "订单执行报告" in page
-    for name in ("execution.png", "day.png"):
+    assert not (place / "report.html").exists()
+    for name in ("execution.zh.png", "day.zh.png"):
         assert (place / name).read_bytes().startswith(b"\x89PNG")
     summary = json.loads((place / "summary.json").read_text())
     assert set(summary["policies"]) == {"twap", "vwap", "almgren_chriss", "ppo"}

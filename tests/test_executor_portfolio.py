@@ -379,7 +379,9 @@ class Line:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.config = load_config(None, (*SYNTHETIC, f"data.store={root}/store"))
+        self.config = load_config(
+            None, ("market.preset=paper", *SYNTHETIC, f"data.store={root}/store")
+        )
         self.prepared = prepare(self.config, root / "run").prepared
         minutes = override_config(self.config, ["data.freq=5min", "data.dataset=minutes"])
         self.manifest = ensure_dataset(minutes)

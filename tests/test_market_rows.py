@@ -113,17 +113,20 @@ def test_delisting_haircut_follows_the_reason() -> None:
 
 def test_presets_resolve_and_can_be_overridden() -> None:
     for name in PRESETS:
-        resolve_rules(load_config(None, [f"market.preset={name}"]), discrete=False)
-    paper = resolve_rules(load_config(None, ["fee_rate=0.0005"]), discrete=True).rules
+        resolve_rules(load_config(None, [f"market.preset={name}"]), discrete=False, calendar=None)
+    named = load_config(None, ["market.preset=paper", "fee_rate=0.0005"])
+    paper = resolve_rules(named, discrete=True, calendar=None).rules
     assert paper == PAPER
-    cn = resolve_rules(load_config(None, ["market.preset=cn"]), discrete=False)
+    cn = resolve_rules(load_config(None, ["market.preset=cn"]), discrete=False, calendar=None)
     assert cn.lots
     assert cn.stamp_duty
     assert cn.rules.t_plus_one
     assert cn.rules.price_limits
     changed = load_config(None, ["market.preset=cn", "market.lots=false", "market.no_cap=true"])
-    rules = resolve_rules(changed, discrete=False)
+    rules = resolve_rules(changed, discrete=False, calendar=None)
     assert not rules.lots
     assert np.isinf(rules.rules.participation)
-    three = resolve_rules(load_config(None, ["market.preset=hierarchical"]), discrete=False).rules
+    three = resolve_rules(
+        load_config(None, ["market.preset=hierarchical"]), discrete=False, calendar=None
+    ).rules
     assert three.commission == pytest.approx(0.0003)

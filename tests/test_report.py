@@ -31,7 +31,7 @@ from echelon.envs.world import World
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import evaluate
 from echelon.features.prepared import Split
-from echelon.market import Reason
+from echelon.market import Reason, TradedData, rules_in_force
 from echelon.ops.measures import LABELS, MeanStd
 from echelon.report import write as write_module
 from echelon.report import write_report
@@ -404,10 +404,19 @@ def test_many_assets_leave_room_for_the_rest() -> None:
 
 
 def test_rejected_orders_are_counted_by_reason() -> None:
-    blotter = pl.DataFrame({"not_filled": ["cash", None, "lot", "cash", None]})
+    blotter = pl.DataFrame(
+        {"shares": [0.0, 2.0, 1.0, 0.0, 3.0], "not_filled": ["cash", None, "lot", "cash", None]}
+    )
     found = rejections(blotter)
     assert (found.orders, found.whole) == (5, 2)
     assert found.by_reason == {"cash": 2, "lot": 1}
+
+
+def test_buys_scaled_to_the_cash_there_is_count_as_filled(run: Path) -> None:
+    split = gather(run, ["test"]).main
+    blotter = next(r for r in split.baselines if r.key == "buy_and_hold").tables.blotter
+    assert (blotter["not_filled"] == "cash").any()  # fees have the first buys scaled
+    assert rejections(blotter).whole == len(blotter) > 0
 
 
 # Words
@@ -474,7 +483,8 @@ def test_facts_say_where_the_results_come_from(run: Path, page: str) -> None:
         f"echelon report {run}",
         "the next bar&#x27;s open",
         "adjusted for splits and dividends; lots and price limits are off",
-        "preset paper: commission 5 bp a side, no stamp duty, no slippage",
+        "paper: commission 5 bp a side, no stamp duty, no slippage, no volume cap, fractional "
+        "shares, no T+1, no price limits; fills at the next bar&#x27;s open",
         "the most probable one (deterministic)",
         "This split was evaluated once.",
         "buy_pct: 0.2",
@@ -518,6 +528,56 @@ def test_chinese_report_is_chinese(run: Path, tmp_path: Path) -> None:
         assert f"<h2>{Words('en')(key)}</h2>" not in own
     assert "夏普比率（年化）" in own
     assert f"echelon report {copy} --lang zh" in own
+
+
+def test_a_page_in_one_language_leaves_the_other_alone(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    english = write_report(copy)
+    before = {file.name: file.read_bytes() for file in (copy / "report").iterdir()}
+    assert "report.zh.html" not in english.read_text(encoding="utf-8")
+    chinese = write_report(copy, lang="zh")
+    assert chinese.name == "report.zh.html"
+    after = {file.name: file.read_bytes() for file in (copy / "report").iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {
+        "report.zh.html",
+        *(f"{name}.zh.png" for name in PICTURES),
+    }
+    assert '<a href="report.html" hreflang="en" lang="en">English</a>' in own_part(
+        after["report.zh.html"].decode()
+    )
+    again = write_report(copy).read_text(encoding="utf-8")
+    assert '<a href="report.zh.html" hreflang="zh-CN" lang="zh-CN">中文</a>' in own_part(again)
+    assert (copy / "report" / "report.zh.html").read_bytes() == after["report.zh.html"]
+
+
+def test_a_measure_without_a_translation_is_shown_by_its_own_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {name: pair for name, pair in MEASURES_ZH.items() if name != "calmar"}
+    monkeypatch.setattr("echelon.report.texts.MEASURES_ZH", known)
+    words = Words("zh")
+    assert words.measure("calmar") == LABELS["calmar"].text
+    assert words.meaning("calmar") == LABELS["calmar"].meaning
+    assert words.measure("of_my_own") == "of my own"
+    assert words.measure("sharpe_annual") == MEASURES_ZH["sharpe_annual"][0]
+
+
+def test_rules_that_cannot_act_are_said_in_the_report(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    config = make_config("market.preset=us")
+    data = TradedData("XNYS", "adjusted", ("AAPL",), opens=False, volume=False, limits=False)
+    for summary in (copy / "evaluations").glob("*/summary.json"):
+        tree = json.loads(summary.read_text(encoding="utf-8"))
+        tree["rules"] = rules_in_force(config, data).facts()
+        summary.write_text(json.dumps(tree), encoding="utf-8")
+    for lang, idle in (
+        ("en", "slippage, the volume cap (the data have no volume)"),
+        ("zh", "滑点，成交量上限（数据无成交量）"),
+    ):
+        own = own_part(html_of(copy, lang=lang))
+        assert f"<dt>{Words(lang)('fact_idle')}</dt>" in own
+        assert own.count(idle) >= 2, "among the facts and beside the costs"
 
 
 def test_palettes_have_the_same_roles() -> None:
@@ -665,7 +725,7 @@ def test_full_disk_leaves_the_earlier_report(
     assert (copy / "report" / "equity.png").exists()
 
     def full(data: RunData, words: Words, directory: Path) -> None:
-        assert (directory / "report.html").exists()
+        assert (directory / "report.zh.html").exists()
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(write_module, "draw_pictures", full)

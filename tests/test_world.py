@@ -79,7 +79,9 @@ def test_fill_convention_is_that_of_the_configuration_and_told(run: Path) -> Non
 
 @pytest.mark.parametrize("preset", ["paper", "us", "cn", "crypto", "hierarchical"])
 def test_use_fee_false_removes_every_cost(run: Path, preset: str) -> None:
-    prepared, config = opened(run, f"market.preset={preset}", "fee_rate=null")
+    prepared, config = opened(
+        run, f"market.preset={preset}", "market.preset_confirmed=true", "fee_rate=null"
+    )
     free = world_of(prepared, config, costs=0.0)
     values, paid = random_values(free)
     assert paid == 0.0
@@ -90,7 +92,9 @@ def test_use_fee_false_removes_every_cost(run: Path, preset: str) -> None:
 
 
 def test_costs_are_multiplied_as_told(run: Path) -> None:
-    prepared, config = opened(run, "market.preset=cn", "fee_rate=null")
+    prepared, config = opened(
+        run, "market.preset=cn", "market.preset_confirmed=true", "fee_rate=null"
+    )
     once, twice = (world_of(prepared, config, costs=c) for c in (1.0, 2.0))
     for name in ("commission", "min_commission", "slippage"):
         assert getattr(twice.rules, name) == 2.0 * getattr(once.rules, name), name

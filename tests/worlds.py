@@ -48,8 +48,8 @@ _DTYPES = {"tradable": bool, "gone": bool, "new_session": bool}
 
 
 def make_config(*overrides: str) -> Config:
-    """The default configuration with `a.b=value` changes."""
-    return load_config(None, overrides)
+    """The default configuration under the design note's rules, with `a.b=value` changes."""
+    return load_config(None, ["market.preset=paper", *overrides])
 
 
 def make_world(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from echelon.cli.console import err, progress_bar
 from echelon.cli.options import run_directory, trust_flags
+from echelon.cli.rules import say_rules
 from echelon.cli.watch import watching
 from echelon.config import Config
 from echelon.config.sizes import refuse_sizes
@@ -84,6 +85,7 @@ def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> 
     members = f"{batch.kind.member}s"
     with progress_bar(f"preparing {members}") as bar:
         prepare_runs(batch, course, quarantine=quarantine, on_run=bar.of)
+    _say_rules(batch, course)
     plan = plan_training(batch, course)
     before = len(course.data) * len(batch.seeds) - len(plan)
     err.print(
@@ -105,6 +107,16 @@ def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> 
         return
     with progress_bar(f"evaluating {members}") as bar:
         evaluate_runs(batch, course, on_run=bar.of)
+
+
+def _say_rules(batch: Batch, course: Course) -> None:
+    """The rules of the runs in a line; where they differ, in a line for each that is another."""
+    said: list[dict[str, Any]] = []
+    differ = len({str(data["rules"]) for data in course.data.values()}) > 1
+    for k, data in sorted(course.data.items()):
+        if data["rules"] not in said:
+            said.append(data["rules"])
+            say_rules(data["rules"], of=batch.members[k].name if differ else "")
 
 
 def raise_failures(batch: Batch, course: Course) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from echelon.cli.compare import MEASURE_COLUMNS, MEASURES, cell
 from echelon.cli.console import add_row, err, numbers, out
+from echelon.cli.rules import say_rules
 from echelon.errors import DamagedError, UsageError
 from echelon.files import read_json
 
@@ -27,12 +28,16 @@ def compare_trained(
     output_dir: Path | None,
     training: Mapping[str, object],
     trust_code: Sequence[Path] = (),
+    *,
+    with_rules: bool = True,
 ) -> None:
     """Compare, print, and write comparison.json where a directory is named.
 
     training: options that belong to training, with what was given; trust_code: files of code that
     the runs' configurations name and that may run
+    with_rules: say the rules in force, which the runs share
     """
+    from echelon.envs.world import rules_of
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 
     given = [option for option, value in training.items() if value]
@@ -44,6 +49,8 @@ def compare_trained(
         )
     _refuse_taken(output_dir)
     runs = open_runs(paths, split, trust_code)
+    if with_rules:
+        say_rules(rules_of(runs[0].prepared, runs[0].config).facts())
 
     def say(run: TrainedRun, why: str) -> None:
         look = "; the registry counts this look" if split == "test" else ""

@@ -126,7 +126,7 @@ def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int
     outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
     print_outcomes(outcomes, config)
     evaluate_run(directory, "test")
-    compare_trained([agents, directory], "test", directory, {})
+    compare_trained([agents, directory], "test", directory, {}, with_rules=False)
 
 
 def _work_orders(config: Config, agents: Path) -> None:

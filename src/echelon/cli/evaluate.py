@@ -12,6 +12,7 @@ import typer
 
 from echelon.cli.console import add_row, numbers, out, set_up_logging
 from echelon.cli.options import Level, LogLevel, TrustCode
+from echelon.cli.rules import say_rules
 from echelon.errors import UsageError
 from echelon.files import sweep
 
@@ -65,7 +66,7 @@ def evaluate(
     set_up_logging(log_level.value)
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
-    result = evaluate_run(run, split.value, override or (), name, trust_code or ())
+    result = evaluate_run(run, split.value, override or (), name, trust_code or (), with_rules=True)
     typer.echo(f"tables: {result.directory}")
     if not override:
         typer.echo(f"next: echelon report {run}")
@@ -106,12 +107,16 @@ def evaluate_run(
     executor: Sequence[str] = (),
     name: str | None = None,
     trust_code: Sequence[Path] = (),
+    *,
+    with_rules: bool = False,
 ) -> Evaluation:
     """Evaluate, and print the measures beside the baselines'.
 
     executor: overrides that put another executor in place of the run's; name: of it
     trust_code: files that the run's configuration names and that may run
+    with_rules: say the rules in force first; a training has said them
     """
+    from echelon.envs.world import rules_of
     from echelon.evaluation.evaluate import evaluate as evaluate_split
     from echelon.training.run import TrainedRun
 
@@ -119,6 +124,8 @@ def evaluate_run(
     sweep(run, deep=True)
     if executor:
         trained = trained.executed_by(executor, name)
+    if with_rules:
+        say_rules(rules_of(trained.prepared, trained.config).facts())
     result = evaluate_split(trained, split)
     print_evaluation(result, trained.config.eval.metrics)
     for line in (*_worked(result), *how_sure(trained.home, split)):

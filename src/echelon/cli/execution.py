@@ -27,6 +27,7 @@ from echelon.cli.options import (
     trust_flags,
 )
 from echelon.cli.prove import PartsDisplay
+from echelon.cli.rules import say_execution_rules, say_proof_rules
 from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
 from echelon.config import Config, to_yaml, user_code
@@ -89,10 +90,11 @@ def train_run(
 ) -> list[ExecutionOutcome]:
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.agents.jobs import run_jobs
-    from echelon.training.execution import ExecutionProgress
+    from echelon.training.execution import ExecutionProgress, rules_of
     from echelon.training.execution_runs import ExecutionJob, check_start, make_room, train_seed
 
     RunDirectory.claim(directory)
+    say_execution_rules(rules_of(config.execution)._asdict(), config.execution.price)
     if not resume:
         with err.status("reading the data"):
             check_start(config, directory)
@@ -136,7 +138,9 @@ def evaluate(
     from echelon.cli.console import set_up_logging
 
     set_up_logging(log_level.value)
-    evaluate_run(run, split, lang, orders, history=history, trust_code=trust_code or ())
+    evaluate_run(
+        run, split, lang, orders, history=history, trust_code=trust_code or (), with_rules=True
+    )
 
 
 def evaluate_run(
@@ -147,12 +151,14 @@ def evaluate_run(
     *,
     history: bool = False,
     trust_code: Sequence[Path] = (),
+    with_rules: bool = False,
 ) -> None:
     """Evaluate, print, and write tables and the report.
 
     trust_code: files of the run's extensions that may run
 
     Those of a file of orders go into a directory of their own: they are not the split's.
+    with_rules: say the rules in force; a training has said them
     """
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
@@ -166,6 +172,8 @@ def evaluate_run(
         )
         found.write(place)
         page = write_execution_report(found, place, name, lang)
+    if with_rules:
+        say_execution_rules(found.facts["rules"], found.facts["price"])
     print_evaluation(found)
     typer.echo(f"report: {page}")
 
@@ -196,6 +204,7 @@ def compare(
     with err.status("working orders"):
         named = dict(zip(names, runs, strict=True))
         found = evaluate_trained(named, _split(split), orders, trust_code=trust_code or ())
+    say_execution_rules(found.facts["rules"], found.facts["price"])
     print_evaluation(found)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
@@ -247,6 +256,7 @@ def prove(
         "prove-execution-quick" if quick else "prove-execution"
     )
     RunDirectory.claim(directory)
+    say_proof_rules()
     with progress_bar("proving") as bar:
         certificate = prove_execution(
             directory,

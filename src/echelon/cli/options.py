@@ -31,7 +31,12 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--override", "-o", help="key=value over the file, e.g. -o train.gamma=0.9."),
+    typer.Option(
+        "--override",
+        "-o",
+        help="key=value over the file, e.g. -o train.gamma=0.9. Market rules: -o market.preset=… "
+        "auto (by the calendar of the data), cn (or ashare), us, crypto, paper, hierarchical.",
+    ),
 ]
 OutputDir = Annotated[
     Path | None,

@@ -20,6 +20,7 @@ from echelon.cli.options import (
     refuse_beside_run,
     run_directory,
 )
+from echelon.cli.rules import say_rules
 from echelon.config import Config, fingerprint, load_run_config
 from echelon.errors import UsageError
 from echelon.runs import RunDirectory
@@ -82,6 +83,7 @@ def prepare_run(
     record: off where the record of what was made there before stays
     """
     # Here and not above: numba and its like take a second, which `echelon --help` has not.
+    from echelon.envs.world import rules_of
     from echelon.features import prepare as prepare_features
 
     run = RunDirectory.claim(directory)
@@ -101,10 +103,13 @@ def prepare_run(
             on_symbols=on_symbols,
         )
     manifest = report.prepared.manifest
+    rules = rules_of(report.prepared, config).facts()
     if record:
-        run.record(config, command, data=manifest["dataset"], prepared=manifest["content_hash"])
+        content = manifest["content_hash"]
+        run.record(config, command, data=manifest["dataset"], prepared=content, rules=rules)
     sizes = "T={T}, N={N}, F={F}, W={W}".format(**manifest)
     log.info("prepared %s%s", sizes, " (from the cache)" if report.cached else "")
+    say_rules(rules)
     return report
 
 

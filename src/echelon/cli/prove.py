@@ -21,6 +21,7 @@ from echelon.cli.options import (
     Overrides,
     configured,
 )
+from echelon.cli.rules import say_rules
 from echelon.cli.train import Workers
 from echelon.cli.watch import clock
 from echelon.config import Config
@@ -125,9 +126,11 @@ def _prove(
     overwrite: bool,
 ) -> Certificate:
     """The markets chosen, or all, with a bar to watch."""
+    from echelon.market import drawn_market
     from echelon.proving.prove import MARKETS, plan
     from echelon.proving.prove import prove as prove_markets
 
+    say_rules(drawn_market(tree).facts())
     named = {"planted" if choice in _SIGNALS else choice for choice in chosen}
     wanted = [name for name in MARKETS if not named or name in named]
     with progress_bar("proving") as bar:

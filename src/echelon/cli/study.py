@@ -13,6 +13,7 @@ import typer
 from echelon.cli.console import add_row, numbers, out, progress_bar
 from echelon.cli.options import Level, LogLevel, OutputDir, Overrides, configured
 from echelon.cli.prove import PartsDisplay
+from echelon.cli.rules import say_rules
 from echelon.cli.train import Workers
 from echelon.config import override_config
 from echelon.runs import RunDirectory
@@ -51,6 +52,7 @@ def study(
     what is done; the same command in the same directory goes on, more --seeds are added. Writes
     study.json and study.md.
     """
+    from echelon.market import drawn_market
     from echelon.proving.study import study as run_study
     from echelon.proving.study_parts import SIZES, plan_study
 
@@ -59,6 +61,7 @@ def study(
         tree = override_config(tree, [f"train.total_env_steps={steps}"])
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)
+    say_rules(drawn_market(tree).facts())
     with progress_bar("studying") as bar:
         found = run_study(
             tree,

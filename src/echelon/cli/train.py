@@ -121,6 +121,7 @@ def train_run(
     on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
+    from echelon.envs.world import rules_of
     from echelon.training.learners import refuse_settings
     from echelon.training.many import SeedJob, train_seeds
 
@@ -159,6 +160,7 @@ def train_run(
         command,
         data=manifest["dataset"],
         prepared=manifest["content_hash"],
+        rules=rules_of(report.prepared, config).facts(),
         outcomes=[outcome.__dict__ for outcome in _with_others(outcomes, config, directory)],
     )
     return outcomes

@@ -146,12 +146,13 @@ def _unknown_key(key: str, section: Sequence[str]) -> str:
 
 
 def to_json(config: Config) -> str:
-    """Return the resolved tree as canonical JSON (sorted keys)."""
-    return json.dumps(config.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    """Return the resolved tree as canonical JSON (sorted keys), without mere permissions."""
+    tree = config.model_dump(mode="json", exclude={"market": {"preset_confirmed"}})
+    return json.dumps(tree, sort_keys=True, ensure_ascii=False)
 
 
 def fingerprint(config: Config) -> str:
-    """Return the SHA-256 of the resolved configuration, as hex."""
+    """Return the SHA-256 of the resolved configuration, as hex; a permission is no part of it."""
     return hashlib.sha256(to_json(config).encode()).hexdigest()
 
 

@@ -2,23 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from echelon.config._base import Section
+from echelon.errors import ConfigError, shorten
 
 Preset = Literal["us", "cn", "crypto", "paper", "hierarchical"]
+PresetSetting = Literal["auto", "us", "cn", "crypto", "paper", "hierarchical"]
 SlippageModel = Literal["none", "fixed", "linear", "sqrt"]
+
+ALIASES: Mapping[str, Preset] = MappingProxyType(
+    {"ashare": "cn", "a-share": "cn", "a_share": "cn", "china": "cn", "usa": "us"}
+)
+"""Other names of presets; the configuration keeps the preset's own, so that hashes agree."""
+CALENDARS: Mapping[str, Preset] = MappingProxyType(
+    {
+        **dict.fromkeys(("XSHG", "XSHE"), "cn"),
+        **dict.fromkeys(("XNYS", "XNAS", "XASE"), "us"),
+        "24/7": "crypto",
+    }
+)
+"""Calendar of the data → the market it is of, by the name of its preset."""
+_FITTING: Mapping[Preset, tuple[Preset, ...]] = MappingProxyType(
+    {
+        # paper and hierarchical know nothing of stamp duty, lots and T+1, which A-shares have.
+        "cn": ("cn",),
+        "us": ("us", "paper", "hierarchical"),
+        "crypto": ("crypto", "paper", "hierarchical"),
+    }
+)
+"""Market → presets that can be meant there without a word of confirmation."""
+_KNOWN_BY: Mapping[Preset, str] = MappingProxyType(
+    {
+        "us": "US stocks",
+        "cn": "A-shares: stamp duty, lots, T+1, price limits",
+        "crypto": "a market that never closes",
+        "paper": "a fee and nothing else",
+        "hierarchical": "a fee and linear slippage",
+    }
+)
+
+
+def _preset_name(value: object) -> object:
+    """A preset's own name, where another name or another case was given."""
+    if not isinstance(value, str):
+        return value
+    name = value.strip().lower()
+    return ALIASES.get(name, name)
 
 
 class MarketConfig(Section):
     """The rules of the market. What is null comes from the preset."""
 
-    preset: Preset = "paper"
-    """us, cn, crypto: those markets' costs and rules. paper: a fee and nothing else (seed 003).
-    hierarchical: 3 bp a side and slippage linear in participation (seeds 000 and 002)."""
+    preset: Annotated[PresetSetting, BeforeValidator(_preset_name)] = "auto"
+    """auto: by the calendar of the data (XSHG: cn, XNYS: us, 24/7: crypto; of another one name the
+    preset). us, cn (or ashare), crypto: those markets' costs and rules. paper: a fee and nothing
+    else (seed 003). hierarchical: 3 bp a side and slippage linear in participation (seeds 000 and
+    002). A preset that contradicts the calendar is refused."""
+    preset_confirmed: bool = False
+    """Use the named preset although it contradicts the calendar of the data. It permits and changes
+    no number: the hash of the configuration leaves it out."""
     fill: Literal["open", "close"] = "open"
     """open: orders fill at the next bar's open, or its close where there are no opens. close: at
     the close the decision was made on, as the paper has it."""
@@ -74,6 +129,35 @@ class MarketConfig(Section):
     volume."""
     executor_permanent_bps: NonNegativeFloat = 0.0
     """Permanent impact at the whole volume of a tick: how far it moves the order's later ticks."""
+
+    def preset_for(self, calendar: str | None) -> Preset:
+        """The preset in force on data of a calendar; refuses one that contradicts it.
+
+        calendar: None: a drawn market, of no exchange, where `auto` is `paper`
+        """
+        if calendar is None:
+            return "paper" if self.preset == "auto" else self.preset
+        market = CALENDARS.get(calendar)
+        if self.preset == "auto":
+            if market is None:
+                known = ", ".join(f"{name}: {preset}" for name, preset in CALENDARS.items())
+                named = shorten(calendar, 40)
+                raise ConfigError(
+                    f"market.preset is 'auto', but the calendar of the data, {named!r}, does not "
+                    f"say whose rules apply (known: {known}). Name the preset, such as "
+                    "market.preset=us (us, cn, crypto, paper, hierarchical), or import the data "
+                    "with the calendar of their exchange (data.calendar)."
+                )
+            return market
+        if market is None or self.preset_confirmed or self.preset in _FITTING[market]:
+            return self.preset
+        raise ConfigError(
+            f"market.preset is {self.preset!r} ({_KNOWN_BY[self.preset]}), but the calendar of the "
+            f"data is {calendar} ({_KNOWN_BY[market]}), whose preset is {market!r}. Leave "
+            f"market.preset out or set market.preset={market}; where the calendar is wrong, import "
+            f"the data with another data.calendar; to trade by {self.preset!r} all the same, set "
+            "market.preset_confirmed=true (of a run that exists: in its config.yaml)."
+        )
 
     @model_validator(mode="after")
     def _executor_has_what_it_needs(self) -> Self:

@@ -16,7 +16,16 @@ from echelon.data.calendars import periods_per_year
 from echelon.data.panel import forward_fill
 from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
-from echelon.market import Executor, MarketRows, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.market import (
+    Executor,
+    MarketRows,
+    PriceHistory,
+    Rules,
+    RulesInForce,
+    TradedData,
+    market_rows,
+    rules_in_force,
+)
 from echelon.runs.registry import TestRead
 from echelon.types import Bools, Floats, Floats32, Times
 
@@ -36,6 +45,7 @@ class World:
     fill_open: orders fill at the next open; otherwise at the close they were decided on
     splits: name → rows of decisions and marks
     ledger: what a report says about prices and fills
+    in_force: the rules as they are told, where the world is of data or drawn
     stretches: name → pieces of a split that do not follow one another in time, where it has some;
         neither an episode nor a window of features may cross from one to the next
     executor: works the orders of all books through the bar after the decision; None: they fill at
@@ -60,6 +70,7 @@ class World:
     ledger: Mapping[str, str]
     stretches: Mapping[str, tuple[range, ...]] = field(default_factory=dict)
     executor: Executor | None = None
+    in_force: RulesInForce | None = None
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -108,6 +119,24 @@ class World:
         return self.stretches.get(split) or (self.span(split),)
 
 
+def rules_of(prepared: Prepared, config: Config) -> RulesInForce:
+    """The rules in force on a prepared set; a preset that contradicts its calendar is refused.
+
+    Every world is made by them, and every command that makes one says them.
+    """
+    manifest = prepared.manifest
+    has = {name: prepared.array(name) is not None for name in ("open", "volume", "limit_up")}
+    data = TradedData(
+        calendar=manifest["calendar"],
+        price_basis=manifest["price_basis"],
+        symbols=prepared.symbols,
+        opens=has["open"],
+        volume=has["volume"],
+        limits=has["limit_up"],
+    )
+    return rules_in_force(config, data)
+
+
 def world_of(
     prepared: Prepared, config: Config, *, costs: float = 1.0, read: TestRead | None = None
 ) -> World:
@@ -118,7 +147,8 @@ def world_of(
 
     costs: what trading costs, times this; 0 leaves out every cost, as `eval.use_fee: false` asks
     """
-    resolved = resolve_rules(config, discrete=False)
+    in_force = rules_of(prepared, config)
+    resolved = in_force.resolved
     sealed = prepared.splits["valid"].rows.stop
     stop = len(prepared.times) if read is not None else sealed
     history = _history(prepared, stop)
@@ -155,7 +185,12 @@ def world_of(
         initial_cash=config.market.initial_cash,
         periods_per_year=periods_per_year(manifest["calendar"], manifest["freq"]),
         benchmark=None if benchmark is None else np.asarray(benchmark[:stop]),
-        ledger=_ledger(config, history),
+        ledger={
+            "fill": in_force.fill,
+            "prices": history.price_basis,
+            "preset": in_force.preset,
+        },
+        in_force=in_force,
     )
 
 
@@ -233,15 +268,6 @@ def _growth(history: PriceHistory) -> Floats:
     if history.factor is None or history.price_basis == "adjusted":
         return np.asarray(history.close, dtype=np.float64)
     return np.asarray(history.close * forward_fill(history.factor))
-
-
-def _ledger(config: Config, history: PriceHistory) -> dict[str, str]:
-    fill = "the close the decision was made on"
-    if config.market.fill == "open":
-        fill = "the next bar's open"
-        if history.open is None:
-            fill = "the next bar's close (the source has no opens)"
-    return {"fill": fill, "prices": history.price_basis, "preset": config.market.preset}
 
 
 def _refuse_nan(x: Floats32, prepared: Prepared) -> None:

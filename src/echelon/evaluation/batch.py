@@ -28,6 +28,7 @@ import polars as pl
 from echelon import __version__
 from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
 from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
+from echelon.envs.world import rules_of
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.looks import SplitName
@@ -228,7 +229,11 @@ def prepare_runs(
             course.failed(k, error)
             continue
         manifest = report.prepared.manifest
-        course.data[k] = {"data": manifest["dataset"], "prepared": manifest["content_hash"]}
+        course.data[k] = {
+            "data": manifest["dataset"],
+            "prepared": manifest["content_hash"],
+            "rules": rules_of(report.prepared, member.config).facts(),
+        }
         if not (run / "run.json").exists():  # else of an earlier session, which knows more
             _record(batch, course, k)
     on_run(len(batch.members), len(batch.members))

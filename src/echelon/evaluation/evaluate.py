@@ -100,6 +100,7 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             "bars": len(span),
             "periods_per_year": world.periods_per_year,
             "ledger": dict(world.ledger),
+            **_rules_tree(world),
             "fees": config.eval.use_fee,
             "executor": config.market.executor,
             "deterministic": config.eval.deterministic,
@@ -145,6 +146,13 @@ def _companions_tree(found: Mapping[int, Mapping[str, Track]]) -> dict[str, Any]
             for seed, own in found.items()
         }
     }
+
+
+def _rules_tree(world: World) -> dict[str, Any]:
+    """As summary.json has them; an executor fills elsewhere than the rules say."""
+    if world.in_force is None:
+        return {}
+    return {"rules": world.in_force.facts() | {"fill": world.ledger["fill"]}}
 
 
 def load_evaluation(run: Path, split: str) -> Evaluation:

@@ -57,7 +57,7 @@ KIND = Kind(
     trust=True,
     results=(
         *("walk_forward.csv", "walk_forward.parquet", "stitched.csv", "stitched.parquet"),
-        *("splits.png", "report/report.html"),
+        *("splits.png", "report/report.html", "report/report.zh.html"),
     ),
 )
 STITCHED = "stitched"

@@ -108,6 +108,8 @@ def prepare(
     target = directory / "prepared"
     made_with = _sources_without_code(config.features, target)
     dataset = ensure_dataset(config, quarantine=quarantine, progress=on_rows, notice=on_import)
+    # The features do not depend on it, but whoever trades them does: refuse before computing them.
+    config.market.preset_for(dataset.info.calendar)
     if made_with is not None:
         ready = _standing(target, cache_key(config, dataset, made_with))
         if ready is not None and expected in (None, ready.manifest["content_hash"]):

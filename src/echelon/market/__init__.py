@@ -2,6 +2,7 @@
 
 from echelon.market.costs import CostSplit, cost_split
 from echelon.market.executor import Execution, Executor, Immediate, Worked, step_worked
+from echelon.market.in_force import RulesInForce, TradedData, drawn_market, rules_in_force
 from echelon.market.kernel import mark, new_book, settle, step, trade
 from echelon.market.presets import PRESETS, MarketRules, resolve_rules
 from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
@@ -24,13 +25,17 @@ __all__ = [
     "Reason",
     "Rows",
     "Rules",
+    "RulesInForce",
     "Stepped",
+    "TradedData",
     "Worked",
     "cost_split",
+    "drawn_market",
     "mark",
     "market_rows",
     "new_book",
     "resolve_rules",
+    "rules_in_force",
     "settle",
     "step",
     "step_worked",

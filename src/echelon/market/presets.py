@@ -27,6 +27,10 @@ _MODELS: Mapping[SlippageModel, int] = MappingProxyType(
     }
 )
 
+SLIPPAGE_NAMES: Mapping[int, SlippageModel] = MappingProxyType(
+    {number: name for name, number in _MODELS.items()}
+)
+
 
 class MarketRules(NamedTuple):
     """Everything the configuration says about trading, resolved.
@@ -74,10 +78,14 @@ def _pick(given: _T | None, otherwise: _T) -> _T:
     return otherwise if given is None else given
 
 
-def resolve_rules(config: Config, *, discrete: bool) -> MarketRules:
-    """The rules of `config`; `discrete`: for the 20/50 rule, whose buys are served in order."""
+def resolve_rules(config: Config, *, discrete: bool, calendar: str | None) -> MarketRules:
+    """The rules of `config` on data of a calendar, which must not contradict its preset.
+
+    discrete: for the 20/50 rule, whose buys are served in order
+    calendar: None: a drawn market, of no exchange
+    """
     market = config.market
-    preset = PRESETS[market.preset]
+    preset = PRESETS[market.preset_for(calendar)]
 
     fee = None if config.fee_rate is None else config.fee_rate * 1e4
     commission = _pick(_pick(market.commission_bps, fee), preset.commission_bps)

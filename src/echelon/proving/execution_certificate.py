@@ -130,7 +130,7 @@ def prove_execution(
     done = run_all(parts, directory, workers=workers, on_report=on_report)
     made = about(Config(), command, done.values())
     # The proofs have settings of their own: the configuration plays no part.
-    made = {k: v for k, v in made.items() if k not in ("config_hash", "seed")}
+    made = {k: v for k, v in made.items() if k not in ("config_hash", "rules", "seed")}
     made |= {"seconds": time.perf_counter() - began, "sizes": asdict(sizes)}
     certificate = ExecutionCertificate(
         tuple(judge(name, _findings(name, sizes, done)) for name in names), made

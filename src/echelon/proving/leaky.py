@@ -123,7 +123,7 @@ def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0)
     plain = {
         "features": features,
         "normalization": NormalizationConfig(),
-        "market": MarketConfig(),
+        "market": MarketConfig(preset="paper"),
     }
     return on_file(config, directory, bars, _WINDOWS, seed).model_copy(update=plain)
 

@@ -29,6 +29,7 @@ from echelon.config import Config, fingerprint
 from echelon.config.agents import LoggingConfig
 from echelon.errors import DamagedError, Stopped, StoreError, UsageError, shorten
 from echelon.files import exclusive_lock, json_line, read_json, write_atomic, write_json
+from echelon.market import drawn_market
 from echelon.runs.directory import code_version
 
 FORMAT = 1
@@ -164,6 +165,7 @@ def about(config: Config, command: str, parts: Collection[Done]) -> dict[str, An
         "command": command,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": fingerprint(config),
+        "rules": drawn_market(config).facts(),
         "seed": config.seed,
         "echelon": __version__,
         "code": sorted({part.code for part in parts}),

@@ -61,6 +61,8 @@ def on_file(
         "seed": seed,
         "assets": (),
         "data": data,
+        # A file of bars like a user's, but of no exchange.
+        "market": config.market.model_copy(update={"preset": config.market.preset_for(None)}),
         "split": SplitConfig(**{name: _days(rows) for name, rows in windows.items()}),
         "features": _without_files(config.features),
         "eval": config.eval.model_copy(update={"baselines": ("equal_weight",)}),

@@ -21,7 +21,7 @@ from echelon.features.prepare import Layout, fit_scaler
 from echelon.features.registry import select
 from echelon.features.scaler import Scaler
 from echelon.files import scratch_directory
-from echelon.market import PriceHistory, market_rows, resolve_rules
+from echelon.market import PriceHistory, drawn_market, market_rows
 from echelon.types import Bools, Floats, Floats32, Times
 
 _FIRST_DAY = np.datetime64("2000-01-03", "us")
@@ -82,9 +82,10 @@ def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, confi
         open=open_,
     )
     whole = range(int(np.flatnonzero(present.all(axis=1))[0]), len(x))
+    in_force = drawn_market(config)
     return World(
         rows=market_rows(history, lots=False, stamp_duty=False),
-        rules=resolve_rules(config, discrete=False).rules,
+        rules=in_force.resolved.rules,
         x=x,
         present=present,
         member=yes,
@@ -97,7 +98,8 @@ def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, confi
         initial_cash=config.market.initial_cash,
         periods_per_year=252.0,
         benchmark=None,
-        ledger={"fill": config.market.fill, "prices": "adjusted", "preset": "paper"},
+        ledger={"fill": config.market.fill, "prices": "adjusted", "preset": in_force.preset},
+        in_force=in_force,
     )
 
 

@@ -26,18 +26,27 @@ from echelon.report.certificate_pictures import (
     strip,
 )
 from echelon.report.certificate_words import CertificateWords
+from echelon.report.languages import file_name, language_links, languages_with
 from echelon.report.palette import css_variables
+from echelon.report.rules import rules_line
+from echelon.report.texts import Words
 
-FILE = "certificate.html"
+STEM = "certificate"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """No connection and no script."""
 
 
 def write_certificate(certificate: Certificate, directory: Path, lang: str = "en") -> Path:
-    """Write certificate.html and return its path."""
-    path = directory / FILE
-    write_atomic(path, render(certificate, CertificateWords(lang)))
-    return path
+    """Write certificate.html (in Chinese certificate.zh.html) and return its path.
+
+    A page in another language that is there is written anew, since certificate.json is.
+    """
+    CertificateWords(lang)  # refuses a language that there is not
+    written = languages_with(directory, STEM, lang)
+    for name in written:
+        page = render(certificate, CertificateWords(name), written)
+        write_atomic(directory / file_name(STEM, "html", name), page)
+    return directory / file_name(STEM, "html", lang)
 
 
 def rows_of(certificate: Certificate, words: CertificateWords) -> list[list[str]]:
@@ -56,12 +65,13 @@ def rows_of(certificate: Certificate, words: CertificateWords) -> list[list[str]
     ]
 
 
-def render(certificate: Certificate, words: CertificateWords) -> str:
-    """The whole page."""
+def render(certificate: Certificate, words: CertificateWords, written: Sequence[str] = ()) -> str:
+    """The whole page. written: languages that there are pages in"""
     style = files("echelon.report").joinpath("style.css").read_text(encoding="utf-8")
     own = files("echelon.report").joinpath("certificate.css").read_text(encoding="utf-8")
     body = [
-        f'<header class="top"><div><p class="eyebrow">Echelon</p>'
+        f'<header class="top"><div><p class="eyebrow">Echelon'
+        f"{language_links(STEM, words.lang, written)}</p>"
         f"<h1>{escape(words('title'))}</h1></div></header>",
         _summary(certificate, words),
         *(_market(market, words) for market in certificate.markets),
@@ -292,6 +302,7 @@ def _facts(certificate: Certificate, words: CertificateWords) -> str:
         "command": about["command"],
         "mode": words(certificate.mode),
         "config_hash": about["config_hash"],
+        **({"rules": rules_line(about["rules"], Words(words.lang))} if "rules" in about else {}),
         "code": ", ".join(about["code"]),
         "finished": about["finished"],
         "time": took,

@@ -369,6 +369,7 @@ TEXTS: Mapping[str, Pair] = MappingProxyType(
         "full": ("full", "完整"),
         "reduced": ("reduced", "缩减"),
         "fact_config_hash": ("Configuration", "配置"),
+        "fact_rules": ("Market rules", "交易规则"),
         "fact_code": ("Code", "代码"),
         "fact_finished": ("Finished", "完成时间"),
         "fact_time": ("Time", "用时"),

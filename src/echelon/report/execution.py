@@ -1,6 +1,6 @@
 """The page of execution: measures with intervals, trajectories, distributions, hours.
 
-DIR/report.html        everything, self-contained
+DIR/report.html        everything, self-contained; in Chinese report.zh.html, and so the pictures
 DIR/execution.png      trajectories and the distribution of PA, for slides
 DIR/day.png            one order's day: price, volume, and what each policy did
 """
@@ -21,13 +21,16 @@ from echelon.execution import History
 from echelon.files import write_atomic
 from echelon.report import figures
 from echelon.report.document import card, chart, document, new_data, two
+from echelon.report.languages import file_name, language_links, languages_with
+from echelon.report.page import STEM
 from echelon.report.palette import LIGHT
 from echelon.report.pictures import house_style
+from echelon.report.rules import execution_line
 from echelon.report.tables import facts_list, grouped_table, table
 from echelon.report.texts import Words
 from echelon.types import Floats
 
-PAGE, PICTURE, DAY = "report.html", "execution.png", "day.png"
+PICTURE, DAY = "execution", "day"
 _BINS = 41
 _DPI = 150
 _LARGEST = 48
@@ -40,17 +43,25 @@ _ROLES = ("equal_weight", "momentum", "min_variance", "hrp", "buy_and_hold")
 def write_execution_report(
     found: ExecutionEvaluation, directory: Path, name: str, lang: str
 ) -> Path:
-    """Write the page and its picture; the page's path."""
-    words = Words(lang)
-    write_atomic(directory / PICTURE, draw_execution(found, words))
-    write_atomic(directory / DAY, draw_day(found.example, words))
-    page = directory / PAGE
-    write_atomic(page, render(found, name, words))
-    return page
+    """Write the page and its pictures, and those in other languages that are there already.
+
+    The tables beside them are of this evaluation: a page of an earlier one must not stay.
+    Returns the path of the page asked for.
+    """
+    Words(lang)  # refuses a language that there is not
+    written = languages_with(directory, STEM, lang)
+    for each in written:
+        words = Words(each)
+        picture, day = (file_name(stem, "png", each) for stem in (PICTURE, DAY))
+        write_atomic(directory / picture, draw_execution(found, words))
+        write_atomic(directory / day, draw_day(found.example, words))
+        page = render(found, name, words, written)
+        write_atomic(directory / file_name(STEM, "html", each), page)
+    return directory / file_name(STEM, "html", lang)
 
 
-def render(found: ExecutionEvaluation, name: str, words: Words) -> str:
-    """The whole page."""
+def render(found: ExecutionEvaluation, name: str, words: Words, written: Sequence[str] = ()) -> str:
+    """The whole page. written: languages that there are pages in"""
     data = new_data()
     data["charts"]["paths"] = _paths_chart(found, words)
     data["charts"]["spread"] = _spread_chart(found, words)
@@ -66,7 +77,8 @@ def render(found: ExecutionEvaluation, name: str, words: Words) -> str:
     )
     body = [
         f'<header class="top"><div><p class="eyebrow">Echelon · '
-        f"{escape(words('execution_title'))}</p><h1>{escape(name)}</h1></div></header>",
+        f"{escape(words('execution_title'))}{language_links(STEM, words.lang, written)}</p>"
+        f"<h1>{escape(name)}</h1></div></header>",
         f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
         f"<p>{escape(span)}</p>",
         card(
@@ -168,15 +180,11 @@ def _hours(found: ExecutionEvaluation, words: Words) -> str:
 
 def _facts(found: ExecutionEvaluation, words: Words) -> str:
     facts = found.facts
-    rules = ", ".join(
-        f"{name} {'∞' if value is None else f'{value:g}'}" for name, value in facts["rules"].items()
-    )
     runs = [f"{name}: {', '.join(map(str, seeds))}" for name, seeds in facts["runs"].items()]
     rows: list[tuple[str, Sequence[str]]] = [
         ("execution_seeds", runs),
         ("execution_symbols", [", ".join(facts["symbols"][:20])]),
-        ("execution_price", [facts["price"]]),
-        ("execution_rules", [rules]),
+        ("execution_rules", [execution_line(facts["rules"], facts["price"], words)]),
         ("fact_data", [facts["content"][:20]]),
     ]
     return facts_list(rows, words)

@@ -70,9 +70,20 @@ EXECUTION_TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "execution_hour": ("Hour", "小时"),
         "execution_share": ("share of order", "母单占比"),
         "execution_gain": ("gain, bp", "收益，bp"),
+        "execution_line": (
+            "half spread {spread} bp, impact {temporary} bp temporary and {permanent} bp permanent "
+            "at a bar's whole volume (linear), at most {share} % of a bar's volume, a decision "
+            "every {bars} bars; fills at {price}; no commission, stamp duty, lots, T+1 or price "
+            "limits: parent orders are given",
+            "半价差 {spread} bp，冲击（占整根成交量时，线性）临时 {temporary} bp、"
+            "永久 {permanent} bp，单根成交量参与上限 {share} %，每 {bars} 根 K 线决策一次；"
+            "成交于{price}；不计佣金与印花税，无整手、T+1 与涨跌停限制：母单已给定",
+        ),
+        "execution_at_close": ("the bar's close", "K 线收盘价"),
+        "execution_at_vwap": ("the bar's VWAP", "K 线成交均价"),
+        "execution_at_book": ("the best opposite quote", "最优对手价"),
         "execution_facts": ("How it was made", "生成方式"),
         "execution_rules": ("Rules", "规则"),
-        "execution_price": ("Price of a trade", "成交价"),
         "execution_symbols": ("Symbols", "标的"),
         "execution_day": ("{name}, {side} {amount} shares", "{name}，{side} {amount} 股"),
         "execution_day_note": (

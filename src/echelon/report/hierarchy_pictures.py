@@ -76,7 +76,7 @@ def draw_hierarchy(run: RunData, words: Words, directory: Path) -> None:
             seed = agents[0].seed if agents and agents[0].seed in run.populations else None
             seed = next(iter(run.populations)) if seed is None else seed
             pictures["population"] = _population(run, seed, said)
-        save_pictures(pictures, directory)
+        save_pictures(pictures, directory, words.lang)
 
 
 def _expert_colour(k: int, experts: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -24,6 +25,8 @@ from echelon.report.figures import MEAN
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead
 from echelon.report.hierarchy import hierarchy_cards, population_card
+from echelon.report.languages import language_links
+from echelon.report.rules import idle_text, recorded_rules
 from echelon.report.series import shortest_period
 from echelon.report.texts import Words
 from echelon.report.training import training_chart
@@ -33,8 +36,12 @@ from echelon.report.worked import worked_card
 _RANGES = ((1, "range_1m"), (3, "range_3m"), (6, "range_6m"), (12, "range_1y"), (36, "range_3y"))
 
 
-def render(run: RunData, words: Words, command: str) -> str:
-    """The whole page."""
+STEM = "report"
+"""Of the names of a page in all languages."""
+
+
+def render(run: RunData, words: Words, command: str, written: Sequence[str] = ()) -> str:
+    """The whole page. written: languages that there are pages in"""
     data = new_data()
     sections = [_split_section(run, split, words, data) for split in run.splits]
     data["charts"]["training"] = training_chart(run, words)
@@ -47,7 +54,8 @@ def render(run: RunData, words: Words, command: str) -> str:
     several = len(run.main.agents) > 1
     note = words("training_note" if several else "training_note_one")
     body = [
-        f'<header class="top"><div><p class="eyebrow">Echelon · {escape(words("title"))}</p>'
+        f'<header class="top"><div><p class="eyebrow">Echelon · {escape(words("title"))}'
+        f"{language_links(STEM, words.lang, written)}</p>"
         f"<h1>{escape(run.name)}</h1></div>"
         f'<nav role="tablist" aria-label="{escape(words("title"))}">{tabs}</nav></header>',
         f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
@@ -72,7 +80,7 @@ def _split_section(run: RunData, split: SplitData, words: Words, data: dict[str,
         monthly_card(split, words),
         _holdings(split, words, data),
         _actions(split, words, data),
-        _costs(split, words, data),
+        _costs(run, split, words, data),
         worked_card(split, words),
         _orders(split, words),
     ]
@@ -170,7 +178,7 @@ def _actions(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     return card(words("actions"), note, chart(key), choice(key, book_names(figures, words), words))
 
 
-def _costs(split: SplitData, words: Words, data: dict[str, Any]) -> str:
+def _costs(run: RunData, split: SplitData, words: Words, data: dict[str, Any]) -> str:
     over, total = f"{split.name}/costs", f"{split.name}/costs-by-book"
     figures = _mean_first(charts.costs_over_time(split, words))
     data["charts"][over] = {"variants": figures}
@@ -179,6 +187,9 @@ def _costs(split: SplitData, words: Words, data: dict[str, Any]) -> str:
         part(words("costs_over_time"), chart(over)), part(words("costs_by_book"), chart(total))
     )
     note = words("costs_note" if split.facts["fees"] else "costs_free")
+    idle = idle_text(recorded_rules(split.facts, run.config), words)
+    if idle:
+        note += " " + words("costs_idle", idle=idle)
     return card(words("costs"), note, both, choice(over, book_names(figures, words), words))
 
 

@@ -25,6 +25,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from echelon.report.charts import ALWAYS_SHOWN, agent_name, holdings_parts
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead, rivals
+from echelon.report.languages import file_name
 from echelon.report.palette import LIGHT, colour_of
 from echelon.report.tables import monthly_by_key
 from echelon.report.texts import Words
@@ -71,10 +72,10 @@ def house_style(words: Words) -> Iterator[Words]:
         yield words
 
 
-def save_pictures(pictures: Mapping[str, Figure], directory: Path) -> None:
-    """Write each figure as NAME.png; inside `house_style`."""
+def save_pictures(pictures: Mapping[str, Figure], directory: Path, lang: str) -> None:
+    """Write each figure as NAME.png, or as its name is in `lang`; inside `house_style`."""
     for name, figure in pictures.items():
-        figure.savefig(directory / f"{name}.png", dpi=_DPI)
+        figure.savefig(directory / file_name(name, "png", lang), dpi=_DPI)
 
 
 def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
@@ -86,7 +87,7 @@ def draw_pictures(run: RunData, words: Words, directory: Path) -> None:
             "holdings": _holdings(run, said),
             "training": _training(run, said),
         }
-        save_pictures(pictures, directory)
+        save_pictures(pictures, directory, words.lang)
 
 
 def new_figure(run: RunData, words: Words, title: str, below: str) -> Figure:

@@ -155,7 +155,10 @@ def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:
 
 
 class Rejections(NamedTuple):
-    """Orders of a book: all of them, those filled whole, and by reason those cut or not filled."""
+    """Orders of a book: all of them, those filled, and by reason those cut or not filled.
+
+    whole: filled whole, or with all the cash there was
+    """
 
     orders: int
     whole: int
@@ -163,7 +166,13 @@ class Rejections(NamedTuple):
 
 
 def rejections(blotter: pl.DataFrame) -> Rejections:
-    """Count a blotter's orders by why they were not filled, or not whole."""
-    counts = blotter["not_filled"].drop_nulls().value_counts().sort("not_filled")
+    """Count a blotter's orders by why they were not filled, or not whole.
+
+    Target weights ask for all of the money, so fees and the way from the decision to the fill have
+    every buy scaled by a hair: who has spent all the cash there was is filled, not cut.
+    """
+    spent = (pl.col("not_filled") == "cash") & (pl.col("shares") > 0)
+    cut = blotter.filter(pl.col("not_filled").is_not_null() & ~spent)
+    counts = cut["not_filled"].value_counts().sort("not_filled")
     by_reason = {str(name): int(n) for name, n in counts.iter_rows()}
     return Rejections(len(blotter), len(blotter) - sum(by_reason.values()), by_reason)

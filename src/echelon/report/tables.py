@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import TypedDict
 
-from echelon.config import Config
 from echelon.files import blaming, read_json
-from echelon.market import resolve_rules
 from echelon.ops.measures import LABELS
 from echelon.report.gather import Record, RunData, SplitData
 from echelon.report.headline import MEASURES, rivals
+from echelon.report.rules import idle_text, recorded_rules, rules_text
 from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import Words
@@ -236,7 +235,7 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
         ("fact_splits", spans),
         ("fact_fill", [words.ledger(ledger["fill"])]),
         ("fact_prices", [words.ledger(ledger["prices"])]),
-        ("fact_fees", [fees(run.config, run.main.facts["fees"], words)]),
+        *rules_rows(recorded_rules(run.main.facts, run.config), words),
         ("fact_actions", [words("greedy" if run.main.facts["deterministic"] else "sampled")]),
         ("fact_year", [f"{run.main.facts['periods_per_year']:,.6g}"]),
         ("fact_reads", reads),
@@ -341,21 +340,11 @@ def short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
     return str(tree[key])[:20] if key in tree else unknown
 
 
-def fees(config: Config, charged: bool, words: Words) -> str:
-    """What orders cost, in words."""
-    if not charged:
-        return words("no_fees")
-    resolved = resolve_rules(config, discrete=True)
-    rules = resolved.rules
-    minimum = f"{rules.min_commission:g}"
-    return words(
-        "fees",
-        preset=config.market.preset,
-        commission=f"{rules.commission * 1e4:g}",
-        minimum=words("fee_minimum", amount=minimum) if rules.min_commission else "",
-        stamp=words("stamp_cn" if resolved.stamp_duty else "stamp_none"),
-        slippage=words(f"slippage_{rules.slippage_model}", bps=f"{rules.slippage * 1e4:g}"),
-    )
+def rules_rows(rules: Mapping[str, Any], words: Words) -> list[tuple[str, list[str]]]:
+    """The rules in force and, where there are such, those that cannot act."""
+    idle = idle_text(rules, words)
+    rows = [("fact_rules", [rules_text(rules, words)])]
+    return [*rows, ("fact_idle", [idle])] if idle else rows
 
 
 def measure_name(name: str, words: Words) -> str:

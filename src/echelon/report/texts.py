@@ -34,12 +34,20 @@ class Words:
         return TEXTS[key][self._column].format(**fields)
 
     def measure(self, name: str) -> str:
-        """What a measure is called."""
-        return LABELS[name].text if self.lang == "en" else MEASURES_ZH[name][0]
+        """What a measure is called; without a translation, as in English."""
+        return self._said(name)[0]
 
     def meaning(self, name: str) -> str:
-        """What a measure means, in a sentence."""
-        return LABELS[name].meaning if self.lang == "en" else MEASURES_ZH[name][1]
+        """What a measure means, in a sentence; without a translation, in English."""
+        return self._said(name)[1]
+
+    def _said(self, name: str) -> Pair:
+        """(name, meaning) of a measure; of one that nobody has named, its own name twice."""
+        if self.lang == "zh" and name in MEASURES_ZH:
+            return MEASURES_ZH[name]
+        label = LABELS.get(name)
+        plain = name.replace("_", " ")
+        return (plain, plain) if label is None else (label.text, label.meaning)
 
     def name(self, key: str) -> str:
         """What a baseline, or an agent (`seed-42`), is called."""
@@ -210,16 +218,16 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "of_initial": ("% of initial value", "占初始资金 %"),
         "rejected": ("Orders cut or not filled", "被削减或未成交的订单"),
         "rejected_none": (
-            "Every order was filled as it was given.",
-            "所有订单均按要求全部成交。",
+            "Every order was filled whole, or with all the cash there was.",
+            "所有订单均全部成交，或以全部可用现金成交。",
         ),
         "rejected_note": (
             "Number of orders by the first reason that applied; for the agent, the mean over "
-            "seeds.",
-            "按首个适用原因统计的订单数；智能体一列为种子均值。",
+            "seeds. Buys that are scaled to the cash there is, fees paid, count as filled.",
+            "按首个适用原因统计的订单数；智能体一列为种子均值。按可用现金（扣除费用）缩放的买单计为成交。",
         ),
         "orders": ("Orders in all", "订单总数"),
-        "orders_whole": ("Filled whole", "全部成交"),
+        "orders_whole": ("Filled whole or with all the cash", "全部成交或用尽现金"),
         "reason": ("Reason", "原因"),
         "training": ("Training", "训练过程"),
         "training_note": (
@@ -274,7 +282,8 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "fact_assets": ("Assets", "资产数量"),
         "fact_fill": ("Orders fill at", "成交时点"),
         "fact_prices": ("Ledger prices", "账本价格"),
-        "fact_fees": ("Costs charged", "计费规则"),
+        "fact_rules": ("Market rules", "交易规则"),
+        "fact_idle": ("Rules that cannot act", "无法生效的规则"),
         "fact_actions": ("Actions taken", "动作选取"),
         "fact_encoder": ("Encoder out of sample", "编码器样本外表现"),
         "encoder_drawn": ("as drawn, not pre-trained", "随机初始化，未预训练"),
@@ -299,24 +308,64 @@ _RUN_TEXTS: Mapping[str, Pair] = MappingProxyType(
         "fact_versions": ("Libraries", "依赖版本"),
         "greedy": ("the most probable one (deterministic)", "概率最大的动作（确定性）"),
         "sampled": ("sampled", "按概率抽样"),
-        "no_fees": ("none (eval.use_fee: false)", "无（eval.use_fee: false）"),
-        "fees": (
-            "preset {preset}: commission {commission} bp a side{minimum}, {stamp}, {slippage}",
-            "预设 {preset}：佣金单边 {commission} bp{minimum}，{stamp}，{slippage}",
-        ),
+        "rules": ("{preset}{whence}: ", "{preset}{whence}："),
+        "rules_auto": (" (auto)", "（自动）"),
+        "rules_calendar": (" on calendar {calendar}", "，日历 {calendar}"),
+        "rules_drawn": (" on a drawn market", "，模拟市场"),
+        "rules_commission": ("commission {bps} bp a side{minimum}", "佣金单边 {bps} bp{minimum}"),
         "fee_minimum": (" (at least {amount} an order)", "（每单最低 {amount}）"),
         "stamp_none": ("no stamp duty", "无印花税"),
         "stamp_cn": ("stamp duty on sells", "卖出收印花税"),
-        "slippage_0": ("no slippage", "无滑点"),
-        "slippage_1": ("slippage {bps} bp", "固定滑点 {bps} bp"),
-        "slippage_2": (
-            "slippage linear in participation, {bps} bp at the whole volume",
+        "slippage_none": ("no slippage", "无滑点"),
+        "slippage_fixed": ("slippage {bps} bp", "固定滑点 {bps} bp"),
+        "slippage_linear": (
+            "slippage linear in participation ({bps} bp at the whole volume)",
             "滑点与参与率成正比（占全部成交量时 {bps} bp）",
         ),
-        "slippage_3": (
-            "square-root slippage, {bps} bp at the whole volume",
+        "slippage_sqrt": (
+            "square-root slippage ({bps} bp at the whole volume)",
             "滑点与参与率平方根成正比（占全部成交量时 {bps} bp）",
         ),
+        "cap": ("at most {share} % of the volume", "成交量参与上限 {share} %"),
+        "cap_none": ("no volume cap", "无成交量上限"),
+        "lots_on": ("whole lots", "整手买入"),
+        "lots_off": ("fractional shares", "可买零股"),
+        "t_plus_one_on": ("T+1", "T+1"),
+        "t_plus_one_off": ("no T+1", "无 T+1"),
+        "price_limits_on": ("price limits", "涨跌停限制"),
+        "price_limits_off": ("no price limits", "无涨跌停限制"),
+        "least_order": ("orders of at least {value}", "单笔至少 {value}"),
+        "rules_fill": ("; fills at {fill}", "；成交于{fill}"),
+        "rules_executor": (
+            "; in evaluations orders are worked by {executor}",
+            "；评估时由 {executor} 执行订单",
+        ),
+        "rules_uncharged": (
+            "; evaluations charge nothing (eval.use_fee: false)",
+            "；评估不计成本（eval.use_fee: false）",
+        ),
+        "rules_idle": (". Cannot act here: {idle}", "。以下规则在此无法生效：{idle}"),
+        "rules_why": ("{rules} ({why})", "{rules}（{why}）"),
+        "costs_idle": (
+            "Of the rules that are set, these cannot act on these data: {idle}.",
+            "已设置但在该数据上无法生效的规则：{idle}。",
+        ),
+        "rule_slippage": ("slippage", "滑点"),
+        "rule_participation": ("the volume cap", "成交量上限"),
+        "rule_stamp_duty": ("stamp duty", "印花税"),
+        "rule_lots": ("lots", "整手规则"),
+        "rule_price_limits": ("price limits", "涨跌停限制"),
+        "rule_fill": ("fills at the open", "开盘成交"),
+        "why_no_volume": ("the data have no volume", "数据无成交量"),
+        "why_drawn_volume": (
+            "drawn markets have no volume, but for those that go through files",
+            "模拟市场无成交量，经由文件的市场除外",
+        ),
+        "why_no_opens": ("the data have no opens", "数据无开盘价"),
+        "why_no_limits": ("the data have no limits", "数据无涨跌停价"),
+        "why_no_lots": ("no symbol is an A-share", "没有 A 股代码"),
+        "why_adjusted": ("the data have adjusted prices only", "数据只有复权价"),
+        "why_drawn": ("the market is drawn, of no exchange", "模拟市场，不属于任何交易所"),
         "config_folded": ("Resolved configuration", "完整配置"),
         "to": ("to", "至"),
         "unknown": ("not recorded", "未记录"),

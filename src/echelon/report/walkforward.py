@@ -1,6 +1,6 @@
 """The page of a walk-forward: the verdict on the stitched test windows, and every fold.
 
-    DIR/report/report.html      everything, self-contained
+    DIR/report/report.html      everything, self-contained; in Chinese report.zh.html
 
 Made from what `echelon walk-forward` wrote; the same results give the same page, byte for byte.
 """
@@ -8,7 +8,7 @@ Made from what `echelon walk-forward` wrote; the same results give the same page
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -34,7 +34,9 @@ from echelon.report.document import (
 )
 from echelon.report.gather import SplitData
 from echelon.report.headline import lead
-from echelon.report.page import equity_card, measures_card, monthly_card
+from echelon.report.languages import file_name, language_links, languages_with
+from echelon.report.page import STEM, equity_card, measures_card, monthly_card
+from echelon.report.rules import recorded_rules
 from echelon.report.texts import Words
 from echelon.report.trust import (
     Line,
@@ -70,17 +72,18 @@ def is_walk_forward(directory: Path) -> bool:
 
 
 def write_walk_forward_report(directory: Path, lang: str = "en") -> Path:
-    """Write DIR/report/report.html and return its path. lang: en or zh"""
-    words = Words(lang)
+    """Write DIR/report/report.html and return its path. lang: en, or zh: report.zh.html"""
+    words, place = Words(lang), directory / "report"
     parts = ["echelon", "report", str(directory), *(("--lang", lang) if lang != "en" else ())]
-    page = render_walk(gather_walk(directory), words, shlex.join(parts))
-    path = directory / "report" / "report.html"
+    written = languages_with(place, STEM, lang)
+    page = render_walk(gather_walk(directory), words, shlex.join(parts), written)
+    path = place / file_name(STEM, "html", lang)
     write_atomic(path, page)
     return path
 
 
-def render_walk(walk: WalkData, words: Words, command: str) -> str:
-    """The whole page."""
+def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[str] = ()) -> str:
+    """The whole page. written: languages that there are pages in"""
     data = new_data()
     data["arrays"][STITCHED] = {}
     stitched = walk.stitched
@@ -96,7 +99,8 @@ def render_walk(walk: WalkData, words: Words, command: str) -> str:
     config = folded(words("config_folded"), f"<pre>{escape(walk.config_text)}</pre>")
     parts.append(card(words("facts"), "", _facts(walk, words, command) + config))
     body = [
-        f'<header class="top"><div><p class="eyebrow">Echelon · {escape(words("walk_title"))}</p>'
+        f'<header class="top"><div><p class="eyebrow">Echelon · {escape(words("walk_title"))}'
+        f"{language_links(STEM, words.lang, written)}</p>"
         f"<h1>{escape(walk.name)}</h1></div></header>",
         f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
         f'<section class="split" id="split-{STITCHED}">{"".join(parts)}</section>',
@@ -313,7 +317,7 @@ def _facts(walk: WalkData, words: Words, command: str) -> str:
         ("fact_code", [f"Echelon {run.get('echelon', unknown)} · {run.get('code', unknown)}"]),
         ("fact_fill", [words.ledger(ledger["fill"]) if ledger else unknown]),
         ("fact_prices", [words.ledger(ledger["prices"]) if ledger else unknown]),
-        ("fact_fees", [tables.fees(config, config.eval.use_fee, words)]),
+        *tables.rules_rows(recorded_rules(about, config), words),
         ("fact_actions", [words("greedy" if config.eval.deterministic else "sampled")]),
         ("fact_directory", [str(walk.path / f"{KIND.member}s")]),
         ("fact_report", [command]),

@@ -1,9 +1,11 @@
 """Write the report of a trained run: one HTML file, and pictures for slides.
 
-    RUN/report/report.html      everything, self-contained
+    RUN/report/report.html      everything, self-contained; in Chinese report.zh.html
     RUN/report/equity.png       equity and drawdown on the main split
     RUN/report/monthly.png, holdings.png, training.png
     RUN/report/command.png, experts.png, population.png   of a hierarchy
+
+Pictures in Chinese are equity.zh.png and so on. What is there in another language stays as it is.
 
 The directory is made beside its place and moved there whole. The same results give the same page,
 byte for byte: no clock of the report's own is written into it.
@@ -18,6 +20,7 @@ from pathlib import Path
 from echelon.errors import StoreError
 from echelon.files import (
     exclusive_lock,
+    link_or_copy,
     recover_directory,
     staging_directory,
     swap_directory,
@@ -25,28 +28,33 @@ from echelon.files import (
 )
 from echelon.report.gather import gather
 from echelon.report.hierarchy_pictures import draw_hierarchy
-from echelon.report.page import render
+from echelon.report.languages import file_name, language_of, languages_with
+from echelon.report.page import STEM, render
 from echelon.report.pictures import draw_pictures
 from echelon.report.texts import Words
 
 
 def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en") -> Path:
-    """Write RUN/report and return the path of the page.
+    """Write RUN/report and return the path of the page asked for.
 
     splits: of test, valid and train; None: all the run was evaluated on
     lang: en or zh
     """
     words = Words(lang)
     data = gather(run, splits)
-    page = render(data, words, command_for(run, splits, lang))
     target = run / "report"
     with exclusive_lock(run / ".report.lock", f"the report of {run}"):
         recover_directory(target)
+        written = languages_with(target, STEM, lang)
+        page = render(data, words, command_for(run, splits, lang), written)
         try:
             with staging_directory(run, ".report-") as staging:
-                (staging / "report.html").write_text(page, encoding="utf-8")
+                (staging / file_name(STEM, "html", lang)).write_text(page, encoding="utf-8")
                 draw_pictures(data, words, staging)
                 draw_hierarchy(data, words, staging)
+                for file in target.iterdir() if target.is_dir() else ():
+                    if file.is_file() and language_of(file.name) != lang:
+                        link_or_copy(file, staging / file.name)
                 sync_tree(staging)
                 swap_directory(staging, target)
         except OSError as error:
@@ -54,7 +62,7 @@ def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en
                 f"{target}: cannot be written ({error.strerror or error}). Make room or mend the "
                 f"disk, then run `echelon report {run}` again."
             ) from error
-    return target / "report.html"
+    return target / file_name(STEM, "html", lang)
 
 
 def command_for(run: Path, splits: Sequence[str] | None, lang: str) -> str:

@@ -164,6 +164,8 @@ def _load_bars(config: Config) -> Traded:
             "1min, with data that has such bars."
         )
     manifest = ensure_dataset(config)
+    if config.market.preset != "auto":  # which nothing here needs
+        config.market.preset_for(manifest.info.calendar)
     days = load_days(
         store_of(config),
         manifest.name,

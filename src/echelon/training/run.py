@@ -359,6 +359,13 @@ def training_hash(config: Config) -> str:
         tree[section] = {k: v for k, v in tree.get(section, {}).items() if k not in keys}
     # Over how many processes experts are spread changes nothing.
     tree.get("trainer", {}).pop("workers", None)
+    # `paper` was the default once: it is what older runs mean by a hash without a preset.
+    market = {k: v for k, v in tree.pop("market", {}).items() if k != "preset_confirmed"}
+    market["preset"] = config.market.preset
+    if market["preset"] == "paper":
+        del market["preset"]
+    if market:
+        tree["market"] = market
     text = json_line(tree, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
