@@ -1,0 +1,1 @@
+"""Harnesses that try to break Echelon: `make fuzz` and `make kill`."""
