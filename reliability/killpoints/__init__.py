@@ -1,0 +1,1 @@
+"""On PYTHONPATH, not imported as a package, in the processes that a killed command starts."""
