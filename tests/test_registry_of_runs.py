@@ -56,6 +56,17 @@ def test_read_is_written_down_before_there_is_a_result(tmp_path: Path) -> None:
     assert found.sharpe is None
 
 
+def test_look_that_was_cut_short_and_begun_again_is_one_look(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.begin_read(entry(window=TEST), resumed=True)  # and killed
+    registry.begin_read(entry("other", TEST), resumed=True)
+    read = registry.begin_read(entry(window=TEST), resumed=True)
+    registry.end_read(read, TIMES, RETURNS, 0.1)
+    assert len(registry.reads(TEST)) == 2
+    registry.begin_read(entry(window=TEST), resumed=True)  # the look before has its result
+    assert len(registry.reads(TEST)) == 3
+
+
 def test_windows_count_together_where_they_share_days_of_the_same_data(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     others = {

@@ -42,7 +42,7 @@ class Look:
         look = Look.back(run, split)
         if split != "test":
             return look
-        return replace(look, read=look.registry.begin_read(look.entry()))
+        return replace(look, read=look.registry.begin_read(look.entry(), resumed=True))
 
     @staticmethod
     def back(run: TrainedRun, split: SplitName) -> Look:

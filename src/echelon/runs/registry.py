@@ -124,10 +124,17 @@ class Registry:
         done = replace(entry, sharpe=sharpe, periods=len(returns))
         self._add("trials", done, times, returns)
 
-    def begin_read(self, entry: Entry) -> TestRead:
-        """Write down that a test window is about to be looked at."""
+    def begin_read(self, entry: Entry, *, resumed: bool = False) -> TestRead:
+        """Write down that a test window is about to be looked at.
+
+        resumed: an earlier look of the same run that was ended before it saw anything is this one,
+        so that a killed evaluation that is run again counts as one that was not killed
+        """
         with self._locked():
             known = self._read("reads")
+            unseen = [read for read in known if resumed and _is_cut_short(read, entry)]
+            if unseen:
+                return TestRead(self, unseen[-1])
             numbered = replace(entry, key=_digest(entry.key, len(known)))
             self._write("reads", [*known, numbered])
         return TestRead(self, numbered)
@@ -195,6 +202,11 @@ def new_entry(window: Window, run: Path, config_hash: str, seeds: int) -> Entry:
         seeds=seeds,
         when=datetime.now(UTC).isoformat(timespec="microseconds"),
     )
+
+
+def _is_cut_short(read: Entry, entry: Entry) -> bool:
+    """Whether a look began as this one does and has no result."""
+    return read.sharpe is None and replace(read, key=entry.key, when=entry.when) == entry
 
 
 def window_of(data: Mapping[str, Any], first: object, last: object) -> Window:
