@@ -62,7 +62,7 @@ THREADS = (
 )
 ORPHAN_SECONDS = 20.0
 """Within which workers of a killed command end by themselves."""
-STRICT_LEFTOVERS = False
+STRICT_LEFTOVERS = True
 """Whether temporary files of killed processes that outlive the next run are failures."""
 SIGTERM_SHARE = 0.2
 CHAIN_SHARE = 0.2

@@ -358,16 +358,20 @@ def _change_frame(rng: Rng, frame: Any) -> Any:
             (None, pd.DataFrame(), frame.head(0), frame.to_dict(), "error", {"code": -1}, [])
         )
     if kind == 2:
-        return frame.rename(columns={name: mutate.word(rng)})
+        new = mutate.word(rng)
+        frame.columns = pd.Index([new if n == name else n for n in frame.columns], dtype=object)
+        return frame
     if kind == 3:
         frame[name] = None
     elif kind == 4:
-        frame[name] = frame[name].astype(object)
-        frame.iloc[rng.randrange(len(frame)), list(frame.columns).index(name)] = mutate.odd(rng)
+        cells = list(frame[name])
+        cells[rng.randrange(len(cells))] = mutate.odd(rng)
+        frame[name] = pd.Series(cells, index=frame.index, dtype=object)
     elif kind == 5:
         frame[name] = [mutate.number(rng) for _ in range(len(frame))]
     elif kind == 6:
-        frame[name] = [mutate.word(rng) for _ in range(len(frame))]
+        words = [mutate.word(rng) for _ in range(len(frame))]
+        frame[name] = pd.Series(words, index=frame.index, dtype=object)
     elif kind == 7:
         frame = pd.concat([frame, frame.head(3)])
     else:

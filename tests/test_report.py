@@ -700,7 +700,9 @@ def test_summary_without_a_fact_is_named(run: Path, tmp_path: Path, name: str) -
     tree = json.loads(path.read_text(encoding="utf-8"))
     del tree[name]
     path.write_text(json.dumps(tree), encoding="utf-8")
-    with pytest.raises(StoreError, match=rf"summary\.json: .*{name}: Field required.*echelon evaluate"):
+    with pytest.raises(
+        StoreError, match=rf"summary\.json: .*{name}: Field required.*echelon evaluate"
+    ):
         write_report(copy)
 
 
