@@ -28,8 +28,10 @@ IGNORED_KEYS = frozenset(
     }
 )
 """Keys, and beginnings of keys where they end in /, whose values are a clock's."""
-LOOK_KEYS = frozenset({"after_looks", "deflation", "reads"})
+LOOK_KEYS = frozenset({"after_looks", "deflation", "reads", "looks"})
 """Keys that tell how often the test window was looked at: a killed look counts, so these grow."""
+LOOK_PAGES = ("runs/walk-forward/report/report.html",)
+"""Pages that show what these keys say; they differ where the number of looks does."""
 IGNORED_FILES = ("cache/*/entry.json", "registry/returns/*.parquet")
 """Sizes and times of a cache entry's files; returns by the number of the look."""
 HIDDEN = "."
@@ -135,6 +137,12 @@ def _windows(registry: Mapping[str, Any]) -> list[str]:
     return sorted(
         {f"{line['run']} {line['config_hash']} {line['window']}" for line in registry["lines"]}
     )
+
+
+def count_looks(root: Path) -> int:
+    """How often test windows were looked at."""
+    reads = root / "runs" / "registry" / "reads.json"
+    return len(json.loads(reads.read_bytes())["lines"]) if reads.exists() else 0
 
 
 def _columns(path: Path) -> bytes:

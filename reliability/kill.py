@@ -45,7 +45,9 @@ from reliability._processes import (
     workers_of,
 )
 from reliability._results import (
+    LOOK_PAGES,
     TEMPORARY,
+    count_looks,
     digest_values,
     files_of,
     fingerprint,
@@ -60,7 +62,7 @@ THREADS = (
 )
 ORPHAN_SECONDS = 20.0
 """Within which workers of a killed command end by themselves."""
-STRICT_LEFTOVERS = False
+STRICT_LEFTOVERS = True
 """Whether temporary files of killed processes that outlive the next run are failures."""
 SIGTERM_SHARE = 0.2
 CHAIN_SHARE = 0.2
@@ -221,13 +223,15 @@ def _look(argv: Sequence[str]) -> int:
     return 0
 
 
-def differences(directory: Path, reference: Reference, log: Path) -> list[str]:
-    """How the values below a directory differ from the reference's."""
+def differences(directory: Path, base: Path, reference: Reference, log: Path) -> list[str]:
+    """How the values below a directory differ from the reference's, which are below `base`."""
     found: dict[str, str] = in_process(lambda: fingerprint(directory), log)
-    names = sorted(found.keys() | reference.after.keys())
+    names = found.keys() | reference.after.keys()
+    if count_looks(directory) > count_looks(base):
+        names -= set(LOOK_PAGES)
     return [
         f"{name}: {_how(found.get(name), reference.after.get(name))}"
-        for name in names
+        for name in sorted(names)
         if found.get(name) != reference.after.get(name)
     ]
 
@@ -396,7 +400,8 @@ class Harness:
                 what = "hangs" if code is None else f"exit code {code}"
                 outcome.problems.append(f"echelon {' '.join(argv)}: {what}")
         if not outcome.problems:
-            outcome.problems += differences(directory / "run", reference, directory / "after.log")
+            base, log = self.base(case.command), directory / "after.log"
+            outcome.problems += differences(directory / "run", base, reference, log)
         outcome.leftovers = leftovers(directory / "run")
         if self.strict_leftovers:
             outcome.problems += [f"{name}: left behind" for name in outcome.leftovers]
@@ -546,9 +551,13 @@ def run_cases(harness: Harness, cases: Sequence[Case], jobs: int) -> list[Outcom
     for lane in range(jobs):
         (harness.work / f"lane-{lane}.jsonl").unlink(missing_ok=True)
 
+    parent = os.getpid()
+
     def work(lane: int) -> int:
         with (harness.work / f"lane-{lane}.jsonl").open("a", encoding="utf-8") as handle:
             for case in cases[lane::jobs]:
+                if os.getppid() != parent:  # nobody waits for the rest
+                    return 1
                 outcome = harness.run_case(case)
                 handle.write(json.dumps(asdict(outcome)) + "\n")
                 handle.flush()

@@ -358,16 +358,20 @@ def _change_frame(rng: Rng, frame: Any) -> Any:
             (None, pd.DataFrame(), frame.head(0), frame.to_dict(), "error", {"code": -1}, [])
         )
     if kind == 2:
-        return frame.rename(columns={name: mutate.word(rng)})
+        new = mutate.word(rng)
+        frame.columns = pd.Index([new if n == name else n for n in frame.columns], dtype=object)
+        return frame
     if kind == 3:
         frame[name] = None
     elif kind == 4:
-        frame[name] = frame[name].astype(object)
-        frame.iloc[rng.randrange(len(frame)), list(frame.columns).index(name)] = mutate.odd(rng)
+        cells = list(frame[name])
+        cells[rng.randrange(len(cells))] = mutate.odd(rng)
+        frame[name] = pd.Series(cells, index=frame.index, dtype=object)
     elif kind == 5:
         frame[name] = [mutate.number(rng) for _ in range(len(frame))]
     elif kind == 6:
-        frame[name] = [mutate.word(rng) for _ in range(len(frame))]
+        words = [mutate.word(rng) for _ in range(len(frame))]
+        frame[name] = pd.Series(words, index=frame.index, dtype=object)
     elif kind == 7:
         frame = pd.concat([frame, frame.head(3)])
     else:
@@ -660,25 +664,25 @@ TARGETS = {
         Target("config", 22, config_file),
         Target("override", 14, override),
         Target("argv", 10, command_line, worlds=("files",), roams=True),
-        Target("csv", 10, text_file, worlds=("files",)),
-        Target("wide", 0.1, wide_file, worlds=()),
-        Target("parquet", 6, parquet_file, worlds=("files",)),
+        Target("csv", 8, text_file, worlds=("files",)),
+        Target("wide", 0.05, wide_file, worlds=()),
+        Target("parquet", 3, parquet_file, worlds=("files",)),
         Target("ticks", 4, ticks_file, worlds=("files",)),
-        Target("qlib", 3, qlib_directory, worlds=("files",)),
+        Target("qlib", 1.5, qlib_directory, worlds=("files",)),
         Target("side", 5, side_file, worlds=("files",)),
-        Target("exogenous", 4, exogenous_file, run_exogenous, worlds=("files",)),
+        Target("exogenous", 8, exogenous_file, run_exogenous, worlds=("files",)),
         Target("orders", 0.1, orders_file, seconds=60, worlds=("files", "execution")),
-        Target("vendor", 3, vendor_frame, run_vendor, worlds=()),
+        Target("vendor", 1.5, vendor_frame, run_vendor, worlds=()),
         Target("store", 4, store_file, worlds=("files", "flat", "execution")),
-        Target("prepare", 1.5, prepare_from, seconds=60),
-        Target("prepared", 4, prepared_set, run_prepared),
-        Target("cache", 3, local_cache, run_local_cache),
-        Target("redis", 3, redis_entry, run_redis),
-        Target("runs", 4, run_listing, worlds=("flat", "hierarchy")),
-        Target("evaluate", 0.8, evaluate_run, seconds=60, worlds=_ALL),
-        Target("report", 0.1, report_run, seconds=90, worlds=_ALL),
-        Target("resume", 0.3, resume_run, seconds=90, worlds=_ALL),
-        Target("execution", 0.3, execution_run, seconds=60, worlds=("execution",)),
+        Target("prepare", 0.6, prepare_from, seconds=60),
+        Target("prepared", 3, prepared_set, run_prepared),
+        Target("cache", 5, local_cache, run_local_cache),
+        Target("redis", 6, redis_entry, run_redis),
+        Target("runs", 5, run_listing, worlds=("flat", "hierarchy")),
+        Target("evaluate", 0.3, evaluate_run, seconds=60, worlds=_ALL),
+        Target("report", 0.02, report_run, seconds=90, worlds=_ALL),
+        Target("resume", 0.15, resume_run, seconds=90, worlds=_ALL),
+        Target("execution", 0.15, execution_run, seconds=60, worlds=("execution",)),
     )
 }
 

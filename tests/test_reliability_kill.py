@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from reliability import kill
-from reliability._results import leftovers, plain
+from reliability._results import count_looks, fingerprint, leftovers, plain
 from reliability.killpoints.sitecustomize import name_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,6 +105,21 @@ def test_clocks_and_lost_workers_are_no_values() -> None:
     }
     kept = {"sharpe": 2.0, "where": "<root>/runs/a", "events": [{"kind": "copied"}]}
     assert plain(tree, "/case/7") == kept
+
+
+def test_killed_looks_are_counted_and_are_no_values(tmp_path: Path) -> None:
+    assert count_looks(tmp_path) == 0
+    line = {"run": "a", "config_hash": "b", "window": {"first": "2016-07-01"}}
+    reads = tmp_path / "runs" / "registry" / "reads.json"
+    reads.parent.mkdir(parents=True)
+    digests = set()
+    for number in (1, 2):
+        reads.write_text(json.dumps({"lines": [line | {"key": str(k)} for k in range(number)]}))
+        assert count_looks(tmp_path) == number
+        digests.add(fingerprint(tmp_path)["runs/registry/reads.json"])
+    assert len(digests) == 1
+    reads.write_text(json.dumps({"lines": [line | {"run": "other", "key": "0"}]}))
+    assert fingerprint(tmp_path)["runs/registry/reads.json"] not in digests
 
 
 def test_leftovers_of_killed_processes_are_told_from_finished_files(tmp_path: Path) -> None:

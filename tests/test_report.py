@@ -689,7 +689,7 @@ def test_table_without_a_column_is_named(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     path = copy / "evaluations" / "test" / "seed-42.equity.parquet"
     pl.read_parquet(path).drop("stamp").write_parquet(path)
-    with pytest.raises(StoreError, match=r"seed-42\.equity\.parquet: has no column 'stamp'"):
+    with pytest.raises(StoreError, match=r"seed-42\.equity\.parquet: .*no column 'stamp'"):
         write_report(copy)
 
 
@@ -700,7 +700,9 @@ def test_summary_without_a_fact_is_named(run: Path, tmp_path: Path, name: str) -
     tree = json.loads(path.read_text(encoding="utf-8"))
     del tree[name]
     path.write_text(json.dumps(tree), encoding="utf-8")
-    with pytest.raises(StoreError, match=rf"summary\.json: '{name}' is missing.*echelon evaluate"):
+    with pytest.raises(
+        StoreError, match=rf"summary\.json: .*{name}: Field required.*echelon evaluate"
+    ):
         write_report(copy)
 
 

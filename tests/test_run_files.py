@@ -214,6 +214,7 @@ def test_copies_and_strays_among_the_seeds_are_left_alone(shell: Shell, trained:
     [
         ("run.json", {"data": "text"}),
         ("run.json", {"outcomes": 3}),
+        ("run.json", {"outcomes": [{"seed": 1}]}),
         ("evaluations/valid/summary.json", {"seeds": {"a": {}}}),
         ("evaluations/valid/summary.json", {"periods_per_year": "daily"}),
         ("evaluations/valid/summary.json", {"best_steps": [1]}),

@@ -203,3 +203,11 @@ def test_two_spellings_of_one_stock_are_refused() -> None:
 def test_volume_check_passes_a_symbol_that_never_traded() -> None:
     idle = pl.DataFrame({"close": [10.0], "volume": [0.0], "amount": [0.0]})
     assert share_volume(idle, 100.0, vendor="x", symbol="y")["volume"].to_list() == [0.0]
+
+
+@pytest.mark.parametrize("odd", [{}, {"code": -1}, [1], {"日期": [2**70]}], ids=range(4))
+def test_answer_that_is_no_table_is_the_vendors_fault(odd: object, tmp_path: Path) -> None:
+    client = akshare_client()
+    client.answers["stock_zh_a_hist"] = [odd]
+    with pytest.raises(SourceError, match=r"akshare: .* is no table of numbers"):
+        import_source(eastmoney(client), Store(tmp_path), "d")

@@ -33,7 +33,7 @@ class DataFacts(TypedDict):
     content_hash: str
 
 
-class OutcomeFacts(TypedDict, total=False):
+class OutcomeFacts(TypedDict):
     """What a run.json says of a seed's training that others read."""
 
     seed: int

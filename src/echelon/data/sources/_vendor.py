@@ -15,6 +15,7 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar, NamedTuple, Self
 from zoneinfo import ZoneInfo
@@ -150,10 +151,8 @@ class Vendor(SourceDefaults):
         """Yield one frame per symbol: all of its bars, or those from the last stored one on."""
         for symbol in self._symbols:
             first = (since or {}).get(symbol)
-            try:
+            with reading_answers(self.name, symbol):
                 bars = self._finished(self._bars(symbol, first), symbol)
-            except pl.exceptions.PolarsError as error:  # a column of another type than ever
-                raise SourceError(_changed(self.name, "the answer", symbol, error)) from error
             if first is not None:
                 bars = bars.filter(pl.col("time") >= first)
             if bars.is_empty():
@@ -252,6 +251,22 @@ def http_status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
+@contextmanager
+def reading_answers(vendor: str, what: str) -> Iterator[None]:
+    """Blame the vendor for what its answers make of our code; also a decorator.
+
+    An answer is whatever the vendor's library makes of a server's: no table, a column of another
+    type than ever, a number that is none. what: a symbol, or what was asked for
+    """
+    try:
+        yield
+    except (
+        *(pl.exceptions.PolarsError, pa.ArrowException),
+        *(AttributeError, LookupError, OverflowError, TypeError, ValueError),
+    ) as error:
+        raise SourceError(_changed(vendor, "the answer", what, error)) from error
+
+
 def take(
     frame: Any,  # noqa: ANN401 (a pandas frame)
     columns: Mapping[str, str],
@@ -273,10 +288,7 @@ def take(
             "The vendor has changed its answer; install the versions Echelon is tested with: "
             "`pip install 'echelon[vendors]'`."
         )
-    try:
-        picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
-    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise SourceError(_changed(vendor, call, symbol, error)) from error
+    picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
     nested = [c for c, kind in picked.schema.items() if kind.is_nested() or kind == pl.Binary]
     if nested:
         raise SourceError(

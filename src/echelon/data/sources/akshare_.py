@@ -27,6 +27,7 @@ from echelon.data.sources._vendor import (
     fold_opening_auction,
     join_latest_day,
     numbers,
+    reading_answers,
     share_volume,
     take,
 )
@@ -66,6 +67,7 @@ class AkshareSource(Vendor):
     name: ClassVar[str] = "akshare"
     package: ClassVar[str] = "akshare==1.19.5"
 
+    @reading_answers("akshare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
         """Listing and delisting days of those symbols that have been delisted."""
         found = []
@@ -85,6 +87,7 @@ class AkshareSource(Vendor):
             )
         return pl.concat(found).sort("symbol") if found else None
 
+    @reading_answers("akshare", "the index")
     def benchmark(self) -> pl.DataFrame | None:
         """The benchmark's closes, whole; an index such as 000300.SH."""
         if self._benchmark is None:

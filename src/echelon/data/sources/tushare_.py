@@ -30,6 +30,7 @@ from echelon.data.sources._vendor import (
     fold_opening_auction,
     join_latest_day,
     numbers,
+    reading_answers,
     share_volume,
     take,
 )
@@ -88,6 +89,7 @@ class TushareSource(Vendor):
                 "last ten days only."
             )
 
+    @reading_answers("tushare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
         """Listing facts of the symbols, the delisted and the suspended among them included."""
         mine = {share.dotted: symbol for symbol, share in self._shares.items()}
@@ -129,6 +131,7 @@ class TushareSource(Vendor):
             name="name",
         ).sort("symbol")
 
+    @reading_answers("tushare", "the index's members")
     def membership(self) -> pl.DataFrame | None:
         """Constituents of `membership_index` by its monthly weights, as published.
 
@@ -167,6 +170,7 @@ class TushareSource(Vendor):
         days = self._dates(table, "day", "index_weight")
         return table.select(pl.col("code").cast(pl.String), day=days)
 
+    @reading_answers("tushare", "the index")
     def benchmark(self) -> pl.DataFrame | None:
         """The benchmark's closes, whole; an index such as 000300.SH."""
         if self._benchmark is None:

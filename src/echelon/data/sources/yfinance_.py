@@ -19,7 +19,15 @@ from typing import Any, ClassVar
 import polars as pl
 
 from echelon.data.sources._retry import Verdict
-from echelon.data.sources._vendor import BAR, Vendor, http_status, join_latest_day, numbers, take
+from echelon.data.sources._vendor import (
+    BAR,
+    Vendor,
+    http_status,
+    join_latest_day,
+    numbers,
+    reading_answers,
+    take,
+)
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
 
@@ -74,6 +82,7 @@ class YFinanceSource(Vendor):
     price_basis: ClassVar[PriceBasis] = "split_adjusted"
     settled: ClassVar[time] = time(18, 0)
 
+    @reading_answers("yfinance", "the index")
     def benchmark(self) -> pl.DataFrame | None:
         """The benchmark's closes, whole; an index such as ^GSPC."""
         if self._benchmark is None:
