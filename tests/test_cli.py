@@ -438,3 +438,15 @@ def test_shell_completion_is_offered(tmp_path: Path) -> None:
 def test_make_bars_covers_the_span() -> None:
     bars = make_bars(first=date(2015, 1, 2), last=date(2015, 2, 2))
     assert bars["time"].n_unique() == 21
+
+
+def test_endless_argument_is_refused_without_being_repeated(shell: Shell) -> None:
+    for words in (
+        ("train", "b" * 30_000),
+        ("b" * 30_000,),
+        ("train", "-o", "assets=" + "b" * 9000),
+    ):
+        code, _, err = shell(*words)
+        assert code == 2, err[:500]
+        assert "characters" in err
+        assert len(err) < 1000
