@@ -19,6 +19,7 @@ from markets import CONFIGS, SPLITS, make_bars
 from shells import Shell
 from typer.testing import CliRunner
 
+from echelon import stopping
 from echelon.cli import app
 from echelon.cli.data import _export
 from echelon.config import SyntheticConfig, fingerprint, load_config
@@ -450,3 +451,16 @@ def test_endless_argument_is_refused_without_being_repeated(shell: Shell) -> Non
         assert code == 2, err[:500]
         assert "characters" in err
         assert len(err) < 1000
+
+
+def test_signal_while_the_commands_are_made_is_no_traceback(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sys.modules["echelon.cli.app"], "app", interrupted)
+    monkeypatch.setattr(stopping, "_first", None)
+    code, _, err = shell("runs", "list")
+    assert code == 143
+    assert "interrupted:" in err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -124,8 +124,14 @@ def main() -> None:
             "what you ran."
         )
         sys.exit(70)
+    except KeyboardInterrupt:  # before click, which makes it an exit of 130, was at work
+        _leave_interrupted()
     except SystemExit as leave:
         if leave.code == 130:
-            err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
-            sys.exit(exit_code())
+            _leave_interrupted()
         raise
+
+
+def _leave_interrupted() -> NoReturn:
+    err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
+    sys.exit(exit_code())
