@@ -281,6 +281,8 @@ def _ended(leave: SystemExit, raised: Sequence[BaseException]) -> Outcome:
         return Outcome("result", "result")
     if code == 1 and error.__context__ is not None:  # click's `Aborted.`: an EOFError swallowed
         cause = error.__context__.__cause__ or error.__context__.__context__ or error.__context__
+        if type(cause).__name__ == "Exit":  # a command's own, such as that of --show-completion
+            return Outcome("error", "usage")
         return Outcome(
             "failure", f"Aborted ({type(cause).__name__})", innermost(cause.__traceback__)
         )

@@ -105,7 +105,7 @@ def test_file_of_variants_is_read_in_its_order(tmp_path: Path) -> None:
         ("odd: window=30", "variant 'odd': expected a list of key=value"),
         ("odd: [{window: 30}]", "variant 'odd': expected a list of key=value"),
         ("../odd: [window=30]", "'../odd' cannot name a variant"),
-        ("30: [window=30]", "30 cannot name a variant"),
+        ("30: [window=30]", "'30' cannot be a key"),
         ("base: [window=30]", "variant 'base' is the configuration itself"),
         ("odd: [window=20]", "variant 'odd' is the same configuration as 'base'"),
         ("a: [window=30]\nb: [window=30]", "variant 'b' is the same configuration as 'a'"),

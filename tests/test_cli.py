@@ -19,6 +19,7 @@ from markets import CONFIGS, SPLITS, make_bars
 from shells import Shell
 from typer.testing import CliRunner
 
+from echelon import stopping
 from echelon.cli import app
 from echelon.cli.data import _export
 from echelon.config import SyntheticConfig, fingerprint, load_config
@@ -438,3 +439,28 @@ def test_shell_completion_is_offered(tmp_path: Path) -> None:
 def test_make_bars_covers_the_span() -> None:
     bars = make_bars(first=date(2015, 1, 2), last=date(2015, 2, 2))
     assert bars["time"].n_unique() == 21
+
+
+def test_endless_argument_is_refused_without_being_repeated(shell: Shell) -> None:
+    for words in (
+        ("train", "b" * 30_000),
+        ("b" * 30_000,),
+        ("train", "-o", "assets=" + "b" * 9000),
+    ):
+        code, _, err = shell(*words)
+        assert code == 2, err[:500]
+        assert "characters" in err
+        assert len(err) < 1000
+
+
+def test_signal_while_the_commands_are_made_is_no_traceback(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sys.modules["echelon.cli.app"], "app", interrupted)
+    monkeypatch.setattr(stopping, "_first", None)
+    code, _, err = shell("runs", "list")
+    assert code == 143
+    assert "interrupted:" in err

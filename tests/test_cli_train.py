@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from shells import Shell, tiny
+from worlds import reseal
 
 from echelon.cli.app import main
 from echelon.files import exclusive_lock
@@ -364,6 +365,7 @@ def test_number_missing_in_a_feature_names_it(shell: Shell, trained: Trained) ->
     x = np.load(run / "prepared/X.npy")
     x[100, 1, 2] = np.nan
     np.save(run / "prepared/X.npy", x)
+    reseal(run)
     code, _, err = shell("train", "--resume", "run", "--workers", "1", "--seeds", "3")
     assert code == 4
     name = json.loads((run / "prepared/manifest.json").read_text())["features"][2]

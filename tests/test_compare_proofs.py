@@ -126,7 +126,10 @@ def odd(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     ("change", "said"),
     [
         (lambda m: m["rows"].pop("trend/bayes"), "no trend/bayes"),
-        (lambda m: m["rows"]["trend/agent"].__setitem__(1, None), "seed 2 has no number"),
+        (
+            lambda m: m["rows"]["trend/agent"].__setitem__(1, None),
+            "should be a valid number",
+        ),
         (lambda m: m["rows"]["trend/bayes"].__setitem__(0, 0.0), "seed 1 has no number"),
         (lambda m: m["rows"]["trend/bayes"].pop(), "trend/agent has 2 values, trend/bayes 1"),
         (lambda m: m["rows"]["trend/agent"].append(3.0), "trend/agent has 3 values"),

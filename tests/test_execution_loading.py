@@ -10,11 +10,18 @@ import polars as pl
 import pytest
 from markets import FrameSource
 
+from echelon.data import store as store_module
 from echelon.data.importing import import_source
 from echelon.data.sources.files import ParquetSource
 from echelon.data.store import Store
 from echelon.data.views import ScrambledView
-from echelon.errors import DataError, InvalidDataError, UniverseError, UsageError
+from echelon.errors import (
+    DamagedError,
+    DataError,
+    InvalidDataError,
+    UniverseError,
+    UsageError,
+)
 from echelon.execution import ExecutionRules, History, Simulator, measure_orders, parent_orders
 from echelon.execution.day_cache import DayCache
 from echelon.execution.loading import load_days
@@ -204,7 +211,9 @@ def test_import_refuses_what_no_day_can_have(tmp_path: Path, row: dict, told: st
         stored(tmp_path, rows, **NEW_YORK)
 
 
-def test_files_that_others_wrote_are_judged_again(tmp_path: Path) -> None:
+def test_files_that_others_wrote_are_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [bar("AAA", f"2020-01-06 09:3{k}", 10.0) for k in (1, 2, 3, 4)]
     store = stored(tmp_path, rows, **NEW_YORK)
     path = next((tmp_path / "store").glob("m/v-*/bars/2020-01-06.parquet"))
@@ -213,6 +222,9 @@ def test_files_that_others_wrote_are_judged_again(tmp_path: Path) -> None:
         volume=pl.Series([-1.0, 1.0, float("nan"), 1.0]), close=pl.Series([1.0, 0.0, 1.0, 1.0])
     )
     pl.concat([bad, bad.tail(1)]).write_parquet(path)
+    with pytest.raises(DamagedError, match="not what was imported"):
+        load_days(store, "m", [], date(2020, 1, 6), date(2020, 1, 6), cache=None)
+    monkeypatch.setattr(store_module, "_verify_file", lambda *_: None)  # a manifest that fits
     with pytest.raises(InvalidDataError) as caught:
         load_days(store, "m", [], date(2020, 1, 6), date(2020, 1, 6), cache=None)
     found = [(p.field, p.message.split(":")[-1].strip()) for p in caught.value.problems]

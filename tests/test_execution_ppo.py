@@ -433,5 +433,5 @@ def test_policy_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     (path / "policy.safetensors").write_bytes(b"nothing")
     with pytest.raises(StoreError, match="do not have the hash"):
         load_policy(path)
-    with pytest.raises(StoreError, match="Expected an execution policy"):
+    with pytest.raises(StoreError, match="Give the directory of an execution policy"):
         load_policy(tmp_path / "nowhere")

@@ -19,6 +19,7 @@ from echelon.config.data import CacheConfig
 from echelon.features.cache import open_caches
 from echelon.files import UNPROVEN_SECONDS, scratch_directory, staging_directory, sweep
 from echelon.runs import RunDirectory
+from echelon.runs.registry import Registry
 
 STAGING = (
     "with staging_directory(place / 'cache') as one, scratch_directory('ticks') as two, "
@@ -85,8 +86,6 @@ def begin(place: Path) -> None:
     """What commands do where they begin to write."""
     open_caches(CacheConfig(dir=place / "cache"))
     RunDirectory.claim(place / "run")
-    with scratch_directory("check"):
-        pass
 
 
 def leftovers(place: Path) -> set[str]:
@@ -105,6 +104,23 @@ def test_leftovers_of_a_killed_process_go_and_those_of_a_living_one_stay(
     files._swept.clear()  # as in a new process
     begin(tmp_path)
     assert leftovers(tmp_path) | leftovers(scratch) == set()
+
+
+WRITING = """
+with atomic_file(place / "trials.json") as handle:
+    handle.write(b"half")
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_half_written_file_of_the_registry_goes_with_the_next_look(tmp_path: Path) -> None:
+    with process(WRITING, tmp_path):
+        assert len(leftovers(tmp_path)) == 1
+    assert len(leftovers(tmp_path)) == 1
+    Registry(tmp_path).begin()
+    assert leftovers(tmp_path) == set()
+    assert (tmp_path / "trials.json").is_file()
 
 
 def test_only_names_of_ours_go_from_the_system_s_directory(scratch: Path) -> None:

@@ -526,7 +526,7 @@ def test_file_of_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="format 99"):
         load_encoder(tmp_path, config, 4)
     path.write_text("[]")
-    with pytest.raises(StoreError, match="not the description"):
+    with pytest.raises(StoreError, match="Input should be an object"):
         load_encoder(tmp_path, config, 4)
 
 

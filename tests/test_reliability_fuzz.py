@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, InvalidDataError
 from reliability import targets, worlds
 from reliability.cases import Case, Outcome, load_case
 from reliability.fuzz import Fuzz
@@ -183,3 +183,13 @@ def test_a_short_session_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert all(tally["cases"] for tally in summary["targets"].values())
     assert sum(tally["results"] for tally in summary["targets"].values()) > 20
+
+
+def test_panic_of_polars_on_broken_bars_stays_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case that `make fuzz` found: bars whose columns polars keeps in several pieces."""
+    monkeypatch.chdir(tmp_path)
+    extra = {"vendor": "eastmoney", "function": "stock_zh_a_daily", "seed": 3042317085}
+    with pytest.raises(InvalidDataError, match="factor is infinite"):
+        targets.run_vendor(Case((), extra=extra))

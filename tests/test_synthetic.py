@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from echelon.config import SyntheticConfig
+from echelon.config import SyntheticConfig, load_config
 from echelon.data.bars import PRICES, SCHEMA
 from echelon.data.sources._protocol import Source
 from echelon.data.sources.synthetic import SyntheticSource
@@ -411,8 +411,8 @@ def test_order_book_of_a_closed_or_suspended_day_is_refused() -> None:
 def test_impossible_markets_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="room for 390 minute bars"):
         SyntheticSource(SyntheticConfig(minutes_per_day=391), 1).info()
-    with pytest.raises(ConfigError, match="0 or more"):
-        SyntheticSource(SyntheticConfig(seed=-1), 1).info()
+    with pytest.raises(ConfigError, match="greater than or equal to 0"):
+        load_config(overrides=["data.synthetic.seed=-1"])
     with pytest.raises(ConfigError, match="take fewer days"):
         SyntheticSource(SyntheticConfig(n_days=9000), 1, calendar="XSHG").info()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worlds import make_config, make_world, prepared_run
+from worlds import make_config, make_world, prepared_run, reseal
 
 from echelon.config import Config, load_config
 from echelon.envs import Action, ActionRule, Books, World, index_world, world_of
@@ -119,6 +119,7 @@ def test_nan_in_the_features_is_named_with_feature_symbol_and_row(
     x[17, 3, 2] = np.nan
     x[40, 3, 2] = np.inf
     np.save(broken / "prepared" / "X.npy", x)
+    reseal(broken, record=False)
     prepared, config = opened(broken)
     name, time = prepared.names[2], prepared.times[17]
     with pytest.raises(DataError, match=rf"'{name}' of CVX is not a number at {time} \(row 17\)"):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from echelon.types import Problem
 
 
-MAX_MESSAGE = 20_000
+MAX_MESSAGE = 10_000
 """Characters of a message."""
 
 

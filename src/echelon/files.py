@@ -316,9 +316,7 @@ def scratch_directory(kind: str) -> Iterator[Path]:
 def _swept_directory(
     parent: Path, prefix: str, mode: int, leftovers: re.Pattern[str]
 ) -> Iterator[Path]:
-    if (parent, leftovers) not in _swept:
-        _swept.add((parent, leftovers))
-        _sweep(parent, (leftovers,), deep=False)
+    _sweep_once(parent, leftovers)
     directory, lock = _own_directory(parent, prefix, mode)
     try:
         yield directory
@@ -333,6 +331,17 @@ def share_directory(directory: Path) -> None:
         return
     with suppress(OSError):  # gone with its owner
         fcntl.flock(os.open(directory, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+
+
+def sweep_scratch() -> None:
+    """Remove scratch directories of killed processes, once in the life of this one."""
+    _sweep_once(Path(tempfile.gettempdir()), _SCRATCH)
+
+
+def _sweep_once(parent: Path, leftovers: re.Pattern[str]) -> None:
+    if (parent, leftovers) not in _swept:
+        _swept.add((parent, leftovers))
+        _sweep(parent, (leftovers,), deep=False)
 
 
 def sweep(directory: Path, *, deep: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -26,12 +26,15 @@ from echelon.cli import (
 )
 from echelon.cli.console import err, fail
 from echelon.cli.data import app as data_app
-from echelon.errors import EchelonError, Stopped
+from echelon.errors import EchelonError, Stopped, UsageError, shorten
 from echelon.stopping import exit_code, interruptible
 
 _SMALLER = (
     "Ask for less: fewer assets, books or workers, a narrower network, a smaller replay buffer."
 )
+
+_MAX_WORD = 8_000
+"""Characters of an argument: some hundred symbols."""
 
 app = typer.Typer(
     name="echelon",
@@ -71,6 +74,16 @@ def root(
     """Take options that go before the command."""
 
 
+def _refuse_long_words(words: list[str]) -> None:
+    """Refuse what would come back whole in an error message."""
+    for k, word in enumerate(words, 1):
+        if len(word) > _MAX_WORD:
+            raise UsageError(
+                f"argument {k} has {len(word):,} characters ({shorten(word, 40)!r}), at most "
+                f"{_MAX_WORD:,} are read. Put long values into a configuration file (--config)."
+            )
+
+
 def main() -> None:
     """Run the command line.
 
@@ -80,6 +93,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets a ? for a ×
             stream.reconfigure(errors="replace")
     try:
+        _refuse_long_words(sys.argv[1:])
         with interruptible():
             app()
     except Stopped as stopped:
@@ -110,8 +124,14 @@ def main() -> None:
             "what you ran."
         )
         sys.exit(70)
+    except KeyboardInterrupt:  # before click, which makes it an exit of 130, was at work
+        _leave_interrupted()
     except SystemExit as leave:
         if leave.code == 130:
-            err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
-            sys.exit(exit_code())
+            _leave_interrupted()
         raise
+
+
+def _leave_interrupted() -> NoReturn:
+    err.print("\n[bold]interrupted:[/] nothing half-done was kept; run it again to go on.")
+    sys.exit(exit_code())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,4 +36,6 @@ def say_proof_rules() -> None:
 
 
 def _say(line: str, of: str = "") -> None:
-    err.print(Text(f"rules{f' of {of}' if of else ''}: {line}"), soft_wrap=True)
+    # Who asks for less with --log-level has it.
+    if logging.getLogger("echelon").isEnabledFor(logging.INFO):
+        err.print(Text(f"rules{f' of {of}' if of else ''}: {line}"), soft_wrap=True)

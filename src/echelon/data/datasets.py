@@ -166,12 +166,8 @@ def ensure_dataset(
     if stored is not None and stored.fingerprint == wanted:
         check_universe(store, name)
         return stored
-    if stored is not None and config.features.run_code is not None and not grows(config):
-        raise UsageError(
-            f"{config.features.run_code.run}: was made from another import of dataset {name!r} "
-            f"than {store.directory(name)} holds, which stays as it is. Import the data as they "
-            "were with a configuration of your own, or name another store (-o data.store=DIR)."
-        )
+    if stored is not None and not grows(config):
+        _refuse_replacing(config, store.directory(name))
     report = import_source(
         source,
         store,
@@ -185,6 +181,21 @@ def ensure_dataset(
         notice(report)
     check_universe(store, name)
     return report.manifest
+
+
+def _refuse_replacing(config: Config, home: Path) -> None:
+    """Keep a dataset that the user named from being replaced by what a run directory names.
+
+    A name that Echelon gave says what the dataset was imported from: to import it anew, after an
+    update of Echelon say, replaces nothing by anything else.
+    """
+    run_code = config.features.run_code
+    if run_code is not None and config.data.dataset is not None:
+        raise UsageError(
+            f"{run_code.run}: was made from another import of dataset {config.data.dataset!r} than "
+            f"{home} holds, which stays as it is. Import the data as they were (`echelon data "
+            "import`), or name another store (-o data.store=DIR)."
+        )
 
 
 def store_of(config: Config) -> Store:

@@ -79,7 +79,8 @@ def validate(raw: RawFrame, info: SourceInfo) -> Validated:
     flags = [f"_broken{k}" for k in range(len(rules))]
     any_broken = pl.any_horizontal(flags)
     columns = raw.frame.columns
-    wrong = checked.filter(any_broken)
+    # In one piece: pl.format panics on some columns of several (polars 2.1).
+    wrong = checked.filter(any_broken).rechunk()
     if wrong.is_empty():
         good, bad, errors = raw.frame, wrong.select(columns).with_columns(problem=pl.lit("")), []
     else:

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from echelon import __version__
 from echelon.config import Config, fingerprint, to_yaml
 from echelon.errors import StoreError
-from echelon.files import check_tree, read_json, sweep, write_atomic, write_json
+from echelon.files import check_tree, read_json, sweep, sweep_scratch, write_atomic, write_json
 
 _REMEDY = "Start the run anew."
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
@@ -71,6 +71,7 @@ class RunDirectory:
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path}: is a file. Name a directory for --output-dir.")
         sweep(path, deep=True)
+        sweep_scratch()
         return RunDirectory(path)
 
     def record(self, config: Config, command: str, **facts: Any) -> None:  # noqa: ANN401 (JSON)

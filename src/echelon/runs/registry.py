@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,7 @@ from echelon.files import (
     exclusive_lock,
     read_json,
     read_table,
+    sweep,
     write_atomic,
     write_json,
 )
@@ -169,9 +170,13 @@ class Registry:
             write_atomic(self._returns(entry.key), buffer.getvalue())
             self._write(kind, sorted([*others, entry], key=lambda e: e.when))
 
-    def _locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the registry's lock, with what a killed holder left in it swept away."""
         self.path.mkdir(parents=True, exist_ok=True)
-        return exclusive_lock(self.path / ".lock", f"the registry {self.path}", wait=True)
+        with exclusive_lock(self.path / ".lock", f"the registry {self.path}", wait=True):
+            sweep(self.path, deep=True)
+            yield
 
     def _returns(self, key: str) -> Path:
         return self.path / "returns" / f"{key}.parquet"
