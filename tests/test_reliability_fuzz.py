@@ -182,7 +182,8 @@ def test_a_short_session_finds_nothing(tmp_path: Path) -> None:
     assert summary["cases"] == 400
     assert not summary["failures"], done.stdout
     assert done.returncode == 0, done.stderr
-    assert all(tally["cases"] for tally in summary["targets"].values())
+    reached = [name for name, tally in summary["targets"].items() if tally["cases"]]
+    assert len(reached) >= len(CHEAP) - 2  # the dearest have a case in a thousand
     assert sum(tally["results"] for tally in summary["targets"].values()) > 20
 
 
