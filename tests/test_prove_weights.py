@@ -98,7 +98,7 @@ def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -
     assert max(finding["turnover"]["thresholds"]) < 0.5 * min(finding["turnover"]["bayes"])
 
 
-def test_experts_have_several_draws_and_flat_agents_one() -> None:
+def test_whoever_says_weights_has_several_draws_and_a2c_one() -> None:
     market = PlantedMarket(n_bars=100, n_assets=2)
     expert = own_draws(market, tiny_config(*EXPERT), 3, valid_bars=60, counts=(2, 2))
     assert ([len(d.close) for d in expert.train], [len(d.close) for d in expert.valid]) == (
@@ -106,10 +106,12 @@ def test_experts_have_several_draws_and_flat_agents_one() -> None:
         [60, 60],
     )
     assert not np.array_equal(expert.train[0].close, expert.train[1].close)
-    for algo in ("A2C", "SB3-PPO"):
-        flat = own_draws(market, tiny_config(f"train.algo={algo}"), 3)
-        assert len(flat.train) == len(flat.valid) == 1
-        assert np.array_equal(flat.valid[0].close, market.draw(3, "valid").close)
+    peer = own_draws(market, tiny_config("train.algo=SB3-PPO"), 3, valid_bars=60, counts=(2, 2))
+    for theirs, ours in zip(peer.train + peer.valid, expert.train + expert.valid, strict=True):
+        assert np.array_equal(theirs.close, ours.close)
+    flat = own_draws(market, tiny_config("train.algo=A2C"), 3)
+    assert len(flat.train) == len(flat.valid) == 1
+    assert np.array_equal(flat.valid[0].close, market.draw(3, "valid").close)
 
 
 def held(*weights: float) -> Holdings:

@@ -327,8 +327,9 @@ def test_a_stopped_study_goes_on_and_writes_its_tables(whole: tuple[Path, Result
     for row in tree["rows"][1:]:
         values = {name: value[0] for name, value in row["values"].items()}
         assert values["oracle"] is not None
-        assert 0.0 <= values["mapd lowest"] <= 1.0
-        assert values["mapd lowest"] <= values["mapd end"]
+        assert 0.0 <= values["mapd end"] <= 1.0
+        # Never reached in so short a training, where the highest stands in its place.
+        assert values["mapd end"] <= values["mapd lowest"] < study_parts.HELD
         assert 0.0 <= values["usage entropy, training"] <= 1.0
         assert row["steps"][0] >= 200
     text = (directory / "out" / "study.md").read_text(encoding="utf-8")

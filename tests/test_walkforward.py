@@ -136,8 +136,10 @@ def _configurations_differ_in_windows_and_assets_only() -> None:
     assert [fold.name for fold in walk.folds] == list(FOLDS)
     for member, step in zip(walk.batch.members, walk.steps, strict=True):
         own = {"split": step.fold.split, "assets": step.assets}
-        assert member.config == base.model_copy(update=own)
-        assert member.config == load_config(Path("wf/folds") / member.name / "config.yaml")
+        saved = load_config(Path("wf/folds") / member.name / "config.yaml")
+        # By value: what a run directory may run of the code it names is not a part of this.
+        assert member.config.model_dump() == base.model_copy(update=own).model_dump()
+        assert member.config.model_dump() == saved.model_dump()
 
 
 def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
@@ -152,16 +154,20 @@ def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
                 "time": times[:n],
                 "value": value,
                 "return": [None, *(value[1:] / value[:-1] - 1.0).tolist()],
+                "drawdown": 1.0 - value / np.maximum.accumulate(value),
                 "cash_share": np.full(n, 0.5, dtype=np.float32),
                 "traded": np.full(n, 0.1),
                 "commission": np.full(n, 2.0),
                 "stamp": np.zeros(n),
                 "slippage": np.full(n, 1.0),
+                "orders_cut": np.zeros(n, dtype=np.int64),
             }
         )
         equity.write_parquet(directory / f"{name}.equity.parquet")
         for kind in ("weights", "actions", "blotter"):
-            pl.DataFrame({"time": times[:0]}).write_parquet(directory / f"{name}.{kind}.parquet")
+            empty = pl.DataFrame({"time": times[:0], "symbol": pl.Series([], dtype=pl.String)})
+            columns = ("time", "symbol") if kind == "blotter" else ("time",)
+            empty.select(columns).write_parquet(directory / f"{name}.{kind}.parquet")
     seeds = {int(n.removeprefix("seed-")): {} for n in books if n.startswith("seed-")}
     baselines = {n: {} for n in books if not n.startswith("seed-")}
     return Evaluation(directory, seeds, baselines, {"periods_per_year": 252.0})
