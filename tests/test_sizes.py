@@ -28,8 +28,12 @@ def _config(*overrides: str) -> Config:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_shipped_configurations_fit(file: Path) -> None:
-    refuse_sizes(load_config(file))
+def test_shipped_configurations_fit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(file)
+    refuse_sizes(config)
+    monkeypatch.setattr(module, "memory_available", lambda: 1024)
+    with pytest.raises(ConfigError, match="needs at least"):
+        refuse_sizes(config)
 
 
 _HIERARCHY = ("train.algo=HIERARCHY",)

@@ -20,7 +20,7 @@ from echelon.backtest.files import Tables
 from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
-from echelon.evaluation.trust import TRUST, load_trust
+from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.companions import HEDGE, expert_key
@@ -34,14 +34,6 @@ from echelon.types import Floats, Times
 
 SPLITS = ("test", "valid", "train")
 """In the order of a report: what counts most comes first."""
-_FACTS = (
-    *("first", "last", "bars", "periods_per_year", "ledger", "fees", "deterministic", "reads"),
-    *("evaluated", "run", "best_steps"),
-)
-_TRUST = (
-    *("bars", "periods_per_year", "registry", "seeds", "differences", "deflation", "overfitting"),
-    *("superiority", "costs", "claim", "verdict"),
-)
 _EQUITY = ("time", "value", "drawdown", "cash_share", "commission", "stamp", "slippage")
 
 
@@ -205,8 +197,7 @@ def _split(run: Path, name: str) -> SplitData:
     beside = evaluation.companions.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
     known += [values for own in beside for values in own.values()]
-    missing = [name for name in _FACTS if name not in evaluation.facts]
-    missing += [name for name in LABELS if any(name not in values for values in known)]
+    missing = [name for name in LABELS if any(name not in values for values in known)]
     missing += [name for name in (HEDGE, expert_key(0)) if any(name not in own for own in beside)]
     if missing:
         raise StoreError(
@@ -224,7 +215,7 @@ def _split(run: Path, name: str) -> SplitData:
         Record(key, None, evaluation.baselines[key], _tables(run, evaluation, key))
         for key in in_order(evaluation.baselines)
     ]
-    trust = _trust(run, name)
+    trust = load_trust(run, name)
     return SplitData(name, evaluation, tuple(agents), tuple(baselines), trust, tried_on(run))
 
 
@@ -239,17 +230,6 @@ def _with_command(record: Record, directory: Path) -> Record:
             f"{record.key}.equity.parquet. Run `echelon evaluate` again."
         )
     return replace(record, command=command)
-
-
-def _trust(run: Path, name: str) -> Mapping[str, Any] | None:
-    trust = load_trust(run, name)
-    missing = [part for part in _TRUST if trust is not None and part not in trust]
-    if missing:
-        raise StoreError(
-            f"{run / 'evaluations' / name / TRUST}: {missing[0]!r} is missing. Run `echelon "
-            f"evaluate {run} --split {name}` again."
-        )
-    return trust
 
 
 def tried_on(run: Path) -> int | None:
