@@ -177,9 +177,9 @@ class Ring:
         self.reward[k], self.discount[k] = reward, discount
         self.added += 1
 
-    def sample(self, n: int, chance: np.random.Generator) -> Batch:
+    def sample(self, n: int, rng: np.random.Generator) -> Batch:
         """Draw n of them, with repetition."""
-        slots = chance.integers(0, min(self.added, len(self.reward)), n)
+        slots = rng.integers(0, min(self.added, len(self.reward)), n)
         parts = (self.obs, self.action, self.reward, self.discount, self.next_obs)
         return Batch(*(torch.from_numpy(part.take(slots, axis=0)) for part in parts))
 
@@ -236,7 +236,7 @@ class Episodes:
         self,
         n: int,
         length: int,
-        chance: np.random.Generator,
+        rng: np.random.Generator,
         *,
         n_own: int,
         fresh: int,
@@ -250,11 +250,11 @@ class Episodes:
         n_learners, _, n_steps = self.steps.obs.shape[:3]
         learner = np.arange(n_learners)
         source = np.tile(learner, (n, 1))
-        among = chance.integers(0, population, (n - n_own, n_learners))
+        among = rng.integers(0, population, (n - n_own, n_learners))
         source[n_own:] = learner // population * population + among
         first = np.where(np.arange(n) < n_own, max(0, self.size - fresh), 0)
-        episode = chance.integers(first[:, None], self.size, (n, n_learners))
-        begin = chance.integers(0, n_steps - length + 1, (n, n_learners))
+        episode = rng.integers(first[:, None], self.size, (n, n_learners))
+        begin = rng.integers(0, n_steps - length + 1, (n, n_learners))
         step = begin + np.arange(length)[:, None, None]
         steps = Lived(*(column[source, episode, step] for column in self.steps))
         return Drawn(steps, torch.from_numpy(source), torch.from_numpy(step == n_steps - 1))

@@ -35,10 +35,10 @@ _PUSH = np.array([INTERVAL**2, INTERVAL])
 """Of one coordinate: (x, v)′ = system·(x, v) + push·u."""
 
 
-def starts(n: int, chance: np.random.Generator) -> Tensor:
+def starts(n: int, rng: np.random.Generator) -> Tensor:
     """Observations [n,O] at the start of an episode."""
     bounds = np.repeat(STARTS, 2)
-    return torch.from_numpy(chance.uniform(-bounds, bounds, (n, N_OBS))).float()
+    return torch.from_numpy(rng.uniform(-bounds, bounds, (n, N_OBS))).float()
 
 
 def advance(obs: Tensor, action: Tensor) -> Tensor:

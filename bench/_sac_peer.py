@@ -64,8 +64,8 @@ class BooksVec(VecEnv):
 
     def __init__(self, world: World, config: Config, n_envs: int, see: See) -> None:
         self.see = see
-        chance = np.random.default_rng(config.seed)
-        self.starts = Starts(world.spans("train"), config.train.episode_steps, chance)
+        rng = np.random.default_rng(config.seed)
+        self.starts = Starts(world.spans("train"), config.train.episode_steps, rng)
         rule = ActionRule.of(config, "weights")
         self.books = Books(world, rule, config.reward, n_envs, self.starts.whole)
         self.held = self.books.holdings()

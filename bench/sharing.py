@@ -137,8 +137,8 @@ class Learners:
             warmup_updates=0,
             entropy=TEMPERATURE,
         )
-        chance = [stream(seeds[0], name, *seeds) for name in ("updates", "actions")]
-        drawn = [int(source.integers(2**62)) for source in chance]
+        rng = [stream(seeds[0], name, *seeds) for name in ("updates", "actions")]
+        drawn = [int(source.integers(2**62)) for source in rng]
         self.core = SAC(GaussianGroup(actors), TwinGroup(critics), settings, drawn[0])
         self.acting = torch.Generator().manual_seed(drawn[1])
         self.starting = stream(seeds[0], "starts", *seeds)

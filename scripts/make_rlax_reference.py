@@ -79,9 +79,9 @@ def write_fixture() -> None:
     jax.config.update("jax_platforms", "cpu")
     assert rlax.__version__ == RLAX, f"rlax {rlax.__version__} instead of {RLAX}"
     assert jax.__version__ == JAX, f"jax {jax.__version__} instead of {JAX}"
-    chance = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     cases = [
-        _case(chance, length, *setting) for length, setting in itertools.product(LENGTHS, SETTINGS)
+        _case(rng, length, *setting) for length, setting in itertools.product(LENGTHS, SETTINGS)
     ]
     reference = {
         "provenance": {
@@ -102,7 +102,7 @@ def write_fixture() -> None:
 
 
 def _case(
-    chance: np.random.Generator, length: int, trace: float, rho_bar: float, spread: float
+    rng: np.random.Generator, length: int, trace: float, rho_bar: float, spread: float
 ) -> dict[str, Any]:
     """One setting: inputs [L,B] time first, and what rlax makes of them."""
     import numpy as np
@@ -110,13 +110,13 @@ def _case(
     shape = (length, SEQUENCES)
 
     def drawn(scale: float) -> NDArray[np.float64]:
-        return np.round(scale * chance.standard_normal(shape), 4) + 0.0  # no −0.0
+        return np.round(scale * rng.standard_normal(shape), 4) + 0.0  # no −0.0
 
-    ended = chance.random(shape)
+    ended = rng.random(shape)
     terminated, truncated = ended < 0.12, (ended > 0.8) & (ended < 0.95)
     inputs: dict[str, NDArray[Any]] = {
         "r_t": drawn(1.0),
-        "discount_t": np.where(terminated, 0.0, np.round(chance.uniform(0.8, 1.0, shape), 4)),
+        "discount_t": np.where(terminated, 0.0, np.round(rng.uniform(0.8, 1.0, shape), 4)),
         "v_t": drawn(3.0),
         "v_next": drawn(3.0),
         "q_t": drawn(3.0),

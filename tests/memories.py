@@ -24,8 +24,8 @@ class Walk:
     """Books that walk through rows; every number of a transition tells which one it is."""
 
     def __init__(self, books: int = E, n_assets: int = N, seed: int = 0, first: int = 0) -> None:
-        self.chance = np.random.default_rng(seed)
-        self.row = self.chance.integers(0, 1000, books).astype(np.int32)
+        self.rng = np.random.default_rng(seed)
+        self.row = self.rng.integers(0, 1000, books).astype(np.int32)
         self.n_assets = n_assets
         self.count = first
 
@@ -34,13 +34,13 @@ class Walk:
         number = np.arange(self.count, self.count + books, dtype=np.float32)
         self.count += books
         each = number[:, None] + np.arange(n_assets, dtype=np.float32) / 100
-        ended = self.chance.random(books) < ends
-        terminated = ended & (self.chance.random(books) < 0.5)
+        ended = self.rng.random(books) < ends
+        terminated = ended & (self.rng.random(books) < 0.5)
         step = Transitions(
             row=self.row,
             weights=each,
             cash=number + 0.5,
-            free=self.chance.random((books, n_assets)) < 0.5,
+            free=self.rng.random((books, n_assets)) < 0.5,
             raw=-each,
             raw_log_prob=-number,
             reward=number * 2,
@@ -48,9 +48,9 @@ class Walk:
             truncated=ended & ~terminated,
             next_weights=each + 1,
             next_cash=number + 1.5,
-            next_free=self.chance.random((books, n_assets)) < 0.5,
+            next_free=self.rng.random((books, n_assets)) < 0.5,
         )
-        anew = self.chance.integers(0, 1000, books)
+        anew = self.rng.integers(0, 1000, books)
         self.row = np.where(ended, anew, self.row + 1).astype(np.int32)
         return step
 
@@ -115,7 +115,7 @@ class Crew:
         return slow_sequences(self.held[expert], length)
 
 
-def chance(seed: int = 0) -> np.random.Generator:
+def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
@@ -129,5 +129,5 @@ def work_in_a_process(directory: Path, expert: int, marks: Marks, results: Any) 
     made.shared.refresh(marks)
     made.walks[expert] = Walk(seed=50 + expert, first=expert * PART + 5000)
     made.collect(expert, 5)
-    batch = made.shared.batch(expert, 25, 3, 0.5, 30, chance(expert), marks=marks, margin=15)
+    batch = made.shared.batch(expert, 25, 3, 0.5, 30, rng(expert), marks=marks, margin=15)
     results.put((expert, made.shared.snapshot()[expert], parts(batch)))

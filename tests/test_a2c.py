@@ -110,7 +110,7 @@ def test_groups_trade_as_learners_of_one_group_would(monkeypatch: pytest.MonkeyP
 
     def play(actions: Tensor) -> None:
         lines = iter(actions)
-        monkeypatch.setattr(module, "sample", lambda _logits, _chance: next(lines))
+        monkeypatch.setattr(module, "sample", lambda _logits, _generator: next(lines))
 
     play(script)
     whole = together.collect()
@@ -176,7 +176,7 @@ def test_a_ruined_book_is_cut_off_and_starts_again(monkeypatch: pytest.MonkeyPat
     buys = torch.zeros(2, 2, 2, dtype=torch.long)
     buys[0, 0, 0] = buys[1, 1, 0] = Action.BUY
     moves = iter([buys, *[torch.zeros_like(buys)] * 4])
-    monkeypatch.setattr(module, "sample", lambda _logits, _chance: next(moves))
+    monkeypatch.setattr(module, "sample", lambda _logits, _generator: next(moves))
     rollout = agent.collect()
     ruined = rollout.discount == 0.0
     assert ruined.nonzero().tolist() == [[0, 2, 0], [1, 2, 1]]
@@ -397,9 +397,9 @@ def test_divergence_is_named_and_leaves_the_weights_alone(
 
 def test_draws_have_the_probabilities_of_the_softmax() -> None:
     logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0], [-3.0, 2.0, 1.5]])
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     n = 60_000
-    drawn = sample(logits.expand(n, 3, 3), chance)
+    drawn = sample(logits.expand(n, 3, 3), generator)
     for head in range(3):
         counts = torch.bincount(drawn[:, head], minlength=3).numpy()
         wanted = n * torch.softmax(logits[head].double(), -1).numpy()
@@ -407,8 +407,8 @@ def test_draws_have_the_probabilities_of_the_softmax() -> None:
 
 
 def test_draws_of_the_heads_are_independent() -> None:
-    chance = torch.Generator().manual_seed(2)
-    drawn = sample(torch.zeros(30_000, 2, 3), chance)
+    generator = torch.Generator().manual_seed(2)
+    drawn = sample(torch.zeros(30_000, 2, 3), generator)
     table = torch.bincount(drawn[:, 0] * 3 + drawn[:, 1], minlength=9).view(3, 3).numpy()
     assert stats.chi2_contingency(table).pvalue > 0.001
 
@@ -419,12 +419,12 @@ def test_a_masked_action_is_never_drawn() -> None:
 
 
 def test_the_same_generator_state_gives_the_same_draws() -> None:
-    chance = torch.Generator().manual_seed(5)
-    state = chance.get_state()
-    first = sample(torch.zeros(50, 4, 3), chance)
-    assert not torch.equal(first, sample(torch.zeros(50, 4, 3), chance))
-    chance.set_state(state)
-    assert torch.equal(first, sample(torch.zeros(50, 4, 3), chance))
+    generator = torch.Generator().manual_seed(5)
+    state = generator.get_state()
+    first = sample(torch.zeros(50, 4, 3), generator)
+    assert not torch.equal(first, sample(torch.zeros(50, 4, 3), generator))
+    generator.set_state(state)
+    assert torch.equal(first, sample(torch.zeros(50, 4, 3), generator))
 
 
 STREAMS = [

@@ -106,7 +106,7 @@ def test_router_that_always_takes_the_best_earns_by_routing_and_one_expert_does_
     assert by_best.parts["routing"].low > 0.0
     assert by_best.parts["holding"].total == pytest.approx(0.0, abs=1e-12)
     assert by_best.router.rate == 1.0
-    assert by_best.router.chance < 0.7
+    assert by_best.router.random_rate < 0.7
     assert by_one.parts["routing"].low < 0.0 < by_one.parts["routing"].high
     # Both have the same experts, so the same skill.
     assert by_best.parts["skill"] == by_one.parts["skill"]
@@ -136,7 +136,7 @@ def test_hit_rate_of_decisions_worked_out_by_hand() -> None:
     assert found.decisions == 4
     assert found.rate == pytest.approx(3 / 4)
     # Above the mean: a; b; b and cash; b: each 1 of 3, but the third, 2 of 3.
-    assert found.chance == pytest.approx((1 + 1 + 2 + 1) / 12)
+    assert found.random_rate == pytest.approx((1 + 1 + 2 + 1) / 12)
     # Over two bars the last decision reaches beyond the run; the first two are ties at 1.1.
     assert hit_rate(record, 2).decisions == 3
     assert hit_rate(record, 6).decisions == 0
@@ -145,9 +145,9 @@ def test_hit_rate_of_decisions_worked_out_by_hand() -> None:
 
 def test_masked_expert_does_not_count_in_what_chance_would_do() -> None:
     record = small([[0.1, 0.0]], [0])
-    assert hit_rate(record, 1).chance == pytest.approx(1 / 3)
+    assert hit_rate(record, 1).random_rate == pytest.approx(1 / 3)
     record = replace(record, allowed=np.array([[False, True]]))
-    assert hit_rate(record, 1).chance == 0.0
+    assert hit_rate(record, 1).random_rate == 0.0
 
 
 def test_accounts_of_experts_worked_out_by_hand() -> None:

@@ -71,9 +71,9 @@ def test_regulator_beats_every_disturbed_regulator_and_its_value_is_riccatis() -
     goal, first = torch.tensor([0.5, -0.5]), sharing.judged_from()
     gains = point.regulator(1.0, point.STEPS)
     best = point.rollout(goal, first, point.regulated(goal, gains)).mean()
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(20):
-        other = gains + 0.1 * chance.standard_normal(gains.shape)
+        other = gains + 0.1 * rng.standard_normal(gains.shape)
         assert point.rollout(goal, first, point.regulated(goal, other)).mean() < best
     # Two steps to go: only the first force matters, and by hand it is Δ²x/(1 + Δ⁴) for v = 0.
     assert point.regulator(1.0, 2)[0, 0] == pytest.approx(0.01 / (1.0 + 1e-4))

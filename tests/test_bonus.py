@@ -39,13 +39,15 @@ def deeds(
     shares: tuple[float, ...] = (1.0, 1.0, 1.0),
 ) -> Deeds:
     """Samples whose actions and holdings lie around the centres[K,N] of whoever acted."""
-    chance = torch.Generator().manual_seed(seed)
-    source = torch.multinomial(torch.tensor(shares), n, replacement=True, generator=chance)
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.multinomial(torch.tensor(shares), n, replacement=True, generator=generator)
     nothing = torch.zeros(K, N)
     spots = [nothing if centres is None else centres for centres in (holdings, actions)]
-    held, acted = (spot[source] + WIDTH * torch.randn((n, N), generator=chance) for spot in spots)
+    held, acted = (
+        spot[source] + WIDTH * torch.randn((n, N), generator=generator) for spot in spots
+    )
     # Holdings are small numbers, as they are with many assets.
-    return Deeds(0.01 * held, torch.rand(n, generator=chance), acted, source)
+    return Deeds(0.01 * held, torch.rand(n, generator=generator), acted, source)
 
 
 def trained(estimator: Estimator, given: Deeds, updates: int = 300) -> tuple[SkillBonus, float]:
@@ -113,9 +115,9 @@ def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> N
 
 def held_portfolios(actions: Tensor, seed: int) -> Deeds:
     """What experts[3] with such scores[3,N] (and a little chance) hold and ask for, all free."""
-    chance = torch.Generator().manual_seed(seed)
-    source = torch.randint(K, (8192,), generator=chance)
-    scores = actions[source] + 0.02 * torch.randn((8192, actions.shape[1]), generator=chance)
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(K, (8192,), generator=generator)
+    scores = actions[source] + 0.02 * torch.randn((8192, actions.shape[1]), generator=generator)
     wanted = portfolios(scores.clamp(-1.0, 1.0), *at_cash(scores))
     return Deeds(wanted, 1.0 - wanted.sum(dim=1), wanted, source)
 

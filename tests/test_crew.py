@@ -30,11 +30,11 @@ class _Walker:
             raise ConfigError("planted in the making")
         self.member = member
         self.place = torch.zeros(3, dtype=torch.float64)
-        self._chance = stream(seed, "walker", member)
+        self._rng = stream(seed, "walker", member)
 
     def walk(self, steps: int, push: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
         for _ in range(steps):
-            self.place += torch.from_numpy(self._chance.standard_normal(3) + push)
+            self.place += torch.from_numpy(self._rng.standard_normal(3) + push)
         return {"place": self.place}
 
     def settle(self, given: dict[str, torch.Tensor]) -> None:

@@ -170,8 +170,8 @@ def test_view_of_two_experts_by_hand() -> None:
 
 
 def test_view_does_not_depend_on_the_scale_of_returns_or_of_money() -> None:
-    chance = np.random.default_rng(3)
-    bars = 0.004 * chance.standard_normal((40, 2, 3))
+    rng = np.random.default_rng(3)
+    bars = 0.004 * rng.standard_normal((40, 2, 3))
     seen = []
     for size, money in ((1.0, 1.0), (0.1, 1e6)):
         standing = Standing(2, 3, config_of("risk.enabled=false"))
@@ -184,8 +184,8 @@ def test_view_does_not_depend_on_the_scale_of_returns_or_of_money() -> None:
 
 
 def test_long_trails_forget_what_is_older_than_the_longest_horizon() -> None:
-    chance = np.random.default_rng(4)
-    bars = 0.01 * chance.standard_normal((90, 1, 2))
+    rng = np.random.default_rng(4)
+    bars = 0.01 * rng.standard_normal((90, 1, 2))
     whole, late = Standing(1, 2, config_of()), Standing(1, 2, config_of())
     for n in range(91):
         whole.mark(np.exp(bars[:n].sum(axis=0)), np.array([n == 0]), NOBODY)

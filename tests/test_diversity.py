@@ -138,11 +138,11 @@ def test_usage_window_forgets_the_oldest_and_pays_by_what_came_before() -> None:
 
 
 def test_usage_window_goes_on_from_its_state_through_json() -> None:
-    window, chance = UsageWindow(3), stream(0, "choices")
-    window.record(chance.integers(0, 3, 1500))
+    window, rng = UsageWindow(3), stream(0, "choices")
+    window.record(rng.integers(0, 3, 1500))
     other = UsageWindow(3)
     other.restore(json.loads(json.dumps(window.state())))
-    more = chance.integers(0, 3, 100)
+    more = rng.integers(0, 3, 100)
     window.record(more)
     other.record(more)
     assert other.state() == window.state()

@@ -222,18 +222,18 @@ def test_books_that_cannot_be_are_refused_with_the_snapshot(change: dict, told: 
         book_of(**change)
 
 
-def random_book(chance: np.random.Generator, n_days: int, n_ticks: int, n_levels: int) -> BookDays:
+def random_book(rng: np.random.Generator, n_days: int, n_ticks: int, n_levels: int) -> BookDays:
     shape = (n_days, n_ticks)
-    bid = 1000 + chance.integers(-2, 3, shape).cumsum(axis=1)
-    steps = chance.integers(1, 3, (2, *shape, n_levels))
+    bid = 1000 + rng.integers(-2, 3, shape).cumsum(axis=1)
+    steps = rng.integers(1, 3, (2, *shape, n_levels))
     bids = bid[..., None] - steps[0].cumsum(axis=2)
     asks = bid[..., None] + steps[1].cumsum(axis=2) - 1
-    sizes = np.floor(chance.exponential(50, (2, *shape, n_levels)))
+    sizes = np.floor(rng.exponential(50, (2, *shape, n_levels)))
     prices = np.stack([bids, asks]) / 100.0
-    gone = chance.random(shape) < 0.05
+    gone = rng.random(shape) < 0.05
     prices[:, gone] = np.nan
     sizes[:, gone] = 0.0
-    flows = np.floor(chance.exponential(60, (2, *shape)))
+    flows = np.floor(rng.exponential(60, (2, *shape)))
     dates = np.datetime64("2020-01-06", "us") + np.arange(n_days) * np.timedelta64(1, "D")
     return BookDays(
         *(("SYM",) * n_days, dates, np.arange(float(n_ticks))),
@@ -246,28 +246,28 @@ def random_book(chance: np.random.Generator, n_days: int, n_ticks: int, n_levels
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1))
 def test_batch_equals_the_plain_twin_on_random_books_and_actions(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    n_days, n_ticks, n_orders = 2, int(chance.integers(2, 25)), 6
-    book = random_book(chance, n_days, n_ticks, int(chance.integers(1, 5)))
+    rng = np.random.default_rng(seed)
+    n_days, n_ticks, n_orders = 2, int(rng.integers(2, 25)), 6
+    book = random_book(rng, n_days, n_ticks, int(rng.integers(1, 5)))
     rules = BookRules(
-        int(chance.integers(1, 6)),
-        "bp" if chance.random() < 0.3 else "ticks",
-        bool(chance.random() < 0.5),
+        int(rng.integers(1, 6)),
+        "bp" if rng.random() < 0.3 else "ticks",
+        bool(rng.random() < 0.5),
     )
-    start = chance.integers(0, n_ticks, n_orders)
-    end = start + 1 + np.floor(chance.random(n_orders) * (n_ticks - start)).astype(int)
+    start = rng.integers(0, n_ticks, n_orders)
+    end = start + 1 + np.floor(rng.random(n_orders) * (n_ticks - start)).astype(int)
     orders = parent_orders(
-        *(chance.integers(0, n_days, n_orders), np.floor(chance.uniform(1, 400, n_orders))),
-        *(chance.random(n_orders) < 0.5, start, end),
+        *(rng.integers(0, n_days, n_orders), np.floor(rng.uniform(1, 400, n_orders))),
+        *(rng.random(n_orders) < 0.5, start, end),
     )
     simulator = BookSimulator(book, orders, rules)
     plain = [
         PlainBookOrder(book, rules, *(v.item() for v in one)) for one in zip(*orders, strict=True)
     ]
     while not simulator.over:
-        kinds = chance.choice([WAIT, MARKET, LIMIT, CANCEL], n_orders, p=[0.35, 0.15, 0.4, 0.1])
-        sizes = np.floor(chance.uniform(0, 200, n_orders))
-        offsets = chance.integers(-4, 4, n_orders).astype(float)
+        kinds = rng.choice([WAIT, MARKET, LIMIT, CANCEL], n_orders, p=[0.35, 0.15, 0.4, 0.1])
+        sizes = np.floor(rng.uniform(0, 200, n_orders))
+        offsets = rng.integers(-4, 4, n_orders).astype(float)
         simulator.step(BookActions(kinds, sizes, offsets))
         for e, order in enumerate(plain):
             order.step(int(kinds[e]), float(sizes[e]), float(offsets[e]))
@@ -289,8 +289,8 @@ def test_batch_equals_the_plain_twin_on_random_books_and_actions(seed: int) -> N
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 11))
 def test_scrambling_the_books_future_changes_no_fill_before_it(seed: int, cut: int) -> None:
-    chance = np.random.default_rng(seed)
-    book, noise = (random_book(chance, 1, 12, 3) for _ in range(2))
+    rng = np.random.default_rng(seed)
+    book, noise = (random_book(rng, 1, 12, 3) for _ in range(2))
     later = np.arange(12) >= cut
     fields = ("bid_price", "bid_size", "ask_price", "ask_size", "bought", "sold")
     mixed = {
@@ -303,7 +303,7 @@ def test_scrambling_the_books_future_changes_no_fill_before_it(seed: int, cut: i
     }
     other = BookDays(("SYM",), book.dates, book.clock, **mixed, tick_size=0.01)
     actions = [
-        one(int(chance.integers(4)), float(chance.integers(1, 80)), float(chance.integers(-2, 3)))
+        one(int(rng.integers(4)), float(rng.integers(1, 80)), float(rng.integers(-2, 3)))
         for _ in range(12)
     ]
     fills = []

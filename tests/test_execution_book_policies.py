@@ -75,12 +75,12 @@ def test_an_offset_ahead_of_the_quote_fills_sooner() -> None:
 
 @pytest.mark.parametrize("policy", [MarketTwap(), LimitAtTouch()])
 def test_a_batch_of_orders_is_the_orders_one_by_one(policy: BookPolicy) -> None:
-    chance = np.random.default_rng(3)
-    book: BookDays = random_book(chance, 3, 20, 4)
-    start = chance.integers(0, 10, 12)
+    rng = np.random.default_rng(3)
+    book: BookDays = random_book(rng, 3, 20, 4)
+    start = rng.integers(0, 10, 12)
     orders = parent_orders(
-        *(chance.integers(0, 3, 12), chance.uniform(10, 300, 12), chance.random(12) < 0.5),
-        *(start, start + chance.integers(1, 11, 12)),
+        *(rng.integers(0, 3, 12), rng.uniform(10, 300, 12), rng.random(12) < 0.5),
+        *(start, start + rng.integers(1, 11, 12)),
     )
     together = run_book_orders(policy, book, orders, BookRules(3))
     for e in range(12):

@@ -26,19 +26,19 @@ SESSIONS = (
 
 def write_book(path: Path, n: int = 401) -> Path:
     """A recording of two levels, a snapshot a minute from 22:00."""
-    chance = np.random.default_rng(2)
-    middle = 100.0 * np.exp(chance.normal(0.0, 1e-3, n).cumsum())
+    rng = np.random.default_rng(2)
+    middle = 100.0 * np.exp(rng.normal(0.0, 1e-3, n).cumsum())
     frame = {
         "ts": np.datetime64("2021-04-17T22:00", "us") + np.arange(n) * np.timedelta64(1, "m"),
         "midpoint": middle,
         "spread": 2e-4 * middle,
-        "buys": middle * chance.uniform(1.0, 50.0, n),
-        "sells": middle * chance.uniform(1.0, 50.0, n),
+        "buys": middle * rng.uniform(1.0, 50.0, n),
+        "sells": middle * rng.uniform(1.0, 50.0, n),
     }
     for side, sign in (("bids", -1.0), ("asks", 1.0)):
         for level in (0, 1):
             frame[f"{side}_distance_{level}"] = np.full(n, sign * 1e-4 * (level + 1))
-            frame[f"{side}_notional_{level}"] = chance.uniform(100.0, 5000.0, n)
+            frame[f"{side}_notional_{level}"] = rng.uniform(100.0, 5000.0, n)
     pl.DataFrame(frame).write_parquet(path)
     return path
 

@@ -29,11 +29,11 @@ HAND = Days.of_prices(
 
 def market(seed: int, n_days: int = 6, n_ticks: int = 12) -> Days:
     """Two symbols by turns, with halts; one day has no trading at all."""
-    chance = np.random.default_rng(seed)
-    price = np.exp(chance.normal(0, 0.01, (n_days, n_ticks)).cumsum(axis=1)) * 20
-    price[chance.random(price.shape) < 0.1] = np.nan
+    rng = np.random.default_rng(seed)
+    price = np.exp(rng.normal(0, 0.01, (n_days, n_ticks)).cumsum(axis=1)) * 20
+    price[rng.random(price.shape) < 0.1] = np.nan
     price[n_days // 2] = np.nan
-    volume = np.floor(chance.exponential(100, price.shape)) * (chance.random(price.shape) > 0.1)
+    volume = np.floor(rng.exponential(100, price.shape)) * (rng.random(price.shape) > 0.1)
     days = Days.of_prices(price, np.where(np.isnan(price), 0.0, volume))
     dates = days.dates[np.arange(n_days) // 2]
     return Days(

@@ -140,8 +140,8 @@ def test_a_teacher_makes_the_student_learn_sooner() -> None:
 
 
 def test_orders_of_all_seeds_are_pooled_as_if_put_together() -> None:
-    chance = np.random.default_rng(0)
-    seeds = [chance.normal(0.1 * k, 1.0 + k, 50 + 10 * k) for k in range(3)]
+    rng = np.random.default_rng(0)
+    seeds = [rng.normal(0.1 * k, 1.0 + k, 50 + 10 * k) for k in range(3)]
     found = [
         Found(float(x.mean()), {"se": standard_error(x), "orders": float(len(x))}) for x in seeds
     ]

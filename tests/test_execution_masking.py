@@ -22,9 +22,9 @@ N_DAYS, N_TICKS, STEP = 4, 37, 6
 
 
 def market(seed: int) -> Days:
-    chance = np.random.default_rng(seed)
-    price = 50.0 * np.exp(chance.normal(0, 0.01, (N_DAYS, N_TICKS)).cumsum(axis=1))
-    return Days.of_prices(price, np.floor(chance.exponential(500, price.shape)) + 1.0)
+    rng = np.random.default_rng(seed)
+    price = 50.0 * np.exp(rng.normal(0, 0.01, (N_DAYS, N_TICKS)).cumsum(axis=1))
+    return Days.of_prices(price, np.floor(rng.exponential(500, price.shape)) + 1.0)
 
 
 def requests(policy: ExecutionPolicy, days: Days) -> tuple[Floats, Floats]:

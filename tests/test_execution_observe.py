@@ -70,16 +70,16 @@ def test_finished_orders_keep_places_that_exist() -> None:
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1))
 def test_scrambling_the_future_changes_no_observation_before_it(seed: int) -> None:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     n_ticks = 12
-    price = np.exp(chance.normal(0, 0.02, (4, n_ticks)).cumsum(axis=1)) * 20
-    price[chance.random(price.shape) < 0.1] = np.nan
-    volume = np.where(np.isnan(price), 0.0, np.floor(chance.exponential(100, price.shape)))
+    price = np.exp(rng.normal(0, 0.02, (4, n_ticks)).cumsum(axis=1)) * 20
+    price[rng.random(price.shape) < 0.1] = np.nan
+    volume = np.where(np.isnan(price), 0.0, np.floor(rng.exponential(100, price.shape)))
     days = Days.of_prices(price, volume)
-    start = int(chance.integers(0, n_ticks))
-    orders = parent_orders(2, 50.0, bool(chance.integers(2)), start, n_ticks)
-    rules = ExecutionRules(int(chance.integers(1, 6)), float(chance.choice([0.1, np.inf])))
-    cut = int(chance.integers(0, n_ticks))
+    start = int(rng.integers(0, n_ticks))
+    orders = parent_orders(2, 50.0, bool(rng.integers(2)), start, n_ticks)
+    rules = ExecutionRules(int(rng.integers(1, 6)), float(rng.choice([0.1, np.inf])))
+    cut = int(rng.integers(0, n_ticks))
     runs = []
     for world in (days, scrambled_after(days, 2, cut, seed)):
         features = public_features(world)

@@ -50,10 +50,10 @@ SEQUENCES = ("gru", "lstm", "attention")
 
 
 def market(seed: int = 0, n_days: int = 6, n_ticks: int = 24) -> tuple[Days, Public]:
-    chance = np.random.default_rng(seed)
-    price = 100.0 + chance.normal(0, 0.3, (n_days, n_ticks)).cumsum(axis=1)
-    today = chance.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
-    yesterday = chance.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    price = 100.0 + rng.normal(0, 0.3, (n_days, n_ticks)).cumsum(axis=1)
+    today = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
+    yesterday = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
     return Days.of_prices(price, np.full(price.shape, 50.0)), Public(today, yesterday)
 
 

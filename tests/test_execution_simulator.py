@@ -133,10 +133,10 @@ def test_halted_day_after_a_known_price_is_charged_that_price() -> None:
 
 
 def test_whoever_does_not_trade_gains_nothing_by_it() -> None:
-    chance = np.random.default_rng(5)
-    price = 100.0 * np.exp(chance.normal(0.0, 0.001, (400, 40)).cumsum(axis=1))
+    rng = np.random.default_rng(5)
+    price = 100.0 * np.exp(rng.normal(0.0, 0.001, (400, 40)).cumsum(axis=1))
     days = Days.of_prices(price, np.full(price.shape, 100.0))
-    orders = parent_orders(np.arange(400), 100.0, chance.random(400) < 0.5, 0, 40)
+    orders = parent_orders(np.arange(400), 100.0, rng.random(400) < 0.5, 0, 40)
     rules = ExecutionRules(10, volume_cap=0.1, half_spread=0.0005, temporary=0.01)
     rewards, gains = [], []
     for asked in (100.0, 0.0):
@@ -253,9 +253,9 @@ def test_impossible_orders_are_refused_by_number_and_field(
 
 def test_pa_is_biased_on_a_martingale_and_gain_is_not() -> None:
     """Selling everything at the first tick 'earns' 1.33 bp of PA where nothing can be earned."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     n_days, n_ticks, daily = 60_000, 24, 0.02
-    moves = chance.normal(0.0, daily / math.sqrt(n_ticks), (n_days // 2, n_ticks))
+    moves = rng.normal(0.0, daily / math.sqrt(n_ticks), (n_days // 2, n_ticks))
     moves = np.concatenate([moves, -moves])
     moves[:, 0] = 0.0
     price = 100.0 * (1.0 + np.cumsum(moves, axis=1))
@@ -343,27 +343,27 @@ def test_gain_loss_ratio_by_hand() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1))
 def test_batch_equals_the_plain_twin_on_random_orders(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    n_days, n_ticks, n_orders = 3, int(chance.integers(5, 50)), 8
-    price = np.exp(chance.normal(0, 0.01, (n_days, n_ticks)).cumsum(axis=1)) * 20
-    price[chance.random(price.shape) < 0.1] = np.nan
-    volume = np.floor(chance.exponential(100, price.shape)) * (chance.random(price.shape) > 0.1)
+    rng = np.random.default_rng(seed)
+    n_days, n_ticks, n_orders = 3, int(rng.integers(5, 50)), 8
+    price = np.exp(rng.normal(0, 0.01, (n_days, n_ticks)).cumsum(axis=1)) * 20
+    price[rng.random(price.shape) < 0.1] = np.nan
+    volume = np.floor(rng.exponential(100, price.shape)) * (rng.random(price.shape) > 0.1)
     days = Days.of_prices(price, np.where(np.isnan(price), 0.0, volume))
-    cap = float(chance.choice([0.01, 0.3, math.inf]))
-    rules = ExecutionRules(int(chance.integers(1, 12)), cap, *chance.uniform(0, 0.01, 3).tolist())
-    start = chance.integers(0, n_ticks, n_orders)
-    end = start + 1 + np.floor(chance.random(n_orders) * (n_ticks - start)).astype(int)
+    cap = float(rng.choice([0.01, 0.3, math.inf]))
+    rules = ExecutionRules(int(rng.integers(1, 12)), cap, *rng.uniform(0, 0.01, 3).tolist())
+    start = rng.integers(0, n_ticks, n_orders)
+    end = start + 1 + np.floor(rng.random(n_orders) * (n_ticks - start)).astype(int)
     orders = parent_orders(
-        chance.integers(0, n_days, n_orders),
-        chance.uniform(1, 500, n_orders),
-        chance.random(n_orders) < 0.5,
+        rng.integers(0, n_days, n_orders),
+        rng.uniform(1, 500, n_orders),
+        rng.random(n_orders) < 0.5,
         start,
         end,
     )
     simulator = Simulator(days, orders, rules)
     plain = [PlainOrder(days, rules, *(v.item() for v in one)) for one in zip(*orders, strict=True)]
     while not simulator.over:
-        asked = chance.uniform(-10, 200, n_orders)
+        asked = rng.uniform(-10, 200, n_orders)
         simulator.step(asked)
         for order, amount in zip(plain, asked, strict=True):
             order.step(float(amount))

@@ -20,11 +20,11 @@ D, H = 6, 8
 
 
 def make_obs(batch: int, assets: int, seed: int = 0) -> ExpertObs:
-    chance = torch.Generator().manual_seed(seed)
-    weights = torch.rand(batch, assets, generator=chance)
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(batch, assets, generator=generator)
     weights = weights / (weights.sum(-1, keepdim=True) + 0.5)
     return ExpertObs(
-        torch.randn(batch, assets, D, generator=chance),
+        torch.randn(batch, assets, D, generator=generator),
         weights,
         1.0 - weights.sum(-1),
         torch.ones(batch, assets, dtype=torch.bool),

@@ -424,8 +424,8 @@ def test_own_returns_in_pieces_are_those_of_one_long_run(world: World, tmp_path:
 
 
 def test_row_weights_have_a_mean_of_one_over_the_experts(world: World) -> None:
-    chance = np.random.default_rng(0)
-    returns = chance.normal(size=(3, len(world.times)))
+    rng = np.random.default_rng(0)
+    returns = rng.normal(size=(3, len(world.times)))
     weights = row_weights(returns, world, window=5, temperature=0.5, floor=0.05)
     np.testing.assert_allclose(weights.mean(axis=0), 1.0, rtol=1e-5)
     span = world.span("train")

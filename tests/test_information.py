@@ -32,11 +32,11 @@ def information_loss(scores: Tensor, own: Tensor, log_prior: Tensor | None = Non
 
 def fitted(model: nn.Module, step: Callable[[torch.Generator], Tensor]) -> None:
     """Descend on `step`'s loss."""
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     descent = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(150):
         descent.zero_grad()
-        step(chance).backward()
+        step(generator).backward()
         descent.step()
 
 
@@ -113,14 +113,14 @@ def learned_channel_information(errors: tuple[float, float], k: int = 4) -> floa
     skills = torch.randn(k, 10, generator=torch.Generator().manual_seed(9))
     critic = SkillCritic(1, k, 10, hidden=32)
 
-    def scored(chance: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
-        own = torch.randint(k, (n,), generator=chance)
-        state = torch.randint(2, (n,), generator=chance)
-        action = torch.multinomial(channels[state, own], 1, generator=chance)[:, 0]
+    def scored(generator: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
+        own = torch.randint(k, (n,), generator=generator)
+        state = torch.randint(2, (n,), generator=generator)
+        action = torch.multinomial(channels[state, own], 1, generator=generator)[:, 0]
         one_hot = nn.functional.one_hot(action, k).float()
         return critic(state[:, None].float(), one_hot, skills), own
 
-    fitted(critic, lambda chance: information_loss(*scored(chance, 512)))
+    fitted(critic, lambda generator: information_loss(*scored(generator, 512)))
     with torch.no_grad():
         scores, own = scored(torch.Generator().manual_seed(2), 40_000)
         return float(pointwise_information(scores, own).mean())
@@ -138,10 +138,10 @@ def test_infonce_of_independent_actions_is_naught_within_noise() -> None:
     assert learned_channel_information((0.75, 0.75)) == pytest.approx(0.0, abs=0.01)
 
 
-def gaussian_pairs(chance: torch.Generator, n: int, k: int, rho: float) -> tuple[Tensor, Tensor]:
+def gaussian_pairs(generator: torch.Generator, n: int, k: int, rho: float) -> tuple[Tensor, Tensor]:
     """Actions[n,1] correlated ρ with the first of skills[n,K,1], the rest being the contrast."""
-    skills = torch.randn(n, k, 1, generator=chance)
-    noise = torch.randn(n, 1, generator=chance)
+    skills = torch.randn(n, k, 1, generator=generator)
+    noise = torch.randn(n, 1, generator=generator)
     return rho * skills[:, 0] + math.sqrt(1.0 - rho * rho) * noise, skills
 
 
@@ -179,7 +179,7 @@ def test_infonce_learns_what_eight_candidates_can_tell_of_a_gaussian_channel() -
         scores = critic(torch.zeros_like(action), action, skills)
         return scores, torch.zeros(len(action), dtype=torch.int64)
 
-    fitted(critic, lambda chance: information_loss(*scored(*gaussian_pairs(chance, 256, k, rho))))
+    fitted(critic, lambda rng: information_loss(*scored(*gaussian_pairs(rng, 256, k, rho))))
     fresh = gaussian_pairs(torch.Generator().manual_seed(2), n, k, rho)
     with torch.no_grad():
         scores, own = scored(*fresh)
@@ -206,13 +206,13 @@ def test_discriminator_knows_experts_by_their_books_only_if_they_differ(
     model = SkillDiscriminator(n_assets=3, n_skills=3, hidden=32)
     centres = torch.eye(3) if apart else torch.full((3, 3), 1 / 3)
 
-    def scored(chance: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
-        own = torch.randint(3, (n,), generator=chance)
-        noise = torch.rand(n, 3, generator=chance) / 3
+    def scored(generator: torch.Generator, n: int) -> tuple[Tensor, Tensor]:
+        own = torch.randint(3, (n,), generator=generator)
+        noise = torch.rand(n, 3, generator=generator) / 3
         book = 0.8 * centres[own] + 0.2 * noise
         return model(model.book(book, book)), own
 
-    fitted(model, lambda chance: information_loss(*scored(chance, 256)))
+    fitted(model, lambda generator: information_loss(*scored(generator, 256)))
     with torch.no_grad():
         got = pointwise_information(*scored(torch.Generator().manual_seed(2), 20_000)).mean()
     assert float(got) == pytest.approx(expected, abs=0.02)

@@ -194,9 +194,9 @@ def test_whatever_the_fitness_weights_stay_in_the_niche_and_the_fast_teach_no_sl
     seed: int, round_: int, between: bool
 ) -> None:
     plan = Plan(3, 8, (1, 3), SPACE, between_niches=between)
-    chance = stream(seed, "fitness")
-    fit: Floats = chance.integers(0, 5, plan.members).astype(float)
-    fit[chance.random(plan.members) < 0.15] = NAN
+    rng = stream(seed, "fitness")
+    fit: Floats = rng.integers(0, 5, plan.members).astype(float)
+    fit[rng.random(plan.members) < 0.15] = NAN
     decisions = evolve(plan, round_, fit, beginnings(plan), seed)
     members = [d.member for d in decisions]
     assert members == sorted(set(members))

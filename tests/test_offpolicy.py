@@ -54,14 +54,14 @@ def make_core(
 
 
 def make_batch(seed: int = 0) -> Batch:
-    chance = torch.Generator().manual_seed(seed)
-    ended = torch.rand(BATCH, generator=chance) < 0.2
+    generator = torch.Generator().manual_seed(seed)
+    ended = torch.rand(BATCH, generator=generator) < 0.2
     return Batch(
-        obs=torch.randn(BATCH, N_OBS, generator=chance),
-        action=2 * torch.rand(BATCH, N_ACTIONS, generator=chance) - 1,
-        reward=torch.randn(BATCH, generator=chance),
+        obs=torch.randn(BATCH, N_OBS, generator=generator),
+        action=2 * torch.rand(BATCH, N_ACTIONS, generator=generator) - 1,
+        reward=torch.randn(BATCH, generator=generator),
         discount=torch.where(ended, 0.0, 0.9),
-        next_obs=torch.randn(BATCH, N_OBS, generator=chance),
+        next_obs=torch.randn(BATCH, N_OBS, generator=generator),
     )
 
 
@@ -80,9 +80,9 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 
 
 def test_squashed_log_prob_is_that_of_torch_distributions() -> None:
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     mean, log_std, noise = (
-        torch.randn(200, 4, generator=chance, dtype=torch.float64) for _ in range(3)
+        torch.randn(200, 4, generator=generator, dtype=torch.float64) for _ in range(3)
     )
     raw = mean + log_std.exp() * noise
     normal = Independent(Normal(mean, log_std.exp()), 1)
@@ -184,9 +184,9 @@ def test_target_entropy_counts_free_dimensions_only() -> None:
     seen = Seen(torch.tensor([1.0, -2.0, 0.5, 0.1]), free)
     settings = OffPolicySettings(target_entropy=-0.7, warmup_updates=0, lr_actor=1e-2)
     core = SAC(FixedActor(0.3, -0.5), LinearCritic((0.1, 0.2), (0.3, 0.4)), settings, 0)
-    chance = torch.Generator()
-    chance.set_state(core.chance.get_state())
-    log_prob = core.act(seen, chance, explore=True).log_prob
+    generator = torch.Generator()
+    generator.set_state(core.generator.get_state())
+    log_prob = core.act(seen, generator, explore=True).log_prob
     batch = Batch(seen, torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), seen)
     core.update(batch)
     excess = float((log_prob - 0.7 * free.sum(1)).mean())
@@ -208,9 +208,9 @@ def test_sac_update_is_the_one_worked_out_by_hand() -> None:
         lr_actor=lr, lr_critic=lr, grad_clip=math.inf, warmup_updates=0, entropy=alpha, tau=tau
     )
     core = SAC(FixedActor(slope, log_std), LinearCritic(state, action_w), settings, 0)
-    chance = torch.Generator()
-    chance.set_state(core.chance.get_state())
-    noise, noise_next = (torch.randn(2, 1, generator=chance)[:, 0].tolist() for _ in range(2))
+    generator = torch.Generator()
+    generator.set_state(core.generator.get_state())
+    noise, noise_next = (torch.randn(2, 1, generator=generator)[:, 0].tolist() for _ in range(2))
     s, s_next, a, r, discount = [1.0, -0.5], [0.2, 0.8], [0.3, -0.6], [1.0, -2.0], [0.9, 0.0]
     every = torch.ones(2, 1, dtype=torch.bool)
     batch = Batch(
@@ -320,7 +320,7 @@ def test_updates_are_those_of_stable_baselines3(algo: type[OffPolicy]) -> None:
         theirs = make_core(algo)
         theirs.actor.load_state_dict(core.actor.state_dict())
         torch.manual_seed(5)
-        core.chance.manual_seed(5)
+        core.generator.manual_seed(5)
         for _ in range(7):
             peer.train(1, BATCH)
             metrics = core.update(batch)
@@ -343,14 +343,14 @@ def test_updates_are_those_of_stable_baselines3(algo: type[OffPolicy]) -> None:
 
 
 def test_own_adam_step_is_torchs_bit_for_bit() -> None:
-    chance = torch.Generator().manual_seed(0)
-    first = [nn.Parameter(torch.randn(n, 3, generator=chance)) for n in (1, 4, 7)]
+    generator = torch.Generator().manual_seed(0)
+    first = [nn.Parameter(torch.randn(n, 3, generator=generator)) for n in (1, 4, 7)]
     second = [nn.Parameter(p.detach().clone()) for p in first]
     descent = Descent("net", iter(first), 1e-2, math.inf)
     optimizer = torch.optim.Adam(second, lr=1e-2, fused=True)
     for k in range(8):
         for p, q in zip(first, second, strict=True):
-            p.grad = torch.randn(p.shape, generator=chance)
+            p.grad = torch.randn(p.shape, generator=generator)
             q.grad = p.grad.clone()
         # A weight without a gradient is left alone, at first or later.
         if k in (0, 1, 4):
@@ -469,8 +469,8 @@ def test_critics_gradient_reaches_the_observation_and_the_actors_does_not(
     encoded = batch.obs @ weight  # stands for an encoder with an adapter
     obs = Doubled(encoded[:, :2], encoded[:, 2:])
     ahead = Doubled(batch.next_obs[:, :2], batch.next_obs[:, 2:])
-    chance = torch.Generator()
-    chance.set_state(core.chance.get_state())
+    generator = torch.Generator()
+    generator.set_state(core.generator.get_state())
     before = {name: p.detach().clone() for name, p in core.critic.named_parameters()}
     core.update(batch._replace(obs=obs, next_obs=ahead))
     # The same by hand: the critic's loss alone, with the weights of before.
@@ -479,8 +479,8 @@ def test_critics_gradient_reaches_the_observation_and_the_actors_does_not(
     fresh = algo(twin.actor, twin.critic, settings, 0)
     with torch.no_grad():
         if isinstance(fresh, SAC):
-            fresh.act(batch.obs, fresh.chance, explore=True)
-            drawn = fresh.act(batch.next_obs, fresh.chance, explore=True)
+            fresh.act(batch.obs, fresh.generator, explore=True)
+            drawn = fresh.act(batch.next_obs, fresh.generator, explore=True)
             q_next = fresh.critic(batch.next_obs, drawn.action).amin(0) - drawn.log_prob
         else:
             action = fresh._target_action(batch)
@@ -578,13 +578,13 @@ def test_one_step_task_is_solved(algo: type[OffPolicy]) -> None:
     torch.manual_seed(0)
     settings = OffPolicySettings(lr_actor=3e-3, lr_critic=3e-3, warmup_updates=10)
     core = algo(GaussianMLP(1, 1, (32,)), TwinMLP(1, 1, (32, 32)), settings, 0)
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for _ in range(300):
-        s = 2.0 * (torch.rand(128, 1, generator=chance) < 0.5) - 1.0
-        a = 2.0 * torch.rand(128, 1, generator=chance) - 1.0
+        s = 2.0 * (torch.rand(128, 1, generator=generator) < 0.5) - 1.0
+        a = 2.0 * torch.rand(128, 1, generator=generator) - 1.0
         paid = -(a - 0.5 * s).square()[:, 0]
         core.update(Batch(s, a, 10.0 * paid, torch.zeros(128), s), want_metrics=False)
-    answer = core.act(torch.tensor([[1.0], [-1.0]]), chance, explore=False).action
+    answer = core.act(torch.tensor([[1.0], [-1.0]]), generator, explore=False).action
     torch.testing.assert_close(answer[:, 0], torch.tensor([0.5, -0.5]), rtol=0, atol=0.1)
 
 

@@ -44,13 +44,13 @@ class Drawn(NamedTuple):
 
 
 def drawn(length: int, n: int, seed: int) -> Drawn:
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal() -> Tensor:
-        return torch.randn(length, n, generator=chance, dtype=torch.float64)
+        return torch.randn(length, n, generator=generator, dtype=torch.float64)
 
     def coin(share: float) -> Tensor:
-        return torch.rand(length, n, generator=chance) < share
+        return torch.rand(length, n, generator=generator) < share
 
     rewards, values, following, q, ratios = (normal() for _ in range(5))
     return Drawn(
@@ -289,7 +289,7 @@ class World(NamedTuple):
     states: Tensor
     actions: Tensor
     following: Tensor
-    chance: Tensor
+    probability: Tensor
     reward: Tensor
     discount: Tensor
     moves: Tensor
@@ -302,7 +302,9 @@ class World(NamedTuple):
     def given_first_pair(self, target: Tensor) -> Tensor:
         """Mean target [S,A] of the first step, by its state and action."""
         out = torch.zeros_like(self.reward)
-        out.index_put_((self.states[0], self.actions[0]), self.chance * target[0], accumulate=True)
+        out.index_put_(
+            (self.states[0], self.actions[0]), self.probability * target[0], accumulate=True
+        )
         return out
 
     def soft_values(self, q: Tensor, alpha: float) -> Tensor:
@@ -322,8 +324,8 @@ class World(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    chance = np.random.default_rng(3)
-    moves = torch.from_numpy(chance.dirichlet(np.ones(3), (3, 2)))
+    rng = np.random.default_rng(3)
+    moves = torch.from_numpy(rng.dirichlet(np.ones(3), (3, 2)))
     mu = torch.tensor([[0.7, 0.3], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
     pi = torch.tensor([[0.2, 0.8], [0.9, 0.1], [0.35, 0.65]], dtype=torch.float64)
     discount = torch.full((3, 2), 0.9, dtype=torch.float64)
@@ -337,8 +339,8 @@ def world() -> World:
         states=torch.stack([s0, s1, s2]),
         actions=torch.stack([a0, a1, a2]),
         following=torch.stack([s1, s2, s3]),
-        chance=probability * moves[s2, a2, s3],
-        reward=torch.from_numpy(chance.normal(size=(3, 2))),
+        probability=probability * moves[s2, a2, s3],
+        reward=torch.from_numpy(rng.normal(size=(3, 2))),
         discount=discount,
         moves=moves,
         mu=mu,

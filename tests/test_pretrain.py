@@ -194,8 +194,8 @@ def test_ridge_equals_least_squares_where_it_hardly_shrinks(
 
 
 def test_scores_say_who_was_better_and_by_how_much() -> None:
-    chance = np.random.default_rng(0)
-    y = chance.standard_normal((300, 4, 2)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((300, 4, 2)).astype(np.float32)
     y[-5:] = np.nan
     found = scores(Forecasts(y, 0.9 * y, 0.5 * y, -y), (1,), 0)
     score = found["return_1"]
@@ -222,12 +222,12 @@ def test_scores_of_too_few_bars_have_no_interval_and_beat_nobody() -> None:
 
 
 def test_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     covered = {"right": 0, "blind": 0}
     for _ in range(200):
-        noise = chance.standard_normal(400)
+        noise = rng.standard_normal(400)
         series = np.convolve(noise, np.ones(8), mode="valid")
-        right = mean_interval(series, chance, least_block=8, replications=400)
+        right = mean_interval(series, rng, least_block=8, replications=400)
         covered["right"] += right.low < 0.0 < right.high
         alone = 1.96 * series.std() / math.sqrt(len(series))
         covered["blind"] += abs(series.mean()) < alone

@@ -221,8 +221,8 @@ def test_a_file_of_bars_holds_the_draw_and_bars_around_it(tmp_path: Path) -> Non
 
 def test_the_reach_of_a_bar_is_that_of_a_random_walk(tmp_path: Path) -> None:
     """Highest point of a driftless walk: distributed as |its end|, so its square has mean v."""
-    chance = np.random.default_rng(0)
-    day = 0.01 * chance.standard_normal((200_000, 1))
+    rng = np.random.default_rng(0)
+    day = 0.01 * rng.standard_normal((200_000, 1))
     draw = Draw(day, np.full_like(day, 100.0), 100.0 * np.exp(day))
     bars = pl.read_parquet(write_bars(tmp_path / "bars.parquet", draw, 1))
     high, low = (np.log(bars[name].to_numpy() / 100.0) for name in ("high", "low"))

@@ -35,7 +35,7 @@ def fill(capacity: int, steps: int, ends: float = 0.0, books: int = E) -> Filled
     return Filled(replay, held)
 
 
-def chance() -> np.random.Generator:
+def rng() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
@@ -69,7 +69,7 @@ def test_every_transition_is_as_likely_as_any_other() -> None:
 
 def test_same_chance_draws_the_same() -> None:
     replay, _ = fill(capacity=60, steps=30, ends=0.1)
-    for draw in (replay.sample, lambda n, chance: replay.sequences(n, 4, chance)):
+    for draw in (replay.sample, lambda n, rng: replay.sequences(n, 4, rng)):
         one, again, another = (draw(20, np.random.default_rng(seed)) for seed in (5, 5, 6))
         assert_same(one, again)
         assert not np.array_equal(one.reward, another.reward)
@@ -242,8 +242,8 @@ def with_behaviour(steps: int, directory: Path | None = None) -> Replay:
 def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
     replay, plain = with_behaviour(33), fill(capacity=31, steps=33, ends=0.2).replay
     for both, alone in (
-        (replay.sample_both(50, chance()), plain.sample(50, chance())),
-        (replay.sequences_both(50, 3, chance()), plain.sequences(50, 3, chance())),
+        (replay.sample_both(50, rng()), plain.sample(50, rng())),
+        (replay.sequences_both(50, 3, rng()), plain.sequences(50, 3, rng())),
     ):
         assert_same(both.transitions, alone)
         number = both.transitions.reward / 2
@@ -253,7 +253,7 @@ def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
         np.testing.assert_array_equal(both.behaviour.mean, alone.raw + np.float32(0.25))
         np.testing.assert_array_equal(both.behaviour.log_std, -alone.weights / np.float32(1000))
         assert [part.dtype for part in both.behaviour] == ["f4", "f4", "i4", "i4", "f4"]
-    assert_same(replay.sample(50, chance()), plain.sample(50, chance()))
+    assert_same(replay.sample(50, rng()), plain.sample(50, rng()))
 
 
 def test_behaviour_is_wanted_where_it_is_kept_and_only_there() -> None:
@@ -263,7 +263,7 @@ def test_behaviour_is_wanted_where_it_is_kept_and_only_there() -> None:
     with pytest.raises(ValueError, match="expected a behaviour: False"):
         Replay(31, N).add(step, behaviour_of(step))
     with pytest.raises(ValueError, match="keeps no behaviour"):
-        fill(capacity=31, steps=3).replay.sample_both(1, chance())
+        fill(capacity=31, steps=3).replay.sample_both(1, rng())
 
 
 def test_behaviour_that_is_no_number_is_refused_and_leaves_nothing() -> None:
@@ -292,8 +292,8 @@ def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Pat
     other.mark = mapped.mark
     for replay in (mapped, other):
         for found, wanted in zip(
-            replay.sequences_both(40, 3, chance()),
-            memory.sequences_both(40, 3, chance()),
+            replay.sequences_both(40, 3, rng()),
+            memory.sequences_both(40, 3, rng()),
             strict=True,
         ):
             assert_same(found, wanted)

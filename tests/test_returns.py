@@ -114,12 +114,12 @@ def test_lambda_one_is_the_discounted_return_and_zero_one_step() -> None:
 def test_lambda_return_less_the_value_is_the_generalised_advantage(
     n_steps: int, n_books: int, trace: float, seed: int
 ) -> None:
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     rewards, v = (
-        torch.randn(n, n_books, generator=chance, dtype=torch.float64)
+        torch.randn(n, n_books, generator=generator, dtype=torch.float64)
         for n in (n_steps, n_steps + 1)
     )
-    discounts = 0.9 * (torch.rand(n_steps, n_books, generator=chance, dtype=torch.float64) > 0.2)
+    discounts = 0.9 * (torch.rand(n_steps, n_books, generator=generator, dtype=torch.float64) > 0.2)
     torch.testing.assert_close(
         lambda_returns(rewards, discounts, v, trace) - v[:-1],
         generalised_advantages(rewards, discounts, v, trace),

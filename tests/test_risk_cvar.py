@@ -65,11 +65,11 @@ def test_no_other_eta_gives_less(n: int) -> None:
 
 
 def test_windows_filled_unequally_are_each_judged_by_what_they_hold() -> None:
-    chance = stream(2, "cvar")
-    returns = chance.normal(0.0, 0.02, (3, 4, 60))
-    counts = chance.integers(1, 61, (3, 4))
+    rng = stream(2, "cvar")
+    returns = rng.normal(0.0, 0.02, (3, 4, 60))
+    counts = rng.integers(1, 61, (3, 4))
     returns[np.arange(60) >= counts[..., None]] = np.nan
-    tail = tail_of(chance.permuted(returns, axis=-1))
+    tail = tail_of(rng.permuted(returns, axis=-1))
     np.testing.assert_array_equal(tail.n, counts)
     for place in np.ndindex(3, 4):
         held = returns[place][: counts[place]]
@@ -232,11 +232,11 @@ def test_eta_by_hand_rises_when_beyond_and_falls_when_not() -> None:
 
 @pytest.mark.parametrize("sigma", [0.001, 0.03])
 def test_eta_finds_the_value_at_risk_and_the_mean_cost_the_cvar(sigma: float) -> None:
-    chance = stream(9, "eta")
+    rng = stream(9, "eta")
     tracker = TailQuantile(1, QuantileSettings())
     etas, costs = [], []
     for t in range(2500):
-        cost = tracker.cost(chance.normal(0.0, sigma, (8, 1)))
+        cost = tracker.cost(rng.normal(0.0, sigma, (8, 1)))
         if t >= 500:
             etas.append(tracker.eta[0])
             costs.append(cost.mean())
@@ -246,10 +246,10 @@ def test_eta_finds_the_value_at_risk_and_the_mean_cost_the_cvar(sigma: float) ->
 
 
 def test_eta_follows_when_the_market_grows_wilder() -> None:
-    chance = stream(10, "eta")
+    rng = stream(10, "eta")
     tracker = TailQuantile(2, QuantileSettings())
     for t in range(3000):
-        tracker.update(chance.normal(0.0, 1.0, (8, 2)) * [0.01, 0.03 if t > 1500 else 0.01])
+        tracker.update(rng.normal(0.0, 1.0, (8, 2)) * [0.01, 0.03 if t > 1500 else 0.01])
     assert tracker.eta == pytest.approx([0.01645, 0.04935], rel=0.1)
 
 

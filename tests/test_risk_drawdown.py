@@ -197,8 +197,8 @@ def slow_masks(path: Floats, rule: DrawdownSettings) -> Bools:
 
 
 def walks(n_bars: int, n_books: int, n_experts: int, name: str) -> Floats:
-    chance = stream(3, "risk", name)
-    return np.exp(np.cumsum(chance.normal(0.0, 0.03, (n_bars, n_books, n_experts)), axis=0))
+    rng = stream(3, "risk", name)
+    return np.exp(np.cumsum(rng.normal(0.0, 0.03, (n_bars, n_books, n_experts)), axis=0))
 
 
 @pytest.mark.parametrize("rule", [DrawdownSettings(), DrawdownSettings(5, 0.08, 0.08, 1, 3)])

@@ -101,10 +101,10 @@ def simulate(rule: PidSettings, n_steps: int, noise: float) -> tuple[np.ndarray,
 
     Its constraint of 0.05 is met by λ* = 0.12 / 0.05 − 1 = 1.4.
     """
-    chance = stream(4, "lagrange")
+    rng = stream(4, "lagrange")
     pid, cost, costs, lams = PidLagrangian((1,), rule), 0.12, [], []
     for _ in range(n_steps):
-        lam = float(pid.update(np.array([cost + noise * chance.standard_normal()]))[0])
+        lam = float(pid.update(np.array([cost + noise * rng.standard_normal()]))[0])
         cost += 0.05 * (0.12 / (1.0 + lam) - cost)
         costs.append(cost)
         lams.append(lam)

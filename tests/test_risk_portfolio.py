@@ -212,11 +212,11 @@ def test_halted_book_leaves_at_once_and_has_then_nothing_left_to_trade() -> None
 def test_turnover_limits_hold_and_long_books_stay_long(
     seed: int, per_bar: float, per_window: float, window: int
 ) -> None:
-    chance = stream(seed, "turnover")
+    rng = stream(seed, "turnover")
     rule = TurnoverSettings(per_bar, per_window, window)
     limit, held, traded = TurnoverLimit(2, rule), np.zeros((2, 4)), []
     for _ in range(25):
-        target = chance.dirichlet(np.full(5, 0.3), 2)[:, :4]
+        target = rng.dirichlet(np.full(5, 0.3), 2)[:, :4]
         got = limit.apply(held, target, np.array([False, False]))
         traded.append(np.abs(got.weights - held).sum(axis=1))
         np.testing.assert_allclose(traded[-1], got.traded, atol=1e-12)
@@ -229,8 +229,8 @@ def test_turnover_limits_hold_and_long_books_stay_long(
 
 def test_turnover_resumes_from_its_state_and_forgets_on_restart() -> None:
     rule = TurnoverSettings(per_bar=0.5, per_window=0.8, window=4)
-    chance = stream(7, "turnover")
-    targets = chance.dirichlet(np.ones(3), (30, 2))
+    rng = stream(7, "turnover")
+    targets = rng.dirichlet(np.ones(3), (30, 2))
     whole, resumed = TurnoverLimit(2, rule), TurnoverLimit(2, rule)
     held, free = np.zeros((2, 3)), np.array([False, False])
     for target in targets[:13]:

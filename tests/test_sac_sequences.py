@@ -28,15 +28,15 @@ def make_core(seed: int = 0) -> SAC:
 
 
 def stretches(steps: int = STEPS, seed: int = 0, **other: Tensor) -> Stretches:
-    chance = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=chance)
+        return torch.randn(*shape, generator=generator)
 
     n = steps * SEQUENCES
     mean, log_std, noise = normal(n, N_ACTIONS), 0.3 * normal(n, N_ACTIONS), normal(n, N_ACTIONS)
     raw = mean + log_std.exp() * noise
-    ended = torch.rand(steps, SEQUENCES, generator=chance) < 0.2
+    ended = torch.rand(steps, SEQUENCES, generator=generator) < 0.2
     ended[:-1] = False  # a sequence stays within an episode
     made = Stretches(
         obs=normal(n, N_OBS),
@@ -92,12 +92,12 @@ def test_targets_are_retraces_of_a_loop_in_plain_numbers(
 
     monkeypatch.setattr(core, "_learn_critic", spy)
     # What the update will draw, from a twin of its generator: first for now, then for ahead.
-    chance = torch.Generator()
-    chance.set_state(core.chance.get_state())
+    generator = torch.Generator()
+    generator.set_state(core.generator.get_state())
     with torch.no_grad():
-        core._sample(batch.obs, chance)
+        core._sample(batch.obs, generator)
         mean, log_std = core.actor(batch.obs)
-        ahead = core._sample(batch.next_obs, chance)
+        ahead = core._sample(batch.next_obs, generator)
         q_next = core.target_critic.net(batch.next_obs, ahead.action).min(0).values
         seen_slowly = batch.obs if batch.slow_obs is None else batch.slow_obs
         q_taken = core.target_critic.net(seen_slowly, batch.action).min(0).values

@@ -78,9 +78,9 @@ def test_lookup_learns_what_sb3_learns_from_windows(algo: str) -> None:
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002 (what SB3 draws from)
     theirs.learn(160, reset_num_timesteps=False, log_interval=None)
-    ours._chance.torch = torch.Generator().manual_seed(5).get_state()
-    ours._chance.numpy = np.random.Generator(np.random.MT19937(0))
-    ours._chance.numpy.bit_generator.state = np.random.RandomState(5).get_state(legacy=False)
+    ours._global_rng.torch = torch.Generator().manual_seed(5).get_state()
+    ours._global_rng.numpy = np.random.Generator(np.random.MT19937(0))
+    ours._global_rng.numpy.bit_generator.state = np.random.RandomState(5).get_state(legacy=False)
     while ours.steps < 160:
         ours.train_once()
     assert ours.steps == theirs.num_timesteps

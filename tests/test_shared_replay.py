@@ -18,9 +18,9 @@ from memories import (
     N,
     Walk,
     behaviour_of,
-    chance,
     numbers,
     parts,
+    rng,
     work_in_a_process,
 )
 
@@ -69,7 +69,7 @@ def test_batch_holds_all_stretches_within_episodes_and_no_others(
     ends: float, steps: tuple[int, ...], length: int
 ) -> None:
     made = crew(*steps, ends=ends)
-    batch = made.shared.batch(1, 6000, length, 0.0, 1000, chance())
+    batch = made.shared.batch(1, 6000, length, 0.0, 1000, rng())
     assert drawn(batch) == set.union(*(made.stretches(k, length) for k in range(K)))
     np.testing.assert_array_equal(batch.transitions.row[1:], batch.transitions.next_row[:-1])
 
@@ -77,7 +77,7 @@ def test_batch_holds_all_stretches_within_episodes_and_no_others(
 @pytest.mark.parametrize("fresh_steps", [15, 16, 30, 1000])
 def test_own_share_is_drawn_from_the_latest_own_steps_alone(fresh_steps: int) -> None:
     made = crew(20, 33, 20)
-    batch = made.shared.batch(1, 3000, 3, 0.5, fresh_steps, chance())
+    batch = made.shared.batch(1, 3000, 3, 0.5, fresh_steps, rng())
     first = PART + 33 * E - fresh_steps
     fresh = {line for line in made.stretches(1, 3) if min(line) >= first}
     assert drawn(batch, slice(1500)) == fresh
@@ -87,7 +87,7 @@ def test_own_share_is_drawn_from_the_latest_own_steps_alone(fresh_steps: int) ->
 
 def test_every_number_comes_back_where_it_belongs() -> None:
     made = crew(33, 40, 12)
-    batch = made.shared.batch(2, 40, 5, 0.4, 30, chance())
+    batch = made.shared.batch(2, 40, 5, 0.4, 30, rng())
     held = {int(t.reward / 2): t for ring in made.held for book in ring for t in book}
     for step in range(5):
         for i in range(40):
@@ -101,13 +101,13 @@ def test_every_number_comes_back_where_it_belongs() -> None:
 
 def test_shares_are_as_asked_and_the_rest_by_size() -> None:
     made = crew(5, 10, 20, ends=0.0)
-    batch = made.shared.batch(0, 40_000, 1, 0.25, 1000, chance())
+    batch = made.shared.batch(0, 40_000, 1, 0.25, 1000, rng())
     assert (batch.source[:10_000] == 0).all()
     counts = np.bincount(batch.source[10_000:], minlength=K)
     expected = 30_000 * np.array([5, 10, 20]) / 35
     assert np.abs(counts - expected).max() < 5 * np.sqrt(expected.max())
     for n, own_share, own in ((25, 0.5, 12), (25, 1.0, 25), (7, 0.9, 6)):
-        batch = made.shared.batch(0, n, 2, own_share, 1000, chance())
+        batch = made.shared.batch(0, n, 2, own_share, 1000, rng())
         assert len(batch.source) == n
         assert (batch.source[:own] == 0).all()
 
@@ -116,7 +116,7 @@ def test_stretches_are_equally_likely_even_where_few_are_whole() -> None:
     made = crew(200, 200, 200, ends=0.75, each=600)
     wanted = set.union(*(made.stretches(k, 5) for k in range(K)))
     assert 2 <= len(wanted) <= 20  # so rare that drawing again and again gives up
-    batch = made.shared.batch(0, 5000, 5, 0.0, 1000, chance())
+    batch = made.shared.batch(0, 5000, 5, 0.0, 1000, rng())
     found, counts = np.unique(numbers(batch.transitions).T, axis=0, return_counts=True)
     assert {tuple(line) for line in found.tolist()} == wanted
     assert np.abs(counts - 5000 / len(wanted)).max() < 5 * np.sqrt(5000 / len(wanted))
@@ -124,7 +124,7 @@ def test_stretches_are_equally_likely_even_where_few_are_whole() -> None:
 
 def test_alone_an_expert_learns_from_its_own() -> None:
     made = crew(0, 12)
-    batch = made.shared.batch(1, 50, 2, 0.5, 1000, chance())
+    batch = made.shared.batch(1, 50, 2, 0.5, 1000, rng())
     assert not batch.shared.any()
     assert drawn(batch) <= made.stretches(1, 2)
 
@@ -132,15 +132,15 @@ def test_alone_an_expert_learns_from_its_own() -> None:
 def test_nothing_to_draw_is_said_with_what_to_do() -> None:
     made = crew(0, 12, 2)
     with pytest.raises(DataError, match=r"none of the 0 .* of 2 .*experts\.sharing\.fresh_steps"):
-        made.shared.batch(0, 4, 2, 0.5, 1000, chance())
+        made.shared.batch(0, 4, 2, 0.5, 1000, rng())
     with pytest.raises(DataError, match=r"none of the 6 .* of 5 .*expert\.learning_starts"):
-        made.shared.batch(2, 4, 5, 0.5, 1000, chance())
+        made.shared.batch(2, 4, 5, 0.5, 1000, rng())
     with pytest.raises(DataError, match=r"none of the 42 .*experts\.sharing\.buffer_size"):
-        made.shared.batch(2, 4, 19, 0.0, 1000, chance())
+        made.shared.batch(2, 4, 19, 0.0, 1000, rng())
 
 
 def test_batch_goes_straight_into_the_operators() -> None:
-    batch = crew(20, 20, 20).shared.batch(0, 25, 5, 0.5, 1000, chance())
+    batch = crew(20, 20, 20).shared.batch(0, 25, 5, 0.5, 1000, rng())
     source, shared = torch.from_numpy(batch.source), torch.from_numpy(batch.shared)
     reward, truncated = (
         torch.from_numpy(part) for part in (batch.transitions.reward, batch.transitions.truncated)
@@ -168,13 +168,13 @@ def test_others_are_seen_as_they_stood_at_the_mark(steps: tuple[int, ...]) -> No
         for line in then[k]
         if min(line) >= k * PART + max(0, steps[k] * E + margin - usable)
     }
-    before = made.shared.batch(0, 40, 3, 0.5, 30, chance(), marks=marks, margin=margin)
+    before = made.shared.batch(0, 40, 3, 0.5, 30, rng(), marks=marks, margin=margin)
     for k in (1, 2):
         made.collect(k, 4)
-    after = made.shared.batch(0, 40, 3, 0.5, 30, chance(), marks=marks, margin=margin)
+    after = made.shared.batch(0, 40, 3, 0.5, 30, rng(), marks=marks, margin=margin)
     assert_same(after, before)
     made.collect(0, 2)
-    batch = made.shared.batch(0, 6000, 3, 0.0, 30, chance(), marks=marks, margin=margin)
+    batch = made.shared.batch(0, 6000, 3, 0.0, 30, rng(), marks=marks, margin=margin)
     assert drawn(batch) == safe | made.stretches(0, 3)
 
 
@@ -190,9 +190,9 @@ def test_writer_beyond_the_margin_is_an_error() -> None:
     marks = made.shared.snapshot()
     made.collect(2, 3)
     with pytest.raises(ValueError, match=r"expert 2 has added 9 .* more than the margin of 6"):
-        made.shared.batch(0, 4, 2, 0.5, 30, chance(), marks=marks, margin=6)
+        made.shared.batch(0, 4, 2, 0.5, 30, rng(), marks=marks, margin=6)
     with pytest.raises(ValueError, match="expected the marks of 3 experts, found 2"):
-        made.shared.batch(0, 4, 2, 0.5, 30, chance(), marks=marks[:2], margin=9)
+        made.shared.batch(0, 4, 2, 0.5, 30, rng(), marks=marks[:2], margin=9)
 
 
 def test_margin_that_leaves_nothing_to_share_is_refused_with_the_setting() -> None:
@@ -201,11 +201,11 @@ def test_margin_that_leaves_nothing_to_share_is_refused_with_the_setting() -> No
     assert made.shared.visible(0, 5, marks, margin=45)[1].starts == E
     message = r"experts\.sharing\.buffer_size = 187 .* 60 steps; 48 may .* Take at least 189"
     with pytest.raises(ConfigError, match=message):
-        made.shared.batch(0, 4, 5, 0.5, 30, chance(), marks=marks, margin=46)
+        made.shared.batch(0, 4, 5, 0.5, 30, rng(), marks=marks, margin=46)
 
 
 def test_same_chance_draws_the_same() -> None:
-    batches = [crew(33, 64, 50).shared.batch(1, 25, 5, 0.5, 30, chance(seed)) for seed in (3, 3, 4)]
+    batches = [crew(33, 64, 50).shared.batch(1, 25, 5, 0.5, 30, rng(seed)) for seed in (3, 3, 4)]
     assert_same(batches[0], batches[1])
     assert drawn(batches[0]) != drawn(batches[2])
 
@@ -233,7 +233,7 @@ def test_processes_draw_what_one_process_draws(tmp_path: Path) -> None:
         alone.walks[k] = Walk(seed=50 + k, first=k * PART + 5000)
         alone.collect(k, 5)
     for k in (0, 1):
-        batch = alone.shared.batch(k, 25, 3, 0.5, 30, chance(k), marks=marks, margin=15)
+        batch = alone.shared.batch(k, 25, 3, 0.5, 30, rng(k), marks=marks, margin=15)
         for left, right in zip(found[k][1], parts(batch), strict=True):
             np.testing.assert_array_equal(left, right)
     mapped.shared.refresh((found[0][0], found[1][0], marks[2]))
@@ -293,7 +293,7 @@ def test_buffer_that_holds_no_step_of_the_books_is_refused_with_the_setting() ->
 def test_fresh_steps_that_hold_no_sequence_are_refused() -> None:
     message = r"experts\.sharing\.fresh_steps = 14 .* of 5 .* 3 books .* Take at least 15"
     with pytest.raises(ConfigError, match=message):
-        crew(20, 20, 20).shared.batch(0, 4, 5, 0.5, 14, chance())
+        crew(20, 20, 20).shared.batch(0, 4, 5, 0.5, 14, rng())
 
 
 def test_memory_is_checked_for_the_whole_before_any_is_taken(
@@ -334,7 +334,7 @@ def test_restored_replay_goes_on_as_the_other_one(
             one.collect(k, 6)
     assert_same_state(other.shared, wanted.shared)
     found, expected = (
-        one.shared.batch(1, 25, 2, 0.5, 30, chance(), margin=6) for one in (other, wanted)
+        one.shared.batch(1, 25, 2, 0.5, 30, rng(), margin=6) for one in (other, wanted)
     )
     assert found.source.tolist() == expected.source.tolist()
     assert_same(found, expected)

@@ -26,8 +26,8 @@ SHAPE = (4, 3, 5)  # L, B, A
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    chance = torch.Generator().manual_seed(seed)
-    return torch.randn(*(shape or SHAPE), generator=chance, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*(shape or SHAPE), generator=generator, dtype=torch.float64)
 
 
 def some_free(seed: int = 9) -> Tensor:
@@ -77,11 +77,11 @@ def test_log_ratio_bounds_the_spread_as_the_policy_does() -> None:
 def remembered(steps: int, books: int, n_assets: int) -> tuple[Replay, Tensor, Tensor]:
     """A replay of one policy that depends on the row: mean[row,A], log_std[row,A]."""
     means, log_stds = normal(1, steps, n_assets).float(), 0.5 * normal(2, steps, n_assets).float()
-    replay, chance = Replay(steps * books, n_assets), np.random.default_rng(0)
+    replay, rng = Replay(steps * books, n_assets), np.random.default_rng(0)
     nothing, zeros = np.zeros(books, np.bool_), np.zeros((books, n_assets), np.float32)
     for t in range(steps):
-        free = torch.from_numpy(chance.random((books, n_assets)) < 0.7)
-        noise = torch.from_numpy(chance.standard_normal((books, n_assets)).astype(np.float32))
+        free = torch.from_numpy(rng.random((books, n_assets)) < 0.7)
+        noise = torch.from_numpy(rng.standard_normal((books, n_assets)).astype(np.float32))
         raw = (means[t] + log_stds[t].exp() * noise) * free
         replay.add(
             Transitions(

@@ -92,11 +92,11 @@ class A2C:
             fused=True,
         )
         self.steps = 0
-        self._actions_chance = torch.Generator().manual_seed(
+        self._action_generator = torch.Generator().manual_seed(
             int(stream(seed, "actions").integers(2**62))
         )
         self._dropout_seed = int(stream(seed, "dropout").integers(2**62))
-        self._starts_chance = stream(seed, "starts")
+        self._start_rng = stream(seed, "starts")
         rule = ActionRule.of(config, "discrete")
         self.books = Books(world, rule, config.reward, train.books, self.span)
         groups = train.offset_groups
@@ -139,7 +139,7 @@ class A2C:
             portfolio.append(self._portfolio(held))
             allowed.append(torch.from_numpy(held.allowed).view(groups, per_group, n_assets, 3))
             logits = acting.logits(k, portfolio[k], allowed[k])
-            actions.append(sample(logits, self._actions_chance))
+            actions.append(sample(logits, self._action_generator))
             result = self.books.step(actions[k].view(-1, n_assets).numpy())
             reward.append(result.reward)
             ruined.append(result.terminated)
@@ -226,11 +226,11 @@ class A2C:
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         books = self.books.state() | {"rows": self.rows, "ends": self.ends}
         tensors |= {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
-        tensors["chance.actions"] = self._actions_chance.get_state()
+        tensors["chance.actions"] = self._action_generator.get_state()
         json_state = {
             "steps": self.steps,
             "optimizer": optimizer_state,
-            "starts": pack_generator(self._starts_chance),
+            "starts": pack_generator(self._start_rng),
         }
         return tensors, json_state
 
@@ -243,8 +243,8 @@ class A2C:
         }
         self.rows, self.ends = books.pop("rows"), books.pop("ends")
         self.books.restore(books)
-        self._actions_chance.set_state(tensors["chance.actions"])
-        self._starts_chance = unpack_generator(state["starts"])
+        self._action_generator.set_state(tensors["chance.actions"])
+        self._start_rng = unpack_generator(state["starts"])
         self.steps = int(state["steps"])
 
     def close(self) -> None:
@@ -266,7 +266,7 @@ class A2C:
                 continue
             if self.episode is not None:
                 latest = last - self.episode
-                start = int(self._starts_chance.integers(self.span.start, latest + 1))
+                start = int(self._start_rng.integers(self.span.start, latest + 1))
                 self.ends[g] = start + self.episode
             else:
                 # Full runs through the window, the groups spread over it to begin with.

@@ -12,11 +12,11 @@ from echelon.envs.act import Holdings
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def sample(logits: Tensor, chance: torch.Generator) -> Tensor:
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Draw from softmax(logits) over the last axis, by the Gumbel-max trick."""
     # Not `exponential_`, which takes three times as long. At 0 the noise would be infinite, and
     # with it an action chosen that is not allowed.
-    chances = torch.rand(logits.shape, generator=chance).clamp_(min=_TINY)
+    chances = torch.rand(logits.shape, generator=generator).clamp_(min=_TINY)
     return (logits - chances.log_().neg_().log_()).argmax(-1)
 
 

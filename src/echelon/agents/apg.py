@@ -142,7 +142,7 @@ class APG:
             "steps": self.steps,
             "updates": self.updates,
             "optimizer": optimizer_state,
-            "starts": pack_generator(self.starts.chance),
+            "starts": pack_generator(self.starts.rng),
         }
         return tensors | with_prefix("optimizer.", optimizer), json_state
 
@@ -150,7 +150,7 @@ class APG:
         """Go on from what `state` gave."""
         self.actor.load_state_dict(below_prefix("actor.", tensors))
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
-        self.starts.chance = unpack_generator(state["starts"])
+        self.starts.rng = unpack_generator(state["starts"])
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class APG:
     def _drawn_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(weights[E,N], cash[E]) drawn evenly from all portfolios of what is there at rows[E]."""
         n_assets = self.world.n_assets
-        lots = self.starts.chance.standard_exponential((len(rows), n_assets + 1), dtype=np.float32)
+        lots = self.starts.rng.standard_exponential((len(rows), n_assets + 1), dtype=np.float32)
         parts = torch.from_numpy(lots)
         parts[:, :n_assets] *= self._known[rows]
         parts /= parts.sum(-1, keepdim=True)

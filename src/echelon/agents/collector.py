@@ -49,7 +49,9 @@ class Collector:
         rule = ActionRule.of(config, "weights")
         self.books = Books(world, rule, config.reward, config.train.books, self.starts.whole)
         self.ends = np.empty(config.train.books, dtype=np.int64)
-        self._chance = torch.Generator().manual_seed(int(stream(seed, "actions").integers(2**62)))
+        self._generator = torch.Generator().manual_seed(
+            int(stream(seed, "actions").integers(2**62))
+        )
         self._begin(np.ones(config.train.books, dtype=bool))
 
     @property
@@ -62,7 +64,9 @@ class Collector:
         row, held, before = self.books.row, self.books.holdings(), self.books.value
         obs = expert_obs(table.look(row), self.present[torch.from_numpy(row)], held)
         chosen = (
-            by_lot(obs.free, self._chance) if lot else core.act(obs, self._chance, explore=True)
+            by_lot(obs.free, self._generator)
+            if lot
+            else core.act(obs, self._generator, explore=True)
         )
         result = self.books.step(weights_of_actions(chosen.action.numpy(), held))
         after = self.books.holdings()
@@ -97,21 +101,21 @@ class Collector:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
         books = self.books.state() | {"ends": self.ends}
         tensors = {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
-        tensors["chance.actions"] = self._chance.get_state()
-        return tensors, pack_generator(self.starts.chance)
+        tensors["chance.actions"] = self._generator.get_state()
+        return tensors, pack_generator(self.starts.rng)
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from what `state` gave; the tensors may be those of the whole learner."""
         books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
         self.ends = books.pop("ends")
         self.books.restore(books)
-        self._chance.set_state(tensors["chance.actions"])
-        self.starts.chance = unpack_generator(state)
+        self._generator.set_state(tensors["chance.actions"])
+        self.starts.rng = unpack_generator(state)
 
 
-def by_lot(free: Tensor, chance: torch.Generator) -> Sampled:
+def by_lot(free: Tensor, generator: torch.Generator) -> Sampled:
     """Actions drawn evenly from (−1, 1), for collecting before there is a policy."""
-    action = (2.0 * torch.rand(free.shape, generator=chance) - 1.0) * (1.0 - 1e-6) * free
+    action = (2.0 * torch.rand(free.shape, generator=generator) - 1.0) * (1.0 - 1e-6) * free
     density = torch.full_like(action, math.log(0.5)) * free
     # Of what comes before the tanh: da/du = 1 − a².
     raw_density = density + torch.log1p(-action.square())

@@ -246,7 +246,7 @@ def scores(forecasts: Forecasts, horizons: Sequence[int], seed: int) -> dict[str
     }
 
 
-def _score(one: Forecasts, horizon: int, chance: np.random.Generator) -> dict[str, Any]:
+def _score(one: Forecasts, horizon: int, rng: np.random.Generator) -> dict[str, Any]:
     """The score of one target, whose forecasts are [R,N]."""
     y, encoder, linear, last = one
     known = np.isfinite(y)
@@ -272,11 +272,11 @@ def _score(one: Forecasts, horizon: int, chance: np.random.Generator) -> dict[st
     }
     for rival in ("linear", "last", "mean"):
         gain = errors[rival] - errors["encoder"]
-        found[f"over_{rival}"] = _told(_over_time(gain, horizon, chance))
+        found[f"over_{rival}"] = _told(_over_time(gain, horizon, rng))
     return found
 
 
-def _over_time(gain: Floats32, horizon: int, chance: np.random.Generator) -> MeanInterval:
+def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> MeanInterval:
     """Mean of gain[R,N] over its known cells; what happens to all assets at once counts once."""
     known = np.isfinite(gain)
     rows = known.any(axis=1)
@@ -284,7 +284,7 @@ def _over_time(gain: Floats32, horizon: int, chance: np.random.Generator) -> Mea
     # Rows weigh by their cells, so that the estimate is the mean over cells.
     total = np.where(known, gain, 0.0).sum(axis=1, dtype=np.float64)[rows]
     share = per_row.mean() if len(per_row) else 1.0
-    return mean_interval(total / share, chance, least_block=horizon)
+    return mean_interval(total / share, rng, least_block=horizon)
 
 
 def _told(interval: MeanInterval) -> dict[str, Any]:

@@ -298,11 +298,11 @@ class OffPolicy(ABC):
         clip = settings.grad_clip
         self.actor_descent = Descent("actor", actor.parameters(), settings.lr_actor, clip)
         self.critic_descent = Descent("critic", critic.parameters(), settings.lr_critic, clip)
-        self.chance = torch.Generator().manual_seed(int(stream(seed, "updates").integers(2**62)))
+        self.generator = torch.Generator().manual_seed(int(stream(seed, "updates").integers(2**62)))
         """Of the noise inside updates; acting has the caller's."""
 
     @abstractmethod
-    def act(self, obs: Obs, chance: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
         """Actions for observations, without gradients; explore: with the noise of collecting."""
 
     @abstractmethod
@@ -315,7 +315,7 @@ class OffPolicy(ABC):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
-        tensors = {"chance.updates": self.chance.get_state()}
+        tensors = {"chance.updates": self.generator.get_state()}
         for name, module in self._modules().items():
             tensors |= with_prefix(f"{name}.", module.state_dict())
         optimizers = {}
@@ -330,7 +330,7 @@ class OffPolicy(ABC):
             module.load_state_dict(below_prefix(f"{name}.", tensors))
         for descent in self._descents():
             descent.restore(tensors, state["optimizers"][descent.name])
-        self.chance.set_state(tensors["chance.updates"])
+        self.generator.set_state(tensors["chance.updates"])
         self.updates = int(state["updates"])
 
     def _modules(self) -> dict[str, nn.Module]:

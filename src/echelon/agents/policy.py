@@ -48,7 +48,7 @@ class ActorPolicy:
         self._net.eval()
         self._first = span.start
         present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
-        self._chance = torch.Generator().manual_seed(
+        self._generator = torch.Generator().manual_seed(
             int(stream(self._seed, "evaluation").integers(2**62))
         )
         parts: list[Tensor] = []
@@ -70,7 +70,7 @@ class ActorPolicy:
         if self._config.eval.deterministic:
             chosen = logits.argmax(-1)
         else:
-            chosen = sample(logits, self._chance)
+            chosen = sample(logits, self._generator)
         return np.asarray(chosen.numpy().astype(np.int8))
 
 
@@ -132,7 +132,7 @@ class WeightPolicy:
         self._actor.eval()
         self._first = span.start
         self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
-        self._chance = torch.Generator().manual_seed(
+        self._generator = torch.Generator().manual_seed(
             int(stream(self._seed, "evaluation").integers(2**62))
         )
         self._table = next((table for table in self._tables if table.covers(world)), None)
@@ -190,7 +190,7 @@ class WeightPolicy:
         with torch.no_grad():
             mean, log_std = self._actor(obs)
             if not self._config.eval.deterministic:
-                noise = torch.randn(mean.shape, generator=self._chance)
+                noise = torch.randn(mean.shape, generator=self._generator)
                 mean = mean + noise * clip_log_std(log_std).exp()
             actions: Floats32 = torch.tanh(mean).numpy()
         return actions

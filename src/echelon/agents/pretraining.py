@@ -140,7 +140,7 @@ class Pretraining:
             )
         self.feature_sd = torch.from_numpy(_feature_sd(world, self.train_pieces))
         self.net = Forecaster(encoder, self.y.shape[2])
-        self.chance = stream(seed, "pretrain", "batches")
+        self.rng = stream(seed, "pretrain", "batches")
 
     def run(self, report: Report, should_stop: ShouldStop) -> dict[str, Any] | None:
         """Train to the end and compare with the rivals: the facts; None: stopped.
@@ -198,10 +198,10 @@ class Pretraining:
         runs = []
         for piece in self.train_pieces:
             # What does not fill a run is left out, at the front or at the end as chance has it.
-            shift = int(self.chance.integers(len(piece) % length + 1))
+            shift = int(self.rng.integers(len(piece) % length + 1))
             firsts = range(piece.start + shift, piece.stop - length + 1, length)
             runs += [range(first, first + length) for first in firsts]
-        order = self.chance.permutation(len(runs))
+        order = self.rng.permutation(len(runs))
         if self.config.pretrain.pass_rows is not None:
             order = order[: max(1, self.config.pretrain.pass_rows // length)]
         per_step = max(1, rows // length)
@@ -220,7 +220,7 @@ class Pretraining:
         total = loss
         if self.config.pretrain.masked_share:
             some = max(1, len(runs) // _MASKED_RUNS)
-            masked = self._masked(self.world, runs[:some], x[:some], self.chance)
+            masked = self._masked(self.world, runs[:some], x[:some], self.rng)
             total = loss + _MASKED_WEIGHT * masked.error / masked.cells.clamp(min=1)
         optimizer.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
@@ -235,9 +235,9 @@ class Pretraining:
         return float(loss.detach())
 
     def _masked(
-        self, world: World, runs: list[range], x: Tensor, chance: np.random.Generator
+        self, world: World, runs: list[range], x: Tensor, rng: np.random.Generator
     ) -> MaskedErrors:
-        hide = torch.from_numpy(chance.random(x.shape[:3]) < self.config.pretrain.masked_share)
+        hide = torch.from_numpy(rng.random(x.shape[:3]) < self.config.pretrain.masked_share)
         present = np.stack([_behind(world, run, world.present) for run in runs])
         return self.net.masked_errors(x, hide, torch.from_numpy(present), self.feature_sd)
 
@@ -258,11 +258,11 @@ class Pretraining:
         if not self.config.pretrain.masked_share:
             return None
         self.net.eval()
-        chance = stream(self.seed, "pretrain", "hidden")
+        rng = stream(self.seed, "pretrain", "hidden")
         error, square = 0.0, 0.0
         for rows in _chunks(self.score_pieces, _RUN_BARS):
             x = torch.from_numpy(_behind(self.valid, rows, self.valid.x))[None]
-            found = self._masked(self.valid, [rows], x, chance)
+            found = self._masked(self.valid, [rows], x, rng)
             error, square = error + float(found.error), square + float(found.square)
         return 1.0 - error / square if square else None
 

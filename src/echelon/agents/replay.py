@@ -236,25 +236,25 @@ class Replay:
         usable = mark.usable(self.capacity)
         self.mark = Mark(books, min(mark.size + books, usable), (mark.next + books) % usable)
 
-    def sample(self, n: int, chance: np.random.Generator) -> Transitions:
+    def sample(self, n: int, rng: np.random.Generator) -> Transitions:
         """Transitions drawn at random, each as likely as any other, with repetition: [n,…]."""
-        return read_columns(self._plain, self._slots(n, chance))
+        return read_columns(self._plain, self._slots(n, rng))
 
-    def sequences(self, n: int, length: int, chance: np.random.Generator) -> Transitions:
+    def sequences(self, n: int, length: int, rng: np.random.Generator) -> Transitions:
         """Stretches of one book within one episode, each as likely as any other: [n,L,…].
 
         Only its last transition may end an episode. Raises DataError where there is no such
         stretch.
         """
-        return read_columns(self._plain, self._stretches(n, length, chance))
+        return read_columns(self._plain, self._stretches(n, length, rng))
 
-    def sample_both(self, n: int, chance: np.random.Generator) -> Remembered:
+    def sample_both(self, n: int, rng: np.random.Generator) -> Remembered:
         """As `sample`, with who acted and how, of a ring that keeps it."""
-        return self._both(self._slots(n, chance))
+        return self._both(self._slots(n, rng))
 
-    def sequences_both(self, n: int, length: int, chance: np.random.Generator) -> Remembered:
+    def sequences_both(self, n: int, length: int, rng: np.random.Generator) -> Remembered:
         """As `sequences`, with who acted and how, of a ring that keeps it."""
-        return self._both(self._stretches(n, length, chance))
+        return self._both(self._stretches(n, length, rng))
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """(arrays, JSON): the slots in use, and where the ring stands. The arrays are views."""
@@ -309,19 +309,19 @@ class Replay:
             raise ValueError("this replay buffer keeps no behaviour; make it with behaviour=True")
         return Remembered(self._at(slots), read_behaviour(self._arrays, slots))
 
-    def _slots(self, n: int, chance: np.random.Generator) -> NDArray[np.int64]:
+    def _slots(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         if self.size == 0:
             raise ValueError("nothing can be drawn from an empty replay buffer")
-        return chance.integers(0, self.size, n)
+        return rng.integers(0, self.size, n)
 
-    def _stretches(self, n: int, length: int, chance: np.random.Generator) -> NDArray[np.int64]:
+    def _stretches(self, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Slots[n,L]."""
         advice = (
             "Take shorter sequences, longer episodes (train.episode_steps) or a larger "
             f"{self.setting}."
         )
         share = Share([window(self.mark, self.capacity, length)], n, advice)
-        slots = draw(self._arrays["row"], self._arrays["ended"], [share], length, chance)
+        slots = draw(self._arrays["row"], self._arrays["ended"], [share], length, rng)
         return np.ascontiguousarray(slots.T)
 
 

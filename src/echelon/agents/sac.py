@@ -69,17 +69,17 @@ class SAC(OffPolicy):
         )
 
     @torch.no_grad()
-    def act(self, obs: Obs, chance: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
         """Actions for observations, without gradients; explore: drawn, otherwise the middle."""
-        return self._sample(obs, chance if explore else None)
+        return self._sample(obs, generator if explore else None)
 
     def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
         """One step of gradient descent of temperature, critics and actor."""
         obs = detached(batch.obs)
-        now = self._sample(obs, self.chance)
+        now = self._sample(obs, self.generator)
         alpha = math.exp(float(self.log_alpha.detach()))
         with torch.no_grad():
-            ahead = self._sample(batch.next_obs, self.chance)
+            ahead = self._sample(batch.next_obs, self.generator)
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
             target_q = batch.reward + batch.discount * (q_next - alpha * ahead.log_prob)
         return self._learn(batch.obs, obs, batch.action, now, target_q, want_metrics=want_metrics)
@@ -89,10 +89,10 @@ class SAC(OffPolicy):
     ) -> Traced:
         """One step of gradient descent of temperature, critics and actor, on sequences."""
         obs = detached(batch.obs)
-        now = self._sample(obs, self.chance)
+        now = self._sample(obs, self.generator)
         shape = batch.reward.shape
         with torch.no_grad():
-            ahead = self._sample(batch.next_obs, self.chance)
+            ahead = self._sample(batch.next_obs, self.generator)
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
             alpha = math.exp(float(self.log_alpha.detach()))
             v_next = (q_next - alpha * ahead.log_prob).view(shape)
@@ -177,15 +177,15 @@ class SAC(OffPolicy):
             "charts/learning_rate": self.settings.lr_actor * self.settings.warmth(self.updates - 1),
         }
 
-    def _sample(self, obs: Obs, chance: torch.Generator | None) -> Sampled:
+    def _sample(self, obs: Obs, generator: torch.Generator | None) -> Sampled:
         """Reparameterised actions; without chance, those of the mean."""
         mean, log_std = self.actor(obs)
         free = self.actor.free(obs)
         log_std = clip_log_std(log_std)
-        if chance is None:
+        if generator is None:
             noise, raw = torch.zeros_like(mean), mean
         else:
-            noise = torch.randn(mean.shape, generator=chance, dtype=mean.dtype)
+            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
             raw = torch.addcmul(mean, noise, log_std.exp())
         if free is not None:
             raw = raw * free

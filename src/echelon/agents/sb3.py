@@ -134,7 +134,7 @@ class Lookup(BaseFeaturesExtractor):
         return torch.cat(parts, dim=1)
 
 
-class _Chance:
+class _GlobalRng:
     """A state of the global generators of torch and numpy that belongs to one agent."""
 
     def __init__(self, seed: int, name: str) -> None:
@@ -182,12 +182,12 @@ class Sb3Learner:
         self.steps = 0
         self._sight = Sight(world.window, *world.x.shape[1:])
         self._sight.look_at(world)
-        self._chance = _Chance(seed, "training")
+        self._global_rng = _GlobalRng(seed, "training")
         self.env = BatchedVecEnv(
             world, config, config.train.books, actions="weights", observation="index"
         )
         self.env.seed(int(stream(seed, "starts").integers(2**31)))
-        with self._chance.drawn():
+        with self._global_rng.drawn():
             self.model = self._model()
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.model.action_space.seed(int(stream(seed, "actions").integers(2**31)))
@@ -228,7 +228,7 @@ class Sb3Learner:
         """PPO: one update. SAC: `train.rollout_steps` bars of every book and their updates."""
         self._sight.look_at(self.world)
         watch = _Watch()
-        with self._chance.drawn():
+        with self._global_rng.drawn():
             self.model.learn(
                 self._round,
                 callback=watch,
@@ -262,7 +262,7 @@ class Sb3Learner:
         env, env_state = self.env.state()
         tensors = with_prefix("policy.", model.policy.state_dict())
         tensors |= {f"env.{name}": torch.from_numpy(part) for name, part in env.items()}
-        tensors["chance.torch"] = self._chance.torch
+        tensors["chance.torch"] = self._global_rng.torch
         assert model._last_episode_starts is not None
         tensors["episode_starts"] = torch.from_numpy(model._last_episode_starts.copy())
         state: dict[str, Any] = {
@@ -270,7 +270,7 @@ class Sb3Learner:
             "updates": model._n_updates,
             "latest": self._latest,
             "env": env_state,
-            "numpy": pack_generator(self._chance.numpy),
+            "numpy": pack_generator(self._global_rng.numpy),
             "lots": pack_generator(model.action_space.np_random),
             "optimizers": {},
         }
@@ -291,8 +291,8 @@ class Sb3Learner:
         env = {name: part.numpy() for name, part in below_prefix("env.", tensors).items()}
         model._last_obs = self.env.restore(env, state["env"])
         model._last_episode_starts = tensors["episode_starts"].numpy().copy()
-        self._chance.torch = tensors["chance.torch"].clone()
-        self._chance.numpy = unpack_generator(state["numpy"])
+        self._global_rng.torch = tensors["chance.torch"].clone()
+        self._global_rng.numpy = unpack_generator(state["numpy"])
         lots = unpack_generator(state["lots"])
         model.action_space.np_random.bit_generator.state = lots.bit_generator.state
         for name, optimizer in self._optimizers().items():
@@ -348,12 +348,12 @@ class Sb3Policy:
             random_start=False,
             episode_steps=None,
         )
-        self._chance = _Chance(self._seed, "evaluation")
+        self._global_rng = _GlobalRng(self._seed, "evaluation")
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Show the books as the environment does, and take scores as it does."""
         seen = self._face.observe(row, held)
-        with self._chance.drawn():
+        with self._global_rng.drawn():
             scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)
         return self._face.actions(scores, held)
 

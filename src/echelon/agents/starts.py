@@ -14,7 +14,7 @@ class Starts:
     """Draws first and last rows of episodes, every bar of every stretch as likely as another."""
 
     def __init__(
-        self, spans: Sequence[range], episode_steps: int | None, chance: np.random.Generator
+        self, spans: Sequence[range], episode_steps: int | None, rng: np.random.Generator
     ) -> None:
         """episode_steps: None: from the start to the end of its stretch"""
         shortest = min(len(span) for span in spans)
@@ -23,7 +23,7 @@ class Starts:
                 f"train.episode_steps={episode_steps} does not fit into split.train, in which a "
                 f"book can take {shortest - 1} steps. Shorten the episode."
             )
-        self.chance = chance
+        self.rng = rng
         self._steps = episode_steps
         self._first = np.array([span.start for span in spans])
         self._last = np.array([span.stop - 1 for span in spans])
@@ -38,7 +38,7 @@ class Starts:
 
     def draw(self, count: int) -> tuple[Rows, Rows]:
         """(first[count], last[count]) rows of new episodes."""
-        place = self.chance.integers(0, self._until[-1], count)
+        place = self.rng.integers(0, self._until[-1], count)
         which = np.searchsorted(self._until, place, side="right")
         before = np.concatenate([[0], self._until])[which]
         first = self._first[which] + place - before

@@ -80,7 +80,7 @@ def draw(
     ended: NDArray[np.uint8],
     shares: Sequence[Share],
     length: int,
-    chance: np.random.Generator,
+    rng: np.random.Generator,
 ) -> Ints:
     """Slots[L,n] of stretches, share after share, each as likely as any other of its share.
 
@@ -103,7 +103,7 @@ def draw(
     # Most stretches are whole where episodes are long: draw, and draw again for the rest.
     for _ in range(_ROUNDS):
         # A remainder of 62 bits is even to 2⁻⁴⁰, and much quicker than bounds for each.
-        starts = low[broken] + chance.integers(0, 1 << 62, len(broken)) % count[broken]
+        starts = low[broken] + rng.integers(0, 1 << 62, len(broken)) % count[broken]
         anew = _follow(table, ends, starts, length)
         slots[:, broken] = anew
         broken = broken[~_whole(row, ended, anew)]
@@ -115,7 +115,7 @@ def draw(
         if whole.shape[1] == 0:
             raise _none(shares[i], length)
         again = broken[which[broken] == i]
-        slots[:, again] = whole[:, chance.integers(0, whole.shape[1], len(again))]
+        slots[:, again] = whole[:, rng.integers(0, whole.shape[1], len(again))]
     return slots
 
 

@@ -49,12 +49,12 @@ class TD3(OffPolicy):
         self._actor_loss = 0.0
 
     @torch.no_grad()
-    def act(self, obs: Obs, chance: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
         """Actions for observations, without gradients; explore: with Gaussian noise on them."""
         mean, _ = self.actor(obs)
         raw = mean
         if explore and self.settings.exploration_noise:
-            noise = torch.randn(mean.shape, generator=chance, dtype=mean.dtype)
+            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
             action = torch.tanh(mean) + self.settings.exploration_noise * noise
             raw = torch.atanh(action.clamp(-_LARGEST, _LARGEST))
         free = self.actor.free(obs)
@@ -105,7 +105,7 @@ class TD3(OffPolicy):
         """The target actor's actions at the next observations, smoothed."""
         settings = self.settings
         mean, _ = self.target_actor.net(batch.next_obs)
-        noise = torch.randn(mean.shape, generator=self.chance, dtype=mean.dtype)
+        noise = torch.randn(mean.shape, generator=self.generator, dtype=mean.dtype)
         noise.mul_(settings.target_noise).clamp_(-settings.noise_clip, settings.noise_clip)
         action = (torch.tanh(mean) + noise).clamp_(-1.0, 1.0)
         free = self.actor.free(batch.next_obs)

@@ -179,11 +179,11 @@ class Random:
 
     def start(self, world: World, span: range) -> None:
         """Begin the same stream of lots every time."""
-        self._chance = stream(self._seed, "baseline", "random")
+        self._rng = stream(self._seed, "baseline", "random")
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Draw lots."""
-        lots = self._chance.random(held.allowed.shape)
+        lots = self._rng.random(held.allowed.shape)
         best = np.where(held.allowed, lots, -1.0).argmax(axis=-1)
         return np.asarray(best, dtype=np.int8)
 

@@ -114,7 +114,7 @@ class Face:
         """New books."""
         return Books(self.world, self.rule, self.reward, n_books, self.span)
 
-    def start(self, chance: np.random.Generator, options: dict[str, Any] | None = None) -> int:
+    def start(self, rng: np.random.Generator, options: dict[str, Any] | None = None) -> int:
         """The row an episode begins at; `options` may pin it by `row`.
 
         Random ones are spread evenly over the rows that leave room for the whole episode or, where
@@ -136,7 +136,7 @@ class Face:
             return self.span.start
         # From its last row a book cannot step.
         rooms = [len(piece) - (self.episode_steps or 1) for piece in self._pieces]
-        place = int(chance.integers(0, sum(rooms)))
+        place = int(rng.integers(0, sum(rooms)))
         for piece, room in zip(self._pieces, rooms, strict=True):
             if place < room:
                 return piece.start + place

@@ -63,7 +63,7 @@ class BatchedVecEnv(PlacesVecEnv):
         self._faces = [self._face] * n_envs
         self._places = [BookView(self, e) for e in range(n_envs)]
         super().__init__(n_envs, self._face.observation_space(), self._face.action_space())
-        self._chances: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
+        self._rngs: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
         self._began = time.time()
         self._books = self._face.books(n_envs)
         self._held = self._books.holdings()
@@ -79,7 +79,7 @@ class BatchedVecEnv(PlacesVecEnv):
         """Begin an episode in every book, with the seeds and options that were set."""
         for e, seed in enumerate(self._seeds):
             if seed is not None:
-                self._chances[e] = seeding.np_random(seed)[0]
+                self._rngs[e] = seeding.np_random(seed)[0]
         self._begin(np.ones(self.num_envs, dtype=bool), self._options)
         self._reset_seeds()
         self._reset_options()
@@ -135,7 +135,7 @@ class BatchedVecEnv(PlacesVecEnv):
             "costs": self._costs,
             "values": self._values[:lived],
         }
-        packed = {"chances": [pack_generator(chance) for chance in self._chances]}
+        packed = {"chances": [pack_generator(rng) for rng in self._rngs]}
         return {name: np.array(part) for name, part in arrays.items()}, packed
 
     def restore(self, arrays: dict[str, NDArray[Any]], packed: dict[str, Any]) -> Observation:
@@ -145,7 +145,7 @@ class BatchedVecEnv(PlacesVecEnv):
         self._books.restore(books)
         self._steps, self._length = own["steps"], own["length"]
         self._rewards, self._costs, self._values = own["rewards"], own["costs"], own["values"]
-        self._chances = [unpack_generator(chance) for chance in packed["chances"]]
+        self._rngs = [unpack_generator(rng) for rng in packed["chances"]]
         self._held = self._books.holdings()
         return self._face.observe(self._books.row, self._held)
 
@@ -189,7 +189,7 @@ class BatchedVecEnv(PlacesVecEnv):
         """Begin an episode in the books `which`[E]."""
         rows = self._books.row.copy()
         for e in np.flatnonzero(which).tolist():
-            rows[e] = self._faces[e].start(self._chances[e], options[e])
+            rows[e] = self._faces[e].start(self._rngs[e], options[e])
             self._length[e] = self._faces[e].steps_from(int(rows[e]))
             time_of = self.world.times[rows[e]].item()
             self.reset_infos[e] = {
@@ -247,7 +247,7 @@ class BookView:
     @property
     def np_random(self) -> np.random.Generator:
         """The book's own chance."""
-        return self._env._chances[self._index]
+        return self._env._rngs[self._index]
 
     @property
     def row(self) -> int:

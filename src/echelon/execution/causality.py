@@ -27,11 +27,11 @@ def scrambled_after(days: Days, day: int, tick: int, seed: int = 0) -> Days:
     After it come the day's later ticks, and those of any symbol on the same date, and all later
     dates.
     """
-    chance = stream(seed, "execution", "scrambled", day, tick)
+    rng = stream(seed, "execution", "scrambled", day, tick)
     later = ~_until(days, day, tick)
-    price = np.where(later, np.exp(chance.normal(3.0, 1.0, days.shape)), 1.0)
-    price[later & (chance.random(days.shape) < 0.1)] = np.nan
-    volume = np.floor(chance.exponential(1e4, days.shape)) * (chance.random(days.shape) > 0.1)
+    price = np.where(later, np.exp(rng.normal(3.0, 1.0, days.shape)), 1.0)
+    price[later & (rng.random(days.shape) < 0.1)] = np.nan
+    volume = np.floor(rng.exponential(1e4, days.shape)) * (rng.random(days.shape) > 0.1)
     return replace(
         days,
         buy=np.where(later, price * 1.001, days.buy),
@@ -49,9 +49,9 @@ def check_causal(
     compute: makes them from days, as `public_features` does; it is called `cuts` + 1 times
     """
     true = compute(days)
-    chance = stream(seed, "execution", "cuts")
+    rng = stream(seed, "execution", "cuts")
     for _ in range(cuts):
-        day, tick = (int(chance.integers(n)) for n in days.shape)
+        day, tick = (int(rng.integers(n)) for n in days.shape)
         other = compute(scrambled_after(days, day, tick, seed))
         shown = _until(days, day, tick)
         whole = days.dates <= days.dates[day]  # whose yesterday is over

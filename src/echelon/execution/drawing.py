@@ -87,13 +87,13 @@ def draw_orders(days: Days, rule: OrderRule, seed: int) -> ParentOrders:
     rows: list[tuple[int, float, bool, int, int]] = []
     for day in np.flatnonzero(usual > 0.0):
         name = np.datetime_as_string(days.dates[day], unit="D")
-        chance = stream(seed, "execution", "orders", days.symbols[day], str(name))
+        rng = stream(seed, "execution", "orders", days.symbols[day], str(name))
         for _ in range(rule.per_day):
-            amount = usual[day] * (low + (high - low) * chance.random())
-            buying = bool(chance.random() < rule.buys)
+            amount = usual[day] * (low + (high - low) * rng.random())
+            buying = bool(rng.random() < rule.buys)
             n_ticks = int(closes[day] - opens[day])
-            length = int(chance.integers(min(rule.min_ticks, n_ticks), n_ticks, endpoint=True))
-            start = int(opens[day] + chance.integers(0, n_ticks - length, endpoint=True))
+            length = int(rng.integers(min(rule.min_ticks, n_ticks), n_ticks, endpoint=True))
+            start = int(opens[day] + rng.integers(0, n_ticks - length, endpoint=True))
             if rule.window == "day":
                 start, length = int(opens[day]), n_ticks
             if rule.lot > 0.0:

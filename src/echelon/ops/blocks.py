@@ -28,7 +28,7 @@ class MeanInterval(NamedTuple):
 
 def mean_interval(
     values: Floats,
-    chance: np.random.Generator,
+    rng: np.random.Generator,
     *,
     least_block: int = 1,
     level: float = 0.95,
@@ -50,7 +50,7 @@ def mean_interval(
     ring = np.concatenate([[0.0], np.cumsum(np.concatenate([x, x[: block - 1]]))])
     sums = ring[block:] - ring[:-block]  # of the block that begins at each value
     count = -(-n // block)
-    starts = chance.integers(0, n, size=(replications, count))
+    starts = rng.integers(0, n, size=(replications, count))
     means = sums[starts].sum(axis=1) / (count * block)
     tail = 50.0 * (1.0 - level)
     low, high = np.percentile(means, [tail, 100.0 - tail])

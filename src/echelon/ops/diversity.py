@@ -171,7 +171,7 @@ class UsageWindow:
 
 def policy_kl(
     weights: NDArray[np.floating[Any]],
-    chance: np.random.Generator,
+    rng: np.random.Generator,
     *,
     sigma: float = 0.05,
     samples: int = 64,
@@ -191,7 +191,7 @@ def policy_kl(
     assert samples >= 1, f"samples should be ≥ 1, are {samples}"
     w = with_cash(weights)
     n_experts = len(w)
-    noise = chance.standard_normal((samples, w.shape[-1]))
+    noise = rng.standard_normal((samples, w.shape[-1]))
     out = np.empty(w.shape[:2])
     for k in range(n_experts):
         gap = (w[k] - w) / sigma  # [K,B,N+1]

@@ -86,13 +86,13 @@ class Part(NamedTuple):
 class HitRate(NamedTuple):
     """How often a choice was right: the chosen book's next return was above the experts' mean.
 
-    chance: that of a choice by lot among those allowed, cash included; NaN with `decisions` 0
+    random_rate: that of a choice by lot among those allowed, cash included; NaN with `decisions` 0
     """
 
     rate: float
     low: float
     high: float
-    chance: float
+    random_rate: float
     decisions: int
 
 
@@ -210,7 +210,7 @@ def hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
     if not len(judged.right):
         return HitRate(math.nan, math.nan, math.nan, math.nan, 0)
     rate = mean_interval(judged.right.astype(np.float64), stream(seed, "attribution", "hit rate"))
-    return HitRate(rate.estimate, rate.low, rate.high, judged.chance, len(judged.right))
+    return HitRate(rate.estimate, rate.low, rate.high, judged.random_rate, len(judged.right))
 
 
 class _Judged(NamedTuple):
@@ -218,7 +218,7 @@ class _Judged(NamedTuple):
 
     chosen: np.ndarray
     right: Bools
-    chance: float
+    random_rate: float
 
 
 def _judged(record: CommandRecord, horizon: int) -> _Judged:

@@ -118,13 +118,13 @@ class SkillBonus:
         self.estimator: Estimator = estimator
         self.batch_size = batch_size
         self._noise = noise
-        chance = stream(seed, "bonus")
+        rng = stream(seed, "bonus")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(chance.integers(2**62)))
+            torch.manual_seed(int(rng.integers(2**62)))
             make = _InfoNce if estimator == "infonce" else _Diayn
             self._net: _InfoNce | _Diayn = make(n_skills, n_assets, skill_dim, hidden)
         self._optimizer = torch.optim.Adam(self._net.groups(lr))
-        self._draws = torch.Generator().manual_seed(int(chance.integers(2**62)))
+        self._draws = torch.Generator().manual_seed(int(rng.integers(2**62)))
 
     def learn(self, deeds: Deeds, skills: Tensor, updates: int) -> Learned:
         """Fit the model to what was done; skills[K,Z]: of the experts, now.

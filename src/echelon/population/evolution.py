@@ -381,8 +381,8 @@ class Evolution:
 
     def _noise_seed(self, member: int) -> int:
         """Of a member's present life: it may begin anew twice in a round."""
-        chance = stream(self.seed, "mutation", self.lineage.living(member).id)
-        return int(chance.integers(2**62))
+        rng = stream(self.seed, "mutation", self.lineage.living(member).id)
+        return int(rng.integers(2**62))
 
 
 class RouterEvolution:

@@ -39,7 +39,7 @@ class Incentive:
         self.usage = UsageWindow(n_experts)
 
     def unlikeness(
-        self, targets: Floats, current: Floats32, chance: np.random.Generator
+        self, targets: Floats, current: Floats32, rng: np.random.Generator
     ) -> Floats | None:
         """KL[K,E] of the experts' target weights[K,E,N] on the same books; None: not paid for.
 
@@ -49,7 +49,7 @@ class Incentive:
             return None
         held = np.maximum(np.where(np.isnan(targets), current, targets), 0.0)
         total = held.sum(axis=-1, keepdims=True)
-        return policy_kl(held / np.maximum(total, 1.0), chance)
+        return policy_kl(held / np.maximum(total, 1.0), rng)
 
     def pay(self, relative: Floats, chosen: Ints, kl: Floats | None) -> Floats:
         """Reward[E] of relative returns[E] of the decisions chosen[E], number K being cash."""

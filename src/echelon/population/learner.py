@@ -121,9 +121,9 @@ class HierarchyLearner:
         self.router = Router(config, n_experts, seed)
         self._best = list(range(0, n_members, self.evolution.plan.per_niche))
         """Member that stands for each expert."""
-        chance, world = stream(seed, "probes"), self.parts.experts
-        rows = probe_states(world, world.spans("train"), config.trainer.probe_states, chance)
-        self._probes = rows, probe_books(world, rows, chance)
+        rng, world = stream(seed, "probes"), self.parts.experts
+        rows = probe_states(world, world.spans("train"), config.trainer.probe_states, rng)
+        self._probes = rows, probe_books(world, rows, rng)
         unknown = np.full((n_experts, n_experts), math.nan)
         self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
         self._fitness = np.full(n_members, math.nan)
@@ -265,8 +265,8 @@ class HierarchyLearner:
         """Train the bonus's model on everybody's data; its weights, None without a bonus."""
         if not self.config.experts.mi_reward_weight or not len(self.replay):
             return None
-        chance = stream(self.seed, "bonus", self.round)
-        drawn = self.replay.batch(0, _BONUS_SAMPLES, 1, 0.0, 1, chance)
+        rng = stream(self.seed, "bonus", self.round)
+        drawn = self.replay.batch(0, _BONUS_SAMPLES, 1, 0.0, 1, rng)
         # Rings still hold what members did before they began anew, with other skills.
         numbers = self.members.each("skill_number", dict.fromkeys(range(len(self.members)), ()))
         now = np.array([numbers[m] for m in range(len(self.members))])

@@ -193,20 +193,20 @@ class Member:
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on from another member's weights, with one's own skill, books and chance."""
-        own_skill, own_chance = self.actor.skill.clone(), self.core.chance.get_state()
+        own_skill, own_generator = self.actor.skill.clone(), self.core.generator.get_state()
         self._restore_networks(_tensors(state["tensors"]), state["facts"])
         self.actor.skill.copy_(own_skill)
-        self.core.chance.set_state(own_chance)
+        self.core.generator.set_state(own_generator)
         self.set_hyperparameters(self.hyperparameters)
         self.version += 1
 
     def perturb(self, rate: float, seed: int) -> None:
         """Noise on the actor's weights, `rate` times each tensor's own standard deviation."""
-        chance = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in self.actor.parameters():
                 if weight.numel() > 1:
-                    noise = torch.randn(weight.shape, generator=chance)
+                    noise = torch.randn(weight.shape, generator=generator)
                     weight.add_(noise, alpha=rate * float(weight.std()))
 
     def begin_afresh(self, skill: Floats) -> None:

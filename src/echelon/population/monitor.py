@@ -46,7 +46,7 @@ class Diversity(NamedTuple):
     pairwise: Floats
 
 
-def probe_states(world: World, spans: Sequence[range], n: int, chance: np.random.Generator) -> Rows:
+def probe_states(world: World, spans: Sequence[range], n: int, rng: np.random.Generator) -> Rows:
     """Rows[S] of the spans, rising, each once; fewer than n where the spans hold no more.
 
     spans: rows a book can stand at, as `world.spans` gives them
@@ -54,10 +54,10 @@ def probe_states(world: World, spans: Sequence[range], n: int, chance: np.random
     rows = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
     assert len(rows) > 0, "the spans have no rows"
     assert rows.max() < len(world.times), "the spans reach beyond the world"
-    return np.sort(chance.choice(rows, size=min(n, len(rows)), replace=False))
+    return np.sort(rng.choice(rows, size=min(n, len(rows)), replace=False))
 
 
-def probe_books(world: World, rows: Rows, chance: np.random.Generator) -> Holdings:
+def probe_books(world: World, rows: Rows, rng: np.random.Generator) -> Holdings:
     """A book for each of rows[S], in turn: all cash, equal weights, weights by lot (cash too).
 
     Weights are of assets that can be held at the row. Books by lot are drawn evenly from all there
@@ -67,7 +67,7 @@ def probe_books(world: World, rows: Rows, chance: np.random.Generator) -> Holdin
     able: Bools = world.present[rows] & world.member[rows] & (close > 0.0)
     able &= ~world.rows.gone[rows]
     equal = able / np.maximum(able.sum(axis=1, keepdims=True), 1)
-    draws = chance.exponential(size=(len(rows), world.n_assets + 1))
+    draws = rng.exponential(size=(len(rows), world.n_assets + 1))
     draws[:, :-1] *= able
     by_lot = draws[:, :-1] / draws.sum(axis=1, keepdims=True)
     kind = (np.arange(len(rows)) % _BOOK_KINDS)[:, None]
@@ -130,16 +130,16 @@ def fresh_skill(existing: Floats, number: int, seed: int) -> Floats:
     return _apart(existing, stream(seed, "skill", number))
 
 
-def _apart(existing: Floats, chance: np.random.Generator) -> Floats:
+def _apart(existing: Floats, rng: np.random.Generator) -> Floats:
     """A unit vector at right angles to existing[K,Z], or else the farthest of many by lot."""
     dim = existing.shape[1]
     if len(existing) < dim:
         inside = np.linalg.qr(existing.T)[0]  # [Z,K]: axes of the space they span
-        draw = chance.standard_normal((dim,))
+        draw = rng.standard_normal((dim,))
         for _ in range(2):  # the second time removes what rounding left
             draw -= inside @ (inside.T @ draw)
         return np.asarray(draw / np.linalg.norm(draw))
-    draws = chance.standard_normal((_CANDIDATES, dim))
+    draws = rng.standard_normal((_CANDIDATES, dim))
     draws /= np.linalg.norm(draws, axis=1, keepdims=True)
     nearest = (draws @ existing.T).max(axis=1)
     return np.asarray(draws[nearest.argmin()])

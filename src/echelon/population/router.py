@@ -55,7 +55,7 @@ class Router:
         self.n_experts = n_experts
         self.seed = seed
         self.incentive = Incentive(config.meta_router, n_experts)
-        with _chance(seed, "weights"):
+        with _seeded_globals(seed, "weights"):
             self.model = _new_model(config, n_experts)
 
     def learn(self, env: MetaEnv, steps: int, phase: int) -> Metrics:
@@ -79,7 +79,7 @@ class Router:
 
         env.incentive = incentive
         try:
-            with _chance(self.seed, phase):
+            with _seeded_globals(self.seed, phase):
                 self.model.set_env(env)
                 self.model._last_obs = None  # begin with an episode, not where another phase ended
                 self.model.learn(
@@ -272,7 +272,7 @@ def _new_model(config: Config, n_experts: int) -> MaskablePPO:
 
 
 @contextmanager
-def _chance(seed: int, phase: int | str) -> Iterator[None]:
+def _seeded_globals(seed: int, phase: int | str) -> Iterator[None]:
     """Inside, the global generators of torch and numpy are the phase's own."""
     lots = stream(seed, "router", phase)
     outer_torch, outer_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002

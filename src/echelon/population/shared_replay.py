@@ -147,7 +147,7 @@ class SharedReplay:
         length: int,
         own_share: float,
         fresh_steps: int,
-        chance: np.random.Generator,
+        rng: np.random.Generator,
         *,
         marks: Marks | None = None,
         margin: int = 0,
@@ -167,7 +167,7 @@ class SharedReplay:
             windows = self.visible(expert, length, marks, margin)
             shares.append(Share(windows, n_sequences - n_own, _advice("buffer_size")))
         row, ended = self._columns["row"], self._columns["ended"]
-        slots = draw(row, ended, shares, length, chance)
+        slots = draw(row, ended, shares, length, rng)
         source = slots[0] // self.ring_capacity
         return SharedBatch(
             read_columns(self._plain, slots),

@@ -147,22 +147,22 @@ class DriftMarket:
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
         """One order a day, the whole day, buying or selling."""
-        chance = stream(seed, "drift market", name)
-        way = chance.choice([-1.0, 1.0], n_days)
-        before = np.where(chance.random(n_days) < self.persistence, way, -way)
-        today = self._returns(chance, way)
-        yesterday = self._returns(chance, before)
+        rng = stream(seed, "drift market", name)
+        way = rng.choice([-1.0, 1.0], n_days)
+        before = np.where(rng.random(n_days) < self.persistence, way, -way)
+        today = self._returns(rng, way)
+        yesterday = self._returns(rng, before)
         price = _PRICE * (1.0 + np.cumsum(today, axis=1) / BASIS_POINTS)
         return _drawn(
             price,
             Public(self._features(today), self._features(yesterday)),
             ExecutionRules(self.ticks_per_step),
-            chance,
+            rng,
         )
 
-    def _returns(self, chance: np.random.Generator, way: Floats) -> Floats:
+    def _returns(self, rng: np.random.Generator, way: Floats) -> Floats:
         """[D,T] in basis points; with the first tick's known price being its own, none there."""
-        moves = self.drift * way[:, None] + chance.normal(0.0, self.noise, (len(way), self.n_ticks))
+        moves = self.drift * way[:, None] + rng.normal(0.0, self.noise, (len(way), self.n_ticks))
         moves[:, 0] = 0.0
         return moves
 
@@ -230,11 +230,11 @@ class ForetoldMarket:
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
         """One order a day, the whole day, buying or selling; a tick a step."""
-        chance = stream(seed, "foretold market", name)
-        moves = chance.normal(0.0, self.noise, (n_days, self.n_ticks))
+        rng = stream(seed, "foretold market", name)
+        moves = rng.normal(0.0, self.noise, (n_days, self.n_ticks))
         moves[:, 0] = 0.0
         path = np.cumsum(moves, axis=1)
-        sign = chance.normal(0.0, 1.0, (n_days, self.n_ticks))
+        sign = rng.normal(0.0, 1.0, (n_days, self.n_ticks))
         for t in range(self.n_ticks - 2):
             after = path[:, t + 2 :].mean(axis=1) - path[:, t + 1]
             rest = self.n_ticks - 2 - t
@@ -246,14 +246,12 @@ class ForetoldMarket:
         price = _PRICE * (1.0 + path / BASIS_POINTS)
         temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
         rules = ExecutionRules(1, temporary=temporary)
-        return _drawn(price, Public.of(today), rules, chance)
+        return _drawn(price, Public.of(today), rules, rng)
 
 
-def _drawn(
-    price: Floats, public: Public, rules: ExecutionRules, chance: np.random.Generator
-) -> Drawn:
+def _drawn(price: Floats, public: Public, rules: ExecutionRules, rng: np.random.Generator) -> Drawn:
     """Orders of one share over whole days of volume 1 a tick, either side."""
     n_days, n_ticks = price.shape
     days = Days.of_prices(price, np.ones_like(price))
-    buying = chance.random(n_days) < 0.5
+    buying = rng.random(n_days) < 0.5
     return Drawn(days, public, parent_orders(np.arange(n_days), 1.0, buying, 0, n_ticks), rules)

@@ -77,12 +77,12 @@ class NullMarket:
 
         warmup: bars before the train window
         """
-        chance = stream(seed, "null", name)
+        rng = stream(seed, "null", name)
         shape = (warmup + sum(self.windows), self.n_assets)
-        factor = self.common * self._volatility(chance, (shape[0], 1))
-        own = self.own * self._volatility(chance, shape)
+        factor = self.common * self._volatility(rng, (shape[0], 1))
+        own = self.own * self._volatility(rng, shape)
         night, day = (
-            self._part(chance, share, factor, own) for share in (self.overnight, 1 - self.overnight)
+            self._part(rng, share, factor, own) for share in (self.overnight, 1 - self.overnight)
         )
         close = 100.0 * np.exp(np.cumsum(night + day, axis=0))
         return Draw(np.sqrt(factor**2 + own**2), close * np.exp(-day), close)
@@ -98,20 +98,18 @@ class NullMarket:
         """Expected return per unit of variance of equal weight."""
         return self.premium / YEAR / (self.common**2 + self.own**2 / self.n_assets)
 
-    def _volatility(self, chance: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    def _volatility(self, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         """[T,N]: around 1, in the sense that its square has mean 1."""
-        first = chance.standard_normal(shape[1])
+        first = rng.standard_normal(shape[1])
         size = np.sqrt(1.0 - self.persistence**2)
-        level = autoregressive(first, size * chance.standard_normal(shape), self.persistence)
+        level = autoregressive(first, size * rng.standard_normal(shape), self.persistence)
         return np.asarray(np.exp(self.spread * level - self.spread**2))
 
-    def _part(
-        self, chance: np.random.Generator, share: float, factor: Floats, own: Floats
-    ) -> Floats:
+    def _part(self, rng: np.random.Generator, share: float, factor: Floats, own: Floats) -> Floats:
         """[T,N] log returns of a part of each bar: premium, moves, and half the variance less."""
         shape = own.shape
         moves = np.sqrt(share) * (
-            factor * _student(chance, (shape[0], 1)) + own * _student(chance, shape)
+            factor * _student(rng, (shape[0], 1)) + own * _student(rng, shape)
         )
         with_equal_weight = factor**2 + own**2 / self.n_assets
         drift = self.price_of_risk * with_equal_weight - 0.5 * (factor**2 + own**2)
@@ -128,6 +126,6 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
     return replace(world, splits=splits)
 
 
-def _student(chance: np.random.Generator, shape: tuple[int, int]) -> Floats:
+def _student(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     """Student's t, scaled to variance 1."""
-    return np.asarray(chance.standard_t(_TAIL, shape) * np.sqrt((_TAIL - 2) / _TAIL))
+    return np.asarray(rng.standard_t(_TAIL, shape) * np.sqrt((_TAIL - 2) / _TAIL))

@@ -78,11 +78,11 @@ def write_bars(path: Path, draw: Draw, seed: int) -> Path:
     day move, which gives highs and lows; volumes are lognormal, more on days of large moves. Both
     say nothing of what comes next.
     """
-    chance = stream(seed, "bars of a draw")
+    rng = stream(seed, "bars of a draw")
     day = np.log(draw.close / draw.open)
-    high, low = _extremes(chance, day)
+    high, low = _extremes(rng, day)
     volume = _SHARES * np.exp(
-        _VOLUME_SPREAD * chance.standard_normal(day.shape) + np.abs(day) / day.std() - 1.0
+        _VOLUME_SPREAD * rng.standard_normal(day.shape) + np.abs(day) / day.std() - 1.0
     )
     days = np.busday_offset(np.datetime64(FIRST), np.arange(len(day)))
     frames = [
@@ -146,7 +146,7 @@ def _after(report: Report, k: int, count: int) -> Report:
     return shifted
 
 
-def _extremes(chance: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
+def _extremes(rng: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
     """Highest and lowest logarithm over the open, of bridges that end at `moves`.
 
     The maximum of a bridge from 0 to m with variance v exceeds h with probability
@@ -154,8 +154,7 @@ def _extremes(chance: np.random.Generator, moves: Floats) -> tuple[Floats, Float
     """
     variance = moves.var(axis=0)
     reach = [
-        np.sqrt(moves**2 - 2.0 * variance * np.log(1.0 - chance.random(moves.shape)))
-        for _ in range(2)
+        np.sqrt(moves**2 - 2.0 * variance * np.log(1.0 - rng.random(moves.shape))) for _ in range(2)
     ]
     high, low = 0.5 * (moves + reach[0]), 0.5 * (moves - reach[1])
     return high, low

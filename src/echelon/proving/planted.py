@@ -105,16 +105,16 @@ class PlantedMarket:
 
     def draw(self, seed: int, name: str) -> Draw:
         """One history of the market; `name` tells train, validation and test draws apart."""
-        chance = stream(seed, "planted", name)
+        rng = stream(seed, "planted", name)
         shape = (self.n_bars, self.n_assets)
-        flips = chance.random(shape) < self.flip
-        flips[0] = chance.random(self.n_assets) < 0.5
+        flips = rng.random(shape) < self.flip
+        flips[0] = rng.random(self.n_assets) < 0.5
         sign = np.where(np.cumsum(flips, axis=0) % 2 == 0, 1.0, -1.0)
         drift = np.zeros(shape)
         drift[1:] = self.drift * sign[:-1]
         night, day = self.overnight, 1.0 - self.overnight
-        gap = night * drift + np.sqrt(night) * self.noise * chance.standard_normal(shape)
-        session = day * drift + np.sqrt(day) * self.noise * chance.standard_normal(shape)
+        gap = night * drift + np.sqrt(night) * self.noise * rng.standard_normal(shape)
+        session = day * drift + np.sqrt(day) * self.noise * rng.standard_normal(shape)
         return _drawn(sign, gap, session)
 
     def stronger(self, factor: float) -> Self:
@@ -192,18 +192,18 @@ class ReversionMarket:
 
     def draw(self, seed: int, name: str) -> Draw:
         """One history of the market; `name` tells train, validation and test draws apart."""
-        chance = stream(seed, "planted", self.signal, name)
+        rng = stream(seed, "planted", self.signal, name)
         shape = (self.n_bars, self.n_assets)
         night, day = self.overnight, 1.0 - self.overnight
         lasting = np.sqrt(self.noise**2 - self._fleeting)
         to_walk, to_deviation = [
             (
-                np.sqrt(night) * size * chance.standard_normal(shape),
-                np.sqrt(day) * size * chance.standard_normal(shape),
+                np.sqrt(night) * size * rng.standard_normal(shape),
+                np.sqrt(day) * size * rng.standard_normal(shape),
             )
             for size in (lasting, np.sqrt(self._fleeting))
         ]
-        first = self.deviation * chance.standard_normal(self.n_assets)
+        first = self.deviation * rng.standard_normal(self.n_assets)
         hidden = autoregressive(first, to_deviation[0] + to_deviation[1], self.persistence)
         drift = np.zeros(shape)
         drift[1:] = -self._pull * hidden[:-1] - self._fair
@@ -269,19 +269,19 @@ class CrossSectionMarket:
 
     def draw(self, seed: int, name: str) -> Draw:
         """One history of the market; `name` tells train, validation and test draws apart."""
-        chance = stream(seed, "planted", self.signal, name)
+        rng = stream(seed, "planted", self.signal, name)
         shape = (self.n_bars, self.n_assets)
-        first = chance.standard_normal(self.n_assets)
+        first = rng.standard_normal(self.n_assets)
         size = np.sqrt(1.0 - self.persistence**2)
-        strength = autoregressive(first, size * chance.standard_normal(shape), self.persistence)
+        strength = autoregressive(first, size * rng.standard_normal(shape), self.persistence)
         hidden = strength - strength.mean(axis=1, keepdims=True)
         drift = np.zeros(shape)
         drift[1:] = self.drift * hidden[:-1] - self._fair
         both, own = self.noise * np.sqrt(self.common), self.noise * np.sqrt(1.0 - self.common)
 
         def part(share: float) -> Floats:
-            alike = both * chance.standard_normal((self.n_bars, 1))
-            noise = alike + own * chance.standard_normal(shape)
+            alike = both * rng.standard_normal((self.n_bars, 1))
+            noise = alike + own * rng.standard_normal(shape)
             return np.asarray(share * drift + np.sqrt(share) * noise)
 
         return _drawn(hidden, part(self.overnight), part(1.0 - self.overnight))

@@ -64,19 +64,19 @@ class RegimeMarket:
 
     def draw(self, seed: int, name: str, *, mirrored: bool = False) -> RegimeDraw:
         """One history; `mirrored`: the same x and noise under the opposite regime."""
-        chance = stream(seed, "regime", name)
+        rng = stream(seed, "regime", name)
         shape = (self.n_bars, self.n_assets)
         size = np.sqrt(1.0 - self.persistence**2)
-        first = chance.standard_normal(self.n_assets)
-        x = autoregressive(first, size * chance.standard_normal(shape), self.persistence)
-        flips = chance.random(self.n_bars) < self.flip
-        flips[0] = chance.random() < 0.5
+        first = rng.standard_normal(self.n_assets)
+        x = autoregressive(first, size * rng.standard_normal(shape), self.persistence)
+        flips = rng.random(self.n_bars) < self.flip
+        flips[0] = rng.random() < 0.5
         regime = np.where(np.cumsum(flips) % 2 == int(mirrored), 1.0, -1.0)
         drift = np.zeros(shape)
         drift[1:] = self.strength * self.noise * regime[:-1, None] * x[:-1]
         night, day = self.overnight, 1.0 - self.overnight
-        gap = night * drift + np.sqrt(night) * self.noise * chance.standard_normal(shape)
-        session = day * drift + np.sqrt(day) * self.noise * chance.standard_normal(shape)
+        gap = night * drift + np.sqrt(night) * self.noise * rng.standard_normal(shape)
+        session = day * drift + np.sqrt(day) * self.noise * rng.standard_normal(shape)
         gap[0] = session[0] = 0.0
         close = 100.0 * np.cumprod(1.0 + gap + session, axis=0)
         # Both parts of a bar's return count from the close before: their sum is exact.

@@ -207,7 +207,7 @@ def router_sentence(found: HitRate, words: Words) -> str:
     fields = {
         "rate": _SHARE.format(found.rate),
         "n": f"{found.decisions:,}",
-        "chance": _SHARE.format(found.chance),
+        "chance": _SHARE.format(found.random_rate),
     }
     if math.isnan(found.low):
         return words("router_hits_bare", **fields)

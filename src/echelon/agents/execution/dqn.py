@@ -147,12 +147,12 @@ class DQN(ExecutionLearner):
     def collect(self) -> Rollout:
         """Work orders with some random actions."""
         orders = self._draw_orders(self.settings.orders)
-        chance, epsilon = self._actions_chance, self.epsilon
+        generator, epsilon = self._action_generator, self.epsilon
 
         def choose(output: Output) -> Tensor:
             best = output.params.argmax(-1)
-            other = torch.randint(output.params.shape[-1], best.shape, generator=chance)
-            return torch.where(torch.rand(best.shape, generator=chance) < epsilon, other, best)
+            other = torch.randint(output.params.shape[-1], best.shape, generator=generator)
+            return torch.where(torch.rand(best.shape, generator=generator) < epsilon, other, best)
 
         return roll_out(self.net, self.task, orders, choose)
 
@@ -163,7 +163,7 @@ class DQN(ExecutionLearner):
         share = 1.0 if until is None else max(0.0, 1.0 - self.steps / until)
         self.optimizer.param_groups[0]["lr"] = settings.lr * share
         which = torch.from_numpy(
-            self._chance.integers(len(self.memory), size=min(settings.batch, len(self.memory)))
+            self._order_rng.integers(len(self.memory), size=min(settings.batch, len(self.memory)))
         )
         orders, side = self.memory.orders(which), side_of(self.memory.orders(which))
         per_step = self.task.rules.ticks_per_step

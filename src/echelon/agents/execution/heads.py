@@ -36,7 +36,7 @@ class Head(Protocol):
     def first_bias(self) -> Tensor:
         """[n_outputs] at which an untrained policy stands."""
 
-    def sample(self, params: Tensor, chance: torch.Generator) -> Tensor:
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """[…] actions."""
 
     def greedy(self, params: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class FractionHead:
         """All alike."""
         return torch.zeros(self.n_outputs)
 
-    def sample(self, params: Tensor, chance: torch.Generator) -> Tensor:
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """By Gumbel's trick: logits and noise, the highest."""
-        uniform = torch.rand(params.shape, generator=chance).clamp_min(1e-20)
+        uniform = torch.rand(params.shape, generator=generator).clamp_min(1e-20)
         return (params - torch.log(-torch.log(uniform))).argmax(-1)
 
     def greedy(self, params: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ class RateHead:
         """At TWAP: rate_max · sigmoid(u) = 1."""
         return torch.tensor([-math.log(self.act.rate_max - 1.0)])
 
-    def sample(self, params: Tensor, chance: torch.Generator) -> Tensor:
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
         """U."""
         mean, log_std = self._parts(params)
-        return mean + log_std.exp() * torch.randn(mean.shape, generator=chance)
+        return mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
 
     def greedy(self, params: Tensor) -> Tensor:
         """The mean of u."""

@@ -80,8 +80,8 @@ class ExecutionLearner:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr, fused=True)
         self.scale = ReturnScale(on=normalize_rewards)
         self.steps = 0
-        self._chance = stream(seed, "execution", "orders")
-        self._actions_chance = torch.Generator().manual_seed(
+        self._order_rng = stream(seed, "execution", "orders")
+        self._action_generator = torch.Generator().manual_seed(
             int(stream(seed, "execution", "actions").integers(2**62))
         )
 
@@ -105,12 +105,12 @@ class ExecutionLearner:
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("net.", self.net.state_dict())
         tensors |= with_prefix("optimizer.", optimizer)
-        tensors["chance.actions"] = self._actions_chance.get_state()
+        tensors["chance.actions"] = self._action_generator.get_state()
         facts = {
             "algo": self.algo,
             "steps": self.steps,
             "optimizer": optimizer_state,
-            "orders": pack_generator(self._chance),
+            "orders": pack_generator(self._order_rng),
             "returns": {"total": self.scale.total, "count": self.scale.count},
         }
         return tensors, facts
@@ -124,8 +124,8 @@ class ExecutionLearner:
             )
         load_weights(self.net, below_prefix("net.", tensors), "the state")
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
-        self._actions_chance.set_state(tensors["chance.actions"])
-        self._chance = unpack_generator(state["orders"])
+        self._action_generator.set_state(tensors["chance.actions"])
+        self._order_rng = unpack_generator(state["orders"])
         self.scale.total = float(state["returns"]["total"])
         self.scale.count = float(state["returns"]["count"])
         self.steps = int(state["steps"])
@@ -133,7 +133,7 @@ class ExecutionLearner:
     def _draw_orders(self, count: int, copies: int = 1) -> ParentOrders:
         """Some of the task's orders, each at most once, `copies` times side by side."""
         n = len(self.task.orders)
-        which = self._chance.permutation(n)[: min(n, max(1, count // copies))]
+        which = self._order_rng.permutation(n)[: min(n, max(1, count // copies))]
         return self.task.orders.take(np.repeat(which, copies))
 
     def _descend(self, loss: Tensor, grad_clip: float) -> float:

@@ -125,7 +125,7 @@ class PPO(ExecutionLearner):
         orders = self._draw_orders(self.settings.orders, self.settings.copies)
 
         def choose(output: Output) -> Tensor:
-            return self.net.head.sample(output.params, self._actions_chance)
+            return self.net.head.sample(output.params, self._action_generator)
 
         return roll_out(self.net, self.task, orders, choose)
 
@@ -145,7 +145,7 @@ class PPO(ExecutionLearner):
         old = head.log_prob(rollout.params, rollout.actions)
         told: list[Metrics] = []
         for _ in range(settings.epochs):
-            for which in by_day(rollout.orders, settings.minibatches, self._chance):
+            for which in by_day(rollout.orders, settings.minibatches, self._order_rng):
                 e = torch.from_numpy(which)
                 told.append(
                     self._descend_on(

@@ -82,15 +82,15 @@ def roll_out(net: ExecutionNet, task: Task, orders: ParentOrders, choose: Choose
     )
 
 
-def by_day(orders: ParentOrders, parts: int, chance: np.random.Generator) -> list[Ints]:
+def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[Ints]:
     """Numbers of the orders in `parts` groups of one size, those of a day together.
 
     A day is then encoded for one group, not for all; which days meet is left to chance.
     """
     days, which = np.unique(orders.day, return_inverse=True)
-    place = chance.permutation(len(days))[which]
+    place = rng.permutation(len(days))[which]
     # Within a day, too, so that groups that cut a day in two do so differently each time.
-    mixed = chance.permutation(len(orders))
+    mixed = rng.permutation(len(orders))
     sorted_by_day = mixed[np.argsort(place[mixed], kind="stable")]
     return [part for part in np.array_split(sorted_by_day, parts) if len(part)]
 
