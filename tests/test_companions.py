@@ -26,16 +26,16 @@ from echelon.cli.walk_forward import print_result
 from echelon.envs.act import Holdings, Kind
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.evaluation.companions import BEST, EXPERTS, by_row, columns, with_best
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
+from echelon.evaluation.reference_policies import BEST, EXPERTS, by_row, columns, with_best
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.stitched import statistics, stitch
 from echelon.evaluation.trust import load_trust
 from echelon.evaluation.walkforward import WalkForward, WalkForwardResult
 from echelon.ops.measures import LABELS
-from echelon.population.choosers import FixedRouter, HedgeRouter
-from echelon.population.companions import HEDGE, companions_of
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.reference_policies import HEDGE, companions_of
+from echelon.population.router_policies import FixedRouter, HedgeRouter
 from echelon.report.gather import gather
 from echelon.report.texts import Words
 from echelon.report.walkforward import write_walk_forward_report

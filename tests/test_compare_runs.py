@@ -21,7 +21,6 @@ from echelon.cli.compare_runs import conclusion
 from echelon.config import load_config
 from echelon.evaluation.comparison import Gap, Row, saved_returns
 from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
-from echelon.evaluation.looks import Look
 from echelon.evaluation.runs_comparison import (
     Difference,
     RunLine,
@@ -31,6 +30,7 @@ from echelon.evaluation.runs_comparison import (
     welch,
 )
 from echelon.evaluation.statistics import judge
+from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import Standing, load_trust, standing
 from echelon.features import Prepared
 from echelon.ops.measures import LABELS, sharpe_annual

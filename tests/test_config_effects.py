@@ -44,13 +44,13 @@ from echelon.features import Prepared, prepare
 from echelon.features.registry import select
 from echelon.market import resolve_rules
 from echelon.ops.measures import measure
-from echelon.population.choosers import EqualRouter
 from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution
-from echelon.population.incentive import Incentive
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router import Router
+from echelon.population.router_policies import EqualRouter
+from echelon.population.router_reward import Incentive
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import Registry

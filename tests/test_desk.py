@@ -14,10 +14,10 @@ from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs import ActionRule, Books
 from echelon.errors import ConfigError, DataError
-from echelon.population import survey as surveys
-from echelon.population import view
-from echelon.population.desk import Desk, first_rows, started, within_limits
-from echelon.population.survey import Standing, survey
+from echelon.population import expert_books as surveys
+from echelon.population import router_observation as view
+from echelon.population.book_forks import Desk, first_rows, started, within_limits
+from echelon.population.expert_books import Standing, survey
 from echelon.proving.worlds import joined
 
 NOBODY = np.array([-1])

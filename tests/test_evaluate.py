@@ -21,7 +21,7 @@ from echelon.backtest.run import run_backtest
 from echelon.config import load_config, to_yaml
 from echelon.errors import DataError, StoreError
 from echelon.evaluation.evaluate import evaluate, evaluated_splits, load_evaluation
-from echelon.evaluation.looks import Look
+from echelon.evaluation.test_access import Look
 from echelon.features import Prepared
 from echelon.files import exclusive_lock
 from echelon.runs.metrics import read_metrics

@@ -19,7 +19,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.envs import World, world_of
 from echelon.errors import ConfigError, DataError, StoreError, UniverseError, UsageError
 from echelon.evaluation.evaluate import evaluate, load_evaluation
-from echelon.evaluation.looks import Look
+from echelon.evaluation.test_access import Look
 from echelon.execution.causality import scrambled_after
 from echelon.execution.days import Days
 from echelon.execution.policies import ExecutionPolicy
@@ -37,9 +37,9 @@ from echelon.features import Prepared, prepare
 from echelon.features.scaler import Scaler
 from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
-from echelon.population.choosers import EqualRouter
 from echelon.population.policy import HierarchyPolicy
-from echelon.report.worked import worked_costs
+from echelon.population.router_policies import EqualRouter
+from echelon.report.execution_costs import worked_costs
 from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor
 from echelon.training.learners import Worlds

@@ -19,7 +19,7 @@ from worlds import make_config, make_world
 from echelon.data.calendars import periods_per_year
 from echelon.envs import Action, TradingEnv, World
 from echelon.envs.act import Kind
-from echelon.envs.face import ObservationKind
+from echelon.envs.env_spec import ObservationKind
 from echelon.errors import DataError, UsageError
 from echelon.ops import measures
 

@@ -13,9 +13,9 @@ import pytest
 from markets import CONFIGS
 
 from echelon.config import load_config
-from echelon.proving.capture import PlantedPart, SeedScore, assess_planted
 from echelon.proving.parts import run_parts
 from echelon.proving.planted import PlantedMarket
+from echelon.proving.planted_proof import PlantedPart, SeedScore, assess_planted
 from echelon.proving.trial import proof_config, with_steps
 
 

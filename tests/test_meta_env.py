@@ -16,11 +16,11 @@ from echelon.config import Config
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.envs import World
 from echelon.errors import StoreError
-from echelon.population.choosers import FixedRouter
-from echelon.population.incentive import Incentive
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.view import CLIP, names
+from echelon.population.router_observation import CLIP, names
+from echelon.population.router_policies import FixedRouter
+from echelon.population.router_reward import Incentive
 
 
 def config_of(*more: str) -> Config:

@@ -14,7 +14,6 @@ import pytest
 
 from echelon.errors import StoreError, UsageError
 from echelon.ops.information import mutual_information
-from echelon.proving.capture import BESIDE
 from echelon.proving.certificate import (
     Bar,
     Certificate,
@@ -25,6 +24,7 @@ from echelon.proving.certificate import (
 )
 from echelon.proving.claims import CHEAP
 from echelon.proving.planted import PLANTED
+from echelon.proving.planted_proof import BESIDE
 from echelon.proving.regimes import BLIND, CHOOSING
 from echelon.report.certificate import render, rows_of, write_certificate
 from echelon.report.certificate_pictures import (

@@ -17,8 +17,8 @@ from worlds import make_config
 from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.errors import EchelonError
-from echelon.population.choosers import FixedRouter, HedgeRouter
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.router_policies import FixedRouter, HedgeRouter
 from echelon.proving.certificate import MarketResult
 from echelon.proving.hierarchies import (
     Draws,

@@ -14,7 +14,6 @@ from provings import shrink_leaky, tiny_config
 
 from echelon.features import Prepared
 from echelon.market import resolve_rules
-from echelon.proving.capture import PlantedPart, SeedScore, assess_planted
 from echelon.proving.certificate import MarketResult
 from echelon.proving.costly import (
     CostlyPart,
@@ -26,6 +25,7 @@ from echelon.proving.costly import (
 from echelon.proving.leaky import FACTOR, LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import PLANTED, BayesFilter, PlantedMarket, planted_worlds
+from echelon.proving.planted_proof import PlantedPart, SeedScore, assess_planted
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import (
     BLIND,

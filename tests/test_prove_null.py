@@ -15,10 +15,9 @@ from provings import NULL, tiny_config
 
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.evaluation.looks import Look
 from echelon.evaluation.statistics.claims import judge
+from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust
-from echelon.proving.capture import PlantedPart, claim_draws
 from echelon.proving.claims import (
     CHEAP,
     ROTA,
@@ -32,6 +31,7 @@ from echelon.proving.null import WINDOWS, NullMarket, null_world
 from echelon.proving.parts import Done, Finding
 from echelon.proving.pipeline import on_file, write_bars
 from echelon.proving.planted import Draw, PlantedMarket, rules_of_thumb
+from echelon.proving.planted_proof import PlantedPart, claim_draws
 from echelon.proving.trial import EqualWeight, proof_config, trade, window_of
 from echelon.runs.registry import Registry
 from echelon.training.run import TrainedRun

@@ -20,10 +20,10 @@ from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError, UsageError
-from echelon.proving.capture import PlantedPart
 from echelon.proving.certificate import Certificate
 from echelon.proving.parts import Done, Finding, identity_of, locked, run_parts
 from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds, rules_of_thumb
+from echelon.proving.planted_proof import PlantedPart
 from echelon.proving.prove import prove
 from echelon.proving.trial import (
     EqualWeight,

@@ -20,10 +20,10 @@ from echelon.config import Config, load_config
 from echelon.envs.act import Holdings
 from echelon.errors import EchelonError
 from echelon.proving import regimes
-from echelon.proving.capture import own_draws
 from echelon.proving.continuous import FilterWeights
 from echelon.proving.costly import CostlyPart, ThresholdWeights, at_fee, best_thresholds
 from echelon.proving.planted import PlantedMarket, planted_worlds
+from echelon.proving.planted_proof import own_draws
 from echelon.proving.prove import MARKETS, plan
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart

@@ -20,7 +20,7 @@ from browsers import draw_page, drawn_charts
 from plotly.offline import get_plotlyjs
 from worlds import make_config, make_world
 
-import echelon.evaluation.looks as looks_module
+import echelon.evaluation.test_access as looks_module
 from echelon.backtest.baselines import Momentum
 from echelon.backtest.files import load_tables
 from echelon.backtest.policy import Policy

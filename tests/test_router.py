@@ -14,12 +14,12 @@ from worlds import make_config, make_world
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError
-from echelon.population import view
-from echelon.population.choosers import EqualRouter, HedgeRouter
+from echelon.population import router_observation as view
+from echelon.population.expert_books import survey
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router import Router, probabilities_along
-from echelon.population.survey import survey
+from echelon.population.router_policies import EqualRouter, HedgeRouter
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 

@@ -18,7 +18,7 @@ from worlds import make_config, make_world
 
 from echelon.envs import BatchedVecEnv, TradingEnv, World
 from echelon.envs.act import Kind
-from echelon.envs.face import ObservationKind
+from echelon.envs.env_spec import ObservationKind
 from echelon.errors import DataError, UsageError
 
 ALL_FACES = [(a, o) for a in ("discrete", "weights") for o in ("window", "index")]

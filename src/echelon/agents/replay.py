@@ -8,7 +8,7 @@ weights: the learner looks the market up again (`agents.tables`). The next row i
 
 So a stretch of one book is a slice of the ring, and `sequences` can draw some that cross neither
 the end of an episode nor the seam at which the newest transitions overwrite the oldest
-(`agents.stretches`).
+(`agents.sequences`).
 
 Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
 keep who acted and how (`Behaviour`) beside what happened, and its columns can lie in files that
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.stretches import Mark, Share, draw, window
+from echelon.agents.sequences import Mark, Share, draw, window
 from echelon.config.sizes import memory_available
 from echelon.errors import ConfigError, DataError, StoreError
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.envs.act import ActionRule, Holdings, Kind, Rows
-from echelon.envs.face import Face
+from echelon.envs.env_spec import Face
 from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
 from echelon.errors import TrainingError

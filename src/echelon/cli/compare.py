@@ -36,7 +36,7 @@ from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.evaluation.comparison import Comparison, ComparisonResult, Row
-    from echelon.evaluation.looks import SplitName
+    from echelon.evaluation.test_access import SplitName
 
 
 class Window(StrEnum):

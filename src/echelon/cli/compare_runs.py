@@ -17,8 +17,8 @@ from echelon.files import read_json
 
 if TYPE_CHECKING:
     from echelon.evaluation.comparison import Gap
-    from echelon.evaluation.looks import SplitName
     from echelon.evaluation.runs_comparison import Difference, RunsComparison
+    from echelon.evaluation.test_access import SplitName
     from echelon.training.run import TrainedRun
 
 

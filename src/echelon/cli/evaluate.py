@@ -18,7 +18,7 @@ from echelon.files import sweep
 
 if TYPE_CHECKING:
     from echelon.evaluation.evaluate import Evaluation
-    from echelon.evaluation.looks import SplitName
+    from echelon.evaluation.test_access import SplitName
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a trained run.")]
 ReportPath = Annotated[
@@ -135,7 +135,7 @@ def evaluate_run(
 
 def _worked(result: Evaluation) -> Iterator[str]:
     """What the agents' execution cost, mean over seeds, where the executor told it."""
-    from echelon.report.worked import PARTS, worked_costs
+    from echelon.report.execution_costs import PARTS, worked_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]
     found = [worked_costs(one) for one in blotters if "arrival" in one.columns]
@@ -247,12 +247,12 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
 ROWS: Mapping[str, str] = MappingProxyType(
     {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
 )
-"""What the rows of `evaluation.companions` are called in a table."""
+"""What the rows of `evaluation.reference_policies` are called in a table."""
 
 
 def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
     """The agent beside what is made of the same experts, mean and std over seeds."""
-    from echelon.evaluation.companions import over_seeds, with_best
+    from echelon.evaluation.reference_policies import over_seeds, with_best
 
     table = numbers("over the same experts", "", *(COLUMNS[name].heading for name in shown))
     several = len(result.seeds) > 1

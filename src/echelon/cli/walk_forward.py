@@ -162,7 +162,7 @@ def _fold_cells(
 
 
 def _print_stitched(result: WalkForwardResult) -> None:
-    from echelon.evaluation.companions import by_row, over_seeds
+    from echelon.evaluation.reference_policies import by_row, over_seeds
 
     stitched = result.stitched
     assert stitched is not None

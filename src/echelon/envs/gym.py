@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from echelon.config import Config
 from echelon.envs.act import Kind
-from echelon.envs.face import Face, Observation, ObservationKind, told
+from echelon.envs.env_spec import Face, Observation, ObservationKind, told
 from echelon.envs.world import World
 from echelon.market import Fills, Reason
 from echelon.ops.measures import RunningMeasures
@@ -35,7 +35,7 @@ COSTS = ("commission", "stamp", "slippage")
 
 
 class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
-    """One book on a world. Spaces are described in `echelon.envs.face`."""
+    """One book on a world. Spaces are described in `echelon.envs.env_spec`."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
 

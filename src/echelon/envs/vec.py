@@ -22,9 +22,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvS
 from echelon.config import Config
 from echelon.envs.act import Holdings, Kind
 from echelon.envs.books import StepResult
-from echelon.envs.face import Face, Observation, ObservationKind, told
+from echelon.envs.env_spec import Face, Observation, ObservationKind, told
 from echelon.envs.gym import COSTS
-from echelon.envs.places import PlacesVecEnv
+from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
 from echelon.runs.checkpoint import pack_generator, unpack_generator

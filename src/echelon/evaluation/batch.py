@@ -31,7 +31,7 @@ from echelon.config import Config, fingerprint, load_run_config, refuse_places, 
 from echelon.envs.world import rules_of
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
-from echelon.evaluation.looks import SplitName
+from echelon.evaluation.test_access import SplitName
 from echelon.features import prepare
 from echelon.files import (
     blaming,

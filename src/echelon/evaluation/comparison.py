@@ -44,8 +44,8 @@ from echelon.evaluation.batch import (
     write_table,
 )
 from echelon.evaluation.evaluate import Evaluation
-from echelon.evaluation.looks import SplitName
 from echelon.evaluation.statistics import judge
+from echelon.evaluation.test_access import SplitName
 from echelon.evaluation.trust import LEAST_BARS
 from echelon.files import write_json
 from echelon.ops.measures import LABELS, MeanStd, mean_std

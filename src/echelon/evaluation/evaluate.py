@@ -26,14 +26,14 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import DamagedError, StoreError
-from echelon.evaluation.companions import Track, companion_name
-from echelon.evaluation.looks import Look, SplitName
+from echelon.evaluation.reference_policies import Track, companion_name
 from echelon.evaluation.saved import AGAIN, Reads, Summary
+from echelon.evaluation.test_access import Look, SplitName
 from echelon.evaluation.trust import TRUST, assess
 from echelon.files import check_tree, exclusive_lock, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
-from echelon.population.companions import companions_of, in_order
 from echelon.population.record import CommandRecord, record_of, remove_record
+from echelon.population.reference_policies import companions_of, in_order
 from echelon.training.run import TrainedRun
 
 FORMAT = 1

@@ -31,8 +31,8 @@ from scipy import stats
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.comparison import Gap, Gaps, Row, or_none, saved_returns
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
-from echelon.evaluation.looks import SplitName
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
+from echelon.evaluation.test_access import SplitName
 from echelon.evaluation.trust import Standing, standing
 from echelon.files import write_json
 from echelon.market import resolve_rules

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from echelon.evaluation.companions import Measured, Track, columns, companion_name
 from echelon.evaluation.evaluate import Evaluation
+from echelon.evaluation.reference_policies import Measured, Track, columns, companion_name
 from echelon.evaluation.statistics import Claim, deflate_by_sharpes, judge, seed_interval
 from echelon.evaluation.trust import LEAST_BARS, YARDSTICK, both_blocks, verdict
 from echelon.ops.measures import Costs, MeanStd, mean_std, measure, sharpe_annual

@@ -33,8 +33,7 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.errors import StoreError
-from echelon.evaluation.companions import columns
-from echelon.evaluation.looks import Look, SplitName, returns_of
+from echelon.evaluation.reference_policies import columns
 from echelon.evaluation.saved import AGAIN, Trust
 from echelon.evaluation.statistics import (
     Claim,
@@ -47,6 +46,7 @@ from echelon.evaluation.statistics import (
     seed_interval,
     superior_ability,
 )
+from echelon.evaluation.test_access import Look, SplitName, returns_of
 from echelon.files import check_tree, read_json
 from echelon.runs.registry import Entry
 from echelon.training.run import TrainedRun

@@ -42,9 +42,9 @@ from echelon.evaluation.batch import (
     saved_base,
     write_table,
 )
-from echelon.evaluation.companions import Measured, by_row, companion_name, over_seeds
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import Bars, Fold, plan_folds
+from echelon.evaluation.reference_policies import Measured, by_row, companion_name, over_seeds
 from echelon.evaluation.stitched import Stitched, plain, seed_name, statistics, stitch
 from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS

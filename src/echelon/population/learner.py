@@ -34,7 +34,7 @@ from torch import Tensor
 
 from echelon.agents.mfpbt import Hyperparameters
 from echelon.agents.policy import WeightPolicy
-from echelon.agents.stretches import Mark
+from echelon.agents.sequences import Mark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
@@ -45,17 +45,17 @@ from echelon.population.artefacts import PopulationEvent, PopulationHistory, Rea
 from echelon.population.bonus import Deeds, SkillBonus, portfolios
 from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
+from echelon.population.expert_books import survey
 from echelon.population.factory import MemberFactory
 from echelon.population.member import TOLD, Brief
-from echelon.population.members import Members
 from echelon.population.meta_env import MetaEnv
 from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
 from echelon.population.policies import expert_policy
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.recovery import Members
 from echelon.population.router import Router, probabilities_along
 from echelon.population.settings import refuse_settings
 from echelon.population.shared_replay import SharedReplay
-from echelon.population.survey import survey
 from echelon.population.windows import parts_of, routed_weights, row_weights, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix

@@ -4,7 +4,7 @@ It collects and learns as the single expert does (`agents.expert`), with these d
 
 - What it did goes into its ring of the shared replay, with the policy that acted.
 - Updates draw sequences, its own and others', and learn by Retrace (`SAC.update_sequences`).
-- The reward is put together when it is drawn (`population.pay`).
+- The reward is put together when it is drawn (`population.expert_reward`).
 - Every row has a weight in its losses: how much the bar is its own (`population.windows`).
 
 The coordinator (`population.learner`) says when to collect and to learn. All that a member is told
@@ -38,9 +38,9 @@ from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
-from echelon.population.lesson import Lesson, told_of
-from echelon.population.pay import Pay
+from echelon.population.expert_reward import Pay
 from echelon.population.shared_replay import Marks, SharedReplay
+from echelon.population.training_batch import Lesson, told_of
 from echelon.population.windows import own_returns, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix

@@ -34,12 +34,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvS
 from echelon.agents.starts import Starts
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.places import PlacesVecEnv
+from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
-from echelon.population import view
-from echelon.population.desk import Desk, Ints, within_limits
-from echelon.population.incentive import Incentive
-from echelon.population.survey import Survey, survey
+from echelon.population import router_observation as view
+from echelon.population.book_forks import Desk, Ints, within_limits
+from echelon.population.expert_books import Survey, survey
+from echelon.population.router_reward import Incentive
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32
 

@@ -38,12 +38,12 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, Kind, Rows, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
-from echelon.population import view
-from echelon.population.choosers import Chooser, HedgeRouter
-from echelon.population.companions import HEDGE, expert_key
-from echelon.population.desk import Desk, Ints, Traded, first_rows, started, within_limits
+from echelon.population import router_observation as view
+from echelon.population.book_forks import Desk, Ints, Traded, first_rows, started, within_limits
+from echelon.population.expert_books import Standing, Verdicts, warm_bars
 from echelon.population.record import CASH, CommandRecord
-from echelon.population.survey import Standing, Verdicts, warm_bars
+from echelon.population.reference_policies import HEDGE, expert_key
+from echelon.population.router_policies import Chooser, HedgeRouter
 from echelon.risk import (
     Alert,
     HaltSettings,

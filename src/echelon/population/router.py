@@ -23,9 +23,9 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError
-from echelon.population import view
-from echelon.population.desk import Ints
-from echelon.population.incentive import Incentive
+from echelon.population import router_observation as view
+from echelon.population.book_forks import Ints
+from echelon.population.router_reward import Incentive
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -38,8 +38,8 @@ from echelon.types import Bools, Floats, Floats32
 if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
 
+    from echelon.population.expert_books import Survey
     from echelon.population.meta_env import MetaEnv
-    from echelon.population.survey import Survey
 
 Metrics = dict[str, float]
 

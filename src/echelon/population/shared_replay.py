@@ -43,7 +43,7 @@ from echelon.agents.replay import (
     read_behaviour,
     read_columns,
 )
-from echelon.agents.stretches import Mark, Share, Window, draw, window
+from echelon.agents.sequences import Mark, Share, Window, draw, window
 from echelon.errors import ConfigError, StoreError
 
 Marks = tuple[Mark, ...]

@@ -39,12 +39,12 @@ from echelon.evaluation.statistics.claims import judge
 from echelon.evaluation.statistics.sharpe import deflate
 from echelon.evaluation.trust import load_trust
 from echelon.files import read_arrays
-from echelon.proving.capture import RETURNS, claim_draws
 from echelon.proving.certificate import Bar, MarketResult, of_count
 from echelon.proving.null import NullMarket, null_world
 from echelon.proving.parts import Done, Finding
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import planted_worlds, rules_of_thumb
+from echelon.proving.planted_proof import RETURNS, claim_draws
 from echelon.proving.trial import (
     YEAR,
     EqualWeight,

@@ -30,11 +30,11 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import Action, Holdings, Kind, Rows
 from echelon.envs.world import World
-from echelon.proving.capture import EXPERT_DRAWS, own_draws
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference
 from echelon.proving.parts import Done, Finding
 from echelon.proving.planted import PlantedMarket, planted_worlds, reference
+from echelon.proving.planted_proof import EXPERT_DRAWS, own_draws
 from echelon.proving.trial import trade, train_agent
 from echelon.proving.worlds import together
 from echelon.training.learners import Worlds

@@ -33,8 +33,8 @@ from echelon.config.agents import StateConfig
 from echelon.envs.act import Holdings, Kind, Rows
 from echelon.envs.world import World
 from echelon.ops.information import mutual_information
-from echelon.population.companions import HEDGE
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.reference_policies import HEDGE
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.costly import at_fee
 from echelon.proving.parts import Done, Finding

@@ -22,7 +22,6 @@ from typing import Literal
 
 from echelon.config import Config, to_yaml
 from echelon.files import write_atomic
-from echelon.proving.capture import PlantedPart, assess_planted
 from echelon.proving.certificate import Certificate, MarketResult
 from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, assess_null
 from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
@@ -36,6 +35,7 @@ from echelon.proving.hierarchies import (
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.parts import Done, Part, about, begin_anew, identity_of, run_all
 from echelon.proving.planted import PLANTED
+from echelon.proving.planted_proof import PlantedPart, assess_planted
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
 from echelon.proving.sizes import FULL, Sizes, hurried

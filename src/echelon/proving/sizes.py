@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from echelon.config import Config
-from echelon.proving.capture import EXPERT_DRAWS
 from echelon.proving.hierarchies import Draws
 from echelon.proving.null import NullMarket
+from echelon.proving.planted_proof import EXPERT_DRAWS
 from echelon.proving.trial import is_expert
 
 Mode = Literal["quick", "full", "reduced"]

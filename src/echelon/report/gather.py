@@ -23,8 +23,8 @@ from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evalu
 from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
 from echelon.population.artefacts import PopulationHistory
-from echelon.population.companions import HEDGE, expert_key
 from echelon.population.record import CommandRecord, has_record, record_files
+from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.palette import BASELINES
 from echelon.report.series import carried
 from echelon.runs import RunDirectory

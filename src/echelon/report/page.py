@@ -7,8 +7,6 @@ from html import escape
 from typing import Any
 
 from echelon.report import charts, tables
-from echelon.report.beside import beside_card
-from echelon.report.companions import companions_card
 from echelon.report.document import (
     book_names,
     card,
@@ -21,17 +19,19 @@ from echelon.report.document import (
     part,
     two,
 )
+from echelon.report.execution_costs import worked_card
 from echelon.report.figures import MEAN
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead
 from echelon.report.hierarchy import hierarchy_cards, population_card
 from echelon.report.languages import language_links
+from echelon.report.other_runs import beside_card
+from echelon.report.reference_policies import companions_card
 from echelon.report.rules import idle_text, recorded_rules
 from echelon.report.series import shortest_period
 from echelon.report.texts import Words
 from echelon.report.training import training_chart
 from echelon.report.trust import trust_card
-from echelon.report.worked import worked_card
 
 _RANGES = ((1, "range_1m"), (3, "range_3m"), (6, "range_6m"), (12, "range_1y"), (36, "range_3y"))
 

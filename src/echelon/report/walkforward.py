@@ -20,7 +20,6 @@ from echelon.evaluation.walkforward import AGENT, KIND, STITCHED
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, Label
 from echelon.report import tables
-from echelon.report.companions import companion_differences
 from echelon.report.document import (
     card,
     chart,
@@ -36,6 +35,7 @@ from echelon.report.gather import SplitData
 from echelon.report.headline import lead
 from echelon.report.languages import file_name, language_links, languages_with
 from echelon.report.page import STEM, equity_card, measures_card, monthly_card
+from echelon.report.reference_policies import companion_differences
 from echelon.report.rules import recorded_rules
 from echelon.report.texts import Words
 from echelon.report.trust import (

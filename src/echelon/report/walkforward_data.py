@@ -19,12 +19,12 @@ from echelon.backtest.files import Tables
 from echelon.config import Config
 from echelon.errors import StoreError
 from echelon.evaluation.batch import reading
-from echelon.evaluation.companions import EXPERTS
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
+from echelon.evaluation.reference_policies import EXPERTS
 from echelon.evaluation.walkforward import AGENT, KIND, STITCHED, Step, WalkForward
 from echelon.files import read_table
 from echelon.ops.measures import LABELS
-from echelon.population.companions import HEDGE
+from echelon.population.reference_policies import HEDGE
 from echelon.report.gather import Record, SplitData, in_order
 from echelon.types import Floats, Times
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from echelon.population.desk import Ints
+from echelon.population.book_forks import Ints
 from echelon.types import Bools, Floats, Floats32
 
 

@@ -25,8 +25,8 @@ from echelon.config.hierarchy import RiskConfig
 from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.population.desk import Desk, Ints, first_rows, started
-from echelon.population.view import Sight, Trail, market_view
+from echelon.population.book_forks import Desk, Ints, first_rows, started
+from echelon.population.router_observation import Sight, Trail, market_view
 from echelon.risk import (
     CvarGuard,
     CvarSettings,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from echelon.agents.mfpbt import Decision
-from echelon.agents.stretches import Mark
+from echelon.agents.sequences import Mark
 from echelon.errors import TrainingError
 from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import Evolution

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from echelon.evaluation.companions import EXPERTS, over_seeds, with_best
+from echelon.evaluation.reference_policies import EXPERTS, over_seeds, with_best
 from echelon.ops.measures import LABELS
-from echelon.population.companions import HEDGE
+from echelon.population.reference_policies import HEDGE
 from echelon.report.document import card, folded, part
 from echelon.report.gather import SplitData
 from echelon.report.tables import measure_name, table

@@ -1,4 +1,4 @@
-"""A hierarchy beside what is made of the same experts: the numbers of `population.companions`.
+"""A hierarchy and what is made of the same experts: numbers of `population.reference_policies`.
 
 Every seed has experts of its own, and so companions of its own. Over the seeds they make three
 rows to hold the agent to:
@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from echelon.ops.measures import MeanStd, mean_std
-from echelon.population.companions import HEDGE, is_expert
+from echelon.population.reference_policies import HEDGE, is_expert
 from echelon.types import Floats
 
 BEST = "best"
