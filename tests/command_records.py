@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echelon.agents.lineage import Life
+from echelon.agents.mfpbt import Life
 from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
 from echelon.population.attribution import RealBook
 from echelon.population.record import CommandRecord

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from echelon.agents.replay import Behaviour, Transitions
+from echelon.agents.replay import (
+    Behaviour,
+    Replay,
+    SequenceDraw,
+    Transitions,
+    draw_sequences,
+    read_columns,
+    ring_window,
+)
 from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
 
 N, E, K = 11, 3, 3
@@ -131,3 +139,17 @@ def work_in_a_process(directory: Path, expert: int, marks: Marks, results: Any) 
     made.collect(expert, 5)
     batch = made.shared.batch(expert, 25, 3, 0.5, 30, rng(expert), marks=marks, margin=15)
     results.put((expert, made.shared.snapshot()[expert], parts(batch)))
+
+
+def sequence_slots(
+    replay: Replay, n: int, length: int, rng: np.random.Generator
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Slots[n,L] of sequences drawn from the whole of one ring."""
+    share = SequenceDraw([ring_window(replay.mark, replay.capacity, length)], n, "some advice")
+    row, ended = replay.columns["row"], replay.columns["ended"]
+    return np.ascontiguousarray(draw_sequences(row, ended, [share], length, rng).T)
+
+
+def sequences(replay: Replay, n: int, length: int, rng: np.random.Generator) -> Transitions:
+    """Sequences[n,L,…] drawn from the whole of one ring."""
+    return read_columns(replay.columns, sequence_slots(replay, n, length, rng))

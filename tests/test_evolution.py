@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_mfpbt import EXPECTED, FIVE, POPULATION, ROUNDS, beginnings
+from test_mfpbt import EXPECTED, FIVE, POPULATION, ROUNDS, ancestors, beginnings
 from worlds import make_config
 
-from echelon.agents.mfpbt import Decision, Plan, Range
+from echelon.agents.mfpbt import Decision, PopulationPlan, Range
 from echelon.errors import ConfigError, StoreError, TrainingError
 from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import (
@@ -88,7 +88,7 @@ IN_BOUNDS = "train.lr_actor=1e-3"
 """The default rate is that of flat agents."""
 
 
-def _evolution(plan: Plan, seed: int = 7, **settings: Any) -> Evolution:
+def _evolution(plan: PopulationPlan, seed: int = 7, **settings: Any) -> Evolution:
     given = skills(plan.niches, 10, seed)
     return Evolution(plan, beginnings(plan), seed, skills=given, **settings)
 
@@ -124,7 +124,7 @@ def test_three_rounds_of_32_members_copy_what_was_worked_out_by_hand(workers: in
     assert facts[2]["trail"] == [4, 2, 2]
     for member, toy in enumerate(facts):
         life = evolution.lineage.living(member)
-        chain = [life, *(evolution.lineage.lives[i] for i in evolution.lineage.ancestors(life.id))]
+        chain = [life, *(evolution.lineage.lives[i] for i in ancestors(evolution.lineage, life.id))]
         path = [next(x.member for x in chain if x.round < r) for r in (1, 2, 3)]
         assert toy["trail"] == path, member
         assert chain[-1].member == ROOTS[member]
@@ -307,7 +307,7 @@ def test_state_of_another_population_is_refused() -> None:
         _evolution(POPULATION).restore(state)
     with pytest.raises(StoreError, match="skills"):
         _evolution(FIVE).restore(state | {"skills": [[1.0]]})
-    spaced = Plan(5, 1, (1,), {"lr": FIVE.space["lr"]})
+    spaced = PopulationPlan(5, 1, (1,), {"lr": FIVE.space["lr"]})
     other = Evolution(spaced, [{"lr": 1e-3}] * 5, 7, skills=skills(5, 10, 7))
     with pytest.raises(StoreError, match=r"expected hyperparameters \['lr'\]"):
         other.restore(state)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.collector import by_lot
+from echelon.agents.collector import Starts, by_lot
 from echelon.agents.expert import METRICS, ExpertLearner
 from echelon.agents.policy import WeightPolicy
-from echelon.agents.starts import Starts
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.envs import World
@@ -202,7 +201,7 @@ def with_draws(config: Config) -> Config:
 def test_a_loss_that_is_no_number_stops_before_the_weights_change(world: World) -> None:
     learner = trained(make_learner(world), 4)
     before = {k: v.clone() for k, v in learner.weights().items()}
-    learner.replay._arrays["reward"][:] = np.nan
+    learner.replay.columns["reward"][:] = np.nan
     with pytest.raises(TrainingError, match="diverged"):
         trained(learner, 2)
     after = learner.weights()

@@ -16,14 +16,13 @@ from echelon.config.agents import RewardConfig
 from echelon.envs import ActionRule, Books, World
 from echelon.envs.act import Holdings
 from echelon.errors import DataError, UsageError
-from echelon.population.book_forks import Ints
 from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router_observation import names
 from echelon.population.router_policies import Chooser, EqualRouter, FixedRouter, HedgeRouter
 from echelon.proving.worlds import joined
 from echelon.risk import RiskEvent, RiskKind
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 HORIZONS = (2, 5, 12)
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.agents.lineage import Lineage
 from echelon.agents.mfpbt import (
     Decision,
     Hyperparameters,
-    Plan,
+    Lineage,
+    PopulationPlan,
     Proposal,
     Range,
-    begin_anew,
     evolve,
-    perturbed,
+    perturb_hyperparameters,
     propose,
-    ranked,
+    rank_members,
     reseed,
+    restart_members,
     settle,
 )
 from echelon.errors import ConfigError, StoreError
@@ -32,9 +32,17 @@ from echelon.rng import stream
 from echelon.types import Floats
 
 NAN = math.nan
+
+
+def ancestors(lineage: Lineage, life: int) -> list[int]:
+    """Ids from the parent of a life to the root of its weights, the parent first."""
+    parent = lineage.lives[life].parent
+    return [] if parent is None else [parent, *ancestors(lineage, parent)]
+
+
 SPACE = {"lr": Range(1e-5, 1.0), "discount": Range(0.9, 0.999, of_rest=True)}
-POPULATION = Plan(niches=4, per_niche=8, frequencies=(1, 2), space=SPACE)
-FIVE = Plan(niches=5, per_niche=1, frequencies=(1,), space=SPACE)
+POPULATION = PopulationPlan(niches=4, per_niche=8, frequencies=(1, 2), space=SPACE)
+FIVE = PopulationPlan(niches=5, per_niche=1, frequencies=(1,), space=SPACE)
 
 # Fitness by niche: four fast members, then four slow ones.
 ROUNDS = [
@@ -96,7 +104,7 @@ EXPECTED: list[list[tuple[int, str, int | None, int | None]]] = [
 ]
 
 
-def beginnings(plan: Plan) -> list[Hyperparameters]:
+def beginnings(plan: PopulationPlan) -> list[Hyperparameters]:
     """A set of hyperparameters for each member, no two alike."""
     return [{"lr": 1e-3 * (1 + m / 100), "discount": 0.99} for m in range(plan.members)]
 
@@ -131,17 +139,16 @@ def test_three_rounds_of_32_members_leave_the_family_tree_worked_out_by_hand() -
     assert told[54] == (3, 39, 39)
     assert told[55] == (10, 43, 39)
     assert told[56] == (11, 34, 34)
-    assert lineage.ancestors(54) == [39, 33, 0]
-    assert (lineage.depth(54), lineage.root(54)) == (3, 0)
-    assert lineage.ancestors(55) == [43, 15]
-    assert lineage.ancestors(56) == [34, 9]
-    assert (lineage.depth(6), lineage.root(6)) == (0, 6)
-    assert lineage.children(16) == [37, 46, 47, 58]
-    assert lineage.children(33) == [39, 42]
+    assert ancestors(lineage, 54) == [39, 33, 0]
+    assert ancestors(lineage, 55) == [43, 15]
+    assert ancestors(lineage, 56) == [34, 9]
+    assert ancestors(lineage, 6) == []
+    assert [life.id for life in lineage.lives if life.parent == 16] == [37, 46, 47, 58]
+    assert [life.id for life in lineage.lives if life.parent == 33] == [39, 42]
     assert [lineage.living(m).id for m in range(8)] == [39, 40, 53, 54, 41, 42, 6, 7]
     assert {x.niche for x in lineage.lives} == {0, 1, 2, 3}
     for life in lineage.lives:
-        assert all(lineage.lives[a].niche == life.niche for a in lineage.ancestors(life.id))
+        assert all(lineage.lives[a].niche == life.niche for a in ancestors(lineage, life.id))
 
 
 def test_three_rounds_change_hyperparameters_of_copies_only() -> None:
@@ -170,14 +177,15 @@ def test_same_seed_same_decisions_and_another_seed_changes_only_the_perturbation
 
 def test_both_factors_occur_about_as_often() -> None:
     raised = Counter(
-        perturbed(FIVE, {"lr": 0.01, "discount": 0.99}, r, 0, 3)["lr"] > 0.01 for r in range(400)
+        perturb_hyperparameters(FIVE, {"lr": 0.01, "discount": 0.99}, r, 0, 3)["lr"] > 0.01
+        for r in range(400)
     )
     assert 150 < raised[True] < 250
 
 
 def test_two_of_a_quarter_pair_with_winners_and_migrants_by_rank_each_once() -> None:
     # One niche of two subpopulations of eight; fast 0…7 fit 8…1, slow 8…15: 8 and 9 are better.
-    plan = Plan(1, 16, (1, 10), SPACE)
+    plan = PopulationPlan(1, 16, (1, 10), SPACE)
     fit = np.array([8.0, 7, 6, 5, 4, 3, 2, 1, 20, 4.5, 0, 0, 0, 0, 0, 0])
     got = {d.member: d.weights_from for d in evolve(plan, 1, fit, beginnings(plan), 0)}
     assert got == {6: 0, 7: 1, 4: 8, 5: 9}
@@ -193,7 +201,7 @@ def test_two_of_a_quarter_pair_with_winners_and_migrants_by_rank_each_once() -> 
 def test_whatever_the_fitness_weights_stay_in_the_niche_and_the_fast_teach_no_slow(
     seed: int, round_: int, between: bool
 ) -> None:
-    plan = Plan(3, 8, (1, 3), SPACE, between_niches=between)
+    plan = PopulationPlan(3, 8, (1, 3), SPACE, between_niches=between)
     rng = stream(seed, "fitness")
     fit: Floats = rng.integers(0, 5, plan.members).astype(float)
     fit[rng.random(plan.members) < 0.15] = NAN
@@ -202,7 +210,9 @@ def test_whatever_the_fitness_weights_stay_in_the_niche_and_the_fast_teach_no_sl
     assert members == sorted(set(members))
     for d in decisions:
         assert round_ % plan.delta_of(d.member) == 0
-        group = ranked(plan.group(plan.niche_of(d.member), plan.subpopulation_of(d.member)), fit)
+        group = rank_members(
+            plan.group(plan.niche_of(d.member), plan.subpopulation_of(d.member)), fit
+        )
         assert d.member in group[2:]  # the better half is left alone
         for source in (d.weights_from, d.hyperparameters_from):
             assert source is None or math.isfinite(fit[source])
@@ -216,7 +226,7 @@ def test_whatever_the_fitness_weights_stay_in_the_niche_and_the_fast_teach_no_sl
 
 
 def test_without_exchange_between_niches_nothing_is_borrowed() -> None:
-    plan = Plan(4, 8, (1, 2), SPACE, between_niches=False)
+    plan = PopulationPlan(4, 8, (1, 2), SPACE, between_niches=False)
     kinds = {d.kind for d in evolve(plan, 1, ROUNDS[0], beginnings(plan), 0)}
     assert kinds == {"exploit", "migrate"}
 
@@ -240,7 +250,7 @@ def test_weakest_of_five_is_tried_with_other_hyperparameters_and_keeps_what_does
     assert proposal is not None
     trial = proposal.decision
     assert (trial.member, trial.kind, trial.weights_from) == (1, "propose", None)
-    assert trial.hyperparameters == perturbed(FIVE, present[1], 4, 1, 1)
+    assert trial.hyperparameters == perturb_hyperparameters(FIVE, present[1], 4, 1, 1)
     assert trial.hyperparameters["lr"] != present[1]["lr"]
     for now, kind in ((0.3, "keep"), (0.2, "keep"), (0.19, "revert"), (NAN, "revert")):
         end = settle(proposal, 5, now)
@@ -266,7 +276,7 @@ def test_worst_expert_begins_anew_only_when_experts_have_become_alike() -> None:
     assert "0.250" in decision.reason
     lineage = Lineage(FIVE, present)
     (life,) = lineage.apply([decision])
-    assert (life.parent, life.lender, lineage.depth(life.id)) == (None, 0, 0)
+    assert (life.parent, life.lender) == (None, 0)
 
 
 def test_worst_niche_of_many_members_begins_anew_as_a_whole() -> None:
@@ -281,13 +291,13 @@ def test_worst_niche_of_many_members_begins_anew_as_a_whole() -> None:
 
 def test_expert_that_is_no_longer_a_number_begins_anew_from_its_niche_if_it_can() -> None:
     fit = np.array([1.0, NAN, 0.9, 0.5, 0.7])
-    (alone,) = begin_anew(FIVE, 2, [1], fit, beginnings(FIVE), "loss is not a number")
+    (alone,) = restart_members(FIVE, 2, [1], fit, beginnings(FIVE), "loss is not a number")
     assert (alone.fresh, alone.weights_from, alone.hyperparameters_from) == (True, None, 0)
     many = np.arange(32.0)
     many[3] = NAN
-    (mate,) = begin_anew(POPULATION, 2, [3], many, beginnings(POPULATION), "loss")
+    (mate,) = restart_members(POPULATION, 2, [3], many, beginnings(POPULATION), "loss")
     assert (mate.fresh, mate.weights_from, mate.hyperparameters_from) == (False, 7, 31)
-    nobody = begin_anew(FIVE, 2, range(5), np.full(5, NAN), beginnings(FIVE), "loss")
+    nobody = restart_members(FIVE, 2, range(5), np.full(5, NAN), beginnings(FIVE), "loss")
     assert [d.hyperparameters for d in nobody] == beginnings(FIVE)
 
 
@@ -308,7 +318,7 @@ def test_population_that_does_not_divide_says_what_would(
     per_niche: int, frequencies: tuple[int, ...], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        Plan(4, per_niche, frequencies, SPACE)
+        PopulationPlan(4, per_niche, frequencies, SPACE)
 
 
 def test_hyperparameters_outside_bounds_or_of_other_names_are_refused() -> None:

@@ -10,10 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from memories import E, N, Walk, assert_same, behaviour_of, numbers, slow_sequences
+from memories import (
+    E,
+    N,
+    Walk,
+    assert_same,
+    behaviour_of,
+    numbers,
+    sequence_slots,
+    sequences,
+    slow_sequences,
+)
 
 from echelon.agents import replay as module
-from echelon.agents.replay import Replay, Transitions
+from echelon.agents.replay import Replay, Transitions, read_behaviour, read_columns
 from echelon.errors import ConfigError, DataError, StoreError
 
 
@@ -40,7 +50,7 @@ def rng() -> np.random.Generator:
 
 
 def everything(replay: Replay) -> Transitions:
-    return replay._at(np.arange(replay.size))
+    return read_columns(replay.columns, np.arange(replay.size))
 
 
 # --- drawing ----------------------------------------------------------------------------------
@@ -69,7 +79,7 @@ def test_every_transition_is_as_likely_as_any_other() -> None:
 
 def test_same_chance_draws_the_same() -> None:
     replay, _ = fill(capacity=60, steps=30, ends=0.1)
-    for draw in (replay.sample, lambda n, rng: replay.sequences(n, 4, rng)):
+    for draw in (replay.sample, lambda n, rng: sequences(replay, n, 4, rng)):
         one, again, another = (draw(20, np.random.default_rng(seed)) for seed in (5, 5, 6))
         assert_same(one, again)
         assert not np.array_equal(one.reward, another.reward)
@@ -84,10 +94,10 @@ def test_sequences_are_all_those_within_an_episode_and_no_others(
     replay, books = fill(capacity=62, steps=steps, ends=ends)
     wanted = slow_sequences(books, length)
     if not wanted:
-        with pytest.raises(DataError, match=r"begins a stretch of 5 .*expert\.buffer_size"):
-            replay.sequences(1, length, np.random.default_rng(0))
+        with pytest.raises(DataError, match=r"begins a sequence of 5 .*some advice"):
+            sequences(replay, 1, length, np.random.default_rng(0))
         return
-    drawn = replay.sequences(4000, length, np.random.default_rng(0))
+    drawn = sequences(replay, 4000, length, np.random.default_rng(0))
     assert drawn.weights.shape == (4000, length, N)
     assert {tuple(row) for row in numbers(drawn).tolist()} == wanted
     np.testing.assert_array_equal(drawn.row[:, 1:], drawn.next_row[:, :-1])
@@ -97,7 +107,7 @@ def test_sequences_are_equally_likely_even_where_few_are_whole() -> None:
     replay, books = fill(capacity=600, steps=200, ends=0.75)
     wanted = slow_sequences(books, 5)
     assert 1 <= len(wanted) <= 10  # so rare that drawing again and again gives up
-    drawn = numbers(replay.sequences(5000, 5, np.random.default_rng(0)))
+    drawn = numbers(sequences(replay, 5000, 5, np.random.default_rng(0)))
     stretches, counts = np.unique(drawn, axis=0, return_counts=True)
     assert {tuple(row) for row in stretches.tolist()} == wanted
     expected = 5000 / len(wanted)
@@ -110,7 +120,7 @@ def test_new_beginning_without_a_flag_breaks_a_sequence_too() -> None:
         if k == 3:
             walk.row = walk.row + np.int32(50)
         replay.add(walk.step())
-    drawn = numbers(replay.sequences(500, 3, np.random.default_rng(0))) // E
+    drawn = numbers(sequences(replay, 500, 3, np.random.default_rng(0))) // E
     assert {tuple(row) for row in drawn.tolist()} == {(0, 1, 2), (3, 4, 5)}
 
 
@@ -120,7 +130,7 @@ def test_end_breaks_a_sequence_even_where_the_next_episode_begins_at_the_next_ro
         cut = np.full(E, k == 2)
         step = walk.step()
         replay.add(step._replace(truncated=cut))
-    drawn = numbers(replay.sequences(500, 3, np.random.default_rng(0))) // E
+    drawn = numbers(sequences(replay, 500, 3, np.random.default_rng(0))) // E
     assert {tuple(row) for row in drawn.tolist()} == {(0, 1, 2), (3, 4, 5)}
 
 
@@ -129,7 +139,7 @@ def test_end_breaks_a_sequence_even_where_the_next_episode_begins_at_the_next_ro
 
 def test_transition_takes_a_fiftieth_of_two_windows_or_less() -> None:
     replay = Replay(1000, 16)
-    held = sum(array.nbytes for array in replay._arrays.values())
+    held = sum(array.nbytes for array in replay.columns.values())
     assert held == 1000 * replay.bytes_per_transition
     windows = 2 * 20 * 16 * 30 * 4
     assert windows / replay.bytes_per_transition >= 50
@@ -173,7 +183,7 @@ def test_empty_buffer_draws_nothing() -> None:
     with pytest.raises(ValueError, match="empty replay buffer"):
         Replay(10, N).sample(1, np.random.default_rng(0))
     with pytest.raises(DataError, match="none of the 0 transitions"):
-        Replay(10, N).sequences(1, 2, np.random.default_rng(0))
+        sequences(Replay(10, N), 1, 2, np.random.default_rng(0))
 
 
 # --- going on ------------------------------------------------------------------------------------
@@ -190,7 +200,7 @@ def test_restored_buffer_goes_on_as_the_other_one(steps: int) -> None:
         replay.add(walks[0].step())
         other.add(walks[1].step())
     assert_same(everything(other), everything(replay))
-    drawn = [r.sequences(9, 2, np.random.default_rng(1)) for r in (replay, other)]
+    drawn = [sequences(r, 9, 2, np.random.default_rng(1)) for r in (replay, other)]
     assert_same(*drawn)
 
 
@@ -241,18 +251,17 @@ def with_behaviour(steps: int, directory: Path | None = None) -> Replay:
 
 def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
     replay, plain = with_behaviour(33), fill(capacity=31, steps=33, ends=0.2).replay
-    for both, alone in (
-        (replay.sample_both(50, rng()), plain.sample(50, rng())),
-        (replay.sequences_both(50, 3, rng()), plain.sequences(50, 3, rng())),
-    ):
-        assert_same(both.transitions, alone)
-        number = both.transitions.reward / 2
-        np.testing.assert_array_equal(both.behaviour.version, number // E)
-        np.testing.assert_array_equal(both.behaviour.skill, number // E)
-        np.testing.assert_array_equal(both.behaviour.bar_return, number / np.float32(1000))
-        np.testing.assert_array_equal(both.behaviour.mean, alone.raw + np.float32(0.25))
-        np.testing.assert_array_equal(both.behaviour.log_std, -alone.weights / np.float32(1000))
-        assert [part.dtype for part in both.behaviour] == ["f4", "f4", "i4", "i4", "f4"]
+    for slots in (rng().integers(0, replay.size, 50), sequence_slots(replay, 50, 3, rng())):
+        behaviour = read_behaviour(replay.columns, slots)
+        alone = read_columns(plain.columns, slots)
+        assert_same(read_columns(replay.columns, slots), alone)
+        number = alone.reward / 2
+        np.testing.assert_array_equal(behaviour.version, number // E)
+        np.testing.assert_array_equal(behaviour.skill, number // E)
+        np.testing.assert_array_equal(behaviour.bar_return, number / np.float32(1000))
+        np.testing.assert_array_equal(behaviour.mean, alone.raw + np.float32(0.25))
+        np.testing.assert_array_equal(behaviour.log_std, -alone.weights / np.float32(1000))
+        assert [part.dtype for part in behaviour] == ["f4", "f4", "i4", "i4", "f4"]
     assert_same(replay.sample(50, rng()), plain.sample(50, rng()))
 
 
@@ -262,8 +271,6 @@ def test_behaviour_is_wanted_where_it_is_kept_and_only_there() -> None:
         Replay(31, N, behaviour=True).add(step)
     with pytest.raises(ValueError, match="expected a behaviour: False"):
         Replay(31, N).add(step, behaviour_of(step))
-    with pytest.raises(ValueError, match="keeps no behaviour"):
-        fill(capacity=31, steps=3).replay.sample_both(1, rng())
 
 
 def test_behaviour_that_is_no_number_is_refused_and_leaves_nothing() -> None:
@@ -291,12 +298,10 @@ def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Pat
     assert len(other) == 0  # what files hold is nothing before somebody vouches for it
     other.mark = mapped.mark
     for replay in (mapped, other):
-        for found, wanted in zip(
-            replay.sequences_both(40, 3, rng()),
-            memory.sequences_both(40, 3, rng()),
-            strict=True,
-        ):
-            assert_same(found, wanted)
+        slots = sequence_slots(replay, 40, 3, rng())
+        np.testing.assert_array_equal(slots, sequence_slots(memory, 40, 3, rng()))
+        for read in (read_columns, read_behaviour):
+            assert_same(read(replay.columns, slots), read(memory.columns, slots))
 
 
 def test_mapped_file_of_another_size_is_refused_and_left_alone(tmp_path: Path) -> None:

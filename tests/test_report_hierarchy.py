@@ -20,8 +20,7 @@ from command_records import make_book, make_history, make_record
 from test_report import data_of, days, figures, make_run, three_splits
 from worlds import make_world
 
-from echelon.agents.lineage import FOUNDER, Life
-from echelon.agents.mfpbt import Kind
+from echelon.agents.mfpbt import FOUNDER, Kind, Life
 from echelon.backtest.baselines import Momentum
 from echelon.envs.world import World
 from echelon.errors import StoreError

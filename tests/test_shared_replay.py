@@ -253,7 +253,7 @@ def test_refresh_refuses_marks_that_cannot_be(tmp_path: Path) -> None:
     mapped, memory = crew(5, 6, 7, directory=tmp_path), crew(5, 6, 7)
     marks = mapped.shared.snapshot()
     for wrong in ({"size": 61}, {"next": 60}, {"books": 0}):
-        with pytest.raises(ValueError, match="no ring of 62 slots can stand at Mark"):
+        with pytest.raises(ValueError, match="no ring of 62 slots can stand at RingMark"):
             mapped.shared.refresh((marks[0]._replace(**wrong), *marks[1:]))
     with pytest.raises(ValueError, match="expected the marks of 3 experts, found 1"):
         mapped.shared.refresh(marks[:1])

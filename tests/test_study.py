@@ -17,7 +17,7 @@ from test_prove_hierarchies import TINY
 from typer.testing import CliRunner
 from worlds import make_config
 
-from echelon.agents.lineage import Life
+from echelon.agents.mfpbt import Life
 from echelon.cli import app
 from echelon.config import Config, to_yaml
 from echelon.errors import ConfigError, Stopped, UsageError

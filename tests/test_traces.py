@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from densities import squashed_log_prob
+from memories import sequences
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
@@ -104,7 +105,7 @@ def remembered(steps: int, books: int, n_assets: int) -> tuple[Replay, Tensor, T
 
 def test_sequences_of_the_same_policy_are_believed_whole() -> None:
     replay, means, log_stds = remembered(steps=12, books=3, n_assets=6)
-    found = replay.sequences(8, 5, np.random.default_rng(1))
+    found = sequences(replay, 8, 5, np.random.default_rng(1))
 
     def time_first(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1)))

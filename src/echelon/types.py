@@ -19,9 +19,12 @@ Floats: TypeAlias = NDArray[np.float64]
 Floats32: TypeAlias = NDArray[np.float32]
 """float32 array; features."""
 Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
 Times: TypeAlias = NDArray[np.datetime64]
 """datetime64[us], naive, in the exchange's local time."""
 
+Metrics: TypeAlias = dict[str, float]
+"""Numbers for the training log by name, such as `losses/critic` or `charts/reward`."""
 Freq: TypeAlias = Literal["1d", "5min", "1min"]
 PriceBasis: TypeAlias = Literal["raw", "split_adjusted", "adjusted"]
 """What a source's OHLC are: as traded, adjusted for splits, or for splits and dividends."""

@@ -41,8 +41,7 @@ from echelon.runs.checkpoint import (
     restore_optimizer,
     unpack_generator,
 )
-
-Metrics = dict[str, float]
+from echelon.types import Metrics
 
 _PIECE_ROWS = 10_240
 """Bars × books × assets that the heads work on at a time in an update: 3 MB a tensor."""

@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.a2c import Metrics, learning_rate_share
+from echelon.agents.a2c import learning_rate_share
+from echelon.agents.collector import Starts
 from echelon.agents.policy import WeightPolicy
-from echelon.agents.starts import Starts
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
@@ -54,6 +54,7 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
+from echelon.types import Metrics
 
 _SCALE_ROWS = 4_096
 """Rows of the train window that the scale of embeddings is taken from."""

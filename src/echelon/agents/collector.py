@@ -8,6 +8,7 @@ episode is over begins another somewhere in the train window.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +18,53 @@ from torch import Tensor
 from echelon.agents.offpolicy import OffPolicy, Sampled
 from echelon.agents.policy import expert_obs
 from echelon.agents.replay import Transitions
-from echelon.agents.starts import Starts
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
-from echelon.envs.act import ActionRule, free, weights_of_actions
+from echelon.envs.act import ActionRule, Rows, free, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
+from echelon.errors import DataError
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator
 from echelon.types import Bools, Floats
 
 _LOT_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
+
+
+class Starts:
+    """Draws first and last rows of episodes, every bar of every stretch as likely as another."""
+
+    def __init__(
+        self, spans: Sequence[range], episode_steps: int | None, rng: np.random.Generator
+    ) -> None:
+        """episode_steps: None: from the start to the end of its stretch"""
+        shortest = min(len(span) for span in spans)
+        if episode_steps is not None and episode_steps + 1 > shortest:
+            raise DataError(
+                f"train.episode_steps={episode_steps} does not fit into split.train, in which a "
+                f"book can take {shortest - 1} steps. Shorten the episode."
+            )
+        self.rng = rng
+        self._steps = episode_steps
+        self._first = np.array([span.start for span in spans])
+        self._last = np.array([span.stop - 1 for span in spans])
+        # From its last row a book cannot step.
+        rooms = self._last - self._first + 1 - (1 if episode_steps is None else episode_steps)
+        self._until = np.cumsum(rooms)
+
+    @property
+    def whole(self) -> range:
+        """From the first row of all stretches to the last."""
+        return range(int(self._first.min()), int(self._last.max()) + 1)
+
+    def draw(self, count: int) -> tuple[Rows, Rows]:
+        """(first[count], last[count]) rows of new episodes."""
+        place = self.rng.integers(0, self._until[-1], count)
+        which = np.searchsorted(self._until, place, side="right")
+        before = np.concatenate([[0], self._until])[which]
+        first = self._first[which] + place - before
+        last = self._last[which] if self._steps is None else first + self._steps
+        return first.astype(np.int64), last.astype(np.int64)
 
 
 class Collected(NamedTuple):

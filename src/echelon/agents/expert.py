@@ -28,7 +28,7 @@ from torch import Tensor
 
 from echelon.agents.adapter import AdapterTraining, table_file
 from echelon.agents.collector import Collector
-from echelon.agents.offpolicy import Batch, Metrics, OffPolicy, OffPolicySettings
+from echelon.agents.offpolicy import Batch, OffPolicy, OffPolicySettings
 from echelon.agents.policy import WeightPolicy
 from echelon.agents.replay import Replay, Transitions
 from echelon.agents.sac import SAC
@@ -40,6 +40,7 @@ from echelon.errors import ConfigError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
+from echelon.types import Metrics
 
 _SCALE_ROWS = 4_096
 """Rows of the train window that the scale of embeddings is taken from."""

@@ -19,8 +19,14 @@ quarters: `propose` changes the weakest's hyperparameters, `settle` keeps the ch
 fell, and `reseed` begins the worst niche anew where the experts have become alike.
 
 Nothing here holds a network: decisions are records that the caller carries out (with "weights" go
-the optimizer's state and the adapter); `lineage.Lineage` remembers them. A fitness that is not
-finite ranks last and is copied by none.
+the optimizer's state and the adapter). A fitness that is not finite ranks last and is copied by
+none.
+
+`Lineage` is the family tree that decisions grow. A *life* is what a member is between two decisions
+about it. A decision ends one life and begins the next, whose parent is the life its weights go on
+from: the member's own last one, that of the member it copied, or none where it begins afresh. Lives
+are only ever added, so the records of a run are an append-only list fit for JSON, and the living
+are the last of each member.
 
 Axes: `M` members, numbered niche by niche and within it subpopulation by subpopulation.
 """
@@ -33,15 +39,16 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, StoreError
 from echelon.rng import stream
 from echelon.types import Floats
 
 FACTORS = (0.8, 1.25)
 QUARTERS = 4
+FOUNDER = "founder"
 
 Hyperparameters = Mapping[str, float]
-Kind = Literal["exploit", "migrate", "borrow", "propose", "keep", "revert", "reseed"]
+DecisionKind = Literal["exploit", "migrate", "borrow", "propose", "keep", "revert", "reseed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PopulationPlan:
     """The population's form: `niches` × `per_niche` members, by subpopulations of equal size.
 
     frequencies: δ of each subpopulation, in rounds, rising; their number is the subpopulations'
@@ -140,7 +147,7 @@ class Decision:
 
     round: int
     member: int
-    kind: Kind
+    kind: DecisionKind
     weights_from: int | None
     hyperparameters_from: int | None
     hyperparameters: Hyperparameters
@@ -172,7 +179,7 @@ class Proposal:
 
 
 def evolve(
-    plan: Plan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
+    plan: PopulationPlan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
 ) -> list[Decision]:
     """Decisions of one evolution of niches with several members, by rising member.
 
@@ -189,22 +196,22 @@ def evolve(
     for niche in range(plan.niches):
         for sub, delta in enumerate(plan.frequencies):
             if round_ % delta == 0:
-                group = ranked(plan.group(niche, sub), fit)
+                group = rank_members(plan.group(niche, sub), fit)
                 decisions += _exploit(plan, round_, group, fit, present, seed)
                 decisions += _migrate(plan, round_, group, fit, present)
     return sorted(decisions, key=lambda d: d.member)
 
 
 def propose(
-    plan: Plan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
+    plan: PopulationPlan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
 ) -> Proposal | None:
     """Perturbed hyperparameters for the weakest, on trial; None if no fitness is known."""
     _require_members(plan, fit, present)
     known = [m for m in range(plan.members) if math.isfinite(fit[m])]
     if not known:
         return None
-    weakest = ranked(known, fit)[-1]
-    changed = perturbed(plan, present[weakest], round_, weakest, seed)
+    weakest = rank_members(known, fit)[-1]
+    changed = perturb_hyperparameters(plan, present[weakest], round_, weakest, seed)
     reason = f"fitness {fit[weakest]:.4g} is the least of {len(known)}; on trial"
     decision = Decision(round_, weakest, "propose", None, None, changed, reason)
     return Proposal(decision, dict(present[weakest]), float(fit[weakest]))
@@ -224,7 +231,7 @@ def settle(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
 
 
 def reseed(
-    plan: Plan,
+    plan: PopulationPlan,
     round_: int,
     fit: Floats,
     present: Sequence[Hyperparameters],
@@ -239,14 +246,14 @@ def reseed(
     _require_members(plan, fit, present)
     if mapd >= threshold or plan.niches < 2:
         return []
-    best = [ranked(plan.niche(niche), fit)[0] for niche in range(plan.niches)]
-    order = ranked(best, fit)
+    best = [rank_members(plan.niche(niche), fit)[0] for niche in range(plan.niches)]
+    order = rank_members(best, fit)
     reason = f"MAPD {mapd:.3f} is under {threshold:g} and this niche is the least fit"
-    return begin_anew(plan, round_, plan.niche(plan.niche_of(order[-1])), fit, present, reason)
+    return restart_members(plan, round_, plan.niche(plan.niche_of(order[-1])), fit, present, reason)
 
 
-def begin_anew(
-    plan: Plan,
+def restart_members(
+    plan: PopulationPlan,
     round_: int,
     members: Sequence[int],
     fit: Floats,
@@ -259,7 +266,7 @@ def begin_anew(
     afresh. Hyperparameters come from the fittest that goes on and whose δ is at least the
     member's own, else stay.
     """
-    others = ranked([m for m in range(plan.members) if m not in members], fit)
+    others = rank_members([m for m in range(plan.members) if m not in members], fit)
     others = [m for m in others if math.isfinite(fit[m])]
     decisions = []
     for member in members:
@@ -272,13 +279,13 @@ def begin_anew(
     return decisions
 
 
-def ranked(members: Sequence[int], fit: Floats) -> list[int]:
+def rank_members(members: Sequence[int], fit: Floats) -> list[int]:
     """Members, the fittest first; ties by number; those of no finite fitness last."""
     return sorted(members, key=lambda m: (-fit[m] if math.isfinite(fit[m]) else math.inf, m))
 
 
-def perturbed(
-    plan: Plan, values: Hyperparameters, round_: int, member: int, seed: int
+def perturb_hyperparameters(
+    plan: PopulationPlan, values: Hyperparameters, round_: int, member: int, seed: int
 ) -> dict[str, float]:
     """Each hyperparameter ×0.8 or ×1.25 within its bounds, by its own stream of chance."""
     return {
@@ -290,7 +297,7 @@ def perturbed(
 
 
 def _exploit(
-    plan: Plan,
+    plan: PopulationPlan,
     round_: int,
     group: list[int],
     fit: Floats,
@@ -302,25 +309,29 @@ def _exploit(
     for winner, loser in zip(group[:share], group[-share:], strict=True):
         if not math.isfinite(fit[winner]):
             continue
-        changed = perturbed(plan, present[winner], round_, loser, seed)
+        changed = perturb_hyperparameters(plan, present[winner], round_, loser, seed)
         reason = f"last quarter ({fit[loser]:.4g}) copies the first ({fit[winner]:.4g})"
         decisions.append(Decision(round_, loser, "exploit", winner, winner, changed, reason))
     return decisions
 
 
 def _migrate(
-    plan: Plan, round_: int, group: list[int], fit: Floats, present: Sequence[Hyperparameters]
+    plan: PopulationPlan,
+    round_: int,
+    group: list[int],
+    fit: Floats,
+    present: Sequence[Hyperparameters],
 ) -> list[Decision]:
     share = plan.size // QUARTERS
     home = plan.niche_of(group[0])
-    outsiders = ranked([m for m in plan.niche(home) if m not in group], fit)
+    outsiders = rank_members([m for m in plan.niche(home) if m not in group], fit)
     decisions = []
     for member in group[2 * share : 3 * share]:
         if outsiders and _fitter(fit, outsiders[0], member):
             migrant = outsiders.pop(0)
             decisions.append(_migration(plan, round_, member, migrant, group[0], fit, present))
             continue
-        lenders = ranked([m for m in range(plan.members) if plan.niche_of(m) != home], fit)
+        lenders = rank_members([m for m in range(plan.members) if plan.niche_of(m) != home], fit)
         lenders = [m for m in lenders if _may_lend(plan, m, member) and _fitter(fit, m, member)]
         if lenders:
             lender = lenders[0]
@@ -331,7 +342,7 @@ def _migrate(
 
 
 def _migration(
-    plan: Plan,
+    plan: PopulationPlan,
     round_: int,
     member: int,
     migrant: int,
@@ -348,7 +359,7 @@ def _migration(
     return Decision(round_, member, "migrate", migrant, source, values, reason)
 
 
-def _may_lend(plan: Plan, lender: int, borrower: int) -> bool:
+def _may_lend(plan: PopulationPlan, lender: int, borrower: int) -> bool:
     if plan.niche_of(lender) != plan.niche_of(borrower) and not plan.between_niches:
         return False
     return plan.delta_of(lender) >= plan.delta_of(borrower)
@@ -375,7 +386,7 @@ def _require_division(per_niche: int, subpopulations: int) -> None:
     )
 
 
-def _require_members(plan: Plan, fit: Floats, present: Sequence[Hyperparameters]) -> None:
+def _require_members(plan: PopulationPlan, fit: Floats, present: Sequence[Hyperparameters]) -> None:
     assert fit.shape == (plan.members,), f"fit should be [{plan.members}], is {fit.shape}"
     assert len(present) == plan.members, f"{len(present)} sets of hyperparameters"
     for member, values in enumerate(present):
@@ -391,3 +402,120 @@ def _require_members(plan: Plan, fit: Floats, present: Sequence[Hyperparameters]
                     f"expected {name} of member {member} within [{bounds.low:g}, "
                     f"{bounds.high:g}], found {value:g}: widen the bounds or begin inside them"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One member from one decision about it to the next.
+
+    id: its place in the list; round: in which it began, 0 for a founder
+    kind: of the decision that began it (`DecisionKind`), or "founder"
+    parent: id of the life whose weights it goes on from; None: fresh weights
+    lender: id of the life whose hyperparameters it took, if another's
+    """
+
+    id: int
+    member: int
+    niche: int
+    round: int
+    kind: str
+    parent: int | None
+    lender: int | None
+    hyperparameters: Hyperparameters
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The record in plain types."""
+        return asdict(self) | {"hyperparameters": dict(self.hyperparameters)}
+
+
+class Lineage:
+    """All lives of a population, from its founders on."""
+
+    def __init__(self, plan: PopulationPlan, founders: Sequence[Hyperparameters]) -> None:
+        """founders[M]: hyperparameters that the members begin with"""
+        assert len(founders) == plan.members, f"{len(founders)} founders of {plan.members}"
+        self.plan = plan
+        self.lives: list[Life] = [
+            Life(m, m, plan.niche_of(m), 0, FOUNDER, None, None, dict(values))
+            for m, values in enumerate(founders)
+        ]
+        self._living = list(range(plan.members))
+
+    def living(self, member: int) -> Life:
+        """The present life of a member."""
+        return self.lives[self._living[member]]
+
+    def hyperparameters(self) -> list[Hyperparameters]:
+        """Present hyperparameters of all members[M]."""
+        return [self.living(m).hyperparameters for m in range(self.plan.members)]
+
+    def apply(self, decisions: Sequence[Decision]) -> list[Life]:
+        """Record the decisions of one round, at most one for each member; returns the new lives.
+
+        Sources are meant as they were before the round, whatever order the decisions are in.
+        """
+        members = [d.member for d in decisions]
+        assert len(set(members)) == len(members), f"two decisions about one member: {members}"
+        before = list(self._living)
+        new = []
+        for decision in decisions:
+            member = decision.member
+            source = member if decision.weights_from is None else decision.weights_from
+            lender = decision.hyperparameters_from
+            life = Life(
+                id=len(self.lives),
+                member=member,
+                niche=self.plan.niche_of(member),
+                round=decision.round,
+                kind=decision.kind,
+                parent=None if decision.fresh else before[source],
+                lender=None if lender is None else before[lender],
+                hyperparameters=dict(decision.hyperparameters),
+                reason=decision.reason,
+            )
+            self.lives.append(life)
+            self._living[member] = life.id
+            new.append(life)
+        return new
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """All lives in plain types, by id."""
+        return [life.as_json() for life in self.lives]
+
+    @classmethod
+    def from_json(cls, plan: PopulationPlan, records: Sequence[Mapping[str, Any]]) -> Lineage:
+        """The lineage that `as_json` wrote; refuses one that is no tree of this population."""
+        out = cls.__new__(cls)
+        out.plan = plan
+        try:
+            out.lives = [Life(**record) for record in records]
+        except TypeError as error:
+            raise StoreError(
+                f"expected the fields of a life in every record of the lineage, found otherwise "
+                f"({error}): restore the file or begin a new run"
+            ) from error
+        out._living = list(range(plan.members))
+        for place, life in enumerate(out.lives):
+            _require_sound(plan, place, life)
+            out._living[life.member] = life.id
+        if len(out.lives) < plan.members:
+            raise StoreError(
+                f"expected at least {plan.members} founders in the lineage, found "
+                f"{len(out.lives)} lives: restore the file or begin a new run"
+            )
+        return out
+
+
+def _require_sound(plan: PopulationPlan, place: int, life: Life) -> None:
+    earlier = all(source is None or 0 <= source < place for source in (life.parent, life.lender))
+    known = 0 <= life.member < plan.members and life.niche == plan.niche_of(life.member)
+    founds = place < plan.members
+    in_order = (life.kind == FOUNDER) == founds and (not founds or life.member == place)
+    if life.id == place and earlier and known and in_order:
+        return
+    raise StoreError(
+        f"expected life {place} of the lineage to be of a member of {plan.niches} niches × "
+        f"{plan.per_niche} and to descend from earlier lives, found {life.as_json()}: it belongs "
+        "to another population or is damaged"
+    )

@@ -31,8 +31,8 @@ from echelon.runs.checkpoint import (
     restore_optimizer,
     with_prefix,
 )
+from echelon.types import Metrics
 
-Metrics = dict[str, float]
 Obs = Any
 """A Tensor, or a NamedTuple of them."""
 

@@ -6,41 +6,47 @@ weights: the learner looks the market up again (`agents.tables`). The next row i
     slot   0   1   …  E−1    E   E+1  …        E books side by side, one `add` after another, in a
     book   0   1   …  E−1    0    1   …        ring: a book's transitions lie at a stride of E
 
-So a stretch of one book is a slice of the ring, and `sequences` can draw some that cross neither
-the end of an episode nor the seam at which the newest transitions overwrite the oldest
-(`agents.sequences`).
+So a sequence of one book is a slice of the ring, and `draw_sequences` draws some that cross neither
+the end of an episode nor the seam at which the newest transitions overwrite the oldest. Several
+rings may lie one after another in the same columns; of each a *window* may be drawn from:
+
+    slots of a ring   … newest │ oldest …………………………… newest │        (the seam is at the bar)
+    by age                       0   1  …  skip ……… size − 1
+    window                                 └── first transitions of sequences, `starts` of them
+
+Every start of every window is as likely as any other; one whose sequence would leave its episode is
+drawn again.
 
 Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
 keep who acted and how (`Behaviour`) beside what happened, and its columns can lie in files that
 several processes map. What is in such files is only ever as good as the process that writes it. A
 run goes on from what `state` gave its checkpoint, which is checked whole (`runs.checkpoint`).
 
-Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions, `L` steps of a sequence.
+Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions or sequences, `L` steps of a sequence.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.sequences import Mark, Share, draw, window
 from echelon.config.sizes import memory_available
 from echelon.errors import ConfigError, DataError, StoreError
-
-Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
+from echelon.types import Bools, Floats32, Ints
 
 Columns = dict[str, NDArray[Any]]
 """Arrays by name, [C,…] each, as `layout` has them."""
 
 _TERMINATED, _TRUNCATED = np.uint8(1), np.uint8(2)
 _BITS = ("free", "next_free")
+_ROUNDS = 16
+"""Times that sequences which leave their episode are drawn again; then every start is tried."""
 
 
 class Transitions(NamedTuple):
@@ -54,16 +60,16 @@ class Transitions(NamedTuple):
     """
 
     row: NDArray[np.int32]
-    weights: Floats
-    cash: Floats
+    weights: Floats32
+    cash: Floats32
     free: Bools
-    raw: Floats
-    raw_log_prob: Floats
-    reward: Floats
+    raw: Floats32
+    raw_log_prob: Floats32
+    reward: Floats32
     terminated: Bools
     truncated: Bools
-    next_weights: Floats
-    next_cash: Floats
+    next_weights: Floats32
+    next_cash: Floats32
     next_free: Bools
 
     @property
@@ -80,21 +86,14 @@ class Behaviour(NamedTuple):
     bar_return[E]: simple return of the book over the bar, from which costs are computed anew
     """
 
-    mean: Floats
-    log_std: Floats
+    mean: Floats32
+    log_std: Floats32
     version: NDArray[np.int32]
     skill: NDArray[np.int32]
-    bar_return: Floats
+    bar_return: Floats32
 
 
-class Remembered(NamedTuple):
-    """What a ring that keeps behaviour gives back."""
-
-    transitions: Transitions
-    behaviour: Behaviour
-
-
-class Column(NamedTuple):
+class ReplayColumn(NamedTuple):
     """What one transition takes in an array of the ring."""
 
     shape: tuple[int, ...]
@@ -106,11 +105,11 @@ class Column(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.kind).itemsize
 
 
-def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, Column]:
+def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, ReplayColumn]:
     """The columns of a ring: masks packed into bits, both kinds of end in one byte."""
-    one, each = Column((), np.float32), Column((n_assets,), np.float32)
-    bits = Column(((n_assets + 7) // 8,), np.uint8)
-    number = Column((), np.int32)
+    one, each = ReplayColumn((), np.float32), ReplayColumn((n_assets,), np.float32)
+    bits = ReplayColumn(((n_assets + 7) // 8,), np.uint8)
+    number = ReplayColumn((), np.int32)
     columns = {
         "row": number,
         "weights": each,
@@ -119,7 +118,7 @@ def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, Column]:
         "raw": each,
         "raw_log_prob": one,
         "reward": one,
-        "ended": Column((), np.uint8),
+        "ended": ReplayColumn((), np.uint8),
         "next_weights": each,
         "next_cash": one,
         "next_free": bits,
@@ -131,7 +130,7 @@ def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, Column]:
 
 
 def allocate(
-    columns: Mapping[str, Column], capacity: int, setting: str, directory: Path | None = None
+    columns: Mapping[str, ReplayColumn], capacity: int, setting: str, directory: Path | None = None
 ) -> Columns:
     """Zeroed arrays [C,…] in memory, or mapped from files, one per column, in a directory.
 
@@ -150,7 +149,7 @@ def allocate(
         paths = {name: directory / f"{name}.bin" for name in columns}
         taken = sum(path.stat().st_blocks * 512 for path in paths.values() if path.exists())
         _require_room(capacity, each, setting, shutil.disk_usage(directory).free + taken, "on disk")
-        return {name: _mapped(paths[name], capacity, columns[name]) for name in columns}
+        return {name: _map_file(paths[name], capacity, columns[name]) for name in columns}
     except OSError as error:
         raise StoreError(
             f"{directory}: the replay buffer's files cannot be made ({error}). Mend the disk, or "
@@ -160,15 +159,15 @@ def allocate(
 
 def read_columns(columns: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> Transitions:
     """The transitions at slots[…] of the columns."""
-    found = {name: values.take(slots, axis=0) for name, values in columns.items()}
-    ended = found["ended"]
-    n_assets = found["raw"].shape[-1]
-    found |= {
-        name: np.unpackbits(found[name], axis=-1, count=n_assets).view(np.bool_) for name in _BITS
+    fields = {name: values.take(slots, axis=0) for name, values in columns.items()}
+    ended = fields["ended"]
+    n_assets = fields["raw"].shape[-1]
+    fields |= {
+        name: np.unpackbits(fields[name], axis=-1, count=n_assets).view(np.bool_) for name in _BITS
     }
-    found["terminated"] = (ended & _TERMINATED).astype(np.bool_)
-    found["truncated"] = (ended & _TRUNCATED).astype(np.bool_)
-    return Transitions(**{name: found[name] for name in Transitions._fields})
+    fields["terminated"] = (ended & _TERMINATED).astype(np.bool_)
+    fields["truncated"] = (ended & _TRUNCATED).astype(np.bool_)
+    return Transitions(**{name: fields[name] for name in Transitions._fields})
 
 
 def read_behaviour(columns: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> Behaviour:
@@ -197,13 +196,13 @@ class Replay:
         self.capacity = capacity
         self.n_assets = n_assets
         self.setting = setting
-        self.mark = Mark()
+        self.mark = RingMark()
         self.behaviour = behaviour
         kinds = layout(n_assets, behaviour=behaviour)
         self.bytes_per_transition = sum(column.bytes for column in kinds.values())
         if columns is None:
             columns = allocate(kinds, capacity, setting, directory)
-        self._arrays = columns
+        self.columns = columns
         self._plain = {name: columns[name] for name in layout(n_assets)}
 
     def __len__(self) -> int:
@@ -231,45 +230,31 @@ class Replay:
         _require_finite(values)
         values |= {name: np.packbits(values[name], axis=-1) for name in _BITS}
         values["ended"] = step.terminated * _TERMINATED | step.truncated * _TRUNCATED
-        for name, array in self._arrays.items():
+        for name, array in self.columns.items():
             array[mark.next : mark.next + books] = values[name]
         usable = mark.usable(self.capacity)
-        self.mark = Mark(books, min(mark.size + books, usable), (mark.next + books) % usable)
+        self.mark = RingMark(books, min(mark.size + books, usable), (mark.next + books) % usable)
 
     def sample(self, n: int, rng: np.random.Generator) -> Transitions:
         """Transitions drawn at random, each as likely as any other, with repetition: [n,…]."""
-        return read_columns(self._plain, self._slots(n, rng))
-
-    def sequences(self, n: int, length: int, rng: np.random.Generator) -> Transitions:
-        """Stretches of one book within one episode, each as likely as any other: [n,L,…].
-
-        Only its last transition may end an episode. Raises DataError where there is no such
-        stretch.
-        """
-        return read_columns(self._plain, self._stretches(n, length, rng))
-
-    def sample_both(self, n: int, rng: np.random.Generator) -> Remembered:
-        """As `sample`, with who acted and how, of a ring that keeps it."""
-        return self._both(self._slots(n, rng))
-
-    def sequences_both(self, n: int, length: int, rng: np.random.Generator) -> Remembered:
-        """As `sequences`, with who acted and how, of a ring that keeps it."""
-        return self._both(self._stretches(n, length, rng))
+        if self.size == 0:
+            raise ValueError("nothing can be drawn from an empty replay buffer")
+        return read_columns(self._plain, rng.integers(0, self.size, n))
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """(arrays, JSON): the slots in use, and where the ring stands. The arrays are views."""
-        arrays = {name: values[: self.size] for name, values in self._arrays.items()}
+        arrays = {name: values[: self.size] for name, values in self.columns.items()}
         facts = {"capacity": self.capacity, "n_assets": self.n_assets, **self.mark._asdict()}
         return arrays, facts
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave, into a ring of the same size."""
         mark = self.accept(arrays, state)
-        for name, values in self._arrays.items():
+        for name, values in self.columns.items():
             values[: mark.size] = arrays[name]
         self.mark = mark
 
-    def accept(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> Mark:
+    def accept(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> RingMark:
         """Where the ring would stand after `restore`; StoreError where that cannot be."""
         for name, setting in (("capacity", self.setting), ("n_assets", "the assets")):
             if state[name] != getattr(self, name):
@@ -277,14 +262,14 @@ class Replay:
                     f"the saved replay buffer has {name} = {state[name]:,}, this one "
                     f"{getattr(self, name):,}. Resume with the {setting} it was made with."
                 )
-        if arrays.keys() != self._arrays.keys():
-            differing = sorted(arrays.keys() ^ self._arrays.keys())
+        if arrays.keys() != self.columns.keys():
+            differing = sorted(arrays.keys() ^ self.columns.keys())
             raise StoreError(
                 f"the saved replay buffer and this one do not keep the same: {differing} are in "
                 "one of them only. Resume with the settings it was made with."
             )
-        mark = Mark(*(int(state[name]) for name in Mark._fields))
-        for name, values in self._arrays.items():
+        mark = RingMark(*(int(state[name]) for name in RingMark._fields))
+        for name, values in self.columns.items():
             saved = arrays[name]
             if saved.shape != (mark.size, *values.shape[1:]) or saved.dtype != values.dtype:
                 raise StoreError(
@@ -293,36 +278,133 @@ class Replay:
                 )
         return mark
 
-    def _begin(self, books: int) -> Mark:
+    def _begin(self, books: int) -> RingMark:
         if not 1 <= books <= self.capacity:
             raise ConfigError(
                 f"{self.setting} = {self.capacity:,} cannot hold a step of {books:,} books "
                 f"(train.books). Take at least {books:,}."
             )
-        return Mark(books)
+        return RingMark(books)
 
-    def _at(self, slots: NDArray[np.int64]) -> Transitions:
-        return read_columns(self._plain, slots)
 
-    def _both(self, slots: NDArray[np.int64]) -> Remembered:
-        if not self.behaviour:
-            raise ValueError("this replay buffer keeps no behaviour; make it with behaviour=True")
-        return Remembered(self._at(slots), read_behaviour(self._arrays, slots))
+class RingMark(NamedTuple):
+    """How far a ring was written: E books, transitions in use, the slot to be written next."""
 
-    def _slots(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        if self.size == 0:
-            raise ValueError("nothing can be drawn from an empty replay buffer")
-        return rng.integers(0, self.size, n)
+    books: int = 0
+    size: int = 0
+    next: int = 0
 
-    def _stretches(self, n: int, length: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Slots[n,L]."""
-        advice = (
-            "Take shorter sequences, longer episodes (train.episode_steps) or a larger "
-            f"{self.setting}."
-        )
-        share = Share([window(self.mark, self.capacity, length)], n, advice)
-        slots = draw(self._arrays["row"], self._arrays["ended"], [share], length, rng)
-        return np.ascontiguousarray(slots.T)
+    def usable(self, capacity: int) -> int:
+        """Slots, of `capacity`, that the books fill evenly; 0 before their number is known."""
+        return capacity - capacity % self.books if self.books else 0
+
+
+class RingWindow(NamedTuple):
+    """Part of a ring that may be drawn from.
+
+    base: slot of the columns at which the ring begins; usable: its slots; books: E
+    first: slot of the ring that holds the window's oldest transition
+    size: transitions of the window; starts: those with L − 1 of their book after them
+    """
+
+    base: int
+    usable: int
+    books: int
+    first: int
+    size: int
+    starts: int
+
+
+def ring_window(
+    mark: RingMark, capacity: int, length: int, *, base: int = 0, skip: int = 0
+) -> RingWindow:
+    """The window of a ring of `capacity` slots, without its oldest `skip` transitions."""
+    usable = mark.usable(capacity)
+    if skip >= mark.size:
+        return RingWindow(base, max(usable, 1), mark.books, 0, 0, 0)
+    oldest = mark.next if mark.size == usable else 0
+    size = mark.size - skip
+    starts = max(0, size - (length - 1) * mark.books)
+    return RingWindow(base, usable, mark.books, oldest + skip, size, starts)
+
+
+class SequenceDraw(NamedTuple):
+    """How many sequences to draw from which windows, and what to tell where there are none."""
+
+    windows: Sequence[RingWindow]
+    n: int
+    advice: str
+
+
+def draw_sequences(
+    row: NDArray[np.int32],
+    ended: NDArray[np.uint8],
+    shares: Sequence[SequenceDraw],
+    length: int,
+    rng: np.random.Generator,
+) -> Ints:
+    """Slots[L,n] of sequences, share after share, each as likely as any other of its share.
+
+    row, ended: columns of the rings, ended 0 where an episode goes on; only the last transition of
+    a sequence may end one. Raises DataError, with the share's advice, where there is no such
+    sequence.
+    """
+    if length < 1:
+        raise ValueError(f"expected length ≥ 1, found {length}")
+    table = np.array([window for share in shares for window in share.windows], dtype=np.int64).T
+    ends = table[5].cumsum()
+    # Starts are counted through all windows: those of share i lie from bounds[i] to bounds[i + 1].
+    bounds = np.cumsum([0, *(sum(window.starts for window in share.windows) for share in shares)])
+    for share, possible in zip(shares, np.diff(bounds), strict=True):
+        if possible == 0:
+            raise _no_sequence(share, length)
+    which = np.repeat(np.arange(len(shares)), [share.n for share in shares])
+    low, count = bounds[which], np.diff(bounds)[which]
+    broken, slots = np.arange(len(which)), np.empty((length, len(which)), dtype=np.int64)
+    # Most sequences are whole where episodes are long: draw, and draw again for the rest.
+    for _ in range(_ROUNDS):
+        # A remainder of 62 bits is even to 2⁻⁴⁰, and much quicker than bounds for each.
+        starts = low[broken] + rng.integers(0, 1 << 62, len(broken)) % count[broken]
+        drawn = _follow(table, ends, starts, length)
+        slots[:, broken] = drawn
+        broken = broken[~_in_one_episode(row, ended, drawn)]
+        if len(broken) == 0:
+            return slots
+    for i in np.unique(which[broken]):
+        everything = _follow(table, ends, np.arange(bounds[i], bounds[i + 1]), length)
+        whole = everything[:, _in_one_episode(row, ended, everything)]
+        if whole.shape[1] == 0:
+            raise _no_sequence(shares[i], length)
+        again = broken[which[broken] == i]
+        slots[:, again] = whole[:, rng.integers(0, whole.shape[1], len(again))]
+    return slots
+
+
+def _follow(table: Ints, ends: Ints, starts: Ints, length: int) -> Ints:
+    """Slots[L,n] of the sequences that begin at these starts, counted through all windows."""
+    numbers = ends.searchsorted(starts, side="right")
+    base, usable, books, first, _, count = table[:, numbers]
+    first += starts - (ends[numbers] - count)
+    slots: Ints = base + (first + np.arange(length)[:, None] * books) % usable
+    return slots
+
+
+def _in_one_episode(
+    row: NDArray[np.int32], ended: NDArray[np.uint8], slots: Ints
+) -> NDArray[np.bool_]:
+    """Whether each of the sequences[L,n] stays in one episode."""
+    rows = row.take(slots)
+    jumps = (rows[1:] - rows[:-1] != 1) | (ended.take(slots[:-1]) != 0)
+    whole: NDArray[np.bool_] = ~jumps.any(axis=0)
+    return whole
+
+
+def _no_sequence(share: SequenceDraw, length: int) -> DataError:
+    size = sum(window.size for window in share.windows)
+    return DataError(
+        f"none of the {size:,} transitions in the replay buffer begins a sequence of {length} "
+        f"within an episode. {share.advice}"
+    )
 
 
 def _require_room(capacity: int, each: int, setting: str, available: int, where: str) -> None:
@@ -334,23 +416,23 @@ def _require_room(capacity: int, each: int, setting: str, available: int, where:
         )
 
 
-def _mapped(path: Path, capacity: int, column: Column) -> NDArray[Any]:
+def _map_file(path: Path, capacity: int, column: ReplayColumn) -> NDArray[Any]:
     """The column's file as an array; it is made, all holes, where it is not there yet."""
     with path.open("ab") as file:
-        found, wanted = os.fstat(file.fileno()).st_size, capacity * column.bytes
-        if found not in (0, wanted):  # another process may have it mapped at that size
+        size, wanted = os.fstat(file.fileno()).st_size, capacity * column.bytes
+        if size not in (0, wanted):  # another process may have it mapped at that size
             raise StoreError(
-                f"{path}: {found:,} bytes, expected {wanted:,}: made with another size of the "
+                f"{path}: {size:,} bytes, expected {wanted:,}: made with another size of the "
                 "replay buffer or another number of assets. Remove the directory, or take another."
             )
         file.truncate(wanted)
-    mapped = np.memmap(path, dtype=column.kind, mode="r+", shape=(capacity, *column.shape))
-    return np.asarray(mapped)
+    shape = (capacity, *column.shape)
+    return np.asarray(np.memmap(path, dtype=column.kind, mode="r+", shape=shape))
 
 
 def _require_finite(values: Mapping[str, NDArray[Any]]) -> None:
-    for name, found in values.items():
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+    for name, column in values.items():
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
             row = values["row"]
             raise DataError(
                 f"a transition's {name} is not finite; in the replay buffer it would spoil every "

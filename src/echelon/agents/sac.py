@@ -32,7 +32,6 @@ from echelon.agents.offpolicy import (
     Correction,
     Descent,
     GaussianActor,
-    Metrics,
     Obs,
     OffPolicy,
     OffPolicySettings,
@@ -44,6 +43,7 @@ from echelon.agents.offpolicy import (
 from echelon.ops.offpolicy_returns import retrace
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
 from echelon.ops.traces import kl_per_dimension, log_ratio, too_far, trace_coefficients
+from echelon.types import Metrics
 
 
 class Traced(NamedTuple):

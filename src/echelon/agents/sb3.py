@@ -49,9 +49,7 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
-from echelon.types import Floats
-
-Metrics = dict[str, float]
+from echelon.types import Floats, Metrics
 
 _ROLLOUT, _BATCH = 2048, 64
 """SB3's defaults: transitions of an update of PPO, and of one of its minibatches."""

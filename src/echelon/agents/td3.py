@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from echelon.agents.offpolicy import (
     Batch,
     GaussianActor,
-    Metrics,
     Obs,
     OffPolicy,
     OffPolicySettings,
@@ -33,6 +32,7 @@ from echelon.agents.offpolicy import (
     as_module,
     detached,
 )
+from echelon.types import Metrics
 
 _LARGEST = 1.0 - 2.0**-20
 """Largest action: its atanh is finite in float32, and its tanh comes back to it."""

@@ -25,9 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import StoreError, TrainingError
-from echelon.types import Floats
-
-Ints = NDArray[np.int64]
+from echelon.types import Floats, Ints
 
 USAGE_WINDOW = 1000
 """Decisions over which the router's usage of experts is counted."""

@@ -26,7 +26,7 @@ from typing import Any, NotRequired, Self
 import numpy as np
 from typing_extensions import TypedDict
 
-from echelon.agents.lineage import FOUNDER, Life
+from echelon.agents.mfpbt import FOUNDER, Life
 from echelon.errors import StoreError
 from echelon.files import blaming, read_json, write_json
 from echelon.types import Floats

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config
@@ -30,9 +29,7 @@ from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError
 from echelon.risk import PositionSettings, limit_positions
-from echelon.types import Bools, Floats, Floats32
-
-Ints = NDArray[np.int64]
+from echelon.types import Bools, Floats, Floats32, Ints
 
 
 class Asked(NamedTuple):

@@ -28,17 +28,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.lineage import Lineage
 from echelon.agents.mfpbt import (
     Decision,
     Hyperparameters,
-    Plan,
+    Lineage,
+    PopulationPlan,
     Proposal,
     Range,
-    begin_anew,
     evolve,
     propose,
     reseed,
+    restart_members,
     settle,
 )
 from echelon.config import Config
@@ -150,10 +150,10 @@ def refuse_outside(config: Config) -> None:
         )
 
 
-def plan_of(config: Config) -> Plan:
+def plan_of(config: Config) -> PopulationPlan:
     """The population's form."""
     wanted = config.trainer.evolution
-    return Plan(
+    return PopulationPlan(
         niches=config.experts.n_experts,
         per_niche=wanted.members_per_niche,
         frequencies=wanted.paces,
@@ -161,7 +161,7 @@ def plan_of(config: Config) -> Plan:
     )
 
 
-def founders(config: Config, plan: Plan, seed: int) -> list[Hyperparameters]:
+def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparameters]:
     """Hyperparameters[M] to begin with: the configuration's, brought inside the bounds.
 
     Those of a niche's first member; the others' are ×½ to ×2 of them, by lot.
@@ -188,7 +188,7 @@ class Evolution:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PopulationPlan,
         founders: Sequence[Hyperparameters],
         seed: int,
         *,
@@ -276,7 +276,7 @@ class Evolution:
         reason = "its numbers are no longer finite"
         present = self.hyperparameters()
         return self._record(
-            begin_anew(self.plan, self.round, sorted(members), known, present, reason)
+            restart_members(self.plan, self.round, sorted(members), known, present, reason)
         )
 
     def apply(self, decisions: Sequence[Decision], host: Host) -> dict[int, Failure]:
@@ -400,7 +400,7 @@ class RouterEvolution:
         self.round = 0
         self.values = dict(values)
         self.pending: Proposal | None = None
-        self._plan = Plan(niches=1, per_niche=1, frequencies=(1,), space=space)
+        self._plan = PopulationPlan(niches=1, per_niche=1, frequencies=(1,), space=space)
         self._learned = 0
 
     @classmethod

@@ -25,7 +25,7 @@ from echelon.config.hierarchy import RiskConfig
 from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.population.book_forks import Desk, Ints, first_rows, started
+from echelon.population.book_forks import Desk, first_rows, started
 from echelon.population.router_observation import Sight, Trail, market_view
 from echelon.risk import (
     CvarGuard,
@@ -35,7 +35,7 @@ from echelon.risk import (
     DrawdownSettings,
     DrawdownVerdict,
 )
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 _PIECE_ROWS = 500
 """Most rows of a span that one place trades; long spans are traded in pieces, side by side."""

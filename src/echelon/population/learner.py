@@ -34,7 +34,7 @@ from torch import Tensor
 
 from echelon.agents.mfpbt import Hyperparameters
 from echelon.agents.policy import WeightPolicy
-from echelon.agents.sequences import Mark
+from echelon.agents.replay import RingMark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
@@ -59,11 +59,10 @@ from echelon.population.shared_replay import SharedReplay
 from echelon.population.windows import parts_of, routed_weights, row_weights, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Metrics
 
 log = logging.getLogger(__name__)
 
-Metrics = dict[str, float]
 
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
 _MISHAPS = ("worker lost", "quarantine")
@@ -189,7 +188,7 @@ class HierarchyLearner:
         """A round of every member's books; the mean reward."""
         books, bars = self.config.train.books, self._round_bars
         done = self.members.each("collect", dict.fromkeys(range(len(self.members)), (bars,)))
-        marks = tuple(Mark(*done[m]["mark"]) for m in sorted(done))
+        marks = tuple(RingMark(*done[m]["mark"]) for m in sorted(done))
         self.replay.refresh(marks)
         self.steps += bars * books * len(self.members)
         return float(np.mean([one["reward"] for one in done.values()]))

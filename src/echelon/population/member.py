@@ -44,9 +44,8 @@ from echelon.population.training_batch import Lesson, told_of
 from echelon.population.windows import own_returns, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
-from echelon.types import Floats, Floats32
+from echelon.types import Floats, Floats32, Metrics
 
-Metrics = dict[str, float]
 Arrays = dict[str, NDArray[Any]]
 
 _SCALE_ROWS = 4_096

@@ -31,17 +31,17 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
-from echelon.agents.starts import Starts
+from echelon.agents.collector import Starts
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.population import router_observation as view
-from echelon.population.book_forks import Desk, Ints, within_limits
+from echelon.population.book_forks import Desk, within_limits
 from echelon.population.expert_books import Survey, survey
 from echelon.population.router_reward import Incentive
 from echelon.rng import stream
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 _RUINED = 1e-6
 """Growth below this is counted as this: the logarithm of nothing is not finite."""

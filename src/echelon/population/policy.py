@@ -39,7 +39,7 @@ from echelon.envs.act import Holdings, Kind, Rows, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
 from echelon.population import router_observation as view
-from echelon.population.book_forks import Desk, Ints, Traded, first_rows, started, within_limits
+from echelon.population.book_forks import Desk, Traded, first_rows, started, within_limits
 from echelon.population.expert_books import Standing, Verdicts, warm_bars
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.reference_policies import HEDGE, expert_key
@@ -53,7 +53,7 @@ from echelon.risk import (
     TurnoverLimit,
     TurnoverSettings,
 )
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 _SAME = 1e-4
 """Weights of a book and of its copy that are further apart belong to different books."""

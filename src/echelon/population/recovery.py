@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from echelon.agents.mfpbt import Decision
-from echelon.agents.sequences import Mark
+from echelon.agents.replay import RingMark
 from echelon.errors import TrainingError
 from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import Evolution
@@ -122,7 +122,7 @@ class Members:
         marks = list(self._replay.snapshot())
         for m, kept in self._snapshots.items():
             if "mark" in kept:
-                marks[m] = Mark(*kept["mark"])
+                marks[m] = RingMark(*kept["mark"])
         found = self.host.each("stand", dict.fromkeys(members, (tuple(marks),)))
         found |= self.host.each(
             "restore",

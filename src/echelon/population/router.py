@@ -24,7 +24,6 @@ from torch import Tensor
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError
 from echelon.population import router_observation as view
-from echelon.population.book_forks import Ints
 from echelon.population.router_reward import Incentive
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
@@ -33,7 +32,7 @@ from echelon.runs.checkpoint import (
     restore_optimizer,
     with_prefix,
 )
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints, Metrics
 
 if TYPE_CHECKING:
     from sb3_contrib import MaskablePPO
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from echelon.population.expert_books import Survey
     from echelon.population.meta_env import MetaEnv
 
-Metrics = dict[str, float]
 
 _HIDDEN = (64, 64)
 """Widths of the layers of policy and value, each of its own."""

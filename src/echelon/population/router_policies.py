@@ -19,8 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from echelon.population.book_forks import Ints
-from echelon.types import Bools, Floats, Floats32
+from echelon.types import Bools, Floats, Floats32, Ints
 
 
 class Chooser(Protocol):

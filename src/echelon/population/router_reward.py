@@ -21,8 +21,7 @@ import numpy as np
 from echelon.config.hierarchy import MetaRouterConfig
 from echelon.ops.diversity import KlWeightRule, UsageWindow, policy_kl
 from echelon.ops.information import RunningStd
-from echelon.population.book_forks import Ints
-from echelon.types import Floats, Floats32
+from echelon.types import Floats, Floats32, Ints
 
 
 class Incentive:

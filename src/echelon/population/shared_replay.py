@@ -37,16 +37,20 @@ from echelon.agents.replay import (
     Behaviour,
     Columns,
     Replay,
+    RingMark,
+    RingWindow,
+    SequenceDraw,
     Transitions,
     allocate,
+    draw_sequences,
     layout,
     read_behaviour,
     read_columns,
+    ring_window,
 )
-from echelon.agents.sequences import Mark, Share, Window, draw, window
 from echelon.errors import ConfigError, StoreError
 
-Marks = tuple[Mark, ...]
+Marks = tuple[RingMark, ...]
 """How far each expert's ring was written: plain numbers, fit for JSON and other processes."""
 
 SETTING = "experts.sharing.buffer_size"
@@ -162,12 +166,12 @@ class SharedReplay:
         shares = []
         if n_own:
             fresh = self._fresh(expert, length, fresh_steps)
-            shares.append(Share((fresh,), n_own, _advice("fresh_steps")))
+            shares.append(SequenceDraw((fresh,), n_own, _advice("fresh_steps")))
         if n_own < n_sequences:
             windows = self.visible(expert, length, marks, margin)
-            shares.append(Share(windows, n_sequences - n_own, _advice("buffer_size")))
+            shares.append(SequenceDraw(windows, n_sequences - n_own, _advice("buffer_size")))
         row, ended = self._columns["row"], self._columns["ended"]
-        slots = draw(row, ended, shares, length, rng)
+        slots = draw_sequences(row, ended, shares, length, rng)
         source = slots[0] // self.ring_capacity
         return SharedBatch(
             read_columns(self._plain, slots),
@@ -178,7 +182,7 @@ class SharedReplay:
 
     def visible(
         self, expert: int, length: int, marks: Marks | None = None, margin: int = 0
-    ) -> tuple[Window, ...]:
+    ) -> tuple[RingWindow, ...]:
         """The part of each ring that `expert` may draw sequences of `length` steps from.
 
         marks: others' rings as they stood there, None: as they stand; the own one as it stands
@@ -196,7 +200,7 @@ class SharedReplay:
                 mark = ring.mark
             elif mark.size:
                 skip = self._endangered(k, mark, length, margin)
-            windows.append(window(mark, each, length, base=k * each, skip=skip))
+            windows.append(ring_window(mark, each, length, base=k * each, skip=skip))
         return tuple(windows)
 
     def snapshot(self) -> Marks:
@@ -251,7 +255,7 @@ class SharedReplay:
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
-    def _fresh(self, expert: int, length: int, fresh_steps: int) -> Window:
+    def _fresh(self, expert: int, length: int, fresh_steps: int) -> RingWindow:
         mark, each = self._rings[expert].mark, self.ring_capacity
         if fresh_steps < length * mark.books:
             raise ConfigError(
@@ -260,9 +264,9 @@ class SharedReplay:
                 f"(train.books). Take at least {length * mark.books:,}."
             )
         skip = max(0, mark.size - fresh_steps)
-        return window(mark, each, length, base=expert * each, skip=skip)
+        return ring_window(mark, each, length, base=expert * each, skip=skip)
 
-    def _endangered(self, k: int, mark: Mark, length: int, margin: int) -> int:
+    def _endangered(self, k: int, mark: RingMark, length: int, margin: int) -> int:
         """Oldest transitions of a ring that its writer may overwrite before the next marks."""
         usable = mark.usable(self.ring_capacity)
         written = -(-margin // mark.books) * mark.books

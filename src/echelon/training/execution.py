@@ -37,7 +37,7 @@ from echelon.agents.execution import (
     save_policy,
     teacher_of,
 )
-from echelon.agents.execution.learner import ExecutionLearner, Metrics
+from echelon.agents.execution.learner import ExecutionLearner
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig, ExecutionRewardConfig
 from echelon.data.datasets import ensure_dataset, store_of
@@ -71,7 +71,7 @@ from echelon.runs.checkpoint import (
 )
 from echelon.runs.metrics import MetricLog
 from echelon.training.execution_books import Traded, load_book, sessions_by_share
-from echelon.types import Bools
+from echelon.types import Bools, Metrics
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")

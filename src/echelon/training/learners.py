@@ -21,8 +21,7 @@ from echelon.features.prepared import Prepared
 from echelon.population.windows import parts_of
 from echelon.training.executors import with_executor
 from echelon.training.loading import is_sb3
-
-Metrics = dict[str, float]
+from echelon.types import Metrics
 
 
 class Worlds(NamedTuple):

@@ -49,8 +49,9 @@ from echelon.runs.checkpoint import (
 from echelon.runs.metrics import MetricLog
 from echelon.runs.tracking import Sink, Status, open_sinks
 from echelon.training.learner_facts import write_learner_facts
-from echelon.training.learners import Metrics, Worlds, encoder_hash, make_learner
+from echelon.training.learners import Worlds, encoder_hash, make_learner
 from echelon.training.loading import load_policy
+from echelon.types import Metrics
 
 RESULT = "result.json"
 _LEAST_VALID = 3

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from echelon.agents.execution.learner import ExecutionLearner, Metrics, load_weights
+from echelon.agents.execution.learner import ExecutionLearner, load_weights
 from echelon.agents.execution.losses import double_q_target, taken_mean
 from echelon.agents.execution.network import (
     ExecutionNet,
@@ -35,6 +35,7 @@ from echelon.agents.execution.task import Task
 from echelon.errors import ConfigError
 from echelon.execution.orders import ParentOrders
 from echelon.runs.checkpoint import below_prefix, with_prefix
+from echelon.types import Metrics
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
-
-Metrics = dict[str, float]
+from echelon.types import Metrics
 
 
 class ReturnScale:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.learner import Metrics, load_weights
+from echelon.agents.execution.learner import load_weights
 from echelon.agents.execution.losses import taken_mean
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, look_up, side_of
 from echelon.agents.execution.ppo import PPO, PPOSettings
@@ -32,6 +32,7 @@ from echelon.agents.execution.task import Task
 from echelon.errors import ConfigError
 from echelon.execution.orders import Ints
 from echelon.runs.checkpoint import below_prefix, with_prefix
+from echelon.types import Metrics
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.learner import ExecutionLearner, Metrics
+from echelon.agents.execution.learner import ExecutionLearner
 from echelon.agents.execution.losses import (
     clipped_policy_loss,
     order_returns,
@@ -41,6 +41,7 @@ from echelon.agents.execution.task import Task
 from echelon.errors import ConfigError
 from echelon.execution.orders import Ints
 from echelon.ops.returns import explained_variance
+from echelon.types import Metrics
 
 
 @dataclass(frozen=True)
