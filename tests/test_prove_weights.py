@@ -29,7 +29,7 @@ from echelon.proving.regime import RegimeMarket
 from echelon.proving.regimes import RegimeAgentPart
 from echelon.proving.sizes import FULL
 from echelon.proving.trial import Trained, proof_config, trade, train_agent
-from echelon.report.certificate_words import TEXTS
+from echelon.report.texts import Words
 from echelon.training.learners import Worlds
 
 SMALL = (
@@ -77,7 +77,7 @@ def test_an_expert_is_proved_on_all_five_markets(
         "leaky_refused"
     }
     page = (tmp_path / "certificate.html").read_text(encoding="utf-8")
-    assert TEXTS["note_regime_agents"][0] in page
+    assert Words("en")("proof_note_regime_agents") in page
     assert "20/50" not in page
     assert "85 %" not in page
 

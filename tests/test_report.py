@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -52,7 +53,7 @@ from echelon.report.series import (
     thinned,
 )
 from echelon.report.tables import best_of, encoder_lines, learner_lines
-from echelon.report.texts import MEASURES_ZH, NAMES, REASONS, TEXTS, Words
+from echelon.report.texts import Words, catalogue
 from echelon.report.write import command_for
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import MetricLog
@@ -505,16 +506,34 @@ def test_run_changed_after_its_evaluation_is_told(run: Path, tmp_path: Path, pag
     assert "Evaluate it again" in html_of(copy)
 
 
-def test_texts_exist_in_both_languages_with_the_same_fields() -> None:
-    for key, (english, chinese) in TEXTS.items():
-        fields = [set(re.findall(r"{(\w+)}", text)) for text in (english, chinese)]
+def test_both_catalogues_have_the_same_keys_and_fields() -> None:
+    english, chinese = catalogue("en"), catalogue("zh")
+    measures = {f"{kind}_{name}" for kind in ("measure", "meaning") for name in LABELS}
+    assert chinese.keys() - english.keys() == measures, "in English they are in LABELS"
+    assert not english.keys() - chinese.keys()
+    for key, text in english.items():
+        fields = [set(re.findall(r"{(\w+)}", found)) for found in (text, chinese[key])]
         assert fields[0] == fields[1], key
-        assert english, key
-        assert chinese, key
-    assert MEASURES_ZH.keys() == LABELS.keys()
-    assert REASONS.keys() == {r.name.lower() for r in Reason if r is not Reason.NONE}
+        assert all((text, chinese[key])), key
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_catalogue_names_each_key_once(lang: str) -> None:
+    file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
+    keys = [
+        line.split(":")[0] for line in file.read_text("utf-8").splitlines() if line[:1] not in "# "
+    ]
+    assert len(keys) == len(set(keys)) == len(catalogue(lang))
+
+
+def test_every_baseline_and_every_reason_has_a_name() -> None:
+    keys = catalogue("en").keys()
+    reasons = {r.name.lower() for r in Reason if r is not Reason.NONE}
+    assert {k.removeprefix("reason_") for k in keys if k.startswith("reason_")} == reasons
     names = get_args(get_args(EvalConfig.model_fields["baselines"].annotation)[0])
-    assert set(names) == NAMES.keys() == set(BASELINES)
+    for kind in ("book_", "in_text_"):
+        assert {k.removeprefix(kind) for k in keys if k.startswith(kind)} == set(names)
+    assert set(names) == set(BASELINES)
 
 
 def test_chinese_report_is_chinese(run: Path, tmp_path: Path) -> None:
@@ -554,13 +573,13 @@ def test_a_page_in_one_language_leaves_the_other_alone(run: Path, tmp_path: Path
 def test_a_measure_without_a_translation_is_shown_by_its_own_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = {name: pair for name, pair in MEASURES_ZH.items() if name != "calmar"}
-    monkeypatch.setattr("echelon.report.texts.MEASURES_ZH", known)
+    known = {key: text for key, text in catalogue("zh").items() if not key.endswith("_calmar")}
+    monkeypatch.setattr("echelon.report.texts.catalogue", lambda lang: known)
     words = Words("zh")
     assert words.measure("calmar") == LABELS["calmar"].text
     assert words.meaning("calmar") == LABELS["calmar"].meaning
     assert words.measure("of_my_own") == "of my own"
-    assert words.measure("sharpe_annual") == MEASURES_ZH["sharpe_annual"][0]
+    assert words.measure("sharpe_annual") == known["measure_sharpe_annual"]
 
 
 def test_rules_that_cannot_act_are_said_in_the_report(run: Path, tmp_path: Path) -> None:

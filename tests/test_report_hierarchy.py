@@ -48,7 +48,6 @@ from echelon.report.hierarchy_data import (
     whole_entropy,
 )
 from echelon.report.hierarchy_pictures import draw_hierarchy
-from echelon.report.hierarchy_texts import HIERARCHY_TEXTS
 from echelon.report.page import render
 from echelon.report.population_charts import (
     LIFE_SYMBOLS,
@@ -56,7 +55,7 @@ from echelon.report.population_charts import (
     member_names,
     rounds_chart,
 )
-from echelon.report.texts import Words
+from echelon.report.texts import Words, catalogue
 from echelon.risk import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
 
@@ -177,11 +176,11 @@ def test_report_in_chinese_has_the_same_sections(run: Path, tmp_path: Path) -> N
 
 def test_every_kind_of_event_and_life_has_words_and_a_mark() -> None:
     for kind in RiskKind:
-        assert MARKS[kind].key in HIERARCHY_TEXTS
-        assert f"risk_{kind}" in HIERARCHY_TEXTS
+        assert MARKS[kind].key in catalogue("en")
+        assert f"risk_{kind}" in catalogue("en")
     for kind in (FOUNDER, *get_args(Kind)):
         assert kind in LIFE_SYMBOLS
-        assert f"life_{kind}" in HIERARCHY_TEXTS
+        assert f"life_{kind}" in catalogue("en")
 
 
 def test_report_without_record_or_population_has_none_of_it(run: Path, tmp_path: Path) -> None:

@@ -115,7 +115,6 @@ def conclusion(result: RunsComparison) -> str:
 def _sentence(name: str, first: str, difference: Difference) -> str:
     """What may be said of a run beside the first, in the words of the reports."""
     from echelon.report.texts import Words
-    from echelon.report.trust import counting
 
     words, found = Words("en"), difference.standing
     if difference.ahead is None or found is None:
@@ -125,7 +124,7 @@ def _sentence(name: str, first: str, difference: Difference) -> str:
         return f"{name} is {_within(said)}"
     behind = first if difference.ahead == name else name
     key = "uncounted" if found.deflated is None else "undeflated"
-    tried = words("tried_some") if found.tried is None else counting("tried", found.tried, words)
+    tried = words("tried_some") if found.tried is None else words.count("tried", found.tried)
     said = words(f"verdict_{'better' if difference.claimed else key}", baseline=behind, tried=tried)
     return f"{difference.ahead} is {_within(said)}"
 

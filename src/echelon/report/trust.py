@@ -64,7 +64,7 @@ def verdict_sentence(trust: Tree, words: Words, tried: int | None) -> str:
         if trust["bars"] < LEAST_BARS:
             return words("verdict_few", bars=trust["bars"], least=LEAST_BARS)
         return words("verdict_alone", baseline=baseline)
-    counted = words("tried_some") if tried is None else counting("tried", tried, words)
+    counted = words("tried_some") if tried is None else words.count("tried", tried)
     if trust["split"] != "test":
         said, template = words(f"verdict_{trust['split']}"), "difference_to"
     else:
@@ -82,11 +82,6 @@ def with_difference(said: str, span: Span, words: Words, template: str, baseline
         return words("difference_bare", verdict=said, estimate=estimate)
     low, high = _RATIO.format(span.low), _RATIO.format(span.high)
     return words(template, verdict=said, baseline=baseline, estimate=estimate, low=low, high=high)
-
-
-def counting(what: str, n: int, words: Words) -> str:
-    """So many of something. what: key of its words"""
-    return words(f"{what}_one") if n == 1 else words(f"{what}_n", n=n)
 
 
 def verdict_html(key: str, sentence: str) -> str:
@@ -217,7 +212,7 @@ def _counted_line(trust: Tree, words: Words) -> Line:
     count = known["reads" if test else "trials"]
     effective = DASH if found is None else _trials(found["n_effective"])
     if test:
-        runs = counting("runs", known["runs"], words)
+        runs = words.count("runs", known["runs"])
         return Line(words("looks"), f"{count:,}", words("looks_said", runs=runs, n=effective))
     return Line(words("trials"), f"{count:,}", words("trials_said", n=effective))
 

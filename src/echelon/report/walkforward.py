@@ -41,7 +41,6 @@ from echelon.report.texts import Words
 from echelon.report.trust import (
     Line,
     costs_part,
-    counting,
     deflation_lines,
     differences_part,
     search_part,
@@ -117,7 +116,7 @@ def verdict_of(walk: WalkData, words: Words) -> str:
         if found["bars"] < LEAST_BARS:
             return words("verdict_few", bars=found["bars"], least=LEAST_BARS)
         return words("verdict_alone", baseline=baseline)
-    looks = counting("looks", found["looks"], words)
+    looks = words.count("looks", found["looks"])
     said = words(f"verdict_{found['verdict']['key']}", baseline=baseline, tried=looks)
     return with_difference(said, span_of(both, yearly(found)), words, "difference_is")
 
@@ -155,8 +154,8 @@ def _windows(walk: WalkData, words: Words, data: dict[str, Any]) -> str:
     scheme = walk.config.walk_forward
     note = words(
         "windows_note",
-        purge=counting("bars", scheme.purge_bars, words),
-        embargo=counting("bars", scheme.embargo_bars, words),
+        purge=words.count("bars", scheme.purge_bars),
+        embargo=words.count("bars", scheme.embargo_bars),
     )
     if folds[-1].partial:
         note += " " + words("windows_partial", bars=folds[-1].bars.test)
