@@ -33,8 +33,17 @@ from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[1]
 
-RENAMED: Mapping[str, str] = {}
+RENAMED: Mapping[str, str] = {
+    r"(state\.json:state\..*)\bbegun_anew$": r"\1reseeded",
+    r"(state\.json:state\..*)\btold\.": r"\1metrics.",
+}
 """Regular expression over the keys of the older fingerprint → what they are called now."""
+
+DROPPED = re.compile(
+    # English sentences of events and decisions, now codes and values.
+    r"(risk_events\.jsonl:done|(events|lineage)\.\d+\.(done|reason|kind)|decision\.reason)$"
+)
+"""Keys of the older fingerprint whose values are no longer kept in that form, on purpose."""
 
 VOLATILE = re.compile(
     r"(^|[./_])(time|seconds?|finished|evaluated|started|took|when|code|echelon|python|platform|libraries|"
@@ -257,7 +266,8 @@ def compare(before: Mapping[str, str], now: Mapping[str, str], parts: set[str]) 
             continue
         for pattern, name in RENAMED.items():
             key = re.sub(pattern, name, key)
-        renamed[key] = value
+        if not DROPPED.search(key):
+            renamed[key] = value
     gone = sorted(renamed.keys() - now.keys())
     new = sorted(now.keys() - renamed.keys())
     changed = sorted(key for key in renamed.keys() & now.keys() if renamed[key] != now[key])

@@ -69,17 +69,17 @@ def make_events(bars: int, names: tuple[str, ...]) -> tuple[RiskEvent, ...]:
     at = bars // 2
     masked = names[1 % len(names)]
     cuts = [
-        RiskEvent(s, RiskKind.TURNOVER_CUT, "portfolio", 0.31, 0.3, "cut to the limit")
+        RiskEvent(s, RiskKind.TURNOVER_CUT, "portfolio", 0.31, 0.3, 0, {"share": 0.9})
         for s in range(3, bars // 3, 5)
     ]
     others = [
-        RiskEvent(at, RiskKind.MASKED, masked, 0.162, 0.15, "masked for the router"),
-        RiskEvent(at, RiskKind.FORCED, masked, 0.162, 0.15, "decided anew"),
-        RiskEvent(at + 25, RiskKind.RELEASED, masked, 0.08, 0.10, "may be chosen again"),
-        RiskEvent(2 * bars // 3, RiskKind.HALVED, names[0], 0.056, 0.05, "positions halved"),
-        RiskEvent(2 * bars // 3 + 9, RiskKind.RESTORED, names[0], 0.044, 0.05, "limit restored"),
-        RiskEvent(bars - bars // 8, RiskKind.HALTED, "portfolio", 0.26, 0.25, "all to cash"),
-        RiskEvent(bars, RiskKind.RESUMED, "portfolio", math.nan, 0.25, "trading again"),
+        RiskEvent(at, RiskKind.MASKED, masked, 0.162, 0.15),
+        RiskEvent(at, RiskKind.FORCED, masked, 0.162, 0.15),
+        RiskEvent(at + 25, RiskKind.RELEASED, masked, 0.08, 0.10),
+        RiskEvent(2 * bars // 3, RiskKind.HALVED, names[0], 0.056, 0.05, 0, {"factor": 0.5}),
+        RiskEvent(2 * bars // 3 + 9, RiskKind.RESTORED, names[0], 0.044, 0.05),
+        RiskEvent(bars - bars // 8, RiskKind.HALTED, "portfolio", 0.26, 0.25),
+        RiskEvent(bars, RiskKind.RESUMED, "portfolio", math.nan, 0.25),
     ]
     return tuple(replace(e, time=min(e.time, bars)) for e in (*cuts, *others))
 
@@ -136,5 +136,6 @@ def make_history(experts: int = 5, per_niche: int = 1, rounds: int = 200) -> Pop
         )
         for r in t
     )
-    events = (PopulationEvent(100, 500_000, "reseed", names[-1], "MAPD 0.23 below 0.25"),)
+    alike = {"mapd": 0.23, "threshold": 0.25}
+    events = (PopulationEvent(100, 500_000, "reseed", names[-1], "experts_alike", alike),)
     return PopulationHistory(names, rng.normal(size=(experts, 10)), tuple(lives), history, events)

@@ -12,7 +12,7 @@ import pytest
 from test_mfpbt import EXPECTED, FIVE, POPULATION, ROUNDS, ancestors, beginnings
 from worlds import make_config
 
-from echelon.agents.mfpbt import Decision, PopulationPlan, Range
+from echelon.agents.mfpbt import Cause, Decision, PopulationPlan, Range
 from echelon.errors import ConfigError, StoreError, TrainingError
 from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import (
@@ -168,7 +168,9 @@ def test_copied_weights_mutate_each_by_its_own_chance_and_sources_do_not() -> No
 def test_sources_are_read_before_anything_is_overwritten() -> None:
     evolution = _evolution(POPULATION)
     values = dict(evolution.hyperparameters()[0])
-    swap = [Decision(1, a, "exploit", b, b, values, "planted") for a, b in ((0, 1), (1, 0))]
+    swap = [
+        Decision(1, a, "exploit", b, b, values, Cause("planted", {})) for a, b in ((0, 1), (1, 0))
+    ]
     with Crew(Toy, 32) as crew:
         assert evolution.apply(swap, crew) == {}
         assert [toy["weights"][0] for toy in _all(crew)[:2]] == [1.0, 0.0]
@@ -393,7 +395,7 @@ def test_router_tries_keeps_and_reverts_by_the_fitness_of_the_hierarchy() -> Non
     router = _router()
     first = dict(router.values)
     (tried,) = router.step(1.0, learned=1000)
-    assert (tried.kind, tried.reason) == ("propose", "fitness 1; on trial")
+    assert (tried.kind, *tried.cause) == ("propose", "router_on_trial", {"fitness": 1.0})
     for name, value in first.items():
         assert router.values[name] / value == pytest.approx(0.8) or router.values[
             name

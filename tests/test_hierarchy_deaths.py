@@ -98,7 +98,7 @@ def without_losses(learner: HierarchyLearner) -> Everything:
     """What it has come to, but for the losses it tells of, of which there are some."""
     found = everything(learner)
     events = found.state["events"]
-    kept = [event for event in events if event["kind"] != "worker lost"]
+    kept = [event for event in events if event["kind"] != "worker_lost"]
     assert len(kept) < len(events)
     return Everything(found.tensors, found.state | {"events": kept})
 
@@ -146,7 +146,7 @@ def test_a_worker_that_keeps_dying_stops_the_run_with_what_to_do(
     assert "want of memory" in str(caught.value)
     assert "Resume the run with fewer trainer.workers." in str(caught.value)
     assert caught.value.exit_code == 8
-    assert [event.kind for event in learner._events] == ["worker lost"] * 2
+    assert [event.kind for event in learner._events] == ["worker_lost"] * 2
     learner.close()
 
 
@@ -178,7 +178,7 @@ def test_a_worker_killed_between_rounds_does_not_spoil_the_checkpoint_nor_its_re
     trained(hurt, 1)
     dying(hurt, "restore", monkeypatch)
     hurt.restore(tensors, state)
-    assert [event.kind for event in hurt._events[len(before) :]] == ["worker lost"]
+    assert [event.kind for event in hurt._events[len(before) :]] == ["worker_lost"]
     assert_equal(without_losses(trained(hurt, 2)), plain.after[5])
 
 

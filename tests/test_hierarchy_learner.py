@@ -239,7 +239,7 @@ def test_responsibility_by_the_router_begins_when_it_has_learned(
 
 def test_without_information_bonus_there_is_nothing_to_pay(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path, "experts.mi_reward_weight=0"), 4)
-    assert learner._told["charts/information"] == 0.0
+    assert learner._metrics["charts/information"] == 0.0
     learner.close()
 
 
@@ -370,9 +370,9 @@ def test_the_history_says_what_befell_after_the_last_evolution(
     assert [one.round for one in history.readings] == [2, 4, 6]
     assert [one.round for one in history.rounds] == [4]
     assert history.readings[1].mapd == history.rounds[0].mapd
-    learner._event("worker lost", "members [0]", "made anew, and the phase done again")
+    learner._event("worker_lost", "members [0]", "made anew, and the phase done again")
     learner.close()
-    assert PopulationHistory.read(tmp_path).events[-1].kind == "worker lost"
+    assert PopulationHistory.read(tmp_path).events[-1].kind == "worker_lost"
 
 
 def test_a_round_has_the_hyperparameters_that_its_fitness_was_measured_under(

@@ -185,7 +185,7 @@ def test_population_is_found_only_where_there_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "value", "said"),
     [
-        ("format", 2, "format 2"),
+        ("format", 1, "format 1, expected 2.*Train again"),
         ("experts", ["a", "a"], "different names"),
         ("skills", [[1.0], [1.0, 2.0]], "damaged"),
         ("skills", [[1.0]], "expected skills"),

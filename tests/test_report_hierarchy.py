@@ -326,7 +326,8 @@ def test_names_from_files_are_escaped(run: Path) -> None:
     data = gather(run, None)
     agent = data.main.agents[0]
     assert agent.command is not None
-    event = RiskEvent(1, RiskKind.MASKED, "<b>x</b>", 0.2, 0.1, "<script>")
+    values = {"event": "<b>x", "subject": "<b>x", "error": "<script>"}
+    event = RiskEvent(1, RiskKind.ALERT_FAILED, "<b>x</b>", 0.2, 0.1, 0, values)
     odd = replace(agent, command=replace(agent.command, events=(event,)))
     html = risk_card(data.main, [odd], EN)
     assert "<b>x" not in html

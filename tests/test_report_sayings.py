@@ -1,16 +1,17 @@
-"""Names and log lines of a hierarchy in the reader's language."""
+"""Names and events of a hierarchy in the reader's language."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
 import pytest
 
-from echelon.agents.mfpbt import Decision, Plan, Range, evolve, propose, reseed, settle
+from echelon.agents.mfpbt import Decision, PopulationPlan, Range, evolve, propose, reseed, settle
 from echelon.population.evolution import Evolution
-from echelon.report.hierarchy_sayings import said, said_name
-from echelon.report.texts import Words
+from echelon.report.hierarchy_sayings import event_kind, event_text, said_name
+from echelon.report.texts import Words, catalogue
 from echelon.risk import (
     CvarGuard,
     CvarSettings,
@@ -51,7 +52,7 @@ def risk_events() -> list[RiskEvent]:
 def decisions() -> list[Decision]:
     """Decisions of every kind that evolution makes of itself."""
     space = {"lr": Range(1e-4, 1e-2)}
-    single = Plan(niches=3, per_niche=1, frequencies=(1,), space=space)
+    single = PopulationPlan(niches=3, per_niche=1, frequencies=(1,), space=space)
     values = [{"lr": 1e-3}] * 3
     tried = propose(single, 1, np.array([1.0, 2.0, -1e-7]), values, 0)
     assert tried is not None
@@ -59,27 +60,36 @@ def decisions() -> list[Decision]:
     found += reseed(single, 1, np.array([1.0, 2.0, 3.0]), values, 0.1, 0.25)
     evolution = Evolution(single, values, 0, skills=np.eye(3))
     found += evolution.quarantined([1])
-    niches = Plan(niches=2, per_niche=8, frequencies=(1, 2), space=space)
+    niches = PopulationPlan(niches=2, per_niche=8, frequencies=(1, 2), space=space)
     for fit in (np.arange(16.0), np.arange(16.0)[::-1]):
         found += evolve(niches, 2, fit, [{"lr": 1e-3}] * 16, 0)
     return found
 
 
-def test_what_risk_control_and_evolution_write_is_said_in_chinese() -> None:
+def test_every_event_of_risk_control_and_evolution_has_a_sentence_in_both_languages() -> None:
     events, made = risk_events(), decisions()
     assert {event.kind for event in events} == set(RiskKind) - {RiskKind.ALERT_FAILED}
     kinds = {"propose", "keep", "revert", "reseed", "exploit", "migrate", "borrow"}
     assert {decision.kind for decision in made} == kinds
-    for line in {event.done for event in events} | {decision.reason for decision in made}:
-        assert said(line, EN) == line
-        translated = said(line, ZH)
-        assert not re.search("[a-z]{2}", translated), line
-        assert re.findall(r"\d+", translated) == re.findall(r"\d+", line)
+    codes = [(event.kind.value, event.values) for event in events]
+    for code, values in [*codes, *(decision.cause for decision in made)]:
+        assert f"event_{code}" in catalogue("en")
+        english, chinese = event_text(code, values, EN), event_text(code, values, ZH)
+        assert not re.search("[a-z]{2}", chinese), chinese
+        assert re.findall(r"\d+", chinese) == re.findall(r"\d+", english)
 
 
-@pytest.mark.parametrize("line", ["something else", "all to cash and more", ""])
-def test_line_of_another_form_stays_as_it_is(line: str) -> None:
-    assert said(line, ZH) == line
+def test_sentence_gives_the_values_of_the_event() -> None:
+    values = {"before": 0.51239, "after": math.nan}
+    assert event_text("trial_reverted", values, EN) == "fitness 0.5124 → nan fell"
+    assert event_text("turnover_cut", {"share": 0.37}, ZH) == "向目标仓位调整了 37%"
+    assert event_kind("worker_lost", EN) == "Worker lost"
+
+
+@pytest.mark.parametrize("code", ["a_new_rule", "trial_kept"])
+def test_event_without_a_sentence_for_its_values_shows_code_and_values(code: str) -> None:
+    assert event_text(code, {"loss": 0.25}, EN) == f"{code.replace('_', ' ')}, loss 0.25"
+    assert event_kind("a_new_kind", ZH) == "a new kind"
 
 
 def test_names_are_those_of_the_language() -> None:

@@ -199,7 +199,7 @@ def test_events_say_what_was_halved_and_restored() -> None:
         (1, RiskKind.HALVED, "trend", 0.08, 0.05, 1),
         (3, RiskKind.RESTORED, "trend", 0.0, 0.05, 1),
     ]
-    assert found[0].done == "position limit times 0.5"
+    assert [e.values for e in found] == [{"factor": 0.5}, {}]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import pytest
 from echelon.errors import Stopped, StoreError
 from echelon.risk import RiskEvent, RiskKind, RiskLog, from_lines, read_events, to_lines
 
-MASKED = RiskEvent(28, RiskKind.MASKED, "trend 趋势", 0.16, 0.15, "masked\u2028\nfor the router", 3)
-HALTED = RiskEvent(40, RiskKind.HALTED, "portfolio", 0.31, 0.25, "all to cash")
+MASKED = RiskEvent(
+    28, RiskKind.MASKED, "trend 趋势", 0.16, 0.15, 3, {"note": "\u2028\nx", "n": math.inf}
+)
+HALTED = RiskEvent(40, RiskKind.HALTED, "portfolio", 0.31, 0.25)
 
 
 def broken_pager(event: RiskEvent) -> None:
@@ -36,7 +38,7 @@ def test_log_written_and_read_again_is_the_same(tmp_path: Path) -> None:
 def test_line_is_plain_json() -> None:
     assert to_lines([HALTED]) == (
         '{"time": 40, "kind": "halted", "who": "portfolio", "value": 0.31, "limit": 0.25, '
-        '"done": "all to cash", "book": 0}\n'
+        '"book": 0, "values": {}}\n'
     )
     assert to_lines([]) == ""
     assert from_lines("") == ()
@@ -44,7 +46,7 @@ def test_line_is_plain_json() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1 + 0.2, 5e-324])
 def test_any_number_survives_the_file(value: float) -> None:
-    event = RiskEvent(np.int64(1), RiskKind.HALVED, "x", np.float64(value), 0.05, "", np.int64(2))
+    event = RiskEvent(np.int64(1), RiskKind.HALVED, "x", np.float64(value), 0.05, np.int64(2))
     [back] = from_lines(to_lines([event]))
     assert math.isnan(back.value) if math.isnan(value) else back.value == value
     assert (back.time, back.book) == (1, 2)
@@ -124,7 +126,11 @@ def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() ->
     assert recorded == MASKED
     assert (failure.kind, failure.who) == (RiskKind.ALERT_FAILED, "broken_pager")
     assert (failure.time, failure.book) == (28, 3)
-    assert failure.done == "told of masked of trend 趋势, it raised ConnectionError: no line"
+    assert failure.values == {
+        "event": "masked",
+        "subject": "trend 趋势",
+        "error": "ConnectionError: no line",
+    }
     assert from_lines(to_lines(log)) == (recorded, failure)
 
 

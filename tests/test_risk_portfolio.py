@@ -152,9 +152,9 @@ def test_halt_events_say_how_deep_it_was() -> None:
     found = []
     for t, value in enumerate([100.0, 70.0, 70.0]):
         found += halt.events(halt.update(np.array([value])), t)
-    assert [(e.time, e.kind, e.who, e.value, e.limit, e.done) for e in found] == [
-        (1, RiskKind.HALTED, "portfolio", 0.3, 0.25, "all to cash"),
-        (2, RiskKind.RESUMED, "portfolio", 0.0, 0.25, "trading again, with a new peak"),
+    assert [(e.time, e.kind, e.who, e.value, e.limit) for e in found] == [
+        (1, RiskKind.HALTED, "portfolio", 0.3, 0.25),
+        (2, RiskKind.RESUMED, "portfolio", 0.0, 0.25),
     ]
 
 
@@ -168,7 +168,7 @@ def test_change_is_scaled_to_the_turnover_of_a_bar() -> None:
     assert (got.share[0], got.wanted[0], got.traded[0], got.cut[0]) == (0.5, 1.0, 0.5, True)
     [event] = limit.events(got, 3)
     assert (event.time, event.kind, event.value, event.limit) == (3, "turnover_cut", 1.0, 0.5)
-    assert event.done == "went 50% of the way to the target"
+    assert event.values == {"share": 0.5}
 
 
 def test_window_leaves_what_is_not_yet_spent() -> None:

@@ -37,7 +37,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from echelon.errors import ConfigError, StoreError
 from echelon.rng import stream
@@ -49,6 +49,17 @@ FOUNDER = "founder"
 
 Hyperparameters = Mapping[str, float]
 DecisionKind = Literal["exploit", "migrate", "borrow", "propose", "keep", "revert", "reseed"]
+
+
+class Cause(NamedTuple):
+    """Why a decision was made: a code, and the numbers it rests on.
+
+    A report has a sentence for each code (`event_CODE` in its catalogue); one without a sentence
+    is shown by its code and values.
+    """
+
+    code: str
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +162,18 @@ class Decision:
     weights_from: int | None
     hyperparameters_from: int | None
     hyperparameters: Hyperparameters
-    reason: str
+    cause: Cause
     fresh: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The record in plain types."""
-        return asdict(self) | {"hyperparameters": dict(self.hyperparameters)}
+        plain = {"hyperparameters": dict(self.hyperparameters)}
+        return asdict(self) | plain | {"cause": [self.cause.code, dict(self.cause.values)]}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Decision:
+        """What `as_json` wrote."""
+        return cls(**{**record, "cause": Cause(*record["cause"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +192,9 @@ class Proposal:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
         """What `as_json` wrote."""
-        return cls(Decision(**record["decision"]), dict(record["before"]), record["fitness"])
+        return cls(
+            Decision.from_json(record["decision"]), dict(record["before"]), record["fitness"]
+        )
 
 
 def evolve(
@@ -212,8 +231,8 @@ def propose(
         return None
     weakest = rank_members(known, fit)[-1]
     changed = perturb_hyperparameters(plan, present[weakest], round_, weakest, seed)
-    reason = f"fitness {fit[weakest]:.4g} is the least of {len(known)}; on trial"
-    decision = Decision(round_, weakest, "propose", None, None, changed, reason)
+    cause = Cause("weakest_on_trial", {"fitness": float(fit[weakest]), "members": len(known)})
+    decision = Decision(round_, weakest, "propose", None, None, changed, cause)
     return Proposal(decision, dict(present[weakest]), float(fit[weakest]))
 
 
@@ -223,11 +242,12 @@ def settle(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
     `revert` gives the former hyperparameters back; the weights stay what training made of them.
     """
     trial = proposal.decision
+    values = {"before": proposal.fitness, "after": float(fitness_now)}
     if fitness_now >= proposal.fitness:
-        reason = f"fitness {proposal.fitness:.4g} → {fitness_now:.4g} did not fall"
-        return Decision(round_, trial.member, "keep", None, None, trial.hyperparameters, reason)
-    reason = f"fitness {proposal.fitness:.4g} → {fitness_now:.4g} fell"
-    return Decision(round_, trial.member, "revert", None, None, proposal.before, reason)
+        cause = Cause("trial_kept", values)
+        return Decision(round_, trial.member, "keep", None, None, trial.hyperparameters, cause)
+    cause = Cause("trial_reverted", values)
+    return Decision(round_, trial.member, "revert", None, None, proposal.before, cause)
 
 
 def reseed(
@@ -248,8 +268,8 @@ def reseed(
         return []
     best = [rank_members(plan.niche(niche), fit)[0] for niche in range(plan.niches)]
     order = rank_members(best, fit)
-    reason = f"MAPD {mapd:.3f} is under {threshold:g} and this niche is the least fit"
-    return restart_members(plan, round_, plan.niche(plan.niche_of(order[-1])), fit, present, reason)
+    cause = Cause("experts_alike", {"mapd": float(mapd), "threshold": threshold})
+    return restart_members(plan, round_, plan.niche(plan.niche_of(order[-1])), fit, present, cause)
 
 
 def restart_members(
@@ -258,9 +278,9 @@ def restart_members(
     members: Sequence[int],
     fit: Floats,
     present: Sequence[Hyperparameters],
-    reason: str,
+    cause: Cause,
 ) -> list[Decision]:
-    """Decisions to begin these members anew, as for one whose numbers are no longer finite.
+    """Decisions to restart these members, as for one whose numbers are no longer finite.
 
     Weights come from the fittest of the niche that goes on; where none does, the niche begins
     afresh. Hyperparameters come from the fittest that goes on and whose δ is at least the
@@ -275,7 +295,7 @@ def restart_members(
         source, mate = next(iter(lenders), None), next(iter(mates), None)
         values = dict(present[member if source is None else source])
         fresh = mate is None
-        decisions.append(Decision(round_, member, "reseed", mate, source, values, reason, fresh))
+        decisions.append(Decision(round_, member, "reseed", mate, source, values, cause, fresh))
     return decisions
 
 
@@ -310,8 +330,8 @@ def _exploit(
         if not math.isfinite(fit[winner]):
             continue
         changed = perturb_hyperparameters(plan, present[winner], round_, loser, seed)
-        reason = f"last quarter ({fit[loser]:.4g}) copies the first ({fit[winner]:.4g})"
-        decisions.append(Decision(round_, loser, "exploit", winner, winner, changed, reason))
+        cause = _comparison("last_quarter", fit, loser, winner)
+        decisions.append(Decision(round_, loser, "exploit", winner, winner, changed, cause))
     return decisions
 
 
@@ -335,9 +355,9 @@ def _migrate(
         lenders = [m for m in lenders if _may_lend(plan, m, member) and _fitter(fit, m, member)]
         if lenders:
             lender = lenders[0]
-            reason = f"third quarter ({fit[member]:.4g}), fitter niche ({fit[lender]:.4g})"
+            cause = _comparison("fitter_niche", fit, member, lender)
             values = dict(present[lender])
-            decisions.append(Decision(round_, member, "borrow", None, lender, values, reason))
+            decisions.append(Decision(round_, member, "borrow", None, lender, values, cause))
     return decisions
 
 
@@ -354,9 +374,13 @@ def _migration(
     # The best of its own group may have no fitness: then it has nothing to teach either.
     source = migrant if slower else best if math.isfinite(fit[best]) else None
     values = dict(present[member if source is None else source])
-    pace = "slower: weights and hyperparameters" if slower else "faster: weights only"
-    reason = f"third quarter ({fit[member]:.4g}), outside better ({fit[migrant]:.4g}), {pace}"
-    return Decision(round_, member, "migrate", migrant, source, values, reason)
+    code = "fitter_slower" if slower else "fitter_faster"
+    cause = _comparison(code, fit, member, migrant)
+    return Decision(round_, member, "migrate", migrant, source, values, cause)
+
+
+def _comparison(code: str, fit: Floats, member: int, source: int) -> Cause:
+    return Cause(code, {"fitness": float(fit[member]), "source": float(fit[source])})
 
 
 def _may_lend(plan: PopulationPlan, lender: int, borrower: int) -> bool:
@@ -422,7 +446,6 @@ class Life:
     parent: int | None
     lender: int | None
     hyperparameters: Hyperparameters
-    reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The record in plain types."""
@@ -472,7 +495,6 @@ class Lineage:
                 parent=None if decision.fresh else before[source],
                 lender=None if lender is None else before[lender],
                 hyperparameters=dict(decision.hyperparameters),
-                reason=decision.reason,
             )
             self.lives.append(life)
             self._living[member] = life.id

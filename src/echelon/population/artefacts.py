@@ -1,13 +1,13 @@
 """What training a population leaves behind for reports: SEED_DIR/population.json.
 
-    format      1
+    format      2
     experts     [K] names
     skills      [K][D] their skill vectors at the end
     lineage     lives, by id (see agents.lineage)
     rounds      evolutions: round, step, mapd, volume, usage_entropy (nats), fitness[K],
                 hyperparameters[K] (name → value), those that the fitness was measured under
     readings    after every phase of the experts: round, step, mapd, volume
-    events      what befell the population: round, step, kind, who, done
+    events      what befell the population: round, step, kind, who, code, values
 
 JSON has no NaN: what is not known, or not finite, is null. The file is written whole or not at
 all, and one that does not hold together is refused.
@@ -27,12 +27,13 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from echelon.agents.mfpbt import FOUNDER, Life
-from echelon.errors import StoreError
+from echelon.errors import DamagedError, StoreError
 from echelon.files import blaming, read_json, write_json
 from echelon.types import Floats
 
 POPULATION = "population.json"
-_FORMAT = 1
+_FORMAT = 2
+_OTHER_FORMAT = "Train again with this version, or delete the file: the report then does without."
 _REMEDY = "Restore the file, or delete it: the report then does without it."
 
 
@@ -106,14 +107,22 @@ class Round:
 class PopulationEvent:
     """Something that befell the population: an expert re-seeded, quarantined, a worker lost.
 
-    kind: one word; who: the expert, the router or the worker; done: in words
+    kind: of a decision (`mfpbt.Kind`), quarantine or worker_lost
+    who: the expert, the router or the worker
+    code, values: why; reports make the sentence from them
     """
 
     round: int
     step: int
     kind: str
     who: str
-    done: str
+    code: str
+    values: Mapping[str, float | str]
+
+    def __str__(self) -> str:
+        """As a line of the log."""
+        details = "".join(f", {name} {value}" for name, value in self.values.items())
+        return f"{self.kind.replace('_', ' ')}, {self.who}{details}"
 
     def as_json(self) -> dict[str, Any]:
         """The record in plain types."""
@@ -122,8 +131,28 @@ class PopulationEvent:
             "step": int(self.step),
             "kind": self.kind,
             "who": self.who,
-            "done": self.done,
+            "code": self.code,
+            "values": {
+                name: value if isinstance(value, str) else _plain(value)
+                for name, value in self.values.items()
+            },
         }
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> PopulationEvent:
+        """The event that `as_json` gave."""
+        values = {
+            str(name): value if isinstance(value, str) else _number(value)
+            for name, value in tree["values"].items()
+        }
+        return PopulationEvent(
+            _whole(tree["round"], "round"),
+            _whole(tree["step"], "step"),
+            str(tree["kind"]),
+            str(tree["who"]),
+            str(tree["code"]),
+            values,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,15 +225,15 @@ class PopulationHistory:
         """What `write` wrote; refuses a missing or damaged file."""
         path = directory / POPULATION
         tree = read_json(path, _File, _REMEDY)
+        if tree["format"] != _FORMAT:
+            raise DamagedError(path, f"format {tree['format']}, expected {_FORMAT}", _OTHER_FORMAT)
         with blaming(path, _REMEDY):
-            if tree["format"] != _FORMAT:
-                raise ValueError(f"format {tree['format']}, expected {_FORMAT}")
             return cls(
                 experts=tuple(tree["experts"]),
                 skills=_matrix(tree["skills"]),
                 lineage=tuple(tree["lineage"]),
                 rounds=tuple(_round(one) for one in tree["rounds"]),
-                events=tuple(tree["events"]),
+                events=tuple(PopulationEvent.from_json(one) for one in tree["events"]),
                 readings=tuple(Reading.from_json(one) for one in tree.get("readings", ())),
             )
 
@@ -222,7 +251,7 @@ class _File(TypedDict):
     skills: list[list[float | None]]
     lineage: list[Life]
     rounds: list[dict[str, Any]]
-    events: list[PopulationEvent]
+    events: list[dict[str, Any]]
     readings: NotRequired[list[dict[str, Any]]]
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.agents.mfpbt import (
+    Cause,
     Decision,
     Hyperparameters,
     Lineage,
@@ -273,10 +274,10 @@ class Evolution:
         known[list(members)] = np.nan
         if self.pending is not None and self.pending.decision.member in members:
             self.pending = None
-        reason = "its numbers are no longer finite"
+        cause = Cause("not_finite", {})
         present = self.hyperparameters()
         return self._record(
-            restart_members(self.plan, self.round, sorted(members), known, present, reason)
+            restart_members(self.plan, self.round, sorted(members), known, present, cause)
         )
 
     def apply(self, decisions: Sequence[Decision], host: Host) -> dict[int, Failure]:
@@ -430,7 +431,8 @@ class RouterEvolution:
         if self.pending is not None:
             self._learned = learned
             self.values = dict(self.pending.decision.hyperparameters)
-            done.append(replace(self.pending.decision, reason=f"fitness {fit:.4g}; on trial"))
+            cause = Cause("router_on_trial", {"fitness": fit})
+            done.append(replace(self.pending.decision, cause=cause))
         return done
 
     def state(self) -> dict[str, Any]:

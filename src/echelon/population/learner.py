@@ -38,6 +38,7 @@ from echelon.agents.replay import RingMark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
+from echelon.errors import StoreError
 from echelon.models import Encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
@@ -63,9 +64,12 @@ from echelon.types import Bools, Floats, Floats32, Metrics
 
 log = logging.getLogger(__name__)
 
+_FORMAT = 2
+"""Of the state in checkpoints."""
+
 
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
-_MISHAPS = ("worker lost", "quarantine")
+_MISHAPS = ("worker_lost", "quarantine")
 """Events that whoever trains is told of at once."""
 _PHASES = ("collect", "experts", "router", "population")
 
@@ -126,13 +130,13 @@ class HierarchyLearner:
         unknown = np.full((n_experts, n_experts), math.nan)
         self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
         self._fitness = np.full(n_members, math.nan)
-        self._begun_anew = 0
+        self._reseeded = 0
         """Round in which an expert was last re-seeded for being alike."""
         self._postponed = False
         """An evolution is due that no learning of this training would have followed."""
         self._rounds: list[Round] = []
         self._readings: list[Reading] = []
-        self._told: Metrics = {}
+        self._metrics: Metrics = {}
         """What each phase told last; nothing of those that have not come yet."""
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
@@ -143,7 +147,7 @@ class HierarchyLearner:
     def train_once(self) -> Metrics:
         """One round, with the phases that are due after it."""
         schedule = self.config.trainer.training_schedule
-        told = self._told | {f"time/{phase}": 0.0 for phase in _PHASES}
+        told = self._metrics | {f"time/{phase}": 0.0 for phase in _PHASES}
         if self._postponed and self._experts_learn_again():
             with _timed(told, "population"):
                 told |= self._evolve()
@@ -162,7 +166,7 @@ class HierarchyLearner:
                 with _timed(told, "population"):
                     told |= self._evolve()
         self._write_history()
-        self._told = told
+        self._metrics = told
         return dict(told)
 
     def _experts_learn_again(self) -> bool:
@@ -309,10 +313,10 @@ class HierarchyLearner:
         found = self._watch()
         self._evolve_router()
         values = self.evolution.hyperparameters()  # that fitness was measured under
-        waits = self.round - self._begun_anew < config.trainer.diversity_patience
+        waits = self.round - self._reseeded < config.trainer.diversity_patience
         decisions = self.evolution.step(self._fitness, math.nan if waits else self._diversity.mapd)
         if any(decision.kind == "reseed" for decision in decisions):
-            self._begun_anew = self.round
+            self._reseeded = self.round
         self.members.act_out(decisions)
         self._policy = None
         per_niche = self.evolution.plan.per_niche
@@ -333,7 +337,7 @@ class HierarchyLearner:
         before = self.router_evolution.values
         decisions = self.router_evolution.step(fit, self.router.decisions)
         for d in decisions:
-            self._event(d.kind, "router", d.reason)
+            self._event(d.kind, "router", *d.cause)
         if not decisions:
             return
         values = self.router_evolution.values
@@ -355,11 +359,12 @@ class HierarchyLearner:
             "population/volume": self._diversity.volume,
         }
 
-    def _event(self, kind: str, who: str, done: str) -> None:
-        self._events.append(PopulationEvent(self.round, self.steps, kind, who, done))
+    def _event(self, kind: str, who: str, code: str, values: Mapping[str, float | str]) -> None:
+        event = PopulationEvent(self.round, self.steps, kind, who, code, dict(values))
+        self._events.append(event)
         self._unwritten = True
         if kind in _MISHAPS:
-            log.warning("seed %d, round %d: %s, %s: %s", self.seed, self.round, kind, who, done)
+            log.warning("seed %d, round %d: %s", self.seed, self.round, event)
 
     # --- policies and what is left behind
 
@@ -444,6 +449,7 @@ class HierarchyLearner:
         tensors |= with_prefix("router.", router) | with_prefix("bonus.", bonus)
         tensors["fitness"] = torch.from_numpy(self._fitness.copy())
         return tensors, {
+            "format": _FORMAT,
             "steps": self.steps,
             "round": self.round,
             "replay": replay,
@@ -453,16 +459,21 @@ class HierarchyLearner:
             "evolution": self.evolution.state(),
             "router_evolution": self.router_evolution.state(),
             "best": self._best,
-            "begun_anew": self._begun_anew,
+            "reseeded": self._reseeded,
             "postponed": self._postponed,
-            "told": self._told,
+            "metrics": self._metrics,
             "rounds": [one.as_json() for one in self._rounds],
             "events": [one.as_json() for one in self._events],
             "readings": [one.as_json() for one in self._readings],
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` gave; refuses that of another format."""
+        if state.get("format", 1) != _FORMAT:
+            raise StoreError(
+                f"the checkpoint's population has format {state.get('format', 1)}, this version "
+                f"reads {_FORMAT}. Resume with the version that saved it, or start a new run."
+            )
         arrays = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
         self.replay.restore(arrays, state["replay"])
         states = []
@@ -476,13 +487,12 @@ class HierarchyLearner:
         self._fitness = tensors["fitness"].numpy().copy()
         self.steps, self.round = int(state["steps"]), int(state["round"])
         self._best = [int(m) for m in state["best"]]
-        self._begun_anew = int(state["begun_anew"])
-        self._postponed = bool(state.get("postponed", False))  # older versions postponed none
-        self._told = {name: float(value) for name, value in state["told"].items()}
+        self._reseeded = int(state["reseeded"])
+        self._postponed = bool(state["postponed"])
+        self._metrics = {name: float(value) for name, value in state["metrics"].items()}
         self._rounds = [Round.from_json(one) for one in state["rounds"]]
-        self._events = [PopulationEvent(**one) for one in state["events"]]
-        # Checkpoints of older versions have none.
-        self._readings = [Reading.from_json(one) for one in state.get("readings", ())]
+        self._events = [PopulationEvent.from_json(one) for one in state["events"]]
+        self._readings = [Reading.from_json(one) for one in state["readings"]]
         self._unwritten = True  # the file may be ahead of the checkpoint
         self.members.restore(states)
         self._policy = None

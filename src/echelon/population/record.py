@@ -38,7 +38,7 @@ from echelon.types import Bools, Floats, Times
 
 CASH = "cash"
 """What the choice of number K is called."""
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "echelon.command"
 _AGAIN = "Run `echelon evaluate` again."
 
@@ -155,10 +155,10 @@ class CommandRecord:
             lines = events.read_bytes()
         except OSError as error:
             raise DamagedError(events, error.strerror or str(error), _AGAIN) from None
+        if facts["format"] != _FORMAT:
+            raise DamagedError(table, f"format {facts['format']}, expected {_FORMAT}", _AGAIN)
         happened = from_lines(lines, events)
         with blaming(table, _AGAIN):
-            if facts["format"] != _FORMAT:
-                raise ValueError(f"format {facts['format']}, expected {_FORMAT}")
             if facts["events"] != hashlib.sha256(lines).hexdigest():
                 raise ValueError(f"{events.name} belongs to another run")
             return cls._of(frame, facts, happened)

@@ -23,8 +23,8 @@ from echelon.population.evolution import Evolution
 from echelon.population.shared_replay import SharedReplay
 
 Calls = Mapping[int, tuple[Any, ...]]
-Note = Callable[[str, str, str], None]
-"""Writes down what befell the population: kind, who, what was done."""
+Note = Callable[[str, str, str, Mapping[str, float | str]], None]
+"""Records an event of the population: kind, who, code, values."""
 
 MOST_DEATHS = 3
 """Times that processes may die in one phase before the run is given up."""
@@ -67,7 +67,7 @@ class Members:
     def act_out(self, decisions: Sequence[Decision]) -> None:
         """Carry evolution's decisions out, and write them down."""
         for d in decisions:
-            self._note(d.kind, self._name(d.member), d.reason)
+            self._note(d.kind, self._name(d.member), *d.cause)
         while True:
             found: dict[int, Any] = dict(self._evolution.apply(decisions, self.host))
             if not _lost(found):
@@ -111,7 +111,7 @@ class Members:
                 )
             while lost:
                 anew = self.host.rebuild(lost[0])
-                self._note("worker lost", f"members {anew}", "made anew, and the phase done again")
+                self._note("worker_lost", f"members {anew}", "worker_lost", {})
                 again.update(anew)
                 lost = [m for m in lost if m not in anew]
             found = self._put_back(sorted(again))
@@ -156,7 +156,8 @@ class Members:
         for m in failed:
             if not isinstance(answers[m].error, TrainingError):
                 raise answers[m].error
-            self._note("quarantine", self._name(m), str(answers[m].error))
+            values = {"error": str(answers[m].error)}
+            self._note("quarantine", self._name(m), "quarantine", values)
         if everybody:
             raise answers[failed[0]].error
         self.act_out(self._evolution.quarantined(failed))

@@ -31,9 +31,9 @@ from echelon.report.hierarchy_data import (
     portfolio_plane,
     whole_entropy,
 )
-from echelon.report.hierarchy_sayings import said, said_name
+from echelon.report.hierarchy_sayings import event_kind, event_text, said_name
 from echelon.report.palette import LIGHT
-from echelon.report.population_charts import life_name, lineage_chart, rounds_chart
+from echelon.report.population_charts import lineage_chart, rounds_chart
 from echelon.report.series import shortest_period
 from echelon.report.tables import table
 from echelon.report.texts import Words
@@ -271,7 +271,7 @@ def events_table(events: Sequence[RiskEvent], agent: Record, words: Words) -> st
             ("text", said_name(event.who, words)),
             ("", _SHARE.format(event.value)),
             ("", _SHARE.format(event.limit)),
-            ("text", said(event.done, words)),
+            ("text", event_text(event.kind, event.values, words)),
         )
         rows.append(
             [
@@ -332,9 +332,9 @@ def _befell(history: PopulationHistory, words: Words) -> str:
             *(
                 f'<td class="text">{escape(text)}</td>'
                 for text in (
-                    life_name(event.kind, words),
+                    event_kind(event.kind, words),
                     said_name(event.who, words),
-                    said(event.done, words),
+                    event_text(event.code, event.values, words),
                 )
             ),
         ]

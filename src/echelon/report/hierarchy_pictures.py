@@ -40,7 +40,7 @@ from echelon.report.hierarchy_data import (
     trailing_mean,
     usage_entropy,
 )
-from echelon.report.hierarchy_sayings import said_name
+from echelon.report.hierarchy_sayings import event_kind, said_name
 from echelon.report.palette import LIGHT
 from echelon.report.pictures import (
     date_axis,
@@ -53,7 +53,6 @@ from echelon.report.population_charts import (
     LIFE_SYMBOLS,
     MOST_MARKED_ROUNDS,
     MOST_NAMED_MEMBERS,
-    life_name,
     member_names,
 )
 from echelon.report.texts import Words
@@ -402,7 +401,7 @@ def _draw_lineage(axes: Axes, history: PopulationHistory, words: Words) -> None:
             markerfacecolor="white" if hollow else ink,
             markeredgecolor=ink if hollow else "white",
             markeredgewidth=1.3 if hollow else 0.7,
-            label=life_name(kind, words),
+            label=event_kind(kind, words),
             zorder=4,
             clip_on=False,
         )

@@ -20,7 +20,7 @@ from echelon.report.figures import (
 )
 from echelon.report.hierarchy_charts import threshold_line
 from echelon.report.hierarchy_data import Tree, expert_role, family_tree
-from echelon.report.hierarchy_sayings import said_name
+from echelon.report.hierarchy_sayings import event_kind, said_name
 from echelon.report.texts import Words
 
 LIFE_SYMBOLS: Mapping[str, tuple[str, str]] = {
@@ -213,7 +213,7 @@ def _life_marks(tree: Tree, words: Words) -> list[Figure]:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": life_name(kind, words),
+                "name": event_kind(kind, words),
                 "x": [branch.mark for branch in found],
                 "y": [branch.member for branch in found],
                 "customdata": [branch.first for branch in found],
@@ -223,13 +223,8 @@ def _life_marks(tree: Tree, words: Words) -> list[Figure]:
                     "color": colour("loss" if kind == "reseed" else "ink"),
                     "line": {"width": 1, "color": colour("card")},
                 },
-                "hovertemplate": f"{life_name(kind, words)}, {words('round')} %{{customdata}}"
+                "hovertemplate": f"{event_kind(kind, words)}, {words('round')} %{{customdata}}"
                 "<extra></extra>",
             }
         )
     return traces
-
-
-def life_name(kind: str, words: Words) -> str:
-    """What a kind of life is called."""
-    return words(f"life_{kind}") if kind in LIFE_SYMBOLS else kind

@@ -175,17 +175,16 @@ class CvarGuard(Memory):
         names: of the K experts, or of the one portfolio that every book is
         """
         settings = self.settings
-        lowered = f"position limit times {settings.factor:g}"
         found = []
-        for happened, kind, done in (
-            (verdict.halved_now, RiskKind.HALVED, lowered),
-            (verdict.restored_now, RiskKind.RESTORED, "position limit restored"),
+        for happened, kind, values in (
+            (verdict.halved_now, RiskKind.HALVED, {"factor": settings.factor}),
+            (verdict.restored_now, RiskKind.RESTORED, {}),
         ):
             for place in np.argwhere(happened):
                 who = names[place[1]] if len(place) > 1 else names[0]
                 value = float(verdict.cvar[tuple(place)])
                 book = int(place[0])
-                found.append(RiskEvent(time, kind, who, value, settings.limit, done, book))
+                found.append(RiskEvent(time, kind, who, value, settings.limit, book, values))
         return found
 
     def _remember(self, new: Floats) -> None:

@@ -145,20 +145,18 @@ class DrawdownGuard(Memory):
         """What to log of a verdict; `names`[K] are the experts'."""
         settings = self.settings
         kinds = (
-            (verdict.masked_now, RiskKind.MASKED, settings.limit, "masked for the router"),
-            (verdict.released_now, RiskKind.RELEASED, settings.release, "released to the router"),
+            (verdict.masked_now, RiskKind.MASKED, settings.limit),
+            (verdict.released_now, RiskKind.RELEASED, settings.release),
         )
         found = [
-            RiskEvent(time, kind, names[k], float(verdict.drawdown[e, k]), limit, done, int(e))
-            for happened, kind, limit, done in kinds
+            RiskEvent(time, kind, names[k], float(verdict.drawdown[e, k]), limit, int(e))
+            for happened, kind, limit in kinds
             for e, k in np.argwhere(happened)
         ]
         for e in np.flatnonzero(verdict.forced):
             k = verdict.in_charge[e]
-            value, done = float(verdict.drawdown[e, k]), "in charge and masked: decided anew"
-            found.append(
-                RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, done, int(e))
-            )
+            value = float(verdict.drawdown[e, k])
+            found.append(RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, int(e)))
         return found
 
     def _check(self, equity: Floats, in_charge: NDArray[np.int64]) -> None:

@@ -13,11 +13,11 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, FiniteFloat
 from typing_extensions import TypedDict
@@ -52,8 +52,8 @@ class RiskEvent:
     time: index of the bar at whose close it was decided
     who: the expert, the portfolio or, if it failed, the alert
     value, limit: what was measured, and what it was held against
-    done: in words
     book: which of the books traded side by side
+    values: more that the kind has to say; reports make the sentence from both
     """
 
     time: int
@@ -61,8 +61,8 @@ class RiskEvent:
     who: str
     value: float
     limit: float
-    done: str
     book: int = 0
+    values: Mapping[str, float | str] = field(default_factory=dict)
 
 
 Alert: TypeAlias = Callable[[RiskEvent], None]
@@ -138,6 +138,7 @@ def read_events(path: Path) -> tuple[RiskEvent, ...]:
 
 
 _REMEDY = "Restore it, or delete it to go on without."
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 
 
@@ -151,27 +152,34 @@ class _Line(TypedDict):
     who: str
     value: _Number
     limit: _Number
-    done: str
     book: int
+    values: dict[str, _Number | str]
 
 
 def _failure(event: RiskEvent, alert: Alert, error: Exception) -> RiskEvent:
     name = getattr(alert, "__qualname__", type(alert).__name__)
-    done = f"told of {event.kind} of {event.who}, it raised {type(error).__name__}: {error}"
+    values = {
+        "event": event.kind.value,
+        "subject": event.who,
+        "error": f"{type(error).__name__}: {error}",
+    }
     return RiskEvent(
-        event.time, RiskKind.ALERT_FAILED, name, event.value, event.limit, done, event.book
+        event.time, RiskKind.ALERT_FAILED, name, event.value, event.limit, event.book, values
     )
 
 
-def _row(event: RiskEvent) -> dict[str, int | float | str]:
+def _row(event: RiskEvent) -> dict[str, Any]:
     return {
         "time": int(event.time),
         "kind": event.kind.value,
         "who": event.who,
         "value": _plain(event.value),
         "limit": _plain(event.limit),
-        "done": event.done,
         "book": int(event.book),
+        "values": {
+            name: value if isinstance(value, str) else _plain(value)
+            for name, value in event.values.items()
+        },
     }
 
 
@@ -194,6 +202,9 @@ def _event(line: bytes, path: Path, number: int) -> RiskEvent:
         row["who"],
         float(row["value"]),
         float(row["limit"]),
-        row["done"],
         row["book"],
+        {
+            name: float(value) if not isinstance(value, str) or value in _NOT_FINITE else value
+            for name, value in row["values"].items()
+        },
     )

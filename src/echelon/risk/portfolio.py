@@ -158,10 +158,10 @@ class PortfolioHalt(Memory):
         """What to log of a verdict."""
         limit = self.settings.limit
         return [
-            RiskEvent(time, kind, who, float(verdict.drawdown[e]), limit, done, int(e))
-            for happened, kind, done in (
-                (verdict.halted_now, RiskKind.HALTED, "all to cash"),
-                (verdict.resumed_now, RiskKind.RESUMED, "trading again, with a new peak"),
+            RiskEvent(time, kind, who, float(verdict.drawdown[e]), limit, int(e))
+            for happened, kind in (
+                (verdict.halted_now, RiskKind.HALTED),
+                (verdict.resumed_now, RiskKind.RESUMED),
             )
             for e in np.flatnonzero(happened)
         ]
@@ -244,8 +244,10 @@ class TurnoverLimit(Memory):
         found = []
         for e in np.flatnonzero(turnover.cut):
             wanted, allowed = float(turnover.wanted[e]), float(turnover.allowed[e])
-            done = f"went {turnover.share[e]:.0%} of the way to the target"
-            found.append(RiskEvent(time, RiskKind.TURNOVER_CUT, who, wanted, allowed, done, int(e)))
+            values = {"share": float(turnover.share[e])}
+            found.append(
+                RiskEvent(time, RiskKind.TURNOVER_CUT, who, wanted, allowed, int(e), values)
+            )
         return found
 
 
