@@ -3,7 +3,7 @@
     format      2
     experts     [K] names
     skills      [K][D] their skill vectors at the end
-    lineage     lives, by id (see agents.lineage)
+    lineage     lives, by id (see agents.mfpbt)
     rounds      evolutions: round, step, mapd, volume, usage_entropy (nats), fitness[K],
                 hyperparameters[K] (name → value), those that the fitness was measured under
     readings    after every phase of the experts: round, step, mapd, volume
