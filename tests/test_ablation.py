@@ -219,6 +219,7 @@ def test_ablation_ends_with_table_picture_and_run_directories(
     code, out, err = _ablate(shell, bars_file, "--seeds", "2")
     assert code == 0, err
     assert "3 variants × 2 seeds: 6 to train" in err
+    assert err.count("rules: ") == 1
     assert "gamma" in out
     table = _table()
     assert [row["seeds"] for row in table.values()] == [2, 2, 2]

@@ -78,7 +78,16 @@ def test_all_markets_are_proved_and_failing_is_an_error(whole: tuple[Path, Resul
     assert tree["mode"] == "quick"
     assert tree["about"]["config_hash"]
     assert (directory / "config.yaml").is_file()
-    for word in ("Planted", "Regime", "Null", "Leaky", "Costly", "FAILED", "CPU seconds"):
+    for word in (
+        "Planted",
+        "Regime",
+        "Null",
+        "Leaky",
+        "Costly",
+        "FAILED",
+        "CPU seconds",
+        "rules: ",
+    ):
         assert word in result.output
 
 

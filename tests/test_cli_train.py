@@ -446,6 +446,9 @@ def test_runs_are_listed_and_compared(shell: Shell, trained: Trained) -> None:
     assert "do not compare" in err
     out, _ = shell.works("runs", "list", "runs/one/seeds")
     assert "no runs below" in out
+    _rewrite(other / "evaluations/valid/summary.json", run={"data": {"content_hash": []}})
+    code, _, err = shell("runs", "compare", "runs/one", "runs/group/two")
+    assert (code, "run.data.name: Field required" in err) == (5, True)
     code, _, err = shell("runs", "list", "nowhere")
     assert (code, "no such directory" in err) == (2, True)
 

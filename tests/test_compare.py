@@ -61,6 +61,7 @@ def test_six_agents_are_compared_and_gone_on_with_without_training_again(
     assert "This window chose the checkpoints; nothing can be claimed from it." in out
     assert code == 0, err
     assert "6 agents × 2 seeds: 12 to train" in err
+    assert err.count("rules: ") == 1
     table = _table()
     assert list(table) == [*AGENTS, "cash", "equal_weight"]
     assert "less sac" in out

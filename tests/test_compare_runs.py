@@ -117,6 +117,7 @@ def test_runs_of_three_kinds_are_compared_and_evaluated_only_where_needed(
     names = ("runs/a2c", "runs/sac", "runs/hierarchy")
     out, err = shell.works("compare", *names, "--output-dir", "cmp", columns=80)
     assert max(map(len, out.splitlines())) <= 80
+    assert err.count("rules: ") == 1
     assert [err.count(f"evaluating {name} on valid: not evaluated") for name in names] == [1, 1, 1]
     for part in ("A2C, 2", "SAC, 3", "HIERARCHY, 1", "equal_weight", "Welch's t", "block boot"):
         assert part in out, out

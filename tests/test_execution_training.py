@@ -200,6 +200,7 @@ def test_train_evaluate_and_compare(store: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "ppo", tmp_path / "dqn"
     said = run("train", *flags(store), "--output-dir", str(first), "--seeds", "2", "--workers", "1")
     assert "echelon execution evaluate" in said
+    assert said.count("rules: ") == 1
     run("train", *flags(store, "execution.learner.algo=DQN"), "--output-dir", str(second))
     said = run("evaluate", str(first), "--split", "test", "--lang", "zh")
     assert "almgren_chriss" in said

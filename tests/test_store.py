@@ -72,6 +72,23 @@ def test_duplicate_across_pieces_is_refused_and_names_both_rows(tmp_path: Path) 
     assert Store(tmp_path).datasets() == []
 
 
+def test_quarantine_of_a_whole_partition_leaves_it_out(tmp_path: Path) -> None:
+    bars = make_bars(("AAA",))
+    first_year = bars.filter(pl.col("time").dt.year() == 2015)
+    other = first_year.with_columns(volume=pl.col("volume") + 1.0)
+    store = Store(tmp_path)
+    both = FrameSource(pl.concat([first_year, other]), pieces=2)
+    with pytest.raises(InvalidDataError, match="not one row is good"):
+        import_source(both, store, "m", quarantine=True)
+    assert store.datasets() == []
+    # 2015 twice with different volumes: nobody knows which is right. What is later stays.
+    later = bars.filter(pl.col("time").dt.year() > 2015).head(first_year.height)
+    pieces = pl.concat([first_year, later, other, later])
+    report = import_source(FrameSource(pieces, pieces=2), store, "m", quarantine=True)
+    assert [partition.key for partition in report.manifest.partitions] == ["2016"]
+    assert report.manifest.quarantined == 2 * first_year.height + later.height
+
+
 def test_quarantine_sets_bad_rows_aside_in_a_file_and_counts_them(tmp_path: Path) -> None:
     bars = make_bars(("AAA",))
     broken = bars.with_columns(

@@ -335,6 +335,7 @@ def test_a_stopped_study_goes_on_and_writes_its_tables(whole: tuple[Path, Result
     text = (directory / "out" / "study.md").read_text(encoding="utf-8")
     assert text.count("| not resolved |") == len(tree["differences"]) == 13
     assert "the bonuses, over both" in result.output
+    assert "rules: " in result.output
     assert (directory / "out" / "config.yaml").is_file()
 
 

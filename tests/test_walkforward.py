@@ -53,6 +53,7 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
 ) -> None:
     out, err = shell.works(*_words(bars_file), "--seeds", "2")
     assert "2 folds × 2 seeds: 4 to train" in err
+    assert err.count("rules: ") == 1  # the same in every fold
     assert "stitched: 2016-01-05 to 2016-04-29" in out
     assert "over other seeds, 95 %" in out
     assert "Sharpe less that of equal_weight" in out

@@ -82,6 +82,6 @@ def compare(
         add_row(table, label.text, *(label.format(m.mean, m.std) for m in found))
     out.print(table)
     spans = {(e.facts["first"], e.facts["last"]) for e in loaded}
-    data = {e.facts["run"]["data"]["content_hash"] for e in loaded}
+    data = {e.facts["run"].get("data", {}).get("content_hash") for e in loaded}
     if len(spans) > 1 or len(data) > 1:
         warn("these runs traded different windows or different data; the numbers do not compare.")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import polars as pl
 
@@ -159,14 +160,18 @@ class _Import:
         self._refuse_unless(quarantine)
         self._note_unreadable(source)
         if not self._spills:
-            errors = [p for p in self.problems if p.severity == "error"]
-            if errors:
-                raise InvalidDataError(
-                    errors, f"{self.info.name}: not one row is good; nothing was imported:"
-                )
-            raise DataError(
-                f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
+            self._refuse_all()
+
+    def _refuse_all(self) -> NoReturn:
+        """Raise for a source of which nothing can be kept."""
+        errors = [p for p in self.problems if p.severity == "error"]
+        if errors:
+            raise InvalidDataError(
+                errors, f"{self.info.name}: not one row is good; nothing was imported:"
             )
+        raise DataError(
+            f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
+        )
 
     def _since(self) -> dict[str, datetime] | None:
         if self.base is None:
@@ -239,12 +244,16 @@ class _Import:
                 continue
             stored = self.store.read_bars(self.base.name, key) if self.base and key in old else None
             frame = self._merge_partition(key, stored, joiner, quarantine)
+            if frame.is_empty():  # copies that differ, all set aside
+                continue
             frame.write_parquet(bars_dir / f"{key}.parquet", compression="zstd", statistics=True)
             first, last = frame["time"].min(), frame["time"].max()
             assert isinstance(first, datetime)
             assert isinstance(last, datetime)
             partitions.append(Partition(key, frame.height, first, last, digest_frame(frame)))
             self._filled |= {c for c in OPTIONAL if frame[c].count()}
+        if not partitions:
+            self._refuse_all()
         self.problems.extend(joiner.warnings)
         shutil.rmtree(self._spill_dir)
         return tuple(partitions)

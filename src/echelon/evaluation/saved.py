@@ -5,10 +5,12 @@ Others may have written the files: whatever differs from this is damage (see `fi
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
+
+from echelon.runs.directory import RunFacts
 
 AGAIN = "Run `echelon evaluate` again."
 """What to do about a damaged one."""
@@ -35,7 +37,7 @@ class Summary(TypedDict):
     deterministic: bool
     reads: Count
     evaluated: str
-    run: dict[str, Any]
+    run: RunFacts
     best_steps: dict[Seed, int]
     seeds: dict[Seed, Measures]
     baselines: dict[str, Measures]
