@@ -35,7 +35,7 @@ from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
 from echelon.data.importing import import_source
 from echelon.data.manifest import Manifest
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import Source
 from echelon.data.store import Store
 from echelon.types import Bools, Times
 
@@ -58,7 +58,7 @@ def axis(days: int) -> Times:
     return known[:days]
 
 
-class WalkSource(SourceDefaults):
+class WalkSource(Source):
     """Random walks of `symbols` × `days`; `seconds` is what making them took.
 
     Like A-shares: raw prices in cents, dividends in the factor, late listings, names that go,

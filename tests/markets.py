@@ -12,7 +12,7 @@ import polars as pl
 from echelon.config import Config, load_config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import Source
 
 QTMRL = (
     *("AAPL", "MSFT", "NVDA", "CVX", "OXY", "AAL", "UAL", "DAL"),
@@ -64,7 +64,7 @@ def make_bars(
     return pl.concat(frames)
 
 
-class FrameSource(SourceDefaults):
+class FrameSource(Source):
     """A source that serves a frame it was given, in as many pieces as asked."""
 
     def __init__(

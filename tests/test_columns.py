@@ -180,7 +180,7 @@ def test_mixed_time_zones_name_both_rows_and_the_remedy(tmp_path: Path) -> None:
     assert "row 2" in problem.message
     assert "offset" in problem.remedy
     assert str(tmp_path / "bars.csv") in str(problem)
-    assert source.rejected().select("row", "problem").rows() == [(3, "mixed time zones")]
+    assert source.rejected_rows().select("row", "problem").rows() == [(3, "mixed time zones")]
 
 
 def test_mixed_time_zones_across_blocks_are_found(
@@ -215,7 +215,7 @@ def test_unreadable_cells_are_all_listed_with_their_rows(tmp_path: Path) -> None
     ]
     assert "'2020-13-02' cannot be read as a time" in source.problems()[0].message
     assert "2020-01-02, 20200102" in source.problems()[0].remedy
-    rejected = source.rejected()
+    rejected = source.rejected_rows()
     assert rejected["row"].to_list() == [3, 4, 5, 6]
     assert '"close":"4.x"' in rejected["cells"][2]
     assert "close: 4.x cannot be read as a number" in rejected["problem"][2]
@@ -226,7 +226,7 @@ def test_column_of_another_kind_gives_one_problem_and_sets_every_row_aside(tmp_p
     source = csv_of(tmp_path, "date,close\n" + rows)
     (problem,) = problems_of(source)
     assert "none of 28 cells can be read as a time, the first: '01/01/2020'" in problem.message
-    assert source.rejected().height == 28
+    assert source.rejected_rows().height == 28
 
 
 def test_numbers_with_thousands_separators_are_read(tmp_path: Path) -> None:

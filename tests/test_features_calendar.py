@@ -11,7 +11,8 @@ import pytest
 from markets import qtmrl_config
 
 from echelon.config.features import FeaturesConfig
-from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.datasets import ensure_dataset
+from echelon.data.store import Store
 from echelon.features import check_leakage, prepare
 from echelon.features.base import Bars, Feature
 from echelon.features.calendar import calendar_features
@@ -119,5 +120,5 @@ def test_the_calendar_does_not_leak(tmp_path: Path, bars_file: Path) -> None:
         "features.ohlcv=false",
         "features.indicators={rsi: [14]}",
     )
-    report = check_leakage(config, store_of(config), ensure_dataset(config), n_cuts=1)
+    report = check_leakage(config, Store(config.data.store), ensure_dataset(config), n_cuts=1)
     assert not report.leaks

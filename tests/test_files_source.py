@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import tempfile
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -14,13 +15,17 @@ from hypothesis import strategies as st
 
 from echelon.data.bars import SCHEMA
 from echelon.data.calendars import sessions
+from echelon.data.checking import find_oddities
 from echelon.data.sources import _tables
-from echelon.data.sources._protocol import Source
-from echelon.data.sources._template import TemplateSource
+from echelon.data.sources._base import Source
 from echelon.data.sources.files import CsvSource, ParquetSource
-from echelon.data.validate import suspicious, validate
+from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError, SourceError
 from echelon.types import Freq
+
+TemplateSource = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "source.py"))[
+    "TemplateSource"
+]
 
 
 def test_sources_fulfil_the_protocol(tmp_path: Path) -> None:
@@ -49,7 +54,7 @@ def test_long_csv_gives_canonical_bars_with_line_numbers(tmp_path: Path) -> None
         "adjusted",
     )
     assert source.problems() == []
-    assert source.rejected().is_empty()
+    assert source.rejected_rows().is_empty()
 
 
 CHINESE = """日期,股票代码,名称,开盘,收盘,最高,最低,成交量（手）,成交额(千元),前收盘,复权因子,是否ST
@@ -104,7 +109,7 @@ def test_lines_with_too_few_or_too_many_cells_are_named_and_numbering_goes_on(
         (4, "the line has 2 cells, the header 3"),
         (5, "the line has 4 cells, the header 3"),
     ]
-    assert source.rejected()["cells"].to_list() == ["2020-01-03,A", "2020-01-06,A,1,234"]
+    assert source.rejected_rows()["cells"].to_list() == ["2020-01-03,A", "2020-01-06,A,1,234"]
 
 
 def test_line_numbers_are_right_in_every_block(
@@ -426,7 +431,7 @@ def test_real_files_are_valid_as_they_are(
 
 def test_real_vendor_file_is_found_to_be_end_anchored(shared_data: Path) -> None:
     source = ParquetSource(shared_data / "us_daily_2000_2018.parquet", freq="1d")
-    warnings = suspicious(read(source), source.info())
+    warnings = find_oddities([read(source)], source.info())
     assert [w.field for w in warnings if "anchored at the end" in w.message] == ["factor"]
     assert all(w.severity == "warning" for w in warnings)
 

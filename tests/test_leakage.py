@@ -22,7 +22,7 @@ from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import DataError, FeatureError
 from echelon.features import LeakageReport, check_leakage, prepare
 from echelon.features.engine import bars_of
-from echelon.features.scaler import Moments
+from echelon.features.scaler import RunningMoments
 
 HERE = Path(__file__).parent
 LEAKS = (
@@ -293,7 +293,9 @@ def test_views_change_the_future_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_empty_moments_leave_the_scaler_alone() -> None:
-    assert Moments.none(2).merge(Moments.of(np.zeros((0, 2)))).count.tolist() == [0, 0]
+    assert RunningMoments.none(2).merge(
+        RunningMoments.from_values(np.zeros((0, 2)))
+    ).count.tolist() == [0, 0]
 
 
 def test_command_fails_with_exit_code_seven_on_a_leak(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from markets import CONFIGS, SPLITS, FrameSource, make_bars, qtmrl_config
 
 from echelon.config import load_config
 from echelon.data.build import build_panel
-from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import import_source
 from echelon.data.store import Store
 from echelon.errors import (
@@ -31,7 +31,7 @@ from echelon.errors import (
 )
 from echelon.features import Prepared, prepare
 from echelon.features import prepare as prepare_package
-from echelon.features.engine import Plan, bars_of, symbol_features
+from echelon.features.engine import FeaturePlan, bars_of, symbol_features
 from echelon.features.prepare import panel_request
 from echelon.features.registry import run, select
 from echelon.files import exclusive_lock
@@ -62,7 +62,9 @@ def test_prepared_set_has_the_promised_shape_and_names(tmp_path: Path, bars_file
 def test_warm_up_is_per_symbol_and_absent_rows_are_zero(tmp_path: Path, bars_file: Path) -> None:
     config = qtmrl_config(tmp_path, bars_file)
     prepared = prepare(config, tmp_path / "run").prepared
-    panel = build_panel(store_of(config), ensure_dataset(config).name, panel_request(config))
+    panel = build_panel(
+        Store(config.data.store), ensure_dataset(config).name, panel_request(config)
+    )
     warm = prepared.manifest["warmup"]
     assert warm == 78
     for n, symbol in enumerate(prepared.symbols):
@@ -89,8 +91,10 @@ def test_values_land_on_their_bar_and_gaps_carry_or_are_zero(
     tmp_path: Path, bars_file: Path
 ) -> None:
     config = qtmrl_config(tmp_path, bars_file)
-    panel = build_panel(store_of(config), ensure_dataset(config).name, panel_request(config))
-    plan = Plan.of(select(config.features, panel.fields).specs)
+    panel = build_panel(
+        Store(config.data.store), ensure_dataset(config).name, panel_request(config)
+    )
+    plan = FeaturePlan.from_specs(select(config.features, panel.fields).specs)
     n = panel.symbols.index("MSFT")
     values, present = symbol_features(panel, n, plan, 0)
     bars, rows = bars_of(panel, n)

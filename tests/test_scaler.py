@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from echelon.errors import StoreError
-from echelon.features.scaler import Moments, Scaler
+from echelon.features.scaler import RunningMoments, Scaler
 
 WINDOW = (date(2000, 1, 3), date(2010, 12, 31))
 tables = hnp.arrays(
@@ -24,12 +24,16 @@ tables = hnp.arrays(
 
 
 def _fit(values: np.ndarray, scaled: tuple[bool, ...] = (True, True, True)) -> Scaler:
-    return Scaler.fit(("a", "b", "c"), Moments.of(values), np.array(scaled), WINDOW)
+    return Scaler.fit(("a", "b", "c"), RunningMoments.from_values(values), np.array(scaled), WINDOW)
 
 
 @given(values=tables, cut=st.integers(0, 40))
 def test_moments_of_pieces_merge_into_those_of_the_whole(values: np.ndarray, cut: int) -> None:
-    merged = Moments.none(3).merge(Moments.of(values[:cut])).merge(Moments.of(values[cut:]))
+    merged = (
+        RunningMoments.none(3)
+        .merge(RunningMoments.from_values(values[:cut]))
+        .merge(RunningMoments.from_values(values[cut:]))
+    )
     assert merged.count.tolist() == [len(values)] * 3
     assert merged.mean == pytest.approx(values.mean(axis=0), abs=1e-9)
     assert merged.squares == pytest.approx(values.var(axis=0) * len(values), abs=1e-4)
@@ -42,13 +46,6 @@ def test_scaled_train_values_have_mean_zero_and_spread_one_or_none(values: np.nd
     assert np.abs(out.mean(axis=0)[~flat]).max(initial=0) < 1e-2
     assert np.abs(out.std(axis=0)[~flat] - 1).max(initial=0) < 1e-2
     assert np.isfinite(out).all()
-
-
-@given(tables)
-def test_inverse_undoes_transform(values: np.ndarray) -> None:
-    scaler = _fit(values)
-    back = scaler.inverse(scaler.transform(values))
-    assert back == pytest.approx(values, abs=1e-3, rel=1e-4)
 
 
 def test_hand_computed_example() -> None:

@@ -79,7 +79,7 @@ def test_log_return_equals_difference_of_logs(close: list[float], horizon: int) 
 def test_volatility_equals_the_sample_deviation_of_each_window(
     close: list[float], window: int
 ) -> None:
-    out = run(stationary.volatility(window), bars_of(close))[:, 0]
+    out = run(stationary.return_volatility(window), bars_of(close))[:, 0]
     returns = [math.log(b / a) for a, b in pairwise(close)]
     expected = [
         math.nan if t < window else stdev(returns[t - window : t]) for t in range(len(close))
@@ -90,8 +90,10 @@ def test_volatility_equals_the_sample_deviation_of_each_window(
 def test_volatility_after_a_crash_is_not_disturbed_by_its_rounding() -> None:
     calm = np.exp(1e-6 * np.sin(np.arange(100)))
     crash = np.r_[1e12, np.ones(5)]
-    out = run(stationary.volatility(10), bars_of(np.r_[crash, calm]))[-80:, 0]
-    np.testing.assert_array_equal(out, run(stationary.volatility(10), bars_of(calm))[-80:, 0])
+    out = run(stationary.return_volatility(10), bars_of(np.r_[crash, calm]))[-80:, 0]
+    np.testing.assert_array_equal(
+        out, run(stationary.return_volatility(10), bars_of(calm))[-80:, 0]
+    )
 
 
 @given(
@@ -135,7 +137,7 @@ def test_constant_without_limit_is_beyond_the_widest_band() -> None:
 
 @pytest.mark.parametrize(
     "feature",
-    [stationary.log_return(5), stationary.volatility(5), stationary.volume_ratio(5)],
+    [stationary.log_return(5), stationary.return_volatility(5), stationary.volume_ratio(5)],
     ids=lambda f: f.names[0],
 )
 def test_exactly_the_rows_before_the_lookback_are_nan(feature: Feature) -> None:

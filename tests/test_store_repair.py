@@ -47,7 +47,7 @@ def test_pinned_store_shows_one_version_while_another_is_imported(tmp_path: Path
     bars = make_bars()
     store = Store(tmp_path)
     old = import_source(FrameSource(bars), store, "m").manifest
-    pinned = store.pinned("m")
+    pinned = store.pin_dataset("m")
     before = build_panel(store, "m")
     new = import_source(FrameSource(_tenfold(bars), timezone="Asia/Tokyo"), store, "m").manifest
     assert pinned.manifest("m") == old
@@ -62,7 +62,7 @@ def test_pinned_store_shows_one_version_while_another_is_imported(tmp_path: Path
 def test_pinned_version_that_two_imports_removed_is_a_store_error(tmp_path: Path) -> None:
     store = Store(tmp_path)
     import_source(FrameSource(make_bars()), store, "m")
-    pinned = store.pinned("m")
+    pinned = store.pin_dataset("m")
     for seed in (1, 2):
         import_source(FrameSource(make_bars(seed=seed)), store, "m")
     with pytest.raises(StoreError, match=r"symbols\.parquet: missing or damaged"):
@@ -73,7 +73,7 @@ def test_pinned_view_stays_a_view(tmp_path: Path) -> None:
     store = Store(tmp_path)
     import_source(FrameSource(make_bars()), store, "m")
     cut = store.manifest("m").span[0]
-    view = TruncatedView(store, cut).pinned("m")
+    view = TruncatedView(store, cut).pin_dataset("m")
     import_source(FrameSource(make_bars(seed=1)), store, "m")
     assert build_panel(view, "m").shape == (1, 3)
 
@@ -82,7 +82,7 @@ def test_view_of_a_pinned_store_is_pinned(tmp_path: Path) -> None:
     store = Store(tmp_path)
     import_source(FrameSource(make_bars()), store, "m")
     first, last = store.manifest("m").span
-    view = TruncatedView(store.pinned("m"), last)
+    view = TruncatedView(store.pin_dataset("m"), last)
     import_source(FrameSource(make_bars(last=first.date())), store, "m")
     assert build_panel(view, "m").times[-1] == np.datetime64(last)
 

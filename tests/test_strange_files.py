@@ -21,8 +21,13 @@ from echelon.config.data import ExogenousConfig
 from echelon.data.exogenous import read_exogenous
 from echelon.data.importing import QUARANTINE, ImportReport, import_source
 from echelon.data.sources import _tables
-from echelon.data.sources._side_files import read_benchmark, read_instruments, read_membership
-from echelon.data.sources.files import CsvSource, ParquetSource
+from echelon.data.sources.files import (
+    CsvSource,
+    ParquetSource,
+    read_benchmark,
+    read_instruments,
+    read_membership,
+)
 from echelon.data.sources.qlib import QlibSource
 from echelon.data.sources.ticks import TicksSource
 from echelon.data.store import Store

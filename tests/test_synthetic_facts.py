@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from echelon.config import SyntheticConfig
-from echelon.data.synth import REGIMES, MinuteEngine, build_market, trace
-from echelon.data.synth.factors import ar1
+from echelon.data.synth.market import REGIMES, ar1, build_market
+from echelon.data.synth.minutes import MinuteEngine
+from echelon.data.synth.path import trace
 from echelon.types import Floats
 
 SEEDS = (0, 1, 2, 3, 4, 5)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from echelon.cli.app import main
 from echelon.data.importing import import_source
 from echelon.data.sources import ticks as module
-from echelon.data.sources._protocol import Source
+from echelon.data.sources._base import Source
 from echelon.data.sources._ticks_bars import BarMerger, bar_end, sessions_of
 from echelon.data.sources._ticks_read import RejectSpool
 from echelon.data.sources.ticks import TicksSource, ticks_to_parquet
@@ -432,16 +432,16 @@ def test_many_bad_rows_are_listed_in_part_and_counted_in_full(tmp_path: Path) ->
     assert len(problems) == 21
     assert problems[-1].row is None
     assert "980 more row(s)" in problems[-1].message
-    assert source.problems_total() == 1_000
+    assert source.rejected_rows().height == 1_000
 
 
 def test_a_second_reading_starts_its_problems_anew(tmp_path: Path) -> None:
     source = TicksSource(write(tmp_path / "t.csv", TRADES, bad_rows()), freq="1d")
     bars_of(source)
-    first, rejected = source.problems(), source.rejected()
+    first, rejected_rows = source.problems(), source.rejected_rows()
     bars_of(source)
     assert source.problems() == first
-    assert source.rejected().equals(rejected)
+    assert source.rejected_rows().equals(rejected_rows)
 
 
 def lines_of(path: Path, rows: Iterable[int]) -> list[str]:
@@ -454,7 +454,7 @@ def test_every_bad_row_is_set_aside_as_it_stood(tmp_path: Path, block_bytes: int
     path = write(tmp_path / "t.csv", TRADES, bad_rows())
     source = TicksSource(path, freq="1d", block_bytes=block_bytes)
     bars_of(source)
-    found = source.rejected()
+    found = source.rejected_rows()
     assert found["row"].to_list() == [*range(3, 12)]  # 13 is after-hours trading: no error
     assert found["file"].unique().to_list() == [str(path)]
     assert found["cells"].to_list() == lines_of(path, range(3, 12))
@@ -479,12 +479,12 @@ def test_row_with_several_things_wrong_is_set_aside_once(tmp_path: Path) -> None
     ]
     source = TicksSource(write(tmp_path / "t.csv", TRADES, rows), freq="1d")
     assert bars_of(source)["volume"].to_list() == [100]
-    found = source.rejected()
+    found = source.rejected_rows()
     assert found["row"].to_list() == [3, 4]
     assert found["problem"][0] == (
         "成交价格: abc is not a number; 成交数量: x is not a number; 自然日: 20241302 is not a date"
     )
-    assert source.problems_total() == 2
+    assert source.rejected_rows().height == 2
 
 
 def test_rows_of_gbk_and_of_several_files_are_set_aside_readably(tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ def test_rows_of_gbk_and_of_several_files_are_set_aside_readably(tmp_path: Path)
         write(tmp_path / f"{day}.csv.gz", header, rows, encoding="gbk")
     source = TicksSource(tmp_path, freq="1d")
     bars_of(source)
-    found = source.rejected()
+    found = source.rejected_rows()
     assert [Path(f).name for f in found["file"]] == ["20240102.csv.gz", "20240103.csv.gz"]
     assert found["row"].to_list() == [3, 3]
     assert found["cells"][1] == "600000.SH,20240103,93001000,10.0,-1,乙\\"
@@ -519,8 +519,8 @@ def test_spilling_rejected_rows_changes_none_and_leaves_nothing_behind(
     source = TicksSource(path, freq="1d", block_bytes=2_000)
     bars_of(source)
     assert len(list(scratch.glob("*/*.parquet"))) > 1
-    found = source.rejected()
-    assert found.equals(plain.rejected())
+    found = source.rejected_rows()
+    assert found.equals(plain.rejected_rows())
     assert found["cells"].to_list() == lines_of(path, range(3, 1_003))
     del source
     assert list(scratch.iterdir()) == []
@@ -534,7 +534,7 @@ def test_import_counts_and_writes_every_row_it_sets_aside(tmp_path: Path) -> Non
     report = import_source(source, Store(tmp_path / "store"), "m", quarantine=True)
     assert report.quarantine is not None
     aside = pl.read_csv(report.quarantine)
-    assert report.manifest.quarantined == aside.height == source.problems_total() == 509
+    assert report.manifest.quarantined == aside.height == source.rejected_rows().height == 509
     assert aside.columns == ["file", "row", "problem", "cells"]
     assert aside["cells"].to_list() == lines_of(path, aside["row"])
     assert report.manifest.rows == 1
@@ -597,7 +597,7 @@ def test_row_whose_cumulative_amount_falls_is_as_if_not_there(tmp_path: Path) ->
             (10.0, 500, 5_000),
             (10.2, 500, 5_100),
         ]
-        assert source.rejected()["row"].to_list() == [3]
+        assert source.rejected_rows()["row"].to_list() == [3]
 
 
 def test_bad_order_book_cell_is_a_warning_and_bars_do_not_depend_on_it(tmp_path: Path) -> None:
@@ -608,7 +608,7 @@ def test_bad_order_book_cell_is_a_warning_and_bars_do_not_depend_on_it(tmp_path:
     source = TicksSource(path, freq="1d", parquet_dir=tmp_path / "out")
     assert bars_of(source).equals(plain)
     assert [(p.row, p.field, p.severity) for p in source.problems()] == [(2, "申买价1", "warning")]
-    assert source.rejected().is_empty()
+    assert source.rejected_rows().is_empty()
     assert pl.read_parquet(tmp_path / "out" / "t.parquet")["bid_price1"].to_list() == [None]
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from echelon.data import validate as validating
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import hours, sessions
-from echelon.data.validate import Validated, suspicious, validate
+from echelon.data.checking import find_oddities
+from echelon.data.validate import Validated, validate
 from echelon.types import Freq, Problem
 
 OHLCV = frozenset({"open", "high", "low", "close", "volume"})
@@ -101,6 +102,10 @@ def test_bad_row_is_set_aside_with_file_row_field_and_remedy(
     assert said in problem.message
     assert problem.remedy
     assert str(problem).startswith(f"bars.csv, row 3, field {field!r}: ")
+
+
+def oddities(frame: pl.DataFrame, info: SourceInfo) -> list[Problem]:
+    return find_oddities([frame], info)
 
 
 def test_good_rows_come_back_as_they_were() -> None:
@@ -362,22 +367,22 @@ def series(closes: Sequence[float], **columns: Sequence[Any]) -> pl.DataFrame:
 
 def test_jump_without_a_factor_is_suspicious_and_with_one_is_not() -> None:
     closes = [10.0, 10.1, 5.0, 5.1]
-    (warning,) = suspicious(series(closes), info())
+    (warning,) = oddities(series(closes), info())
     assert warning.severity == "warning"
     assert "A moves -50%" in warning.message or "A moves -51%" in warning.message
     assert "2020-01-06" in warning.message
     assert warning.row == 4
     split = [1.0, 1.0, 2.0, 2.0]
-    assert suspicious(series(closes, factor=split), info()) == []
+    assert oddities(series(closes, factor=split), info()) == []
     ex_right = [9.9, 10.0, 5.05, 5.0]
-    assert suspicious(series(closes, pre_close=ex_right), info()) == []
+    assert oddities(series(closes, pre_close=ex_right), info()) == []
 
 
-def test_price_that_stands_still_is_suspicious() -> None:
+def test_price_that_stands_still_is_oddities() -> None:
     moving = [10.0 + 0.01 * k for k in range(30)]
-    (warning,) = suspicious(series([9.0, *[10.0] * 21, *moving[1:]]), info())
+    (warning,) = oddities(series([9.0, *[10.0] * 21, *moving[1:]]), info())
     assert "closes at 10.0 for 21 bars in a row, 2020-01-03 to" in warning.message
-    assert suspicious(series([9.0, *[10.0] * 20, *moving[1:]]), info()) == []
+    assert oddities(series([9.0, *[10.0] * 20, *moving[1:]]), info()) == []
 
 
 @pytest.mark.parametrize(
@@ -392,18 +397,18 @@ def test_price_that_stands_still_is_suspicious() -> None:
 )
 def test_end_anchored_factors_are_reported(factors: list[float], found: bool) -> None:
     closes = [10.0 / f for f in factors]
-    told = [w for w in suspicious(series(closes, factor=factors), info()) if w.field == "factor"]
+    told = [w for w in oddities(series(closes, factor=factors), info()) if w.field == "factor"]
     assert [("re-anchors" in w.remedy) for w in told] == ([True] if found else [])
 
 
 def test_sessions_without_any_bar_are_holes() -> None:
     frame = series([10.0 + k for k in range(9)])
     holed = frame.filter(~pl.col("time").dt.day().is_in([6, 7]))
-    (warning,) = suspicious(holed, info())
+    (warning,) = oddities(holed, info())
     assert "2 of 9 sessions of XNYS have no bar of any symbol: 2020-01-06, 2020-01-07" in (
         warning.message
     )
-    assert suspicious(holed, info(calendar="data")) == []
+    assert oddities(holed, info(calendar="data")) == []
 
 
 @pytest.mark.parametrize(
@@ -419,12 +424,12 @@ def test_units_of_volume_and_amount_are_compared(
     volume: float, amount: float, said: str | None
 ) -> None:
     frame = series([10.0, 10.1], volume=[volume] * 2, amount=[amount] * 2)
-    told = [w for w in suspicious(frame, info()) if w.field == "volume, amount"]
+    told = [w for w in oddities(frame, info()) if w.field == "volume, amount"]
     assert [w.remedy.startswith(said or "") for w in told] == ([] if said is None else [True])
-    adjusted = suspicious(frame, info(basis="adjusted"))
+    adjusted = oddities(frame, info(basis="adjusted"))
     assert all(w.field != "volume, amount" for w in adjusted)
 
 
 def test_nothing_is_suspicious_about_nothing() -> None:
-    assert suspicious(frame_of([{}]).head(0), info()) == []
-    assert suspicious(frame_of([{}]).drop("row"), info()) == []
+    assert oddities(frame_of([{}]).head(0), info()) == []
+    assert oddities(frame_of([{}]).drop("row"), info()) == []

@@ -21,8 +21,8 @@ from vendor_fakes import (
     yahoo,
 )
 
-from echelon.data.sources._protocol import Source
-from echelon.data.sources.yfinance_ import MARKETS, market_of
+from echelon.data.sources._base import Source
+from echelon.data.sources.yfinance_ import EXCHANGES, exchange_of
 from echelon.errors import SourceError
 
 
@@ -167,14 +167,14 @@ def test_yfinance_symbols_of_two_exchanges_are_refused() -> None:
 
 
 def test_yfinance_markets_are_real_calendars_in_their_time_zone() -> None:
-    for calendar, zone in MARKETS.values():
+    for calendar, zone in EXCHANGES.values():
         if calendar != "24/7":
             real = getattr(exchange_calendars.calendar_utils, f"{calendar}ExchangeCalendar")
             assert str(real.tz) == zone, calendar
-    assert market_of("BTC-USD") == ("24/7", "UTC")
-    assert market_of("BRK-B") == market_of("^GSPC") == ("XNYS", "America/New_York")
+    assert exchange_of("BTC-USD") == ("24/7", "UTC")
+    assert exchange_of("BRK-B") == exchange_of("^GSPC") == ("XNYS", "America/New_York")
     with pytest.raises(SourceError, match="exchange of 'EURUSD=X' is not known"):
-        market_of("EURUSD=X")
+        exchange_of("EURUSD=X")
 
 
 def test_yfinance_setting_that_hides_errors_is_restored() -> None:

@@ -68,7 +68,7 @@ _swept: set[tuple[Path, re.Pattern[str]]] = set()
 """Where this process has looked, and for what."""
 
 T = TypeVar("T")
-Column = Literal["time", "number", "text", "flag"]
+ColumnKind = Literal["time", "number", "text", "flag"]
 """What a column of a table holds."""
 
 
@@ -238,7 +238,7 @@ def read_arrays(path: Path, names: Iterable[str], remedy: str) -> dict[str, np.n
         raise DamagedError(path, what, remedy) from None
 
 
-def read_table(path: Path, columns: Mapping[str, Column], remedy: str) -> pl.DataFrame:
+def read_table(path: Path, columns: Mapping[str, ColumnKind], remedy: str) -> pl.DataFrame:
     """The table of a Parquet file, which has at least these columns, or a DamagedError."""
     import polars as pl  # 0.1 s, and not every command reads a table
 
@@ -259,7 +259,7 @@ def read_table(path: Path, columns: Mapping[str, Column], remedy: str) -> pl.Dat
     return frame
 
 
-def _holds(dtype: pl.DataType, kind: Column) -> bool:
+def _holds(dtype: pl.DataType, kind: ColumnKind) -> bool:
     import polars as pl
 
     if kind == "text":

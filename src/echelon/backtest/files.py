@@ -19,10 +19,10 @@ import polars as pl
 
 from echelon.backtest.run import Backtest
 from echelon.errors import DamagedError
-from echelon.files import Column, read_table, write_atomic, write_csv
+from echelon.files import ColumnKind, read_table, write_atomic, write_csv
 
 _AGAIN = "Run `echelon evaluate` again."
-_COLUMNS: Mapping[str, Mapping[str, Column]] = {
+_COLUMNS: Mapping[str, Mapping[str, ColumnKind]] = {
     "equity": {
         "time": "time",
         **dict.fromkeys(("value", "return", "drawdown", "cash_share", "traded"), "number"),

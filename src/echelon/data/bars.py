@@ -36,23 +36,23 @@ SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
 """Columns and types of a bar frame. Only time, symbol and close are always filled."""
 
 
-class Bounds(NamedTuple):
+class ValueRange(NamedTuple):
     """The smallest and the largest value, beside zero where that is allowed, that can be meant."""
 
     low: float
     high: float
 
-    def exceeded(self, values: pl.Expr) -> pl.Expr:
+    def excludes(self, values: pl.Expr) -> pl.Expr:
         """Which positive, finite values lie outside; what is neither has rules of its own."""
         beyond = (values < self.low) | (values > self.high)
         return beyond & (values > 0) & values.is_finite()
 
 
-BOUNDS: Mapping[str, Bounds] = MappingProxyType(
+BOUNDS: Mapping[str, ValueRange] = MappingProxyType(
     {
-        **dict.fromkeys((*PRICES, "pre_close", "factor"), Bounds(1e-12, 1e12)),
-        "volume": Bounds(1e-12, 1e18),
-        "amount": Bounds(1e-12, 1e24),
+        **dict.fromkeys((*PRICES, "pre_close", "factor"), ValueRange(1e-12, 1e12)),
+        "volume": ValueRange(1e-12, 1e18),
+        "amount": ValueRange(1e-12, 1e24),
     }
 )
 """Field → what it can be. Wider than any market: a coin at 1e-10 bitcoin, an index in rials, a
@@ -68,6 +68,9 @@ ODD_IN_SYMBOL = (
 )
 """Characters that no symbol has: control, invisible or blank ones, such as turn the direction of
 writing, and the one that stands for what could not be decoded."""
+
+MAX_PROBLEMS = 10_000
+"""Problems of rows that are spelled out for one piece of a source; the rest are counted."""
 
 OPTIONAL = tuple(c for c in SCHEMA if c not in ("time", "symbol", "close"))
 

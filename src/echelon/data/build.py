@@ -42,7 +42,7 @@ class PanelRequest(NamedTuple):
 
 def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest()) -> Panel:  # noqa: B008
     """Lay a stored dataset out as a panel."""
-    store = store.pinned(name)  # an import meanwhile must not mix two versions
+    store = store.pin_dataset(name)  # an import meanwhile must not mix two versions
     manifest = store.manifest(name)
     facts = _choose(store.symbols(name), request.symbols, name)
     keys = _partitions(store, name, request)
@@ -54,7 +54,7 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
 
 def panel_times(store: Store, name: str, request: PanelRequest) -> Times:
     """The time axis that `build_panel` would lay, without the bars."""
-    store = store.pinned(name)
+    store = store.pin_dataset(name)
     _choose(store.symbols(name), request.symbols, name)
     return _time_axis(store, store.manifest(name), _partitions(store, name, request), request)
 
@@ -108,11 +108,11 @@ def _time_axis(
     store: Store, manifest: Manifest, keys: Sequence[str], request: PanelRequest
 ) -> Times:
     wanted = request.symbols or None
-    found = [
+    columns = [
         store.read_bars(manifest.name, key, symbols=wanted, columns=["time"])["time"].unique()
         for key in keys
     ]
-    times = pl.concat(found).unique().sort()
+    times = pl.concat(columns).unique().sort()
     start, end = _bounds(request)
     if start is not None:
         times = times.filter(times >= start)
@@ -175,7 +175,7 @@ def _derive(
     close = grids["close"]
     has_bar = ~np.isnan(close)
     listed = times[:, None] >= facts["first"].to_numpy().astype("datetime64[us]")[None, :]
-    delisted = _delisted(times, facts, has_bar, listed, request.delist_after)
+    delisted = _delistings(times, facts, has_bar, listed, request.delist_after)
     present = listed & ~delisted
     volume = grids.get("volume")
     traded = has_bar if volume is None else has_bar & (np.nan_to_num(volume) > 0)
@@ -227,7 +227,7 @@ def _amount(close: Floats, volume: Floats | None, amount: Floats | None) -> Floa
     return np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
 
 
-def _delisted(
+def _delistings(
     times: Times, facts: pl.DataFrame, has_bar: Bools, listed: Bools, delist_after: int
 ) -> Bools:
     """Gone, as known on each day: by the listing facts, or after a long silence.

@@ -34,7 +34,7 @@ _SESSIONS_PER_YEAR = {"XNYS": 252, "XSHG": 244, ROUND_THE_CLOCK: 365, FROM_DATA:
 _DECADE = (date(2010, 1, 1), date(2019, 12, 31))
 
 
-class Bounds(NamedTuple):
+class CalendarReach(NamedTuple):
     """First and last day a calendar knows; None: no limit."""
 
     first: date | None
@@ -89,13 +89,13 @@ def timezone_of(calendar: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def bounds(calendar: str) -> Bounds:
+def bounds(calendar: str) -> CalendarReach:
     """How far a calendar reaches: holidays of XSHG, for one, are decreed year by year."""
     if calendar in (ROUND_THE_CLOCK, FROM_DATA):
-        return Bounds(None, None)
+        return CalendarReach(None, None)
     known = _any_year(calendar)
     first, last = known.bound_min(), known.bound_max()
-    return Bounds(
+    return CalendarReach(
         None if first is None else first.date(),
         None if last is None else last.date(),
     )

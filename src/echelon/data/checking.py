@@ -1,17 +1,28 @@
-"""`echelon data check`: everything wrong with a source or a stored dataset, at once."""
+"""`echelon data check`: everything wrong with a source or a stored dataset, at once.
+
+What an import would refuse (`data.validate`), and what is not wrong but looks odd: prices that jump
+without a corporate action, prices that stand still, sessions without a single bar, factors anchored
+at the end of history, and volumes in lots or thousands.
+
+A dataset can be larger than memory, so each check for oddities has two halves: one condenses the
+bars of some symbols to what the check needs of them, the other tells what all the condensed pieces
+show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from datetime import time as time_of_day
 from pathlib import Path
 
 import polars as pl
 
-from echelon.data.bars import RawFrame
-from echelon.data.importing import Extras, Progress, import_source
-from echelon.data.sources._protocol import Source
+from echelon.data import calendars
+from echelon.data.bars import RawFrame, SourceInfo
+from echelon.data.importing import Extras, RowProgress, import_source
+from echelon.data.sources._base import Source
 from echelon.data.store import Store
-from echelon.data.suspicious import suspicious_in
 from echelon.data.validate import validate
 from echelon.errors import DataError, StoreError
 from echelon.types import Problem
@@ -21,7 +32,7 @@ _CHUNK_ROWS = 5_000_000
 
 
 def check_source(
-    source: Source, extras: Extras, scratch: Path, *, progress: Progress | None = None
+    source: Source, extras: Extras, scratch: Path, *, progress: RowProgress | None = None
 ) -> list[Problem]:
     """All problems of a source: what an import would refuse, and what merely looks odd.
 
@@ -33,16 +44,16 @@ def check_source(
             source, store, "check", quarantine=True, extras=extras, progress=progress
         )
     except DataError as error:
-        found = getattr(error, "problems", ())
-        if not found:
+        problems = getattr(error, "problems", ())
+        if not problems:
             raise
-        return list(found)
+        return list(problems)
     return [*report.problems, *_odd(store, "check", source.info().name)]
 
 
 def check_stored(store: Store, name: str) -> list[Problem]:
     """All problems of a stored dataset: files changed since the import, bad rows, oddities."""
-    store = store.pinned(name)
+    store = store.pin_dataset(name)
     manifest = store.manifest(name)
     home = store.directory(name) / manifest.version
     problems: list[Problem] = []
@@ -70,7 +81,7 @@ def _broken(path: Path, message: str) -> Problem:
 
 
 def _odd(store: Store, name: str, label: str) -> list[Problem]:
-    return suspicious_in(_chunks(store, name), store.manifest(name).info, label)
+    return find_oddities(_chunks(store, name), store.manifest(name).info, label)
 
 
 def _chunks(store: Store, name: str) -> Iterator[pl.DataFrame]:
@@ -80,3 +91,177 @@ def _chunks(store: Store, name: str) -> Iterator[pl.DataFrame]:
     for _, some in table.group_by(chunk, maintain_order=True):
         symbols = None if some.height == table.height else some["symbol"].to_list()
         yield pl.concat([store.read_bars(name, key, symbols) for key in store.partitions(name)])
+
+
+JUMP = 0.5
+"""A one-bar total return beyond this, up or down, is worth a look."""
+STALE = 20
+"""So many bars in a row with the same close are worth a look."""
+_SHOWN = 100
+_MIDNIGHT = time_of_day(0)
+_ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better than this
+
+
+def find_oddities(
+    chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str = ""
+) -> list[Problem]:
+    """Warnings about bars that passed `validate`; `origin` names them, by default the source.
+
+    chunks: columns of `bars.SCHEMA`, all bars of a symbol in one of them; `row`, where there is
+        one, is reported
+    """
+    pieces = []
+    for chunk in chunks:
+        if chunk.is_empty():
+            continue
+        if "row" in chunk.columns:
+            frame = chunk.sort("symbol", "time")
+        else:
+            frame = chunk.sort("symbol", "time").with_columns(row=pl.lit(None, dtype=pl.Int64))
+        days = frame.select(pl.col("time").dt.date().unique().alias("day"))
+        pieces.append((_jumps(frame), _runs(frame), _factors(frame), days, _ratios(frame)))
+    if not pieces:
+        return []
+    jumps, runs, factors, days, ratios = (pl.concat(parts) for parts in zip(*pieces, strict=True))
+    origin = origin or info.name
+    return [
+        *_tell_jumps(jumps, origin),
+        *_tell_stale(runs, origin),
+        *_tell_end_anchored(factors, origin),
+        *_tell_holes(days["day"].unique(), origin, info),
+        *_tell_units(ratios, origin, info),
+    ]
+
+
+def _warn(origin: str, row: int | None, field: str, message: str, remedy: str) -> Problem:
+    return Problem(origin, row, field, message, remedy, severity="warning")
+
+
+def _time_text(time: datetime) -> str:
+    return f"{time:%Y-%m-%d}" if time.time() == _MIDNIGHT else f"{time:%Y-%m-%d %H:%M}"
+
+
+def _jumps(frame: pl.DataFrame) -> pl.DataFrame:
+    """Total returns beyond ±50 % in a bar: an unmarked split, a wrong digit, or news."""
+    level = pl.col("close") * pl.col("factor").fill_null(1.0)
+    # A reference price tells of an ex-right day where there is no factor.
+    reference = pl.col("pre_close").is_not_null() & pl.col("factor").is_null()
+    change = (
+        pl.when(reference)
+        .then(pl.col("close") / pl.col("pre_close"))
+        .otherwise(level / level.shift(1).over("symbol"))
+        - 1
+    )
+    first = pl.col("time") == pl.col("time").first().over("symbol")
+    return frame.select("row", "symbol", "time", change=pl.when(~first).then(change)).filter(
+        pl.col("change").abs() > JUMP
+    )
+
+
+def _tell_jumps(jumps: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    for row, symbol, time, value in jumps.head(_SHOWN).iter_rows():
+        message = (
+            f"{symbol} moves {value:+.0%} in the bar of {_time_text(time)}, its factor included"
+        )
+        remedy = "Check for a split or a wrong digit; give a factor or adj_close column"
+        yield _warn(origin, row, "close", message, remedy)
+    if jumps.height > _SHOWN:
+        message = f"{jumps.height - _SHOWN} more bars move beyond ±{JUMP:.0%}"
+        yield _warn(origin, None, "close", message, "Check for splits that are not marked")
+
+
+def _runs(frame: pl.DataFrame) -> pl.DataFrame:
+    """Runs of one price: a halted or dead symbol that is filled forward, or a cheap one."""
+    return (
+        frame.with_columns(run=pl.struct("symbol", "close").rle_id())
+        .group_by("run", maintain_order=True)
+        .agg(
+            pl.col("symbol", "row", "close", "time").first(),
+            last=pl.col("time").last(),
+            bars=pl.len(),
+        )
+        .filter(pl.col("bars") > STALE)
+        .drop("run")
+    )
+
+
+def _tell_stale(runs: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    columns = ("row", "symbol", "close", "time", "last", "bars")
+    for row, symbol, close, start, end, bars in runs.head(_SHOWN).select(columns).iter_rows():
+        span = f"{_time_text(start)} to {_time_text(end)}"
+        message = f"{symbol} closes at {close} for {bars} bars in a row, {span}"
+        remedy = "If these days are a suspension that was filled forward, remove the rows"
+        yield _warn(origin, row, "close", message, remedy)
+    if runs.height > _SHOWN:
+        message = f"{runs.height - _SHOWN} more runs of over {STALE} bars at one price"
+        yield _warn(origin, None, "close", message, "Remove rows that were filled forward")
+
+
+def _factors(frame: pl.DataFrame) -> pl.DataFrame:
+    """Each symbol's first and highest factor."""
+    return (
+        frame.drop_nulls("factor")
+        .group_by("symbol")
+        .agg(first=pl.col("factor").first(), top=pl.col("factor").max())
+    )
+
+
+def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
+    """Factors that run up to 1 at the end, or on the day of the download after it.
+
+    Prices scaled by them carry later splits and dividends into the past.
+    """
+    below = factors.filter(pl.col("first") < 1 - _ANCHOR_TOLERANCE)
+    if below.is_empty() or (factors["top"] > 1 + _ANCHOR_TOLERANCE).any():
+        return
+    message = (
+        f"the factors are anchored at the end (1 on the last day or later, under 1 before, for "
+        f"{below.height} of {factors.height} symbols): past levels would tell of later splits and "
+        "dividends"
+    )
+    yield _warn(origin, None, "factor", message, "Nothing need be done: import re-anchors them")
+
+
+def _tell_holes(days: pl.Series, origin: str, info: SourceInfo) -> Iterator[Problem]:
+    """Sessions between the first and the last bar on which no symbol has one."""
+    if info.calendar == calendars.FROM_DATA:
+        return
+    first, last = days.min(), days.max()
+    assert isinstance(first, date)
+    assert isinstance(last, date)
+    known = pl.Series(calendars.sessions(info.calendar, first, last)).cast(pl.Date)
+    empty = known.filter(~known.is_in(days.implode()))
+    if empty.is_empty():
+        return
+    shown = ", ".join(str(d) for d in empty.head(5)) + (" …" if len(empty) > 5 else "")
+    message = (
+        f"{len(empty)} of {len(known)} sessions of {info.calendar} have no bar of any symbol: "
+        f"{shown}"
+    )
+    remedy = "Get the missing days, or set data.calendar if the exchange was closed on them"
+    yield _warn(origin, None, "time", message, remedy)
+
+
+def _ratios(frame: pl.DataFrame) -> pl.DataFrame:
+    """Amount over volume in units of the close, of bars that have both."""
+    traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
+    return traded.select(ratio=pl.col("amount") / pl.col("volume") / pl.col("close"))
+
+
+def _tell_units(ratios: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
+    """Volume and amount in different units: their ratio must be a price of that day."""
+    if info.price_basis != "raw":
+        return
+    ratio = ratios.select(pl.col("ratio").median()).item()
+    if ratio is None or 0.5 < ratio < 2:
+        return
+    likely = {
+        100.0: "volume seems to be in lots of 100: map it to volume(lots)",
+        0.001: "amount seems to be in thousands: map it to amount(thousand)",
+        0.1: "volume seems to be in lots and amount in thousands: map them to volume(lots) and "
+        "amount(thousand)",
+    }
+    guess = next((text for r, text in likely.items() if 0.7 * r < ratio < 1.4 * r), None)
+    message = f"amount / volume is {ratio:.3g} times the close in the median; it should be about 1"
+    remedy = f"{guess or 'Check the units of the two'} (data.columns)".capitalize()
+    yield _warn(origin, None, "volume, amount", message, remedy)

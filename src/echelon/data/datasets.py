@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 from echelon.config import Config
@@ -15,7 +14,7 @@ from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest, import_fingerprint
 from echelon.data.sources import open_source
-from echelon.data.sources._protocol import Source
+from echelon.data.sources._base import Source
 from echelon.data.sources.files import (
     pads_symbols,
     read_benchmark,
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 def read_extras(config: Config, info: SourceInfo) -> Extras:
     """Tables the configuration adds to a source's dataset: universe, instruments, benchmark."""
     data = config.data
-    extras, files = Extras(), []
     no_index = data.source != STORED and not SOURCES[data.source].follows("benchmark")
     if data.benchmark is not None and data.benchmark_path is None and no_index:
         raise ConfigError(
@@ -41,14 +39,14 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
         )
     _refuse_missing_files(config)
     pad = pads_symbols(info.calendar)
+    files = [p for p in (data.universe, data.instruments, data.benchmark_path) if p is not None]
+    if not files:
+        return Extras()
+    membership = instruments = benchmark = None
     if data.universe is not None:
         membership = read_membership(data.universe, pad_symbols=pad, own=data.columns)
-        extras = replace(extras, membership=membership)
-        files.append(data.universe)
     if data.instruments is not None:
         instruments = read_instruments(data.instruments, pad_symbols=pad, own=data.columns)
-        extras = replace(extras, instruments=instruments)
-        files.append(data.instruments)
     if data.benchmark_path is not None:
         benchmark = read_benchmark(
             data.benchmark_path,
@@ -57,12 +55,9 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
             timezone=data.timezone or info.timezone,
             pad_symbols=pad,
         )
-        extras = replace(extras, benchmark=benchmark)
-        files.append(data.benchmark_path)
-    if not files:
-        return extras
     parts = [sha256_file(path) for path in files] + [str(data.benchmark)]
-    return replace(extras, fingerprint=hashlib.sha256("".join(parts).encode()).hexdigest())
+    fingerprint = hashlib.sha256("".join(parts).encode()).hexdigest()
+    return Extras(membership, instruments, benchmark, fingerprint)
 
 
 def _refuse_missing_files(config: Config) -> None:
@@ -70,9 +65,9 @@ def _refuse_missing_files(config: Config) -> None:
     data = config.data
     named = [(f"data.exogenous.{k}.path", item.path) for k, item in enumerate(data.exogenous)]
     if data.source != STORED:  # where they are tables of the dataset already
-        beside = ("universe", "instruments", "benchmark_path")
+        options = ("universe", "instruments", "benchmark_path")
         paths = (data.universe, data.instruments, data.benchmark_path)
-        named += [(f"data.{n}", p) for n, p in zip(beside, paths, strict=True) if p is not None]
+        named += [(f"data.{n}", p) for n, p in zip(options, paths, strict=True) if p is not None]
     for option, path in named:
         if not path.is_file():
             what = "is a directory, not a file" if path.is_dir() else "does not exist"
@@ -196,8 +191,3 @@ def _refuse_replacing(config: Config, home: Path) -> None:
             f"{home} holds, which stays as it is. Import the data as they were (`echelon data "
             "import`), or name another store (-o data.store=DIR)."
         )
-
-
-def store_of(config: Config) -> Store:
-    """The store the configuration names."""
-    return Store(Path(config.data.store))

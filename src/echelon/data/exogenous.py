@@ -20,7 +20,7 @@ import calendar as days_of
 import difflib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -32,13 +32,14 @@ from numpy.typing import NDArray
 
 from echelon.config.data import ExogenousConfig
 from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours, timezone_of
-from echelon.data.sources._tables import ROW, inspect, read_whole
-from echelon.errors import ConfigError, InvalidDataError, SourceError, shorten
-from echelon.types import Bools, Floats, Problem, Times
+from echelon.data.sources._columns import SERIES, Sheet
+from echelon.data.sources._times import parse_times
+from echelon.errors import ConfigError, SourceError
+from echelon.types import Bools, Floats, Times
 
 log = logging.getLogger(__name__)
 
-SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
+SERIES_SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
     {
         "series": pl.String(),
         "period": pl.Date(),  # last day of the period the value describes
@@ -48,24 +49,6 @@ SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
     }
 )
 """Columns and types of an exogenous frame."""
-
-ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "series": ("series", "indicator", "name", "指标", "指标名称"),
-        "period": ("period", "period_end", "reference_period", "统计期", "报告期"),
-        "published": (
-            "published",
-            "publication",
-            "release",
-            "release_date",
-            "发布时间",
-            "公布时间",
-        ),
-        "value": ("value", "actual", "数值", "公布值"),
-        "symbol": ("symbol", "ticker", "code", "代码", "股票代码"),
-    }
-)
-"""Column names that are understood, in English and Chinese."""
 
 MAX_VALUE = 1e30
 """Size of the largest value: money of any country, and within what single precision holds."""
@@ -91,34 +74,41 @@ class Exogenous:
 
 
 def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:
-    """Read one file of series (CSV, gzip or Parquet) into the columns of `SCHEMA`.
+    """Read one file of series (CSV, gzip or Parquet) into the columns of `SERIES_SCHEMA`.
 
     timezone: of the exchange; needed where publication times carry an offset. Every bad row is
     listed at once. Rows come sorted by series (in the order of `config.series`), symbol and
     publication.
     """
     path = config.path
-    raw = _read(path)
-    names = _chosen(raw, config)
-    raw = raw.filter(pl.col("series").is_in(names) | pl.col("series").is_null())
-    problems: list[Problem] = []
-    frame = raw.select(
-        "row",
-        pl.col("series"),
-        period=_periods(raw, path, problems),
-        published=_published(raw, path, problems, timezone),
-        value=_values(raw, path, problems),
-        symbol=pl.col("symbol"),
+    sheet = Sheet.read(path, SERIES, ("series", "period", "value"))
+    if "published" not in sheet.columns.by_field:
+        raise SourceError(
+            f"{path}: no column 'published'; {_LEAK}. Add it; understood names: "
+            f"{SERIES['published']}."
+        )
+    series = sheet.text("series")
+    names = _choose_series(series, config)
+    sheet.frame = sheet.frame.filter(series.is_in(names) | series.is_null())
+    frame = pl.DataFrame(
+        {
+            "row": sheet.rows,
+            "series": sheet.text("series"),
+            "period": _periods(sheet),
+            "published": _publication_times(sheet, timezone),
+            "value": _values(sheet),
+            "symbol": sheet.text("symbol"),
+        }
     )
-    problems.extend(_missing(raw, path))
-    if not problems:
-        problems.extend(_ambiguous(frame, path))
-    if problems:
-        problems.sort(key=lambda p: (p.row is None, p.row or 0))
-        raise InvalidDataError(problems, f"{path}: {len(problems)} problem(s) in the series")
+    for field in ("series", "period", "published", "value"):
+        why = f"; {_LEAK}" if field == "published" else ""
+        sheet.require(field, sheet.text(field).is_null(), f"no {field}{why}")
+    if not sheet.problems:
+        _note_ambiguous(sheet, frame)
+    sheet.refuse("series")
     _note_early(frame, path)
     order = pl.col("series").replace_strict({n: k for k, n in enumerate(names)})
-    return frame.sort(order, "symbol", "published", "period").select(list(SCHEMA))
+    return frame.sort(order, "symbol", "published", "period").select(list(SERIES_SCHEMA))
 
 
 def join_as_of(
@@ -250,45 +240,8 @@ def _in_force(rows: pl.DataFrame, decisions: Times, max_age_days: int | None) ->
     return np.asarray(line, dtype=np.float64)
 
 
-def _read(path: Path) -> pl.DataFrame:
-    """Our columns as they are, and `row` as a user counts: lines of text, 0-based in Parquet."""
-    if not path.is_file():
-        raise SourceError(f"{path}: no such file. Correct data.exogenous.path.")
-    facts = inspect(path)
-    names = _recognise(facts.columns, path)
-    table = read_whole(facts, list(names)).rename({ROW: "row", **names})
-    if "symbol" not in table.columns:
-        table = table.with_columns(symbol=pl.lit(None, dtype=pl.String))
-    return table.with_columns(_blank_to_null(pl.col(c)) for c in ("series", "symbol"))
-
-
-def _recognise(columns: Sequence[str], path: Path) -> dict[str, str]:
-    """Their name → ours; symbol may be absent, nothing else may."""
-    names: dict[str, str] = {}
-    for ours, theirs in ALIASES.items():
-        found = [c for c in columns if c.strip().lower() in theirs]
-        if len(found) > 1:
-            raise SourceError(
-                f"{path}: columns {found[0]!r} and {found[1]!r} both mean {ours!r}. Keep one."
-            )
-        if found:
-            names[found[0]] = ours
-        elif ours != "symbol":
-            why = f"; {_LEAK}" if ours == "published" else ""
-            raise SourceError(
-                f"{path}: no column {ours!r} (columns: {shorten(', '.join(columns)) or 'none'})"
-                f"{why}. Add it; understood names: {', '.join(theirs)}."
-            )
-    return names
-
-
-def _blank_to_null(column: pl.Expr) -> pl.Expr:
-    text = column.cast(pl.String).str.strip_chars()
-    return pl.when(text != "").then(text)
-
-
-def _chosen(raw: pl.DataFrame, config: ExogenousConfig) -> list[str]:
-    have = sorted(raw["series"].drop_nulls().unique())
+def _choose_series(series: pl.Series, config: ExogenousConfig) -> list[str]:
+    have = sorted(series.drop_nulls().unique())
     for name in config.series:
         if name not in have:
             near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
@@ -299,24 +252,17 @@ def _chosen(raw: pl.DataFrame, config: ExogenousConfig) -> list[str]:
     return list(config.series) or have
 
 
-def _periods(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series:
+def _periods(sheet: Sheet) -> pl.Series:
     """The last day of each period: a day, month, quarter or year."""
-    column = raw["period"]
-    if isinstance(column.dtype, pl.Date | pl.Datetime):
-        return column.cast(pl.Date)
-    distinct = column.cast(pl.String).str.strip_chars().unique().drop_nulls()
-    ends = {text: _period_end(text) for text in distinct if text}
-    read = column.cast(pl.String).str.strip_chars()
-    result = read.replace_strict(ends, default=None, return_dtype=pl.Date)
-    bad = raw.filter(read.is_not_null() & (read != "") & result.is_null())
-    problems.extend(
-        Problem(
-            *(str(path), row, "period", f"{text!r} is no period"),
-            "Write it as 2020-03-31, 2020-03, 2020Q1 or 2020",
-        )
-        for row, text in bad.select("row", "period").rows()
-    )
-    return result
+    cells = sheet.cells("period")
+    if isinstance(cells.dtype, pl.Date | pl.Datetime):
+        return cells.cast(pl.Date)
+    text = sheet.text("period")
+    ends = {period: _period_end(period) for period in text.unique().drop_nulls()}
+    periods = text.replace_strict(ends, default=None, return_dtype=pl.Date)
+    remedy = "Write it as 2020-03-31, 2020-03, 2020Q1 or 2020"
+    sheet.note_unread("period", periods.is_null() & text.is_not_null(), "is no period", remedy)
+    return periods
 
 
 def _period_end(text: str) -> date | None:
@@ -333,10 +279,10 @@ def _period_end(text: str) -> date | None:
         rf"{year}年?",
     )
     for form in forms:
-        found = re.fullmatch(form, text, re.IGNORECASE)
-        if found is None:
+        match = re.fullmatch(form, text, re.IGNORECASE)
+        if match is None:
             continue
-        parts = {k: int(v) for k, v in found.groupdict().items()}
+        parts = {k: int(v) for k, v in match.groupdict().items()}
         month = parts.get("m", 3 * parts.get("q", 4))
         if not (1 <= month <= 12 and parts["y"] >= 1):
             return None
@@ -346,72 +292,27 @@ def _period_end(text: str) -> date | None:
     return None
 
 
-def _published(
-    raw: pl.DataFrame, path: Path, problems: list[Problem], timezone: str | None
-) -> pl.Series:
+def _publication_times(sheet: Sheet, timezone: str | None) -> pl.Series:
     """From when on each row counts as known, naive exchange-local time."""
-    column = raw["published"]
-    if isinstance(column.dtype, pl.Datetime) and column.dtype.time_zone is not None:
-        local = column.dt.convert_time_zone(_zone(timezone, path)).dt.replace_time_zone(None)
-        return _day_after_if_hourless(local.cast(pl.Datetime("us")))
-    if isinstance(column.dtype, pl.Date | pl.Datetime):
-        return _day_after_if_hourless(column.cast(pl.Datetime("us")))
-    text = column.cast(pl.String).str.strip_chars()
-    offset = text.str.contains(r"\d{2}:\d{2}.*(Z|[+-]\d{2}:?\d{2})$")
-    naive = pl.select(pl.coalesce(_parse(pl.lit(text), form) for form in _NAIVE_FORMS)).to_series()
-    read = naive
-    if offset.any():
-        zoned = pl.select(
-            pl.coalesce(
-                pl.lit(text).str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
-                for form in _OFFSET_FORMS
-            )
-        ).to_series()
-        local = zoned.dt.convert_time_zone(_zone(timezone, path)).dt.replace_time_zone(None)
-        read = local.zip_with(offset.fill_null(False), naive)
-        plain = raw.filter(~offset & (text.str.len_chars() > 10))
-        if plain.height:
-            problems.append(
-                Problem(
-                    *(str(path), int(plain["row"][0]), "published"),
-                    f"{plain['published'][0]!r} has no time zone while other rows have one",
-                    "Write all publication times with an offset, or none",
-                )
-            )
-    bad = raw.filter(text.is_not_null() & (text != "") & read.is_null())
-    problems.extend(
-        Problem(
-            *(str(path), row, "published", f"{value!r} is no date or time"),
-            "Write it as 2020-04-12 08:30:00 (or 2020-04-12 where the hour is unknown)",
-        )
-        for row, value in bad.select("row", "published").rows()
-    )
-    return _day_after_if_hourless(read)
-
-
-_NAIVE_FORMS = (
-    *("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"),
-    *("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y-%m-%d", "%Y/%m/%d", "%Y%m%d"),
-)
-_OFFSET_FORMS = (
-    *("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"),
-    *("%Y-%m-%dT%H:%M%#z", "%Y-%m-%d %H:%M%#z", "%Y-%m-%d %H:%M:%S %#z"),
-)
-
-
-def _parse(text: pl.Expr, form: str) -> pl.Expr:
-    if "%H" in form:
-        return text.str.to_datetime(form, time_unit="us", strict=False)
-    return text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
-
-
-def _zone(timezone: str | None, path: Path) -> str:
-    if timezone is None:
+    cells = sheet.cells("published")
+    parsed = parse_times(cells, freq="1min", timezone=timezone or "UTC")
+    times, aware = parsed["time"], parsed["aware"]
+    if timezone is None and aware.any():
         raise SourceError(
-            f"{path}: publication times carry a time zone, but that of the exchange is not known. "
-            "Set data.timezone or data.calendar."
+            f"{sheet.path}: publication times carry a time zone, but that of the exchange is not "
+            "known. Set data.timezone or data.calendar."
         )
-    return timezone
+    # A day without an hour has no offset either.
+    plain = ~aware & (times != times.dt.truncate("1d"))
+    if aware.any() and plain.any():
+        row, cell = sheet.rows.filter(plain)[0], cells.filter(plain)[0]
+        message = f"{cell!r} has no time zone while other rows have one"
+        remedy = "Write all publication times with an offset, or none"
+        sheet.note(int(row), "published", message, remedy)
+    remedy = "Write it as 2020-04-12 08:30:00 (or 2020-04-12 where the hour is unknown)"
+    unread = times.is_null() & sheet.text("published").is_not_null()
+    sheet.note_unread("published", unread, "is no date or time", remedy)
+    return _day_after_if_hourless(times)
 
 
 def _day_after_if_hourless(published: pl.Series) -> pl.Series:
@@ -420,46 +321,24 @@ def _day_after_if_hourless(published: pl.Series) -> pl.Series:
     return published.dt.offset_by("1d").zip_with(midnight.fill_null(False), published)
 
 
-def _values(raw: pl.DataFrame, path: Path, problems: list[Problem]) -> pl.Series:
-    column = raw["value"]
-    text = column.cast(pl.String).str.strip_chars()
-    read = (
-        column.cast(pl.Float64)
-        if column.dtype.is_numeric()
-        else text.cast(pl.Float64, strict=False)
-    )
-    usable = (read.abs() <= MAX_VALUE).fill_null(False) & read.is_not_nan().fill_null(False)
-    bad = raw.filter(text.is_not_null() & (text != "") & ~usable)
-    problems.extend(
-        Problem(
-            *(str(path), row, "value", f"{value!r} is no number of up to {MAX_VALUE:g}"),
-            "Write a plain number (no %, no thousands separators), or remove the row",
-        )
-        for row, value in bad.select("row", "value").rows()
-    )
-    return read
+def _values(sheet: Sheet) -> pl.Series:
+    cells, text = sheet.cells("value"), sheet.text("value")
+    numbers = cells if cells.dtype.is_numeric() else text
+    values = numbers.cast(pl.Float64, strict=cells.dtype.is_numeric())
+    usable = (values.abs() <= MAX_VALUE).fill_null(False) & values.is_not_nan().fill_null(False)
+    remedy = "Write a plain number (no %, no thousands separators), or remove the row"
+    what = f"is no number of up to {MAX_VALUE:g}"
+    sheet.note_unread("value", text.is_not_null() & ~usable, what, remedy)
+    return values
 
 
-def _missing(raw: pl.DataFrame, path: Path) -> Iterator[Problem]:
-    """Rows with an empty field that may not be empty."""
-    for field in ("series", "period", "published", "value"):
-        text = raw[field].cast(pl.String).str.strip_chars()
-        why = f"; {_LEAK}" if field == "published" else ""
-        for row in raw.filter(text.is_null() | (text == ""))["row"]:
-            yield Problem(
-                *(str(path), row, field, f"no {field}{why}"), "Fill it in or remove the row"
-            )
-
-
-def _ambiguous(frame: pl.DataFrame, path: Path) -> Iterator[Problem]:
+def _note_ambiguous(sheet: Sheet, frame: pl.DataFrame) -> None:
     """Two values at once, and series that are both market-wide and per symbol."""
     key = ("series", "symbol", "period", "published")
     for row in frame.filter(~pl.struct(key).is_first_distinct())["row"]:
-        yield Problem(
-            *(str(path), row, "published"),
-            "a second value of the same series and period, published at the same time",
-            "Keep one of them, or give the revision its own publication time",
-        )
+        message = "a second value of the same series and period, published at the same time"
+        remedy = "Keep one of them, or give the revision its own publication time"
+        sheet.note(row, "published", message, remedy)
     mixed = (
         frame.group_by("series", maintain_order=True)
         .agg(
@@ -470,10 +349,8 @@ def _ambiguous(frame: pl.DataFrame, path: Path) -> Iterator[Problem]:
         .filter("wide", "own")
     )
     for series, row in mixed.select("series", "row").rows():
-        yield Problem(
-            *(str(path), row, "symbol", f"series {series!r} has rows with and without a symbol"),
-            "Fill the symbol in on all of them, or split the series in two",
-        )
+        message = f"series {series!r} has rows with and without a symbol"
+        sheet.note(row, "symbol", message, "Fill the symbol in on all, or split the series in two")
 
 
 def _note_early(frame: pl.DataFrame, path: Path) -> None:

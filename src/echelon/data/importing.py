@@ -7,7 +7,10 @@
 4. The finished version is published in one rename (`Store.publish`).
 
 Anchoring at the first bar keeps later splits and dividends out of past price levels: a file
-adjusted to its download day carries them, and dividing by the first factor removes them.
+adjusted to its download day carries them, and dividing by the first factor removes them. Where a
+source gives reference prices (`pre_close`) instead of a factor, ex-right days are found from them.
+An update begins with a bar that is stored already, and that overlap says how its factor, and the
+units of a vendor who has restated history, continue what is there.
 """
 
 from __future__ import annotations
@@ -16,19 +19,18 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
 
 import polars as pl
 
-from echelon.data.bars import OPTIONAL, RawFrame, SourceInfo, conform
+from echelon.data.bars import OPTIONAL, SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
-from echelon.data.joining import Joiner, refuse_other_kind
 from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
-from echelon.data.sources._protocol import Source
-from echelon.data.store import CURRENT, STORED, Store, partition_begin, partition_key
+from echelon.data.sources._base import Source
+from echelon.data.store import CURRENT, STORED_COLUMNS, Store, partition_begin, partition_key
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError
 from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_csv
@@ -38,7 +40,7 @@ QUARANTINE = "quarantine.csv"
 _SPILL_ROWS = 250_000
 _BEGIN = "_begin"
 
-Progress = Callable[[int], None]
+RowProgress = Callable[[int], None]
 """Called with the number of rows read so far."""
 
 
@@ -75,11 +77,11 @@ def import_source(
     quarantine: bool = False,
     update: bool = False,
     extras: Extras = Extras(),  # noqa: B008 (frozen)
-    progress: Progress | None = None,
+    progress: RowProgress | None = None,
 ) -> ImportReport:
     """Read `source` into dataset `name`, replacing it, or adding to it with `update`."""
     home = store.directory(name)
-    with _claimed(home, name), staging_directory(home) as staging:
+    with _claim(home, name), staging_directory(home) as staging:
         base = store.manifest(name) if update and name in store else None
         if base is not None:
             refuse_other_kind(source.info(), base)
@@ -106,7 +108,7 @@ def import_source(
 
 
 @contextmanager
-def _claimed(home: Path, name: str) -> Iterator[None]:
+def _claim(home: Path, name: str) -> Iterator[None]:
     """Hold a dataset's directory for an import; one that stays without a dataset goes again."""
     with exclusive_lock(home / ".lock", f"dataset {name!r}"):
         for stale in home.glob(".staging-*"):  # of an import that was killed: we hold the lock
@@ -138,7 +140,7 @@ class _Import:
     def _spill_dir(self) -> Path:
         return self.staging / "spill"
 
-    def read(self, source: Source, *, quarantine: bool, progress: Progress | None) -> None:
+    def read(self, source: Source, *, quarantine: bool, progress: RowProgress | None) -> None:
         since = self._since()
         buffer: list[pl.DataFrame] = []
         rows = total = 0
@@ -190,7 +192,7 @@ class _Import:
 
         There may be millions of them, so this comes after a refusal without --quarantine.
         """
-        rows = source.rejected()
+        rows = source.rejected_rows()
         if rows is None:
             self.n_bad += sum(p.severity == "error" for p in source.problems())
         elif rows.height:
@@ -232,7 +234,7 @@ class _Import:
         bars_dir = self.staging / "bars"
         bars_dir.mkdir()
         anchors = _first_bars(pl.concat(self._stats))
-        joiner = Joiner.of(self.info, self.base, self.store, anchors)
+        joiner = Joiner.from_overlap(self.info, self.base, self.store, anchors)
         new = {p.name for p in self._spill_dir.iterdir()}
         old = {p.key: p for p in self.base.partitions} if self.base else {}
         partitions = []
@@ -268,11 +270,11 @@ class _Import:
         frame = self._without_duplicates(frame, quarantine)
         frame = joiner.join(frame)
         if stored is not None:
-            fresh = frame.select(STORED)
+            fresh = frame.select(STORED_COLUMNS)
             frame = pl.concat([stored.join(fresh, on=["time", "symbol"], how="anti"), fresh])
             frame = frame.sort("symbol", maintain_order=True)
         # Sorted by symbol already: a stable sort by time alone is several times faster.
-        return frame.select(STORED).sort("time", maintain_order=True)
+        return frame.select(STORED_COLUMNS).sort("time", maintain_order=True)
 
     def _without_duplicates(self, frame: pl.DataFrame, quarantine: bool) -> pl.DataFrame:
         """Find bars that two pieces both have; `frame` is sorted by symbol and time.
@@ -299,7 +301,7 @@ class _Import:
             raise InvalidDataError(
                 problems, f"{len(problems)} duplicate bar(s); nothing was imported:"
             )
-        values = [c for c in STORED if c not in ("time", "symbol")]
+        values = [c for c in STORED_COLUMNS if c not in ("time", "symbol")]
         alike = pl.struct(values).n_unique().over("time", "symbol") == 1
         again = key.is_duplicated() & ~(alike & key.is_first_distinct())
         bad = frame.filter(again)
@@ -424,3 +426,183 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
     return table.with_columns(
         pl.lit(None, dtype=t).alias(c) for c, t in columns.items() if c not in have
     ).select("symbol", "first", "last", "bars", "anchor", *columns)
+
+
+_LONG_GAP = timedelta(days=15)  # longer than any holiday
+
+
+@dataclass
+class Joiner:
+    """Rescales partitions in time order, carrying each symbol's last state along.
+
+    scale: symbol, price, volume, factor: what to multiply a symbol's rows with
+    last: symbol, last_time, last_close, last_factor
+    chain: the factor is to be made from pre_close
+    warnings: ex-right steps that were inferred across a long gap
+    """
+
+    scale: pl.DataFrame
+    last: pl.DataFrame
+    chain: bool
+    warnings: list[Problem] = field(default_factory=list)
+
+    @staticmethod
+    def from_overlap(
+        info: SourceInfo, base: Manifest | None, store: Store, firsts: pl.DataFrame
+    ) -> Joiner:
+        """From each symbol's first row, and from its overlap with the stored bars.
+
+        firsts: symbol, time, close, volume, factor of the first row of every symbol
+        """
+        chain = "factor" not in info.fields and "pre_close" in info.fields
+        if base is None:
+            scale = firsts.select(
+                "symbol",
+                price=pl.lit(1.0),
+                volume=pl.lit(1.0),
+                factor=1.0 / pl.col("factor"),
+            )
+            return Joiner(scale, _no_last(), chain)
+        stored = _stored_at(store, base, firsts)
+        both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
+        _refuse_without_overlap(both, store.symbols(base.name), base)
+        _refuse_restated(both, base)
+        # A vendor that restates history (a split, a dividend) changes units: stay in the old ones.
+        price = (pl.col("close_stored") / pl.col("close")).fill_null(1.0)
+        restated = (price - 1).abs() > 1e-9
+        by_volume = pl.col("volume_stored") / pl.col("volume")
+        known = by_volume.is_finite() & (by_volume > 0)
+        volume = pl.when(restated & known).then(by_volume).when(restated).then(1 / price)
+        scale = both.select(
+            "symbol",
+            price=price,
+            volume=volume.otherwise(1.0),
+            factor=pl.col("factor_stored").fill_null(1.0) / pl.col("factor"),
+        )
+        # The update's first row is the stored one again: no ex-right step leads up to it.
+        last = stored.select(
+            "symbol",
+            last_time=pl.lit(None, dtype=pl.Datetime("us")),
+            last_close=pl.lit(None, dtype=pl.Float64),
+            last_factor="factor",
+        )
+        return Joiner(scale, last, chain)
+
+    def join(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Rescale one partition, sorted by symbol and time."""
+        frame = frame.join(self.scale, on="symbol", how="left", suffix="_scale").with_columns(
+            *[pl.col(c) * pl.col("price") for c in ("open", "high", "low", "close", "pre_close")],
+            volume=pl.col("volume") * pl.col("volume_scale"),
+            factor=pl.col("factor") * pl.col("factor_scale"),
+        )
+        frame = frame.join(self.last, on="symbol", how="left")
+        if self.chain:
+            frame = self._chain_factors(frame)
+        frame = frame.with_columns(
+            factor=pl.col("factor").forward_fill().over("symbol").fill_null(pl.col("last_factor"))
+        ).with_columns(factor=pl.col("factor").fill_null(1.0))
+        latest = frame.group_by("symbol").agg(
+            last_time=pl.col("time").last(),
+            last_close=pl.col("close").last(),
+            last_factor=pl.col("factor").last(),
+        )
+        self.last = pl.concat([self.last.join(latest, on="symbol", how="anti"), latest])
+        return frame
+
+    def _chain_factors(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The factor from reference prices: it grows by close[t−1] / pre_close[t] (A-shares).
+
+        pre_close belongs to the session, so only its first bar can show a step, against the last
+        close of an earlier session.
+        """
+        before = pl.col("close").shift(1).over("symbol").fill_null(pl.col("last_close"))
+        since = pl.col("time").shift(1).over("symbol").fill_null(pl.col("last_time"))
+        new_session = pl.col("time").dt.date() != since.dt.date()
+        # Half a cent of rounding is not a corporate action.
+        moved = (before - pl.col("pre_close")).abs() >= 0.005
+        step = pl.when(new_session & moved).then(before / pl.col("pre_close")).otherwise(1.0)
+        frame = frame.with_columns(_step=step.fill_null(1.0), _since=since)
+        self._warn(
+            frame.filter(pl.col("_step") != 1, pl.col("time") - pl.col("_since") > _LONG_GAP)
+        )
+        chained = pl.col("_step").cum_prod().over("symbol") * pl.col("last_factor").fill_null(1.0)
+        return frame.with_columns(factor=chained).drop("_step", "_since")
+
+    def _warn(self, steps: pl.DataFrame) -> None:
+        columns = ("symbol", "time", "_since", "_step", "origin", "row")
+        for symbol, time, since, step, origin, row in steps.select(columns).iter_rows():
+            message = (
+                f"{symbol}: the reference price of {time:%Y-%m-%d} implies a corporate action of "
+                f"{step:.4g} since its bar before, of {since:%Y-%m-%d}"
+            )
+            remedy = "Right after a suspension; after a hole in the file, fill in the missing bars"
+            self.warnings.append(Problem(origin, row, "pre_close", message, remedy, "warning"))
+
+
+def _no_last() -> pl.DataFrame:
+    return pl.DataFrame(
+        schema={
+            "symbol": pl.String,
+            "last_time": pl.Datetime("us"),
+            "last_close": pl.Float64,
+            "last_factor": pl.Float64,
+        }
+    )
+
+
+def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFrame:
+    """The stored close, volume and factor at the times where an update begins."""
+    wanted = firsts.select("symbol", "time")
+    columns = ["symbol", "time", "close", "volume", "factor"]
+    first = firsts["time"].min()
+    assert isinstance(first, datetime)
+    bars = [
+        store.read_bars(base.name, key, columns=columns).join(wanted, on=["symbol", "time"])
+        for key in store.partitions(base.name, first)
+    ]
+    empty = pl.DataFrame(schema={c: SCHEMA[c] for c in columns})
+    return pl.concat([empty, *bars]).drop("time")
+
+
+def refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
+    """An update must be of the same kind of bars as the dataset it joins."""
+    prices = {"open", "high", "low", "volume"}
+    for name, new, old in (
+        ("freq", info.freq, base.info.freq),
+        ("calendar", info.calendar, base.info.calendar),
+        ("timezone", info.timezone, base.info.timezone),
+        ("price_basis", info.price_basis, base.info.price_basis),
+        ("fields", sorted(info.fields & prices), sorted(base.info.fields & prices)),
+    ):
+        if new != old:
+            raise DataError(
+                f"dataset {base.name!r} has {name} {old!r}, the update has {new!r}. "
+                "Make them agree, or import it anew, without --update."
+            )
+
+
+def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manifest) -> None:
+    """A symbol's update must begin with a bar that is stored: factors are joined there."""
+    apart = both.filter(
+        pl.col("close_stored").is_null() & pl.col("symbol").is_in(known["symbol"].implode())
+    )
+    if apart.height:
+        names = ", ".join(apart["symbol"].head(5)) + (" …" if apart.height > 5 else "")
+        raise DataError(
+            f"dataset {base.name!r}: the update of {names} does not begin with a bar that is "
+            "stored, so its adjustment cannot be joined. Include the last stored bar of every "
+            "symbol, or import it anew, without --update."
+        )
+
+
+def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:
+    """Raw prices cannot change after the fact; adjusted ones are restated by the vendor."""
+    if base.info.price_basis != "raw":
+        return
+    changed = both.filter((pl.col("close") / pl.col("close_stored") - 1).abs() > 1e-6)
+    if changed.height:
+        names = ", ".join(changed["symbol"].head(5))
+        raise DataError(
+            f"dataset {base.name!r}: the source now gives other raw closes than it did for "
+            f"{names}. Import it anew, without --update."
+        )

@@ -57,11 +57,11 @@ def board_of(symbol: str) -> Board | None:
     >>> board_of("300750.SZ"), board_of("SH688981"), board_of("AAPL")
     ('chinext', 'star', None)
     """
-    found = _CODE.search(symbol)
-    if found is None:
+    code = _CODE.search(symbol)
+    if code is None:
         return None
     for pattern, board in _BOARDS:
-        if re.fullmatch(pattern, found.group()):
+        if re.fullmatch(pattern, code.group()):
             return board
     return None
 

@@ -19,8 +19,8 @@ from echelon.data.bars import SourceInfo
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import read_json, sha256_file
 
-FORMAT = 1
-REMEDY = "Import the dataset anew (`echelon data import`)."
+_FORMAT = 1
+REIMPORT = "Import the dataset anew (`echelon data import`)."
 TABLES = ("symbols", "membership", "benchmark")
 
 
@@ -66,7 +66,7 @@ class Manifest:
 
     def to_tree(self) -> dict[str, Any]:
         """As JSON has it."""
-        tree = asdict(self) | {"format": FORMAT}
+        tree = asdict(self) | {"format": _FORMAT}
         tree["info"]["fields"] = sorted(self.info.fields)
         for part in tree["partitions"]:
             part |= {"first": str(part["first"]), "last": str(part["last"])}
@@ -75,9 +75,9 @@ class Manifest:
     @staticmethod
     def read(path: Path) -> Manifest:
         """Read what `to_tree` became; raises where it is not what was written."""
-        if read_json(path, dict, REMEDY).get("format") != FORMAT:
-            raise StoreError(f"{path}: written by another version of Echelon. {REMEDY}")
-        manifest = read_json(path, Manifest, REMEDY)
+        if read_json(path, dict, REIMPORT).get("format") != _FORMAT:
+            raise StoreError(f"{path}: written by another version of Echelon. {REIMPORT}")
+        manifest = read_json(path, Manifest, REIMPORT)
         for names, pattern in (
             ([manifest.version], r"v-[0-9a-f]{16}(-2)?"),
             ([part.key for part in manifest.partitions], r"\d{4}(-\d\d){0,2}"),
@@ -86,13 +86,13 @@ class Manifest:
             # They become names of files.
             wrong = next((name for name in names if not re.fullmatch(pattern, name, re.A)), None)
             if wrong is not None:
-                raise DamagedError(path, f"{shorten(repr(wrong), 60)} is no name of ours", REMEDY)
+                raise DamagedError(path, f"{shorten(repr(wrong), 60)} is no name of ours", REIMPORT)
         if not manifest.partitions:
-            raise DamagedError(path, "no partitions", REMEDY)
+            raise DamagedError(path, "no partitions", REIMPORT)
         if content_digest(manifest.info, manifest.partitions, manifest.tables) != (
             manifest.content_hash
         ):
-            raise DamagedError(path, "its content hash is not that of its parts", REMEDY)
+            raise DamagedError(path, "its content hash is not that of its parts", REIMPORT)
         return manifest
 
 
@@ -148,5 +148,5 @@ def import_fingerprint(source: str, extras: str) -> str:
 
 @cache
 def _import_code() -> str:
-    steps = ("bars", "importing", "joining", "validate")
+    steps = ("bars", "importing", "validate")
     return digest_code("data/sources/*.py", *(f"data/{step}.py" for step in steps))

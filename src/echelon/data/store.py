@@ -11,7 +11,7 @@ A version directory never changes once it has its name. An import writes a new o
 until it is on disk, and then replaces CURRENT.json, so an import that dies leaves the store as it
 was, and one of the same content mends a damaged version. Partitions that an update does not touch
 are hard links to the version before. Whoever reads several files of one dataset pins it first
-(`Store.pinned`): an import in between then changes nothing under the reader's eyes.
+(`Store.pin_dataset`): an import in between then changes nothing under the reader's eyes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -30,7 +31,7 @@ import polars as pl
 
 from echelon.data.bars import SCHEMA
 from echelon.data.manifest import (
-    REMEDY,
+    REIMPORT,
     Manifest,
     Partition,
     content_digest,
@@ -65,7 +66,7 @@ class Store:
         self.root = root
         self.pin = pin
 
-    def pinned(self, name: str) -> Self:
+    def pin_dataset(self, name: str) -> Self:
         """The same store (or view) that keeps showing the dataset's present version.
 
         The version stays on disk during the next import; the one after that removes it, and
@@ -106,7 +107,7 @@ class Store:
         manifest = Manifest.read(path)
         if manifest.name != name:
             raise DamagedError(
-                path, f"of the dataset {shorten(repr(manifest.name), 60)}, not {name!r}", REMEDY
+                path, f"of the dataset {shorten(repr(manifest.name), 60)}, not {name!r}", REIMPORT
             )
         return manifest
 
@@ -197,16 +198,7 @@ class Store:
         if previous is not None and previous.version == version:
             # The same again: the old files may be damaged, and may be being read.
             version += "-2"
-        done = Manifest(
-            name=draft.name,
-            version=version,
-            info=draft.info,
-            partitions=draft.partitions,
-            tables=tables,
-            content_hash=content,
-            fingerprint=draft.fingerprint,
-            quarantined=draft.quarantined,
-        )
+        done = replace(draft, version=version, tables=tables, content_hash=content)
         if (home / version).exists():
             shutil.rmtree(home / version)  # an older version that nothing points to
         sync_tree(staging)
@@ -242,7 +234,7 @@ def _verify_file(path: Path, digest: Callable[[Path], str], expected: str) -> No
     with _naming(path):
         values = digest_once(path, digest.__name__, digest)
     if values != expected:
-        raise DamagedError(path, "its content is not what was imported", REMEDY)
+        raise DamagedError(path, "its content is not what was imported", REIMPORT)
 
 
 def _table_digest(path: Path) -> str:
@@ -275,7 +267,7 @@ def _naming(path: Path) -> Iterator[None]:
         AssertionError,  # no times in it
     ) as error:
         lines = str(error).splitlines()
-        raise DamagedError(path, lines[0] if lines else type(error).__name__, REMEDY) from None
+        raise DamagedError(path, lines[0] if lines else type(error).__name__, REIMPORT) from None
 
 
 def partition_begin(freq: str) -> pl.Expr:
@@ -292,5 +284,5 @@ def partition_key(begin: datetime, freq: str) -> str:
     return begin.strftime(_NAME[freq])
 
 
-STORED = tuple(SCHEMA)
+STORED_COLUMNS = tuple(SCHEMA)
 """Columns of a partition."""

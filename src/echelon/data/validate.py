@@ -9,7 +9,8 @@
 
 A row that breaks a rule goes to `bad` with its reasons. Where a whole file is off (the calendar,
 the time zone, the bar length) there is one problem for all its rows, not one for each.
-Warnings leave their rows in `good`. What is not wrong but looks odd is `data.suspicious`.
+Warnings leave their rows in `good`. Problems beyond `MAX_PROBLEMS` are
+counted. What is not wrong but looks odd is for `data.checking`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import NamedTuple
 import polars as pl
 
 from echelon.data import calendars
-from echelon.data.bars import BOUNDS, MAX_SYMBOL, ODD_IN_SYMBOL, PRICES, RawFrame, SourceInfo
-from echelon.data.suspicious import suspicious
+from echelon.data.bars import (
+    BOUNDS,
+    MAX_PROBLEMS,
+    MAX_SYMBOL,
+    ODD_IN_SYMBOL,
+    PRICES,
+    RawFrame,
+    SourceInfo,
+)
 from echelon.errors import shorten
 from echelon.types import Problem
-
-__all__ = ["MAX_PROBLEMS", "Validated", "suspicious", "validate"]
-
-MAX_PROBLEMS = 10_000
-"""Problems spelled out for one piece; the rest are counted. Bad rows are all in `bad`."""
 
 _TOLERANCE = 1e-4  # adjusted prices are rounded by their vendors, each by itself
 _TOO_MANY = 0.01  # a share of days, or bars, that no longer looks like slips in single rows
@@ -103,12 +106,12 @@ def _spell_out(
 ) -> list[Problem]:
     """One problem per broken rule and row, in the order of the rows, up to a limit."""
     whole = [r.whole for r in rules if r.whole is not None]
-    found = [
+    broken = [
         wrong.filter(flag).select("row", number=pl.lit(k), text=rule.message)
         for k, (flag, rule) in enumerate(zip(flags, rules, strict=True))
         if rule.whole is None
     ]
-    table = pl.concat(found).sort("row", "number", nulls_last=True)
+    table = pl.concat(broken).sort("row", "number", nulls_last=True)
     single = [
         Problem(origin, row, rules[k].field, text, rules[k].remedy)
         for row, k, text in table.head(MAX_PROBLEMS).iter_rows()
@@ -157,7 +160,7 @@ def _bounds_rule(name: str) -> _Rule:
         f"{name} {{}} cannot be meant: it should lie in {bounds.low:g} to {bounds.high:g}", value
     )
     remedy = "Correct the row or its units (data.columns), or set it aside with --quarantine"
-    return _Rule(name, bounds.exceeded(value), text, remedy)
+    return _Rule(name, bounds.excludes(value), text, remedy)
 
 
 def _symbol_rules() -> list[_Rule]:
@@ -285,7 +288,7 @@ def _grid_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
             f"{share:.0%} of the times are not on the grid of {info.freq} bars",
             "Set data.freq to the length of the bars in the file; times are when a bar ends",
         )
-    text = pl.format("{} is not on the grid of " + info.freq + " bars", _shown())
+    text = pl.format("{} is not on the grid of " + info.freq + " bars", _time_text())
     return _Rule("time", off, text, whole=whole)
 
 
@@ -298,7 +301,7 @@ def _beyond_rule(times: pl.Series, info: SourceInfo) -> tuple[_Rule, pl.Series]:
     outside = ~pl.col("time").dt.date().is_between(low, high)
     text = pl.format(
         "{} is beyond the calendar " + f"{info.calendar}, which is known from {low} to {high}",
-        _shown(),
+        _time_text(),
     )
     remedy = "Correct the date, install a newer exchange_calendars, or set data.calendar: data"
     return _Rule("time", outside, text, remedy), times.filter(times.dt.date().is_between(low, high))
@@ -313,7 +316,7 @@ def _session_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
     if len(closed) >= _FEW and len(closed) > _TOO_MANY * len(days):
         whole = _wrong_calendar(days, closed, origin, info.calendar)
     off = pl.col("time").dt.date().is_in(closed.implode())
-    text = pl.format("{} is not a session of " + info.calendar, _shown())
+    text = pl.format("{} is not a session of " + info.calendar, _time_text())
     remedy = "Correct the date, or set data.calendar to the exchange the bars come from"
     return _Rule("time", off, text, remedy, whole)
 
@@ -365,7 +368,7 @@ def _hours_rules(
             whole = _wrong_calendar(days, closed_days, origin, info.calendar)
     flagged = state.filter("closed" if whole is None else pl.col("closed") | pl.col("outside"))
     off = pl.col("time").is_in(flagged["time"].implode())
-    text = pl.format("{} is not in a session of " + info.calendar, _shown())
+    text = pl.format("{} is not in a session of " + info.calendar, _time_text())
     remedy = "Correct the time, or set data.calendar to the exchange the bars come from"
     rules = [_Rule("time", off, text, remedy, whole)]
     if whole is not None:
@@ -470,7 +473,7 @@ def _sum(counts: pl.DataFrame, where: pl.Expr) -> int:
     return int(counts.select(pl.col("n").filter(where).sum()).item())
 
 
-def _shown() -> pl.Expr:
+def _time_text() -> pl.Expr:
     """The time as a user would write it."""
     midnight = pl.col("time") == pl.col("time").dt.truncate("1d")
     return (

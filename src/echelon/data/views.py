@@ -70,13 +70,13 @@ class TruncatedView(_View):
         if table == "benchmark":
             return frame.filter(pl.col("time") <= self.cut)
         if table == "membership":
-            return frame.filter(pl.col("start") <= day).with_columns(_known("end", day))
+            return frame.filter(pl.col("start") <= day).with_columns(_null_after("end", day))
         return frame.filter(pl.col("first") <= self.cut).with_columns(
-            _known("listed", day), _known("delisted", day)
+            _null_after("listed", day), _null_after("delisted", day)
         )
 
 
-def _known(column: str, day: date) -> pl.Expr:
+def _null_after(column: str, day: date) -> pl.Expr:
     """The date in `column`, null where it lies after `day`."""
     return pl.when(pl.col(column) <= day).then(pl.col(column)).alias(column)
 
@@ -119,11 +119,11 @@ class ScrambledView(_View):
             k = pl.when(pl.col("time") > self.cut).then(1.5).otherwise(1.0)
             return frame.with_columns(close=pl.col("close") * k)
         if table == "membership":
-            return frame.filter(pl.col("start") <= day).with_columns(_delayed("end", day))
-        return frame.with_columns(_delayed("delisted", day))
+            return frame.filter(pl.col("start") <= day).with_columns(_delay("end", day))
+        return frame.with_columns(_delay("delisted", day))
 
 
-def _delayed(column: str, day: date) -> pl.Expr:
+def _delay(column: str, day: date) -> pl.Expr:
     """Dates after `day` a hundred days later."""
     later = (pl.col(column) + pl.duration(days=100)).cast(pl.Date)
     return pl.when(pl.col(column) > day).then(later).otherwise(pl.col(column)).alias(column)

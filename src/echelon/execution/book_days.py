@@ -35,8 +35,8 @@ import polars as pl
 from echelon.data.sources._tables import ROW, inspect, read_whole
 from echelon.data.sources._times import UNDERSTOOD, parse_times
 from echelon.data.sources.synthetic import SyntheticSource
-from echelon.data.synth import MinuteEngine, order_book, trace
-from echelon.data.synth.minutes import BLOCK
+from echelon.data.synth.minutes import BLOCK, MinuteEngine, order_book
+from echelon.data.synth.path import trace
 from echelon.errors import DataError, InvalidDataError
 from echelon.execution.days import Days
 from echelon.execution.features import Quotes

@@ -36,7 +36,7 @@ import numpy as np
 from echelon.errors import FeatureError
 from echelon.execution.days import Days
 from echelon.execution.orders import Ints
-from echelon.features.scaler import Moments, Scaler
+from echelon.features.scaler import RunningMoments, Scaler
 from echelon.types import Bools, Floats, Floats32
 
 TRAILING = 20
@@ -406,7 +406,7 @@ def _fitted(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Sc
     first, last = (moment.astype("datetime64[D]").item() for moment in (dates.min(), dates.max()))
     assert isinstance(first, date)
     assert isinstance(last, date)
-    moments = Moments.of(raw[train].reshape(-1, len(names)))
+    moments = RunningMoments.from_values(raw[train].reshape(-1, len(names)))
     return Scaler.fit(names, moments, kept, (first, last))
 
 

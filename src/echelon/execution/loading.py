@@ -86,7 +86,7 @@ def load_days(
     outside: what to do about bars outside the regular session, before the opening for one
     cache: None: read anew. Views of a store that are not what is on disk are never cached.
     """
-    store = store.pinned(dataset)
+    store = store.pin_dataset(dataset)
     manifest = store.manifest(dataset)
     _refuse(manifest, price_source)
     table = store.symbols(dataset)

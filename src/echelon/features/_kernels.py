@@ -15,7 +15,7 @@ from echelon.types import Bools, Floats
 
 
 @njit(cache=True, nogil=True)
-def heikin_ashi(open_: Floats, high: Floats, low: Floats, close: Floats) -> Floats:
+def heikin_ashi_candles(open_: Floats, high: Floats, low: Floats, close: Floats) -> Floats:
     """Heikin-Ashi open, high, low, close: [L] each → [L,4]."""
     n = close.shape[0]
     out = np.empty((n, 4))
@@ -31,7 +31,7 @@ def heikin_ashi(open_: Floats, high: Floats, low: Floats, close: Floats) -> Floa
 
 
 @njit(cache=True, nogil=True)
-def supertrend(
+def supertrend_line(
     high: Floats, low: Floats, close: Floats, atr: Floats, multiplier: float, start: int
 ) -> Floats:
     """SuperTrend line and direction: [L] each → [L,2], NaN before `start`.
@@ -63,7 +63,9 @@ def supertrend(
 
 
 @njit(cache=True, nogil=True)
-def bollinger(close: Floats, lower: Floats, mid: Floats, upper: Floats, flat: float) -> Floats:
+def bollinger_columns(
+    close: Floats, lower: Floats, mid: Floats, upper: Floats, flat: float
+) -> Floats:
     """Lower, mid, upper, bandwidth and percent: [L] each → [L,5], NaN where the bands are.
 
     flat: bands narrower than this share of `mid` have no width; percent is 0.5 there
@@ -84,7 +86,7 @@ def bollinger(close: Floats, lower: Floats, mid: Floats, upper: Floats, flat: fl
 
 
 @njit(cache=True, nogil=True)
-def ichimoku(conversion: Floats, base: Floats, wide: Floats, ahead: int) -> Floats:
+def ichimoku_lines(conversion: Floats, base: Floats, wide: Floats, ahead: int) -> Floats:
     """Both lines and both spans, the spans `ahead` bars late: [L] each → [L,4]."""
     n = base.shape[0]
     out = np.empty((n, 4))
@@ -142,21 +144,21 @@ def rank_rows(values: Floats, mask: Bools) -> Floats:
     rows, columns = values.shape
     out = np.zeros((rows, columns))
     where = np.empty(columns, dtype=np.int64)
-    found = np.empty(columns, dtype=np.float64)
+    ranked = np.empty(columns, dtype=np.float64)
     for t in range(rows):
         m = 0
         for n in range(columns):
             if mask[t, n] and not np.isnan(values[t, n]):
                 where[m] = n
-                found[m] = values[t, n]
+                ranked[m] = values[t, n]
                 m += 1
         if m < 2:
             continue
-        order = np.argsort(found[:m])
+        order = np.argsort(ranked[:m])
         first = 0
         while first < m:
             last = first
-            while last + 1 < m and found[order[last + 1]] == found[order[first]]:
+            while last + 1 < m and ranked[order[last + 1]] == ranked[order[first]]:
                 last += 1
             # (first + last) / 2 is the mean 0-based rank of the tie; whole numbers until here,
             # so the result cannot depend on the order of the columns.

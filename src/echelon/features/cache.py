@@ -168,7 +168,7 @@ class LocalCache:
     def get(self, key: str, into: Path) -> bool:
         """Hard-link (or copy) the entry's files into `into`."""
         entry = self.root / key
-        names = self._checked(key)
+        names = self._check_entry(key)
         if names is None:
             return False
         try:
@@ -201,7 +201,7 @@ class LocalCache:
         except OSError as error:
             log.warning("cache %s: entry not kept (%s)", self.root, error)
 
-    def _checked(self, key: str) -> list[str] | None:
+    def _check_entry(self, key: str) -> list[str] | None:
         """Names of the entry's files, or None where it is absent or was changed."""
         entry = self.root / key
         try:
@@ -210,10 +210,10 @@ class LocalCache:
             # Written before `max_gb` was lowered, perhaps: no bound here but those of the disk.
             description.check(key, shutil.disk_usage(self.root).total)
             for name, file in description.files.items():
-                found = os.lstat(entry / name)
-                if not stat.S_ISREG(found.st_mode):  # a pipe would never end
+                facts = os.lstat(entry / name)
+                if not stat.S_ISREG(facts.st_mode):  # a pipe would never end
                     raise ValueError(f"{name} is not a file")
-                if found.st_size != file.size or sha256_once(entry / name) != file.sha256:
+                if facts.st_size != file.size or sha256_once(entry / name) != file.sha256:
                     raise ValueError(f"{name} was changed")
         except FileNotFoundError:
             return None
@@ -290,7 +290,7 @@ class RedisCache:
             if not text:
                 return False
             try:
-                description = self._described(text, key)
+                description = self._parse_description(text, key)
                 for name, file in description.files.items():
                     prefix = f"{self.prefix}:{key}:{name}"
                     self._fetch(prefix, file, description.piece, into / name)
@@ -303,7 +303,7 @@ class RedisCache:
         empty_directory(into)
         return False
 
-    def _described(self, text: object, key: str) -> Description:
+    def _parse_description(self, text: object, key: str) -> Description:
         if not isinstance(text, bytes) or len(text) > _MAX_DESCRIPTION:
             raise ValueError(f"a description of more than {_MAX_DESCRIPTION} bytes")
         description = parse_json(text, Description, Path("description"), _REMEDY)

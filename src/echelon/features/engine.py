@@ -1,6 +1,6 @@
 """From a panel to features: the one path that prepare, the leakage check and live share.
 
-1. `Plan` fixes the columns: time-series features, ranks over them, exogenous series.
+1. `FeaturePlan` fixes the columns: time-series features, ranks over them, exogenous series.
 2. Each symbol's own bars, gaps removed and anchored at its first close, go through every
    time-series feature; values land on the bar's row, and days without a bar get the last value
    again (or zero, as the feature says).
@@ -8,34 +8,44 @@
    absent symbol are zero.
 4. Ranks compare the present members of one bar.
 5. Moments over the train rows, present symbols only, make the scaler.
+
+X [T,N,F] is a file, written by assets and then rewritten by time (`GridFile`): indicators are
+computed symbol by symbol, ranks and scaling bar by bar, and at 5,000 symbols neither order fits in
+memory whole. Plain positioned writes are used instead of a memory map because mapped pages count as
+the process's memory while they are dirty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from echelon.data.exogenous import Exogenous
+from echelon.config import Config
+from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.panel import Panel
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
-from echelon.features.grid import GridFile
 from echelon.features.registry import rank, run
-from echelon.features.scaler import Moments
+from echelon.features.scaler import RunningMoments
+from echelon.files import Closing
 from echelon.types import Bools, Floats, Floats32
 
 _EARLY = 20
 
-Progress = Callable[[int, int], None]
+SymbolProgress = Callable[[int, int], None]
 """Called with (symbols done, symbols in all)."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class FeaturePlan:
     """The columns of X, in order: first time-series features, then ranks, then exogenous ones."""
 
     series: tuple[Feature, ...]
@@ -43,9 +53,9 @@ class Plan:
     exogenous: tuple[str, ...]
 
     @staticmethod
-    def of(specs: tuple[FeatureSpec, ...], exogenous: tuple[str, ...] = ()) -> Plan:
+    def from_specs(specs: tuple[FeatureSpec, ...], exogenous: tuple[str, ...] = ()) -> FeaturePlan:
         """Sort specs into kinds, each in the order given."""
-        plan = Plan(
+        plan = FeaturePlan(
             tuple(s for s in specs if isinstance(s, Feature)),
             tuple(s for s in specs if isinstance(s, CrossSection)),
             exogenous,
@@ -76,8 +86,8 @@ class Plan:
     @property
     def lookbacks(self) -> dict[str, int]:
         """Column name → bars it needs."""
-        found = {name: f.lookback for f in self.series for name in f.names}
-        return found | {r.name: found[r.base] for r in self.ranks}
+        series = {name: f.lookback for f in self.series for name in f.names}
+        return series | {r.name: series[r.base] for r in self.ranks}
 
     @property
     def warmup(self) -> int:
@@ -131,7 +141,9 @@ def _relative(value: Floats) -> Floats:
     return np.divide(value, unit, out=np.zeros_like(value), where=unit > 0)
 
 
-def symbol_features(panel: Panel, n: int, plan: Plan, first_row: int) -> tuple[Floats32, Bools]:
+def symbol_features(
+    panel: Panel, n: int, plan: FeaturePlan, first_row: int
+) -> tuple[Floats32, Bools]:
     """(values [T',F_series], present [T']) of symbol n on the panel's rows from `first_row` on."""
     bars, rows = bars_of(panel, n)
     n_rows = panel.shape[0] - first_row
@@ -157,14 +169,14 @@ def symbol_features(panel: Panel, n: int, plan: Plan, first_row: int) -> tuple[F
 
 def compute(
     panel: Panel,
-    plan: Plan,
+    plan: FeaturePlan,
     path: Path,
     *,
     first_row: int = 0,
     train: range,
     exogenous: Exogenous | None = None,
-    progress: Progress | None = None,
-) -> tuple[Bools, Moments]:
+    progress: SymbolProgress | None = None,
+) -> tuple[Bools, RunningMoments]:
     """Write unscaled X [T',N,F] to `path`; returns present [T',N] and the train window's moments.
 
     first_row: panel row at which X begins; earlier rows only warm features up
@@ -184,7 +196,7 @@ def compute(
             if progress is not None:
                 progress(assets.stop, shape[1])
         member = panel.member[first_row:]
-        moments = Moments.none(shape[2])
+        moments = RunningMoments.none(shape[2])
         unfinished = bool(plan.ranks) or exogenous is not None
         for rows in grid.time_blocks():
             seen = range(max(rows.start, train.start), min(rows.stop, train.stop))
@@ -198,7 +210,9 @@ def compute(
                 grid.write_rows(rows, block)
             if len(seen):
                 part = slice(seen.start - rows.start, seen.stop - rows.start)
-                moments = moments.merge(Moments.of(block[part][present[seen.start : seen.stop]]))
+                moments = moments.merge(
+                    RunningMoments.from_values(block[part][present[seen.start : seen.stop]])
+                )
     return present, moments
 
 
@@ -217,7 +231,7 @@ def _assets(panel: Panel, assets: range) -> Panel:
     return replace(panel, symbols=panel.symbols[part], anchor=panel.anchor[part], **grids)
 
 
-def _add_ranks(block: Floats32, plan: Plan, mask: Bools) -> None:
+def _add_ranks(block: Floats32, plan: FeaturePlan, mask: Bools) -> None:
     column = {name: k for k, name in enumerate(plan.names)}
     for spec in plan.ranks:
         base = block[:, :, column[spec.base]].astype(np.float64)
@@ -234,3 +248,115 @@ def _add_exogenous(
     here = slice(first_row + rows.start, first_row + rows.stop)
     values = np.where(exogenous.known[here], exogenous.values[here], np.nan)
     block[:, :, block.shape[2] - width :] = np.where(present[:, :, None], values, 0.0)
+
+
+_ASSETS_BYTES = 64 * 1024 * 1024  # wide enough that a row's piece is several pages
+_ROWS_BYTES = 4 * 1024 * 1024  # what is made of a block should still fit in the cache
+
+
+class GridFile(Closing):
+    """An .npy file under construction; use as a context manager."""
+
+    def __init__(self, path: Path, shape: tuple[int, int, int], *, create: bool = True) -> None:
+        self.shape = shape
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "<f4", "fortran_order": False, "shape": shape}
+        )
+        self._start = header.tell()
+        self._row_bytes = 4 * shape[1] * shape[2]
+        if create:
+            with path.open("wb") as handle:
+                handle.write(header.getvalue())
+                handle.truncate(self._start + shape[0] * self._row_bytes)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def symbol_blocks(self) -> Iterator[range]:
+        """Ranges of assets whose columns fit in a block."""
+        width = max(1, _ASSETS_BYTES // max(1, 4 * self.shape[0] * self.shape[2]))
+        for first in range(0, self.shape[1], width):
+            yield range(first, min(first + width, self.shape[1]))
+
+    def time_blocks(self) -> Iterator[range]:
+        """Ranges of bars whose rows fit in a block."""
+        height = max(1, _ROWS_BYTES // max(1, self._row_bytes))
+        for first in range(0, self.shape[0], height):
+            yield range(first, min(first + height, self.shape[0]))
+
+    def write_assets(self, assets: range, block: Floats32) -> None:
+        """Write block [T,n,F] as the columns of `assets`."""
+        assert block.shape == (self.shape[0], len(assets), self.shape[2]), "block is not [T,n,F]"
+        if len(assets) == self.shape[1]:
+            self._write(0, block)
+            return
+        offset = 4 * assets.start * self.shape[2]
+        for t, row in enumerate(np.ascontiguousarray(block, dtype="<f4")):
+            _write_all(self._fd, row, self._start + t * self._row_bytes + offset)
+
+    def read_rows(self, rows: range) -> Floats32:
+        """Read [len(rows),N,F]."""
+        block = np.empty((len(rows), *self.shape[1:]), dtype="<f4")
+        _read_all(self._fd, block, self._start + rows.start * self._row_bytes)
+        return block.astype(np.float32, copy=False)
+
+    def write_rows(self, rows: range, block: Floats32) -> None:
+        """Write block [len(rows),N,F]."""
+        assert block.shape == (len(rows), *self.shape[1:]), "block is not [rows,N,F]"
+        self._write(rows.start, block)
+
+    def _write(self, first: int, block: Floats32) -> None:
+        data = np.ascontiguousarray(block, dtype="<f4")
+        _write_all(self._fd, data, self._start + first * self._row_bytes)
+
+
+def _bytes_of(data: Floats32) -> memoryview:
+    return memoryview(data.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def _write_all(fd: int, data: Floats32, offset: int) -> None:
+    view = _bytes_of(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _read_all(fd: int, into: Floats32, offset: int) -> None:
+    view = _bytes_of(into)
+    while view:
+        done = os.preadv(fd, [view], offset)
+        assert done > 0, "the grid file is shorter than its header says"
+        view, offset = view[done:], offset + done
+
+
+log = logging.getLogger(__name__)
+
+
+def load_exogenous(
+    config: Config, panel: Panel, published_until: datetime | None = None
+) -> Exogenous | None:
+    """Every configured series on the panel's rows, as known then; None without any.
+
+    published_until: a bar's time; pretend that nothing was published after that bar's close
+    """
+    if not config.data.exogenous:
+        return None
+    joined = join_all(
+        config.data.exogenous,
+        panel.times,
+        panel.symbols,
+        panel.calendar,
+        panel.timezone,
+        published_until,
+    )
+    for k, name in enumerate(joined.names):
+        if published_until is None and not joined.known[:, :, k].any():
+            log.warning(
+                "exogenous series %s is known at no bar of these symbols: check its publication "
+                "times, its symbols and max_age_days",
+                name,
+            )
+    return joined

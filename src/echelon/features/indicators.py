@@ -178,7 +178,7 @@ def bbands(period: int, deviations: float) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         upper, mid, lower = talib.BBANDS(bars.close, period, float(deviations), float(deviations))
-        return _kernels.bollinger(bars.close, lower, mid, upper, FLAT_WIDTH)
+        return _kernels.bollinger_columns(bars.close, lower, mid, upper, FLAT_WIDTH)
 
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
@@ -196,7 +196,7 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         conversion, base, wide = (_middle(bars, period) for period in (tenkan, kijun, senkou))
-        return _kernels.ichimoku(conversion, base, wide, kijun)
+        return _kernels.ichimoku_lines(conversion, base, wide, kijun)
 
     names = (
         f"ichimoku_tenkan_{tenkan}",
@@ -217,7 +217,9 @@ def heikin_ashi() -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        return _kernels.heikin_ashi(_have(bars.open), _have(bars.high), _have(bars.low), bars.close)
+        return _kernels.heikin_ashi_candles(
+            _have(bars.open), _have(bars.high), _have(bars.low), bars.close
+        )
 
     names = ("ha_open", "ha_high", "ha_low", "ha_close")
     return _indicator(names, (), 1, ("open", "high", "low", "close"), compute)
@@ -234,7 +236,7 @@ def supertrend(period: int, multiplier: float) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         high, low = _have(bars.high), _have(bars.low)
-        return _kernels.supertrend(
+        return _kernels.supertrend_line(
             high, low, bars.close, _atr(bars, period), float(multiplier), period
         )
 
@@ -252,7 +254,7 @@ def _indicator(
 ) -> Feature:
     """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback."""
 
-    def guarded(bars: Bars) -> Floats:
+    def compute_when_long_enough(bars: Bars) -> Floats:
         # A listing shorter than the lookback has no value, and TA-Lib is not asked for one.
         if len(bars) < lookback:
             return np.full((len(bars), len(names)), np.nan)
@@ -260,7 +262,7 @@ def _indicator(
 
     return Feature(
         names=names,
-        compute=guarded,
+        compute=compute_when_long_enough,
         lookback=lookback,
         needs=frozenset(needs),
         group="indicators",

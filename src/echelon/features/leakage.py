@@ -33,16 +33,15 @@ from echelon.data.store import Store
 from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, Feature
-from echelon.features.engine import Plan, bars_of, compute
-from echelon.features.exogenous import load_exogenous
+from echelon.features.engine import FeaturePlan, bars_of, compute, load_exogenous
 from echelon.features.prepare import (
-    layout,
     panel_fields,
     panel_request,
     refuse_empty_train,
+    split_layout,
 )
 from echelon.features.registry import run, select
-from echelon.features.scaler import Moments
+from echelon.features.scaler import RunningMoments
 from echelon.files import read_array, scratch_directory
 from echelon.types import Bools, Floats, Floats32
 
@@ -97,28 +96,30 @@ class _Line:
 
     panel: Panel
     x: Floats32
-    moments: Moments
-
-
-Step = Callable[[str], None]
+    moments: RunningMoments
 
 
 def check_leakage(
-    config: Config, store: Store, dataset: Manifest, *, n_cuts: int = 3, step: Step | None = None
+    config: Config,
+    store: Store,
+    dataset: Manifest,
+    *,
+    n_cuts: int = 3,
+    step: Callable[[str], None] | None = None,
 ) -> LeakageReport:
     """Run all four tests on the configured features over a stored dataset."""
     tell = step or (lambda _: None)
-    store = store.pinned(dataset.name)
+    store = store.pin_dataset(dataset.name)
     selection = select(config.features, panel_fields(config, dataset))
-    request = _thinned(panel_request(config), store, dataset.name)
+    request = _thin_out(panel_request(config), store, dataset.name)
     panel = build_panel(store, dataset.name, request)
     cuts = _cuts(config, panel, dataset, n_cuts)
-    plan = Plan.of(selection.specs)
+    plan = FeaturePlan.from_specs(selection.specs)
     tell("every feature on many prefixes of single symbols")
 
-    def fresh() -> Plan:
+    def fresh() -> FeaturePlan:
         # User files are run anew each time: what a factor remembers must not cross the cut.
-        return Plan.of(select(config.features, panel_fields(config, dataset)).specs)
+        return FeaturePlan.from_specs(select(config.features, panel_fields(config, dataset)).specs)
 
     leaks = list(_ladder(panel, fresh, config.seed))
     clean = _without(plan, {leak.name for leak in leaks})
@@ -153,7 +154,7 @@ def check_leakage(
     return LeakageReport(tuple(leaks), names, tuple(cuts), len(panel.symbols))
 
 
-def _thinned(request: PanelRequest, store: Store, name: str) -> PanelRequest:
+def _thin_out(request: PanelRequest, store: Store, name: str) -> PanelRequest:
     """At most `_MAX_SYMBOLS` symbols, evenly chosen: the code paths are the same for all."""
     symbols = request.symbols or tuple(store.symbols(name)["symbol"])
     if len(symbols) <= _MAX_SYMBOLS:
@@ -164,7 +165,7 @@ def _thinned(request: PanelRequest, store: Store, name: str) -> PanelRequest:
 
 def _cuts(config: Config, panel: Panel, dataset: Manifest, n_cuts: int) -> list[datetime]:
     """The end of the train window, then times spread over the data."""
-    where = layout(config, panel.times, dataset.span)
+    where = split_layout(config, panel.times, dataset.span)
     last_train = where.first_row + where.splits["train"].stop - 1
     spread = np.linspace(0.35, 0.95, max(0, n_cuts - 1)) * (len(panel.times) - 1)
     # A cut falls on a bar: the time axis ends with the last bar there is.
@@ -174,11 +175,11 @@ def _cuts(config: Config, panel: Panel, dataset: Manifest, n_cuts: int) -> list[
     return [panel.times[row].item() for row in rows]
 
 
-def _without(plan: Plan, names: set[str]) -> Plan:
+def _without(plan: FeaturePlan, names: set[str]) -> FeaturePlan:
     """The plan less features that leak, and ranks over them."""
     series = tuple(f for f in plan.series if not names & set(f.names))
     kept = {name for f in series for name in f.names}
-    return Plan(series, tuple(r for r in plan.ranks if r.base in kept), plan.exogenous)
+    return FeaturePlan(series, tuple(r for r in plan.ranks if r.base in kept), plan.exogenous)
 
 
 @dataclass
@@ -188,8 +189,8 @@ class _Runner:
     config: Config
     dataset: str
     request: PanelRequest
-    fresh: Callable[[], Plan]
-    plan: Plan
+    fresh: Callable[[], FeaturePlan]
+    plan: FeaturePlan
     folder: Path
     runs: int = 0
 
@@ -200,7 +201,9 @@ class _Runner:
         # Exogenous series published after the cut are withheld like everything else.
         exogenous = load_exogenous(self.config, panel, published_until=cut)
         plan = self.fresh()
-        self.plan = Plan.of((*plan.series, *plan.ranks), exogenous.names if exogenous else ())
+        self.plan = FeaturePlan.from_specs(
+            (*plan.series, *plan.ranks), exogenous.names if exogenous else ()
+        )
         days = panel.times.astype("datetime64[D]")
         first, last = (np.datetime64(d) for d in self.config.split.train)
         train = range(
@@ -230,8 +233,8 @@ def _compare(
         return
     mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
     for f, name in enumerate(names):
-        known, found = true.x[:rows, mine, f], other.x[:rows, :, f]
-        yield from _leak("feature", name, test, cut, other.panel, known, found)
+        known, changed = true.x[:rows, mine, f], other.x[:rows, :, f]
+        yield from _leak("feature", name, test, cut, other.panel, known, changed)
     train_end = np.datetime64(config.split.train[1], "D")
     if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
         yield from _compare_scaler(names, true.moments, other.moments, test, cut)
@@ -296,10 +299,14 @@ def _differ(a: Floats | Floats32, b: Floats | Floats32, tolerance: float) -> Boo
 
 
 def _compare_scaler(
-    names: tuple[str, ...], true: Moments, other: Moments, test: Test, cut: datetime | None
+    names: tuple[str, ...],
+    true: RunningMoments,
+    other: RunningMoments,
+    test: Test,
+    cut: datetime | None,
 ) -> Iterator[Leak]:
     """Mean and spread of the train window must not move once that window is complete."""
-    for part in fields(Moments):
+    for part in fields(RunningMoments):
         a, b = getattr(true, part.name), getattr(other, part.name)
         level = np.sqrt(true.squares / np.maximum(true.count, 1)) if part.name == "mean" else a
         for f in np.flatnonzero(np.abs(a - b) > 1e-5 * np.abs(level) + 1e-9):
@@ -307,7 +314,7 @@ def _compare_scaler(
             yield Leak("scaler", names[f], test, cut, "", detail)
 
 
-def _ladder(panel: Panel, fresh: Callable[[], Plan], seed: int) -> Iterator[Leak]:
+def _ladder(panel: Panel, fresh: Callable[[], FeaturePlan], seed: int) -> Iterator[Leak]:
     """Each feature on many prefixes of a few symbols, the rest removed or replaced by noise."""
     draw = rng.stream(seed, "ladder")
     counts = (~np.isnan(panel.close)).sum(axis=0)
@@ -319,17 +326,19 @@ def _ladder(panel: Panel, fresh: Callable[[], Plan], seed: int) -> Iterator[Leak
         symbol = panel.symbols[n]
         whole = {f.names: run(f, bars, symbol) for f in fresh().series}
         for cut in _ladder_cuts(fresh(), len(bars), draw, dense=k == 0):
-            for other in (_prefix(bars, cut), _noisy_after(bars, cut, draw)):
+            for changed in (_prefix(bars, cut), _noisy_after(bars, cut, draw)):
                 for feature in fresh().series:
                     if leaking & set(feature.names) or feature.lookback > cut:
                         continue
-                    leak = _prefix_leak(feature, whole[feature.names], other, cut, symbol)
+                    leak = _prefix_leak(feature, whole[feature.names], changed, cut, symbol)
                     if leak is not None:
                         leaking |= set(feature.names)
                         yield leak
 
 
-def _ladder_cuts(plan: Plan, length: int, draw: np.random.Generator, *, dense: bool) -> list[int]:
+def _ladder_cuts(
+    plan: FeaturePlan, length: int, draw: np.random.Generator, *, dense: bool
+) -> list[int]:
     """Lengths of prefixes: around every lookback, spread over the rest, and one dense stretch.
 
     A leak that shows only in a rare regime shows only at the cuts next to it; the dense stretch,

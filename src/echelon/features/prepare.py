@@ -32,12 +32,10 @@ from echelon.data.panel import Panel
 from echelon.data.store import Store
 from echelon.errors import DataError, SourceError, StoreError, UsageError
 from echelon.features.cache import Cache, empty_directory, open_caches
-from echelon.features.engine import Plan, Progress, compute
-from echelon.features.exogenous import load_exogenous
-from echelon.features.grid import GridFile
+from echelon.features.engine import FeaturePlan, GridFile, SymbolProgress, compute, load_exogenous
 from echelon.features.prepared import (
-    FORMAT,
     MANIFEST,
+    PREPARED_FORMAT,
     Prepared,
     content_hash,
     facts_hash,
@@ -45,7 +43,7 @@ from echelon.features.prepared import (
     open_whole,
 )
 from echelon.features.registry import LeftOut, Selection, select
-from echelon.features.scaler import Moments, Scaler
+from echelon.features.scaler import RunningMoments, Scaler
 from echelon.files import (
     exclusive_lock,
     recover_directory,
@@ -78,7 +76,7 @@ class PrepareReport:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SplitLayout:
     """Which panel rows X covers and which of X's rows each split covers.
 
     first_row: panel row of X's row 0; earlier rows warm features up
@@ -96,7 +94,7 @@ def prepare(
     quarantine: bool = False,
     on_rows: Callable[[int], None] | None = None,
     on_import: Callable[[ImportReport], None] | None = None,
-    on_symbols: Progress | None = None,
+    on_symbols: SymbolProgress | None = None,
 ) -> PrepareReport:
     """Make (or fetch) the prepared set in `directory`/prepared; one at a time in a directory.
 
@@ -222,7 +220,7 @@ def panel_request(config: Config) -> PanelRequest:
     )
 
 
-def layout(config: Config, times: Times, span: tuple[datetime, datetime]) -> Layout:
+def split_layout(config: Config, times: Times, span: tuple[datetime, datetime]) -> SplitLayout:
     """Rows of the splits. X begins W − 1 bars before the train window, where there are such.
 
     span: first and last bar of the dataset, for the error message
@@ -248,7 +246,7 @@ def layout(config: Config, times: Times, span: tuple[datetime, datetime]) -> Lay
             "Lengthen the split or shorten the window."
         )
     first_row = max(0, rows["train"].start - (config.window - 1))
-    return Layout(
+    return SplitLayout(
         first_row, {n: range(r.start - first_row, r.stop - first_row) for n, r in rows.items()}
     )
 
@@ -270,13 +268,13 @@ def _make(
     selection: Selection,
     key: str,
     out: Path,
-    on_symbols: Progress | None,
+    on_symbols: SymbolProgress | None,
 ) -> None:
     store = Store(config.data.store, pin=dataset)
     panel = build_panel(store, dataset.name, panel_request(config))
-    where = layout(config, panel.times, dataset.span)
+    where = split_layout(config, panel.times, dataset.span)
     exogenous = load_exogenous(config, panel)
-    plan = Plan.of(selection.specs, exogenous.names if exogenous else ())
+    plan = FeaturePlan.from_specs(selection.specs, exogenous.names if exogenous else ())
     present, moments = compute(
         panel,
         plan,
@@ -304,7 +302,7 @@ def _make(
     write_json(out / "scaler.json", scaler.to_dict())
     files = file_hashes(out)
     manifest = {
-        "format": FORMAT,
+        "format": PREPARED_FORMAT,
         "key": key,
         "content_hash": content_hash(files),
         "files": files,
@@ -336,13 +334,13 @@ def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:
     A delisting dated after the panel's last bar is the future, and its reason is not told.
     """
     last = panel.times[-1].astype("datetime64[D]").astype(date)
-    told = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))
-    known = dict(zip(told["symbol"], told["reason"], strict=True))
+    past = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))
+    known = dict(zip(past["symbol"], past["reason"], strict=True))
     gone = np.asarray(panel.delisted.any(axis=0))
     return [known.get(n) if out else None for n, out in zip(panel.symbols, gone, strict=True)]
 
 
-def refuse_empty_train(present: Bools, plan: Plan, config: Config) -> None:
+def refuse_empty_train(present: Bools, plan: FeaturePlan, config: Config) -> None:
     """There must be something to learn from: `present`[T,N] are the rows of the train window."""
     if not present.any():
         first, last = config.split.train
@@ -353,7 +351,9 @@ def refuse_empty_train(present: Bools, plan: Plan, config: Config) -> None:
         )
 
 
-def fit_scaler(config: Config, plan: Plan, moments: Moments, panel: Panel, where: Layout) -> Scaler:
+def fit_scaler(
+    config: Config, plan: FeaturePlan, moments: RunningMoments, panel: Panel, where: SplitLayout
+) -> Scaler:
     """The scaler of the train window, for the groups the configuration includes."""
     included = set(config.normalization.include) if config.normalization.method == "zscore" else ()
     scaled = np.array([group in included for group in plan.groups], dtype=np.bool_)
@@ -396,7 +396,7 @@ def cache_key(config: Config, dataset: Manifest, sources: Sequence[str]) -> str:
     data, info = config.data, dataset.info
     return digest_of(
         {
-            "format": FORMAT,
+            "format": PREPARED_FORMAT,
             "code": code_hash(),
             "data": dataset.content_hash,
             "kind": [info.freq, info.calendar, info.timezone, info.price_basis],

@@ -36,10 +36,10 @@ from echelon.features.scaler import Scaler
 from echelon.files import read_array, read_json
 from echelon.types import Bools, Floats, Floats32, Freq, PriceBasis, Times
 
-FORMAT = 1
+PREPARED_FORMAT = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "valid", "test")
-REMEDY = (
+PREPARE_AGAIN = (
     "Make it anew: `echelon prepare --resume RUN` where agents were trained on it, else "
     "`echelon prepare`."
 )
@@ -139,23 +139,25 @@ class Prepared:
     def manifest(self) -> PreparedManifest:
         """T, N, F, W, names, symbols, hashes, what was left out and why."""
         path = self.path / MANIFEST
-        tree: dict[str, Any] = read_json(path, dict, REMEDY)
-        if tree.get("format") != FORMAT:
+        tree: dict[str, Any] = read_json(path, dict, PREPARE_AGAIN)
+        if tree.get("format") != PREPARED_FORMAT:
             raise StoreError(
                 f"{self.path}: written by another version of Echelon. Run `echelon prepare`."
             )
-        manifest: PreparedManifest = read_json(path, PreparedManifest, REMEDY)
+        manifest: PreparedManifest = read_json(path, PreparedManifest, PREPARE_AGAIN)
         if "facts_hash" in tree and tree["facts_hash"] != facts_hash(tree):
-            raise DamagedError(path, "its facts are not those that were written", REMEDY)
+            raise DamagedError(path, "its facts are not those that were written", PREPARE_AGAIN)
         return manifest
 
     @cached_property
     def splits(self) -> dict[str, Split]:
         """Train, valid and test."""
         path = self.path / "splits.json"
-        tree: dict[str, _SplitTree] = read_json(path, dict[str, _SplitTree], REMEDY)
+        tree: dict[str, _SplitTree] = read_json(path, dict[str, _SplitTree], PREPARE_AGAIN)
         if set(tree) != set(SPLITS):
-            raise DamagedError(path, f"expected {', '.join(SPLITS)}, not {sorted(tree)}", REMEDY)
+            raise DamagedError(
+                path, f"expected {', '.join(SPLITS)}, not {sorted(tree)}", PREPARE_AGAIN
+            )
         return {name: Split(range(*s["rows"]), s["first"], s["last"]) for name, s in tree.items()}
 
     @cached_property
@@ -216,18 +218,14 @@ class Prepared:
         manifest = self.manifest
         content = manifest["content_hash"]
         if key is not None and manifest["key"] != key:
-            raise DamagedError(
-                self.path / MANIFEST, f"of the key {manifest['key'][:12]}, not {key[:12]}", REMEDY
-            )
+            raise self._damage(MANIFEST, f"of the key {manifest['key'][:12]}, not {key[:12]}")
         if expected is not None and content != expected:
             raise StoreError(
                 f"{self.path}: its content hash is {shorten(content[:12])}, but the run's agents "
-                f"were trained on {shorten(expected[:12])} (run.json). {REMEDY}"
+                f"were trained on {shorten(expected[:12])} (run.json). {PREPARE_AGAIN}"
             )
         if content_hash(manifest["files"]) != content:
-            raise DamagedError(
-                self.path / MANIFEST, "its content hash is not that of its files", REMEDY
-            )
+            raise self._damage(MANIFEST, "its content hash is not that of its files")
         self._verify_files(manifest["files"])
         self._verify_arrays()
         self._verify_facts()
@@ -236,15 +234,14 @@ class Prepared:
         digests = file_hashes(self.path)
         for name in sorted({*files, *digests}):
             if name not in digests:
-                raise DamagedError(self.path / name, "no such file", REMEDY)
+                raise self._damage(name, "no such file")
             if name not in files:
-                raise DamagedError(self.path / name, "not one of the set's files", REMEDY)
+                raise self._damage(name, "not one of the set's files")
             if digests[name] != files[name]:
-                raise DamagedError(
-                    self.path / name,
+                raise self._damage(
+                    name,
                     f"its hash is {digests[name][:12]}, the manifest says {files[name][:12]}: the "
                     "file was changed",
-                    REMEDY,
                 )
 
     def _verify_arrays(self) -> None:
@@ -254,36 +251,32 @@ class Prepared:
         there = {name.removesuffix(".npy") for name in manifest["files"] if name.endswith(".npy")}
         wanted = {**_ARRAYS, **{name: _OPTIONAL[name] for name in there & set(_OPTIONAL)}}
         for name in sorted(there | set(wanted)):
-            path = self.path / f"{name}.npy"
             if name not in wanted:
-                raise DamagedError(path, "no array of a prepared set is called so", REMEDY)
+                raise self._damage(f"{name}.npy", "no array of a prepared set is called so")
             axes, kind = wanted[name]
             array, shape = self._array(name), tuple(sizes[axis] for axis in axes)
             if array.shape != shape or array.dtype != np.dtype(kind):
-                raise DamagedError(
-                    path,
+                raise self._damage(
+                    f"{name}.npy",
                     f"expected {list(axes)} = {shape} of {np.dtype(kind)} as the manifest says, "
                     f"it is {array.shape} of {array.dtype}",
-                    REMEDY,
                 )
 
     def _verify_facts(self) -> None:
         """Names, splits and scaler fit the axes."""
-        manifest, path = self.manifest, self.path / MANIFEST
+        manifest = self.manifest
         for fact, axis in (("features", "F"), ("groups", "F"), ("symbols", "N")):
             if len(manifest[fact]) != manifest[axis]:  # type: ignore[literal-required]
-                raise DamagedError(path, f"the number of its {fact} is not its {axis}", REMEDY)
+                raise self._damage(MANIFEST, f"the number of its {fact} is not its {axis}")
         for fact in ("features", "symbols"):
             if len(set(manifest[fact])) != len(manifest[fact]):  # type: ignore[literal-required]
-                raise DamagedError(path, f"its {fact} have one name twice", REMEDY)
+                raise self._damage(MANIFEST, f"its {fact} have one name twice")
         if len(self.delist_reasons) != manifest["N"]:
-            raise DamagedError(path, "the number of its delist_reasons is not its N", REMEDY)
+            raise self._damage(MANIFEST, "the number of its delist_reasons is not its N")
         if manifest["W"] < 1 or manifest["T"] < 1:
-            raise DamagedError(path, "T and W must be 1 or more", REMEDY)
+            raise self._damage(MANIFEST, "T and W must be 1 or more")
         if self.scaler.names != self.names:
-            raise DamagedError(
-                self.path / "scaler.json", "its names are not the features of the set", REMEDY
-            )
+            raise self._damage("scaler.json", "its names are not the features of the set")
         days = self.times.astype("datetime64[D]")
         for name, split in self.splits.items():
             start, stop = split.rows.start, split.rows.stop
@@ -291,12 +284,13 @@ class Prepared:
                 days[start].item(),
                 days[stop - 1].item(),
             ):
-                raise DamagedError(
-                    self.path / "splits.json", f"rows and days of {name} do not fit", REMEDY
-                )
+                raise self._damage("splits.json", f"rows and days of {name} do not fit")
+
+    def _damage(self, name: str, what: str) -> DamagedError:
+        return DamagedError(self.path / name, what, PREPARE_AGAIN)
 
     def _array(self, name: str) -> np.ndarray:
-        return read_array(self.path / f"{name}.npy", REMEDY)
+        return read_array(self.path / f"{name}.npy", PREPARE_AGAIN)
 
 
 def file_hashes(path: Path) -> dict[str, str]:
@@ -305,12 +299,12 @@ def file_hashes(path: Path) -> dict[str, str]:
         files = sorted(file for file in path.iterdir() if file.name != MANIFEST)
         for file in files:
             if not file.is_file():  # a pipe would never end
-                raise DamagedError(file, "not a file", REMEDY)
+                raise DamagedError(file, "not a file", PREPARE_AGAIN)
         # Two threads: X is about as large as all else together.
         with ThreadPoolExecutor(2) as pool:
             digests = list(pool.map(sha256_once, files))
     except OSError as error:
-        raise DamagedError(path, error.strerror or str(error), REMEDY) from None
+        raise DamagedError(path, error.strerror or str(error), PREPARE_AGAIN) from None
     return {file.name: digest for file, digest in zip(files, digests, strict=True)}
 
 

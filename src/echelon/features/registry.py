@@ -6,9 +6,8 @@
 3. `run` computes a feature on one symbol's bars and holds it to what it declared; `rank` computes
    a cross-section.
 
-There is no global list of factors: a file's factors go into the `Registry` of the call that runs
-the file, or into one that is passed to the decorator, so two configurations in one process never
-see each other's.
+There is no global list of factors: a file's factors go to the call of `load_modules` that runs the
+file, so two configurations in one process never see each other's.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +65,7 @@ class Selection:
     @property
     def names(self) -> tuple[str, ...]:
         """Column names, one for each of the F columns of X."""
-        return tuple(name for spec in self.specs for name in columns(spec))
+        return tuple(name for spec in self.specs for name in column_names(spec))
 
     @property
     def lookback(self) -> int:
@@ -75,31 +73,8 @@ class Selection:
         return max(spec.lookback for spec in self.specs if isinstance(spec, Feature))
 
 
-class Registry:
-    """A list of user factors without two of the same name."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._features: list[Feature] = []
-        self._taken = set(taken)
-
-    @property
-    def features(self) -> tuple[Feature, ...]:
-        """Everything that was added, in order."""
-        return tuple(self._features)
-
-    def add(self, feature: Feature) -> None:
-        """Add `feature`; refuse a column name that exists."""
-        for name in feature.names:
-            if name in self._taken:
-                raise FeatureError(
-                    f"factor {name!r}: another feature already has this name. "
-                    "Rename it, or pass other `names` to @factor."
-                )
-            self._taken.add(name)
-        self._features.append(feature)
-
-
-_collecting: ContextVar[Registry | None] = ContextVar("_collecting", default=None)
+_collect: ContextVar[Callable[[Feature], None] | None] = ContextVar("_collect", default=None)
+"""Takes the factors of the file that is being loaded."""
 
 
 def factor(
@@ -109,7 +84,6 @@ def factor(
     names: Sequence[str] | None = None,
     group: Group = "custom",
     on_gap: Literal["carry", "zero"] = "carry",
-    registry: Registry | None = None,
 ) -> Callable[[Compute], Feature]:
     """Declare the function below as a feature.
 
@@ -125,10 +99,9 @@ def factor(
         attribute of `bars` under that name, the others are None
     names: its columns, if there are several or the function's name will not do
     on_gap: what a day without a bar gets: the last value again ("carry") or "zero"
-    registry: where to add it; by default to the file being loaded, else nowhere
 
-    Returns the Feature; its `compute` is the function, shown only the fields it declared, its
-    failures turned into a FeatureError.
+    Returns the Feature, which belongs to the file being loaded, if any. Its `compute` is the
+    function, shown only the fields it declared, its failures turned into a FeatureError.
     """
 
     def declare(compute: Compute) -> Feature:
@@ -144,9 +117,9 @@ def factor(
             on_gap=on_gap,
             source_id=_code_id(compute),
         )
-        target = registry if registry is not None else _collecting.get()
-        if target is not None:
-            target.add(feature)
+        collect = _collect.get()
+        if collect is not None:
+            collect(feature)
         return feature
 
     return declare
@@ -165,13 +138,13 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
         *(stationary_features(config.stationary) if config.wants_stationary else ()),
         *(calendar_features() if config.calendar else ()),
     ]
-    names = [name for spec in shipped for name in columns(spec)]
+    names = [name for spec in shipped for name in column_names(spec)]
     for name in names:
         if names.count(name) > 1:
             raise FeatureError(
                 f"feature {name!r} occurs twice. List each period once in `features`."
             )
-    custom = _chosen(load_modules(config.modules, names, config.run_code), config.custom)
+    custom = _choose_factors(load_modules(config.modules, names, config.run_code), config.custom)
     ordered = sorted([*shipped, *custom], key=lambda spec: isinstance(spec, CrossSection))
     selection = _possible(ordered, fields)
     if not selection.specs:
@@ -187,7 +160,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
     return selection
 
 
-def columns(spec: FeatureSpec) -> tuple[str, ...]:
+def column_names(spec: FeatureSpec) -> tuple[str, ...]:
     """Names of the columns of `spec`."""
     return (spec.name,) if isinstance(spec, CrossSection) else spec.names
 
@@ -202,15 +175,27 @@ def load_modules(
 
     taken: column names that exist already; run_code: where a run directory names the files
     """
-    registry = Registry(taken)
-    loaded: list[Feature] = []
+    known, loaded, new = set(taken), list[Feature](), list[Feature]()
+
+    def collect(feature: Feature) -> None:
+        for name in feature.names:
+            if name in known:
+                raise FeatureError(
+                    f"factor {name!r}: another feature already has this name. "
+                    "Rename it, or pass other `names` to @factor."
+                )
+            known.add(name)
+        new.append(feature)
+
     for path in map(Path, paths):
         content = read_user_file(path, "factor", "features.modules", run_code)
-        known = len(registry.features)
-        with _collect_into(registry):
+        new.clear()
+        token = _collect.set(collect)
+        try:
             place = hashlib.sha256(str(path).encode() + content).hexdigest()[:16]
             run_user_file(path, content, f"_echelon_factors_{place}", "factor")
-        new = registry.features[known:]
+        finally:
+            _collect.reset(token)
         if not new:
             raise FeatureError(
                 f"{path}: the file declares no factor. Put @factor(lookback=…) above the function "
@@ -281,13 +266,13 @@ def _possible(specs: Iterable[FeatureSpec], fields: frozenset[str]) -> Selection
         else:
             lacks = tuple(f for f in get_args(Field) if f in spec.needs and f not in fields)
         if lacks:
-            missing.update(dict.fromkeys(columns(spec), lacks))
+            missing.update(dict.fromkeys(column_names(spec), lacks))
         else:
             kept.append(spec)
     return Selection(tuple(kept), tuple(LeftOut(name, lacks) for name, lacks in missing.items()))
 
 
-def _chosen(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
+def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
     """Return the features that have a column or function named in `wanted`, or all if empty."""
     if not wanted:
         return features
@@ -357,7 +342,7 @@ def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
     """Show a user's function only the fields it declared, and say where it failed if it did."""
 
     @functools.wraps(compute)
-    def guarded(bars: Bars) -> Floats:
+    def compute_guarded(bars: Bars) -> Floats:
         seen = replace(
             bars,
             open=bars.open if "open" in needs else None,
@@ -379,13 +364,4 @@ def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
                 "have fewer bars than the lookback."
             ) from error
 
-    return guarded
-
-
-@contextmanager
-def _collect_into(registry: Registry) -> Iterator[None]:
-    token = _collecting.set(registry)
-    try:
-        yield
-    finally:
-        _collecting.reset(token)
+    return compute_guarded

@@ -17,7 +17,7 @@ from echelon.types import Bools, Floats, Floats32
 
 
 @dataclass(frozen=True)
-class Moments:
+class RunningMoments:
     """Count, mean and sum of squared deviations per feature, of values seen so far.
 
     Moments of pieces merge into the moments of the whole (Chan et al., 1979), so the train
@@ -29,26 +29,26 @@ class Moments:
     squares: Floats
 
     @staticmethod
-    def none(n_features: int) -> Moments:
+    def none(n_features: int) -> RunningMoments:
         """Moments of nothing."""
-        return Moments(*(np.zeros(n_features) for _ in range(3)))
+        return RunningMoments(*(np.zeros(n_features) for _ in range(3)))
 
     @staticmethod
-    def of(values: Floats32 | Floats) -> Moments:
+    def from_values(values: Floats32 | Floats) -> RunningMoments:
         """Moments of `values` [B,F]; NaN does not count."""
         wide = values.astype(np.float64)
         known = ~np.isnan(wide)
         count = known.sum(axis=0).astype(np.float64)
         mean = np.where(known, wide, 0.0).sum(axis=0) / np.maximum(count, 1)
         squares = (np.where(known, wide - mean, 0.0) ** 2).sum(axis=0)
-        return Moments(count, mean, squares)
+        return RunningMoments(count, mean, squares)
 
-    def merge(self, other: Moments) -> Moments:
+    def merge(self, other: RunningMoments) -> RunningMoments:
         """Moments of both together."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1)
         delta = other.mean - self.mean
-        return Moments(
+        return RunningMoments(
             count,
             self.mean + delta * share,
             self.squares + other.squares + delta**2 * self.count * share,
@@ -71,7 +71,7 @@ class Scaler:
 
     @staticmethod
     def fit(
-        names: tuple[str, ...], moments: Moments, scaled: Bools, window: tuple[date, date]
+        names: tuple[str, ...], moments: RunningMoments, scaled: Bools, window: tuple[date, date]
     ) -> Scaler:
         """From the moments of the train window."""
         assert moments.mean.shape == scaled.shape == (len(names),), "one entry per feature"
@@ -87,11 +87,6 @@ class Scaler:
         width = np.where(self.scaled, self.std, 1.0)
         out = ((values - shift) / width).astype(np.float32)
         return np.asarray(np.nan_to_num(out, copy=False, nan=0.0))
-
-    def inverse(self, values: Floats32) -> Floats:
-        """Undo `transform`, where nothing was missing."""
-        shift = np.where(self.scaled, self.mean, 0.0)
-        return np.asarray(values * np.where(self.scaled, self.std, 1.0) + shift, dtype=np.float64)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; floats survive exactly."""

@@ -42,7 +42,7 @@ def stationary_features(config: StationaryConfig) -> tuple[FeatureSpec, ...]:
     if not config.enabled:
         return ()
     bases = [log_return(horizon) for horizon in config.returns]
-    bases += [volatility(window) for window in config.volatility]
+    bases += [return_volatility(window) for window in config.volatility]
     bases += [volume_ratio(window) for window in config.volume_ratio]
     specs: list[FeatureSpec] = list(bases)
     if config.ranks:
@@ -71,7 +71,7 @@ def log_return(horizon: int) -> Feature:
     )
 
 
-def volatility(window: int) -> Feature:
+def return_volatility(window: int) -> Feature:
     """Sample standard deviation of the last `window` one-bar log returns: `vol_{window}`."""
 
     def compute(bars: Bars) -> Floats:

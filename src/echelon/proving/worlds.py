@@ -16,8 +16,8 @@ from echelon.config import Config
 from echelon.data.panel import Panel
 from echelon.envs.act import Rows
 from echelon.envs.world import World
-from echelon.features.engine import Plan, compute
-from echelon.features.prepare import Layout, fit_scaler
+from echelon.features.engine import FeaturePlan, compute
+from echelon.features.prepare import SplitLayout, fit_scaler
 from echelon.features.registry import select
 from echelon.features.scaler import Scaler
 from echelon.files import scratch_directory
@@ -162,14 +162,14 @@ def _panel(draw: Draw) -> Panel:
 def _features(
     panel: Panel, config: Config, scaler: Scaler | None
 ) -> tuple[Floats32, Bools, Scaler]:
-    plan = Plan.of(select(config.features, panel.fields).specs)
+    plan = FeaturePlan.from_specs(select(config.features, panel.fields).specs)
     everything = range(panel.shape[0])
     with scratch_directory("worlds") as scratch:
         path = scratch / "X.npy"
         present, moments = compute(panel, plan, path, train=everything)
         raw = np.load(path, allow_pickle=False)
     if scaler is None:
-        scaler = fit_scaler(config, plan, moments, panel, Layout(0, {"train": everything}))
+        scaler = fit_scaler(config, plan, moments, panel, SplitLayout(0, {"train": everything}))
     x = scaler.transform(raw)
     x[~present] = 0.0
     return x, present, scaler

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 
 from echelon.errors import StoreError, shorten
 from echelon.files import (
-    Column,
+    ColumnKind,
     exclusive_lock,
     read_json,
     read_table,
@@ -158,7 +158,7 @@ class Registry:
         remedy = (
             f"Evaluate {shorten(entry.run)} again, or take the registry {self.path} from a backup."
         )
-        columns: dict[str, Column] = {"time": "time", "return": "number"}
+        columns: dict[str, ColumnKind] = {"time": "time", "return": "number"}
         return read_table(self._returns(entry.key), columns, remedy)
 
     def _add(self, kind: Kind, entry: Entry, times: Times, returns: Floats) -> None:

@@ -40,8 +40,9 @@ from echelon.agents.execution import (
 from echelon.agents.execution.learner import ExecutionLearner
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig, ExecutionRewardConfig
-from echelon.data.datasets import ensure_dataset, store_of
+from echelon.data.datasets import ensure_dataset
 from echelon.data.sources._tables import inspect
+from echelon.data.store import Store
 from echelon.errors import ConfigError, DataError, StoreError, shorten
 from echelon.execution import (
     Days,
@@ -167,7 +168,7 @@ def _load_bars(config: Config) -> Traded:
     if config.market.preset != "auto":  # which nothing here needs
         config.market.preset_for(manifest.info.calendar)
     days = load_days(
-        store_of(config),
+        Store(config.data.store),
         manifest.name,
         config.assets,
         config.split.train[0],

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from echelon.config import Config, DataConfig
 from echelon.config.data import SOURCES
-from echelon.data.sources._protocol import Source
+from echelon.data.sources._base import Source
 from echelon.errors import ConfigError
 
 __all__ = ["Source", "open_source"]

@@ -4,6 +4,7 @@
    case, spaces, underscores and full-width signs. A unit in brackets scales: 成交量(手) is ×100.
 2. `to_bars` converts a block of cells. A cell that cannot be read becomes a problem with its row
    number, and its row is set aside; it is never an exception and never a silent null.
+3. `Sheet` is a small file beside the bars, read whole, with all its problems.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import polars as pl
 import polars.selectors as cs
 
-from echelon.data.bars import conform
-from echelon.data.sources._tables import ROW, rejects
+from echelon.data.bars import MAX_PROBLEMS, MAX_SYMBOL, ODD_IN_SYMBOL, conform
+from echelon.data.sources._tables import ROW, inspect, read_whole, rejects
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
-from echelon.errors import InvalidDataError
+from echelon.errors import InvalidDataError, shorten
 from echelon.types import Freq, Problem
 
 BARS: Mapping[str, str] = MappingProxyType(
@@ -61,7 +63,7 @@ MEMBERS: Mapping[str, str] = MappingProxyType(
 )
 """Our name → aliases of a membership file's columns."""
 
-FACTS: Mapping[str, str] = MappingProxyType(
+INSTRUMENTS: Mapping[str, str] = MappingProxyType(
     {
         "symbol": BARS["symbol"],
         "listed": "listed list_date listing_date listed_date ipo_date 上市日期 上市日",
@@ -72,6 +74,17 @@ FACTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Our name → aliases of an instruments file's columns."""
+
+SERIES: Mapping[str, str] = MappingProxyType(
+    {
+        "series": "series indicator name 指标 指标名称",
+        "period": "period period_end reference_period 统计期 报告期",
+        "published": "published publication release release_date 发布时间 公布时间",
+        "value": "value actual 数值 公布值",
+        "symbol": "symbol ticker code 代码 股票代码",
+    }
+)
+"""Our name → aliases of the columns of a file of macro or sentiment series."""
 
 # "turnover" is a traded value at some vendors and a rate at others, beside a real amount.
 _WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
@@ -97,11 +110,9 @@ _STAND_FOR = {
     "date": ("time", "date"),
     "clock": ("time", "clock"),
 }
-MAX_PROBLEMS = 10_000
-"""Problems spelled out for one piece; beyond it they are counted."""
 
 
-class Column(NamedTuple):
+class FileColumn(NamedTuple):
     """A column of a file, what it is to us, and what its numbers are multiplied by."""
 
     name: str
@@ -113,7 +124,7 @@ class Column(NamedTuple):
 class ColumnMap:
     """What `recognise` found, by our names."""
 
-    by_field: Mapping[str, Column]
+    by_field: Mapping[str, FileColumn]
 
     @property
     def names(self) -> list[str]:
@@ -123,10 +134,10 @@ class ColumnMap:
     @property
     def fields(self) -> frozenset[str]:
         """Fields of a bar beyond time and symbol, as in `SourceInfo.fields`."""
-        found = {f for f in self.by_field if f not in ("time", "clock", "date", "symbol")}
-        if "adj_close" in found:
-            found = (found - {"adj_close"}) | {"factor"}
-        return frozenset(found)
+        fields = {f for f in self.by_field if f not in ("time", "clock", "date", "symbol")}
+        if "adj_close" in fields:
+            fields = (fields - {"adj_close"}) | {"factor"}
+        return frozenset(fields)
 
 
 def normalise(name: str) -> str:
@@ -157,7 +168,7 @@ def recognise(
     problems: list[Problem] = []
     mapped = _own_columns(columns, own or {}, aliases, file, problems, key)
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
-    claims: dict[str, list[Column]] = {}
+    claims: dict[str, list[FileColumn]] = {}
     by_alias = _Aliases(columns, aliases)
     for name, count in Counter(columns).items():
         column = mapped.get(name) or by_alias.column(name)
@@ -169,9 +180,9 @@ def recognise(
                 claims[column.field].append(column)
     if "time" in aliases:
         _settle_times(claims)
-    for ours, found in claims.items():
-        if len(found) > 1:
-            names = " and ".join(repr(c.name) for c in found)
+    for ours, claimed in claims.items():
+        if len(claimed) > 1:
+            names = " and ".join(repr(c.name) for c in claimed)
             remedy = f"Map one of them to {_IGNORE!r} in {key}, or remove it"
             problems.append(Problem(file, None, ours, f"columns {names} both mean it", remedy))
     have = {*claims, "time"} if "clock" in claims else set(claims)  # a date and a clock
@@ -179,10 +190,10 @@ def recognise(
     problems += [_missing(file, ours, columns, claims, aliases, key) for ours in absent]
     if problems:
         raise InvalidDataError(problems, f"{file}: the columns cannot be used")
-    return ColumnMap({ours: found[0] for ours, found in claims.items()})
+    return ColumnMap({ours: claimed[0] for ours, claimed in claims.items()})
 
 
-def _settle_times(claims: dict[str, list[Column]]) -> None:
+def _settle_times(claims: dict[str, list[FileColumn]]) -> None:
     """A lone date or clock column is the time; both together make one; a whole time wins."""
     if "date" in claims and "clock" in claims:
         claims.get("time", []).extend(claims["date"])  # date, clock and a whole time: too many
@@ -210,22 +221,22 @@ class _Aliases:
         self._strong = frozenset(self._fields.values())
         self._known = frozenset(aliases)
 
-    def column(self, name: str) -> Column | None:
+    def column(self, name: str) -> FileColumn | None:
         """The column, or None where its name says nothing, or another's says it better."""
         (base, scale), ours = self._split[name], self._fields[name]
         if ours is None and _WEAK.get(base) in self._known - self._strong:
             ours = _WEAK[base]
         if ours is None or scale is None or (scale != 1.0 and ours not in _SCALED):
             return None
-        return Column(name, ours, scale)
+        return FileColumn(name, ours, scale)
 
 
 def _split_unit(name: str) -> tuple[str, float | None]:
     """Base name and scale; the scale is None where the unit is unknown."""
-    found = re.fullmatch(r"(.+?)[(\[/](.+?)[)\]]?", name)
-    if found is None:
+    match = re.fullmatch(r"(.+?)[(\[/](.+?)[)\]]?", name)
+    if match is None:
         return name, 1.0
-    return found[1], _UNITS.get(found[2])
+    return match[1], _UNITS.get(match[2])
 
 
 def _own_columns(
@@ -235,7 +246,7 @@ def _own_columns(
     file: str,
     problems: list[Problem],
     key: str,
-) -> dict[str, Column]:
+) -> dict[str, FileColumn]:
     known = [*aliases, _IGNORE]
     mapped = {}
     for theirs, value in own.items():
@@ -243,7 +254,7 @@ def _own_columns(
         if name is None:
             name = next((c for c in columns if normalise(c) == normalise(theirs)), None)
         if name is None:
-            message = f"{key} names {theirs!r}, but the columns are {_listed(columns)}"
+            message = f"{key} names {theirs!r}, but the columns are {_listing(columns)}"
             problems.append(Problem(file, None, theirs, message, _did_you_mean(theirs, columns)))
             continue
         base, scale = _split_unit(value.strip().casefold())
@@ -253,7 +264,7 @@ def _own_columns(
             remedy = f"{hint}. Ours are {', '.join(known)}; volume(lots) or amount(thousand) scale"
             problems.append(Problem(file, None, theirs, message, remedy))
             continue
-        mapped[name] = Column(name, base, scale)
+        mapped[name] = FileColumn(name, base, scale)
     return mapped
 
 
@@ -261,11 +272,11 @@ def _missing(
     file: str,
     ours: str,
     columns: Sequence[str],
-    claims: Mapping[str, list[Column]],
+    claims: Mapping[str, list[FileColumn]],
     aliases: Mapping[str, str],
     key: str,
 ) -> Problem:
-    taken = {c.name for found in claims.values() for c in found}
+    taken = {c.name for claimed in claims.values() for c in claimed}
     free = {normalise(c): c for c in columns if c not in taken}
     names = [*aliases[ours].split(), *(aliases["date"].split() if ours == "time" else ())]
     near = [
@@ -278,7 +289,7 @@ def _missing(
         file,
         None,
         ours,
-        f"no column for it; found {_listed(columns)}; expected one of {', '.join(names[:8])} …",
+        f"no column for it; found {_listing(columns)}; expected one of {', '.join(names[:8])} …",
         f"{hint}Rename the column, or map it: {key}: {{your_name: {ours}}}",
     )
 
@@ -288,7 +299,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else "Correct the name"
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _listing(columns: Sequence[str]) -> str:
     shown = ", ".join(columns[:20])
     return shown + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
 
@@ -333,8 +344,8 @@ class Reader:
         for check in checks:
             problems += self._problems(piece[ROW], check)
         bad = pl.select(pl.any_horizontal(mixed, *[c.unread for c in checks])).to_series()
-        rejected = self._rejected(piece, bad, mixed, checks)
-        return Converted(conform(frame.filter(~bad)), problems, rejected)
+        rejected_rows = self._reject_rows(piece, bad, mixed, checks)
+        return Converted(conform(frame.filter(~bad)), problems, rejected_rows)
 
     def _time_cells(self, piece: pl.DataFrame) -> tuple[pl.Series, str]:
         fields = self.columns.by_field
@@ -391,7 +402,7 @@ class Reader:
         remedy = "Write every time with its offset, or every time in exchange-local time"
         return mixed, [Problem(self.file, int(numbers[0]), name, message, remedy)]
 
-    def _rejected(
+    def _reject_rows(
         self, piece: pl.DataFrame, bad: pl.Series, mixed: pl.Series, checks: Sequence[_Check]
     ) -> pl.DataFrame:
         if not bad.any():
@@ -431,7 +442,7 @@ class Converted(NamedTuple):
 
     frame: pl.DataFrame
     problems: list[Problem]
-    rejected: pl.DataFrame
+    rejected_rows: pl.DataFrame
 
 
 def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
@@ -491,3 +502,91 @@ def _flags(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
     yes, no = text.is_in(_YES), text.is_in(_NO)
     values = pl.select(pl.when(yes).then(True).when(no).then(False)).to_series()
     return values, values.is_null() & ~is_missing(text)
+
+
+@dataclass
+class Sheet:
+    """A small file that is read whole: its columns recognised, and everything wrong with it."""
+
+    path: Path
+    columns: ColumnMap
+    frame: pl.DataFrame
+    problems: list[Problem] = field(default_factory=list)
+
+    @classmethod
+    def read(
+        cls,
+        path: Path,
+        aliases: Mapping[str, str],
+        required: Sequence[str],
+        own: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Read `path`; of `own`, which was written for the bars, those entries count that fit."""
+        facts = inspect(path)
+        fitting = {a: b for a, b in (own or {}).items() if a in facts.columns and b in aliases}
+        columns = recognise(
+            facts.columns, file=str(path), aliases=aliases, required=required, own=fitting
+        )
+        return cls(path, columns, read_whole(facts, columns.names))
+
+    @property
+    def rows(self) -> pl.Series:
+        """Row numbers, as a user counts them."""
+        return self.frame[ROW]
+
+    def note(self, row: int | None, ours: str, message: str, remedy: str) -> None:
+        """Add a problem of the field `ours`."""
+        self.problems.append(Problem(str(self.path), row, ours, message, remedy))
+
+    def note_unread(self, ours: str, unread: pl.Series, what: str, remedy: str) -> None:
+        """Note the cells of a column that say something, but not what they should."""
+        cells = pl.DataFrame([self.rows, self.cells(ours).cast(pl.String).alias("cell")])
+        for row, cell in cells.filter(unread).iter_rows():
+            self.note(row, ours, f"{cell!r} {what}", remedy)
+
+    def require(self, ours: str, empty: pl.Series, message: str = "the cell is empty") -> None:
+        """Note cells that may not be empty and are."""
+        for row in self.rows.filter(empty):
+            self.note(row, ours, message, "Fill it in, or remove the row")
+
+    def refuse(self, what: str = "file") -> None:
+        """Raise if anything was wrong."""
+        if self.problems:
+            self.problems.sort(key=lambda p: -1 if p.row is None else p.row)
+            raise InvalidDataError(
+                self.problems, f"{self.path}: {len(self.problems)} problem(s) in the {what}"
+            )
+
+    def cells(self, ours: str) -> pl.Series:
+        """The column as it is; nulls where the file has none."""
+        column = self.columns.by_field.get(ours)
+        if column is None:
+            return pl.repeat(None, self.frame.height, dtype=pl.String, eager=True)
+        return self.frame[column.name]
+
+    def text(self, ours: str) -> pl.Series:
+        """The column as text, empty cells null."""
+        text = self.cells(ours).cast(pl.String).str.strip_chars()
+        return pl.select(pl.when(text != "").then(text)).to_series()
+
+    def dates(self, ours: str, *, needed: bool = False) -> pl.Series:
+        """The column as dates, empty cells null."""
+        cells = self.cells(ours)
+        dates = parse_times(cells, freq="1d", timezone="UTC")["time"].cast(pl.Date)
+        empty = is_missing(cells)
+        unread = dates.is_null() & ~empty
+        self.note_unread(ours, unread, "cannot be read as a date", f"Understood: {UNDERSTOOD}")
+        if needed:
+            self.require(ours, empty)
+        return dates
+
+    def symbols(self, *, pad: bool) -> pl.Series:
+        """The symbols, spelled as those of the bars; an empty cell is a problem."""
+        symbols = symbols_of(self.cells("symbol"), pad=pad)
+        self.require("symbol", symbols.is_null())
+        odd = symbols.str.contains(ODD_IN_SYMBOL) | (symbols.str.len_chars() > MAX_SYMBOL)
+        for row, symbol in pl.DataFrame([self.rows, symbols.alias("symbol")]).filter(odd).rows():
+            what = f"{shorten(repr(symbol), 80)} has a control or invisible character, or over "
+            what += f"{MAX_SYMBOL} characters"
+            self.note(row, "symbol", what, "Write the symbol in plain characters")
+        return symbols

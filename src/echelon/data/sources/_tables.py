@@ -18,7 +18,6 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
-import hashlib
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 from echelon.errors import InvalidDataError, SourceError, shorten
+from echelon.files import sha256_file
 from echelon.types import Problem
 
 if TYPE_CHECKING:
@@ -77,25 +77,19 @@ class FileFacts:
         """CSV and its relatives, as against Parquet."""
         return self.encoding is not None
 
-    @property
-    def first_row(self) -> int:
-        """Number of the first row of data, as a user would count it."""
-        return 2 if self.is_text else 0
 
-
-class Piece(NamedTuple):
+class TableBlock(NamedTuple):
     """A block of rows (with `ROW`), and the lines of it that are no rows."""
 
     frame: pl.DataFrame
     problems: list[Problem]
-    rejected: pl.DataFrame
+    rejected_rows: pl.DataFrame
 
 
 def suffix_of(path: Path, suffixes: Iterable[str]) -> str | None:
     """The longest of `suffixes` that `path` ends with, whatever its case."""
     name = path.name.lower()
-    found = [s for s in suffixes if name.endswith(s)]
-    return max(found, key=len) if found else None
+    return max((s for s in suffixes if name.endswith(s)), key=len, default=None)
 
 
 def stem_of(path: Path) -> str:
@@ -122,19 +116,19 @@ def files_below(path: Path) -> list[Path] | None:
             return None
         entries = Path(*path.parts[: wild[0]]).glob("/".join(path.parts[wild[0] :]))
     try:
-        found = list(islice(entries, MAX_FILES + 1))
+        paths = list(islice(entries, MAX_FILES + 1))
     except (ValueError, NotImplementedError) as error:  # '**' within a name, say
         raise SourceError(f"{path}: no pattern of files ({error}). Correct data.path.") from error
-    if len(found) > MAX_FILES:
+    if len(paths) > MAX_FILES:
         raise SourceError(
             f"{path}: more than {MAX_FILES:,} files and directories. Name a directory with the "
             "data alone, join small files into larger ones, or import a part at a time."
         )
-    return sorted(f for f in found if f.is_file())
+    return sorted(f for f in paths if f.is_file())
 
 
 @contextmanager
-def reading(path: Path, what: str = "the file") -> Iterator[None]:
+def reading_file(path: Path, what: str = "the file") -> Iterator[None]:
     """Turn whatever a library says of the content of `path` into a `SourceError` that names it."""
     try:
         yield
@@ -166,7 +160,7 @@ def inspect(path: Path) -> FileFacts:
         raise SourceError(f"{path}: {what}. Check the path (relative to {Path.cwd()}).")
     if path.stat().st_size == 0:
         raise SourceError(f"{path}: the file is empty. Export it again.")
-    with reading(path):
+    with reading_file(path):
         facts = _inspect_parquet(path) if _is_parquet(path) else _inspect_text(path)
     if len(facts.columns) > MAX_COLUMNS:
         raise _too_wide(path, f"{len(facts.columns):,} columns")
@@ -184,10 +178,10 @@ def _too_wide(path: Path, what: str) -> SourceError:
     )
 
 
-def pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
+def pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableBlock]:
     """Yield the named columns of a file in blocks, with row numbers in `ROW`."""
     blocks = _text_pieces(facts, columns) if facts.is_text else _parquet_pieces(facts, columns)
-    with reading(facts.path, "the file" if facts.is_text else "the Parquet file"):
+    with reading_file(facts.path, "the file" if facts.is_text else "the Parquet file"):
         yield from blocks
 
 
@@ -208,11 +202,6 @@ def read_whole(facts: FileFacts, columns: Sequence[str]) -> pl.DataFrame:
     return pl.concat([part.frame for part in parts], how="vertical_relaxed")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def _inspect_parquet(path: Path) -> FileFacts:
     with path.open("rb") as handle:
         head = handle.read(4)
@@ -230,23 +219,23 @@ def _inspect_parquet(path: Path) -> FileFacts:
         )
     if length > _FOOTER_BYTES:
         raise _too_wide(path, f"a description of {length >> 20} MiB")
-    with reading(path, "the Parquet file"), pa_parquet.ParquetFile(path) as opened:
+    with reading_file(path, "the Parquet file"), pa_parquet.ParquetFile(path) as opened:
         names, n_rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows
     if n_rows == 0:
         raise SourceError(f"{path}: the Parquet file has no rows. Export it again.")
-    return FileFacts(path, names, _sha256(path))
+    return FileFacts(path, names, sha256_file(path))
 
 
-def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
+def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableBlock]:
     row = 0
     nothing = rejects(str(facts.path))
     with pa_parquet.ParquetFile(facts.path) as opened:
         _refuse_nested(facts.path, opened.schema_arrow, columns)
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
-            frame = cast(pl.DataFrame, pl.from_arrow(_plain(batch)))
+            frame = cast(pl.DataFrame, pl.from_arrow(_decode_batch(batch)))
             numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64, eager=True)
             row += frame.height
-            yield Piece(frame.with_columns(numbers.alias(ROW)), [], nothing)
+            yield TableBlock(frame.with_columns(numbers.alias(ROW)), [], nothing)
 
 
 def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -279,7 +268,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def _plain(batch: pa.RecordBatch) -> pa.Table:
+def _decode_batch(batch: pa.RecordBatch) -> pa.Table:
     """Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers."""
     columns = []
     for column in batch.columns:
@@ -355,7 +344,7 @@ def _inspect_text(path: Path) -> FileFacts:
         raise SourceError(f"{path}: the first line is blank; it must name the columns.")
     if not more.strip():
         raise SourceError(f"{path}: the file has a header but no rows. Export it again.")
-    return FileFacts(path, columns, _sha256(path), encoding, delimiter)
+    return FileFacts(path, columns, sha256_file(path), encoding, delimiter)
 
 
 def _encoding_of(path: Path, first: bytes) -> str:
@@ -391,7 +380,7 @@ def _delimiter_of(header: str) -> str:
     return max(_DELIMITERS, key=header.count)  # the first of equals: a comma where there is none
 
 
-def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
+def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableBlock]:
     file = str(facts.path)
     # Columns are read by position: names may repeat, and a header may end in a delimiter.
     names = [f"c{k}" for k in range(len(facts.columns))]
@@ -434,10 +423,10 @@ def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[Piece]:
                 pl.any_horizontal(pl.col(c).str.strip_chars() != "" for c in columns)
             )
             new, reported = skipped[reported:], len(skipped)
-            yield Piece(frame, *_wrong_lines(file, new))
+            yield TableBlock(frame, *_wrong_lines(file, new))
     if reported < len(skipped):
         empty = pl.DataFrame(schema={**dict.fromkeys(columns, pl.String), ROW: pl.Int64})
-        yield Piece(empty, *_wrong_lines(file, skipped[reported:]))
+        yield TableBlock(empty, *_wrong_lines(file, skipped[reported:]))
 
 
 def _line_numbers(done: int, count: int, skipped: Sequence[int]) -> pl.Series:

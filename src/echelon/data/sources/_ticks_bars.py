@@ -23,8 +23,7 @@ import polars as pl
 
 from echelon.data import calendars
 from echelon.data.bars import BOUNDS
-from echelon.data.sources._ticks_layout import TickLayout
-from echelon.data.sources._ticks_read import ProblemLog, report
+from echelon.data.sources._ticks_read import ProblemLog, TickLayout, report_rows
 from echelon.types import Freq
 
 _MINUTE = 60_000
@@ -33,7 +32,7 @@ _KEYS = ("symbol", "date", "bar")
 _SYMBOL_DAY = ("symbol", "date")
 _PLACES = ("row", "symbol", "date", "ms", "bad")
 
-COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
+BAR_COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
 """The columns of a tick file that bars are made of."""
 _ROWS = 2**36  # more than any file has; milliseconds of a day take the 27 bits above
 _GRACE = 5 * _MINUTE  # prints of the closing auction and late snapshots still belong to the bar
@@ -121,7 +120,7 @@ class TradeFilter:
     def trades(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """The trades of a block: symbol, date, bar, ms, row, price, volume, amount, pre_close."""
         self.counts.rows += block.height
-        block = block.select(c for c in (*_PLACES, *COLUMNS) if c in block.columns)
+        block = block.select(c for c in (*_PLACES, *BAR_COLUMNS) if c in block.columns)
         if block["bad"].any():
             block = block.filter(~pl.col("bad"))
         if "trade_code" in layout.roles:
@@ -135,7 +134,7 @@ class TradeFilter:
             traded = pl.col("bar").is_not_null() | (pl.col("price") > 0)
         candidates = block.filter(traded)
         self.counts.quotes += block.height - candidates.height
-        trades = self._placed(candidates, layout)
+        trades = self._place_trades(candidates, layout)
         self.counts.trades += trades.height
         return trades
 
@@ -179,7 +178,7 @@ class TradeFilter:
         if any(fell.any() for fell in falls.values()):
             what, remedy = "is less than before on that day", "Sort the file by symbol and time"
             for total, fell in falls.items():
-                report(self.problems, layout, block.filter(fell), total, what, remedy)
+                report_rows(self.problems, layout, block.filter(fell), total, what, remedy)
             sound = pl.all_horizontal(~fell.fill_null(False) for fell in falls.values())
             block = self._with_base(block.filter(sound), totals)
         latest = block.group_by(_SYMBOL_DAY).agg(
@@ -212,7 +211,7 @@ class TradeFilter:
         rules = []
         for name, kind in (("price", "close"), ("volume", "volume"), ("amount", "amount")):
             value, bounds = pl.col(name), BOUNDS[kind]
-            beyond = bounds.exceeded(value) | value.is_infinite() | value.is_nan()
+            beyond = bounds.excludes(value) | value.is_infinite() | value.is_nan()
             rules += [(name, "is negative", value < 0)]
             rules += [(name, f"cannot be meant (up to {bounds.high:g})", beyond)]
         broken = block.select(e.fill_null(False).alias(str(k)) for k, (*_, e) in enumerate(rules))
@@ -222,11 +221,13 @@ class TradeFilter:
         said = pl.repeat(False, block.height, eager=True)
         for flags, (name, what, _) in zip(broken.get_columns(), rules, strict=True):
             # An amount made of a price and a volume has no fault of its own.
-            report(self.problems, layout, block.filter(flags & ~said), name, what, "Mend the row")
+            report_rows(
+                self.problems, layout, block.filter(flags & ~said), name, what, "Mend the row"
+            )
             said |= flags
         return block.filter(~wrong)
 
-    def _placed(self, trades: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+    def _place_trades(self, trades: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """Only trades with a price and a bar; the others are logged."""
         priceless = trades["price"].is_null() | (trades["price"] <= 0)
         if priceless.any():
@@ -234,7 +235,7 @@ class TradeFilter:
             what = "is not a price, yet there is volume"
             if not layout.roles & {"volume", "acc_volume"}:
                 what = "is not a price"
-            report(self.problems, layout, lost, "price", what, "Mend or remove the row")
+            report_rows(self.problems, layout, lost, "price", what, "Mend or remove the row")
             trades = trades.filter(~priceless)
         if trades["bar"].null_count():
             self._log_outside(trades.filter(pl.col("bar").is_null()), layout)
@@ -248,7 +249,7 @@ class TradeFilter:
         if self.sessions.after is not None:
             after = pl.col("ms").is_between(*self.sessions.after, closed="left")
         column = layout.clock_column
-        report(
+        report_rows(
             self.problems,
             layout,
             outside.filter(after),
@@ -258,7 +259,7 @@ class TradeFilter:
             value="at",
             severity="warning",
         )
-        report(
+        report_rows(
             self.problems,
             layout,
             outside.filter(~after),
@@ -321,7 +322,7 @@ def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
     )
 
 
-def _sorted(bars: pl.DataFrame) -> pl.DataFrame:
+def _sort_bars(bars: pl.DataFrame) -> pl.DataFrame:
     """By symbol as text, and time."""
     return bars.with_columns(pl.col("symbol").cast(pl.String)).sort(_KEYS)
 
@@ -372,7 +373,7 @@ class BarMerger:
         """Yield the merged bars in pieces, sorted; all bars of a symbol are in one piece."""
         if not self._spills:
             if self._pending:
-                yield _sorted(merge_bars(self._pending))
+                yield _sort_bars(merge_bars(self._pending))
             return
         if self._pending:
             self._spill(pl.concat(self._pending))
@@ -380,7 +381,7 @@ class BarMerger:
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
                 pieces = [pl.read_parquet(f, memory_map=False, glob=False) for f in files]
-                yield _sorted(merge_bars(pieces))
+                yield _sort_bars(merge_bars(pieces))
 
     def _spill(self, bars: pl.DataFrame) -> None:
         split = bars.with_columns(part=pl.col("symbol").to_physical() % self.parts)

@@ -1,22 +1,27 @@
 """Reading tick exports as typed blocks, without holding the file in memory.
 
-1. Whole lines are read a few megabytes at a time and parsed by pyarrow into typed columns. A
+1. `sniff` looks at the first piece of a file and decides once how it is written: encoding,
+   delimiter, which column is which, times and prices. Column names follow Wind's exports 行情.csv
+   (snapshots) and 逐笔成交.csv (trades) and the English names of its terminal; `columns` maps any
+   other.
+2. Whole lines are read a few megabytes at a time and parsed by pyarrow into typed columns. A
    block with a cell that does not parse is read again as text, cell by cell, so that one bad
    cell costs its row, not the import.
-2. Symbol, date and time of day are typed; rows without one cannot be placed and are left out.
-3. What is left out goes to a `ProblemLog`: the first rows of each kind in full, all counted.
+3. Symbol, date and time of day are typed; rows without one cannot be placed and are left out.
+4. What is left out goes to a `ProblemLog`: the first rows of each kind in full, all counted.
    The lines themselves go to its `RejectSpool`, which spills to disk: every row may be bad.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
@@ -26,11 +31,257 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from echelon.data.sources._tables import open_bytes, reading, rejects
-from echelon.data.sources._ticks_layout import NULLS, Clock, TickLayout
+from echelon.data.sources._tables import MAX_COLUMNS, open_bytes, reading_file, rejects
+from echelon.data.sources._times import parse_times
 from echelon.errors import SourceError
 from echelon.files import scratch_directory
 from echelon.types import Problem
+
+log = logging.getLogger(__name__)
+
+_ALIASES: Mapping[str, str] = {
+    "symbol": "万得代码 windcode wind_code 证券代码 股票代码 代码 symbol code ticker sec_code "
+    "交易所代码",
+    "date": "自然日 日期 交易日 交易日期 date trading_day tradingday day",
+    "time": "时间 成交时间 交易时间 time trade_time tradetime",
+    "datetime": "日期时间 datetime timestamp date_time",
+    "price": "成交价 成交价格 最新价 最新 现价 price last last_price lastprice trade_price match",
+    "volume": "成交量 成交数量 volume vol qty trade_volume ivolume",
+    "amount": "成交额 成交金额 turnover amount amt turover iturover",
+    "acc_volume": "当日累计成交量 累计成交量 总成交量 accvolume acc_volume iaccvolume "
+    "total_volume totalvolume cum_volume",
+    "acc_amount": "当日成交额 当日累计成交额 累计成交额 总成交额 accturnover accturover "
+    "acc_turnover acc_amount total_turnover totalturnover cum_amount",
+    "pre_close": "前收盘 前收盘价 昨收 昨收价 昨收盘 preclose pre_close",
+    "day_open": "开盘价 开盘 open",
+    "day_high": "最高价 最高 high",
+    "day_low": "最低价 最低 low",
+    "trade_code": "成交代码 functioncode function_code trade_code",
+    "bs_flag": "bs标志 bsflag bs_flag 买卖方向",
+}
+_TEXT = frozenset({"symbol", "trade_code", "bs_flag"})
+_PRICES = frozenset({"price", "pre_close", "day_open", "day_high", "day_low"})
+_LEVELS = tuple(
+    (re.compile(pattern), role)
+    for pattern, role in (
+        (r"(?:申买价|叫买价|买价|bid_?price_?|bid_?px_?|bid_?)(\d+)", "bid_price"),
+        (r"(?:申卖价|叫卖价|卖价|ask_?price_?|ask_?px_?|ask_?)(\d+)", "ask_price"),
+        (r"(?:申买量|叫买量|买量|bid_?vol(?:ume)?_?|bid_?size_?)(\d+)", "bid_volume"),
+        (r"(?:申卖量|叫卖量|卖量|ask_?vol(?:ume)?_?|ask_?size_?)(\d+)", "ask_volume"),
+    )
+)
+_NUMERALS = {c: str(i) for i, c in enumerate("一二三四五六七八九", start=1)} | {"十": "10"}
+_UNITS = {"手": 100.0, "万股": 1e4, "千元": 1e3, "万元": 1e4, "亿元": 1e8}
+NULLS = ["", "\x00", "-", "--", "NULL", "null", "NaN", "nan", "N/A", "None"]
+
+_SNIFFED = 256 << 10
+
+ClockFormat = Literal["hmsf", "hms", "stamp17", "stamp14", "text", "stamp_text"]
+"""How times are written: HHMMSSmmm, HHMMSS, the same after YYYYMMDD, or as text with colons."""
+
+
+@dataclass(frozen=True)
+class TickLayout:
+    """How one tick file is written.
+
+    names: our name of each column, in file order ("" for one without a header)
+    headers: our name → the file's, for messages
+    units: our name → multiplier to shares or money
+    """
+
+    path: Path
+    encoding: str
+    delimiter: str
+    names: tuple[str, ...]
+    headers: Mapping[str, str]
+    units: Mapping[str, float]
+    clock: ClockFormat
+    price_scale: float
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The columns we know the meaning of."""
+        return frozenset(n for n in self.names if is_role(n))
+
+    @property
+    def clock_column(self) -> str:
+        """The column that says the time of day."""
+        return "time" if "time" in self.names else "datetime"
+
+    @property
+    def date_column(self) -> str:
+        """The column that says the day, which may be the same."""
+        return "date" if "date" in self.names else self.clock_column
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """Multipliers to shares and money of the columns that need one."""
+        prices = {n: self.price_scale for n in self.numbers if n in _PRICES or "_price" in n}
+        return {n: f for n, f in (prices | dict(self.units)).items() if f != 1.0}
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns that hold numbers."""
+        clocks = ("date", "time", "datetime")
+        return tuple(n for n in self.names if is_role(n) and n not in (*_TEXT, *clocks))
+
+
+def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = None) -> TickLayout:
+    """Find out how `path` is written; `columns` maps its names to ours where we do not know them.
+
+    `price_scale` multiplies prices; None decides from the first rows (see `_price_scale`).
+    """
+    with reading_file(path), open_bytes(path) as handle:
+        head = handle.read(_SNIFFED)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SourceError(f"{path}: the file is UTF-16. Save it as UTF-8 or GBK.")
+    cut = head.rfind(b"\n") + 1 or len(head)
+    encoding = _encoding(path, head[:cut])
+    lines = head[:cut].decode(encoding).splitlines()
+    if not lines or not lines[0].strip():
+        raise SourceError(f"{path}: no header in line 1. Export the file with column names.")
+    delimiter = max(",\t;|", key=lines[0].count)
+    if lines[0].count(delimiter) >= MAX_COLUMNS or (len(lines) == 1 and len(head) == _SNIFFED):
+        raise SourceError(
+            f"{path}: the first line has {len(lines[0]):,} characters or more, the header of no "
+            "tick file. Export it with its column names in line 1 and a line per tick."
+        )
+    headers = [h.strip().strip('"').strip() for h in lines[0].split(delimiter)]
+    names, units = _name_columns(path, headers, columns)
+    rows = [[c.strip().strip('"') for c in line.split(delimiter)] for line in lines[1:]]
+    sample = [r for r in rows if len(r) == len(names)]
+    return TickLayout(
+        path=path,
+        encoding=encoding,
+        delimiter=delimiter,
+        names=tuple(names),
+        headers=dict(zip(names, headers, strict=True)),
+        units=units,
+        clock=_clock(path, names, sample),
+        price_scale=_price_scale(path, names, sample) if price_scale is None else price_scale,
+    )
+
+
+def is_role(name: str) -> bool:
+    """Whether `name` is one of our tick columns (and not just a header we kept)."""
+    return name in _ALIASES or bool(re.fullmatch(r"(?:bid|ask)_(?:price|volume)\d+", name))
+
+
+def _encoding(path: Path, head: bytes) -> str:
+    for encoding in ("utf-8-sig", "gb18030"):
+        try:
+            head.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return "utf-8" if encoding == "utf-8-sig" else encoding
+    raise SourceError(f"{path}: the text is neither UTF-8 nor GBK. Save it as UTF-8.")
+
+
+def _name_columns(
+    path: Path, headers: list[str], columns: Mapping[str, str]
+) -> tuple[list[str], dict[str, float]]:
+    """Our name for each of the file's columns, and the units that headers such as (手) give."""
+    headers = [h.lstrip("\ufeff") for h in headers]
+    unknown = [c for c in columns if c not in headers]
+    if unknown:
+        raise SourceError(
+            f"{path}: data.columns names {unknown[0]!r}, which is not a column of the file. "
+            f"It has: {', '.join(headers)}."
+        )
+    wrong = [ours for ours in columns.values() if not is_role(ours)]
+    if wrong:
+        raise SourceError(
+            f"data.columns maps to {wrong[0]!r}, which is not a tick column. Use one of "
+            f"{', '.join(_ALIASES)}, bid_price1, ask_volume1 …"
+        )
+    bare = [re.sub(r"[（(\[].*[)）\]]$", "", h).strip().lower().replace(" ", "_") for h in headers]
+    names = [columns.get(h, "") for h in headers]
+    for role, aliases in _ALIASES.items():
+        match = next((a for a in aliases.split() if a in bare and not names[bare.index(a)]), None)
+        if match is not None and role not in names:
+            names[bare.index(match)] = role
+    taken: set[str] = {n for n in names if n}
+    for i, header in enumerate(headers):
+        name = names[i] or _level(bare[i]) or header
+        if name in taken and not names[i]:
+            name = header if header not in taken else f"{header}_{i}"
+        names[i] = name
+        taken.add(name)
+    _require(path, names, headers)
+    units = {
+        name: _UNITS[unit.group(1)]
+        for name, header in zip(names, headers, strict=True)
+        if (unit := re.search(r"[（(\[](\w+)[)）\]]$", header)) and unit.group(1) in _UNITS
+    }
+    return names, units
+
+
+def _level(header: str) -> str | None:
+    """bid_price1 … of a book column's name: 申买价1, 买一价, BidPrice1."""
+    if chinese := re.fullmatch(r"([买卖])([一二三四五六七八九十])(价|量)", header):
+        side, level, what = chinese.groups()
+        header = f"{side}{what}{_NUMERALS[level]}"
+    for pattern, role in _LEVELS:
+        if match := pattern.fullmatch(header):
+            return f"{role}{int(match.group(1))}"
+    return None
+
+
+def _require(path: Path, names: list[str], headers: list[str]) -> None:
+    missing = [role for role in ("symbol", "price") if role not in names]
+    if "time" not in names and "datetime" not in names:
+        missing.append("time")
+    if missing:
+        raise SourceError(
+            f"{path}: no column for {', '.join(missing)} among {', '.join(headers)}. Name it with "
+            f'data.columns, for example -o \'data.columns={{"{headers[0]}": "{missing[0]}"}}\'.'
+        )
+
+
+def _clock(path: Path, names: list[str], sample: list[list[str]]) -> ClockFormat:
+    """How times are written, from the first rows."""
+    column = "time" if "time" in names else "datetime"
+    texts = [t for r in sample if (t := r[names.index(column)]) not in NULLS]
+    digits = [t for t in texts if t.isdigit()]
+    dated = "date" in names
+    clock: ClockFormat
+    if not digits:
+        clock = "text" if dated else "stamp_text"
+    elif max(map(len, digits)) >= 14:
+        clock = "stamp17" if max(map(len, digits)) >= 17 else "stamp14"
+    elif not dated:
+        clock = "text"
+    else:
+        # 93000 can only be 09:30:00; a file of milliseconds soon has a time after 00:02:40.
+        clock = "hmsf" if max(map(int, digits)) > 235_959 else "hms"
+    stamped = clock.startswith("stamp") and (
+        clock != "stamp_text" or not texts or re.match(r"\d{4}\D?\d{2}", texts[0])
+    )
+    if not dated and not stamped:
+        raise SourceError(
+            f"{path}: no date column, and {column} has no date in it. Name it with data.columns."
+        )
+    return clock
+
+
+def _price_scale(path: Path, names: list[str], sample: list[list[str]]) -> float:
+    """1, or 1e-4 where prices are whole ten-thousandths, as Wind's TDB writes them.
+
+    The ticks of stocks and funds (0.01, 0.001) are then multiples of 100 or 10 and no price is
+    below 1000 (0.1 yuan), while real prices of whole yuan in every row do not occur.
+    """
+    column = names.index("price")
+    texts = [t for r in sample if (t := r[column]) not in NULLS and t.strip("0.")]
+    if not texts or not all(t.isdigit() and int(t) >= 1000 and int(t) % 10 == 0 for t in texts):
+        return 1.0
+    log.warning(
+        "%s: prices are whole numbers such as %s; read as 1/10000 of a yuan (Wind TDB). "
+        "Pass price_scale=1 if they are yuan.",
+        path,
+        texts[0],
+    )
+    return 1e-4
+
 
 BLOCK_BYTES = 4 << 20
 """Text per block. Larger ones are no faster and hold more memory."""
@@ -39,7 +290,6 @@ _WORKERS = 2
 _LINE_BYTES = 1 << 20
 _BLANK = " \t\x00"
 _NEEDED = frozenset({"price", "volume", "amount", "acc_volume", "acc_amount", "pre_close"})
-_DATE_FORMATS = ("%Y%m%d", "%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d")
 
 
 class RejectSpool:
@@ -51,10 +301,9 @@ class RejectSpool:
     """
 
     def __init__(self, limit: int = 8 << 20) -> None:
-        self.rows = 0
         self._limit = limit
         self._file, self._encoding, self._first, self._text = "", "utf-8", 0, b""
-        self._found: list[pl.DataFrame] = []
+        self._rows_aside: list[pl.DataFrame] = []
         self._kept: list[pl.DataFrame] = []
         self._spilled: list[Path] = []
         self._directory: Path | None = None
@@ -68,13 +317,13 @@ class RejectSpool:
     def add(self, rows: pl.DataFrame) -> None:
         """Set rows of the block aside: row (Int64), problem, and cells where they are known."""
         unknown = pl.lit(None, dtype=pl.String).alias("cells")
-        self._found.append(rows if "cells" in rows.columns else rows.with_columns(unknown))
+        self._rows_aside.append(rows if "cells" in rows.columns else rows.with_columns(unknown))
 
     def end(self) -> None:
         """Look up the rows of the block, and spill when there are too many."""
-        if self._found:
-            found = (
-                pl.concat(self._found)
+        if self._rows_aside:
+            rows = (
+                pl.concat(self._rows_aside)
                 .group_by("row", maintain_order=True)
                 .agg(pl.col("problem").str.join("; "), pl.col("cells").first())
                 .sort("row")
@@ -83,19 +332,19 @@ class RejectSpool:
             cells = pl.Series(
                 [
                     lines[row - self._first].decode(self._encoding, errors="replace")
-                    for row in found["row"]
+                    for row in rows["row"]
                 ],
                 dtype=pl.String,
             )
             self._keep(
-                found.select(
+                rows.select(
                     pl.lit(self._file).alias("file"),
                     "row",
                     "problem",
                     pl.col("cells").fill_null(cells),
                 )
             )
-        self._found, self._text = [], b""
+        self._rows_aside, self._text = [], b""
 
     def frame(self) -> pl.DataFrame:
         """All rows set aside, in the order of the files: file, row, problem, cells."""
@@ -103,7 +352,6 @@ class RejectSpool:
         return pl.concat([rejects(""), *spilled, *self._kept])
 
     def _keep(self, frame: pl.DataFrame) -> None:
-        self.rows += frame.height
         self._kept.append(frame)
         if sum(kept.estimated_size() for kept in self._kept) <= self._limit:
             return
@@ -138,15 +386,17 @@ class ProblemLog:
 
     def problems(self) -> list[Problem]:
         """The rows that are shown, each kind followed by the number of those that are not."""
-        found = []
+        problems = []
         for (file, kind), listed in self._listed.items():
-            found += listed
+            problems += listed
             more = self._counts[file, kind] - len(listed)
             if more:
                 first = listed[0]
                 said = f"{more:,} more row(s) like row {first.row}: {kind}"
-                found.append(Problem(file, None, first.field, said, first.remedy, first.severity))
-        return found
+                problems.append(
+                    Problem(file, None, first.field, said, first.remedy, first.severity)
+                )
+        return problems
 
 
 class _Ragged(NamedTuple):
@@ -171,7 +421,6 @@ def read_blocks(
     layout: TickLayout,
     problems: ProblemLog,
     columns: Collection[str],
-    *,
     block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a tick file, a block at a time, in file order.
@@ -183,7 +432,7 @@ def read_blocks(
     """
     wanted = {"symbol", layout.date_column, layout.clock_column, *columns}
     names = [n for n in layout.names if n in wanted]
-    with reading(layout.path):
+    with reading_file(layout.path):
         line = 2
         for parsed in _ahead(layout, names, block_bytes):
             if problems.rejects is not None:
@@ -203,14 +452,14 @@ def _ahead(layout: TickLayout, names: list[str], block_bytes: int) -> Iterator[_
     with ThreadPoolExecutor(_WORKERS) as pool:
         waiting: deque[Future[_Parsed]] = deque()
         for text in _whole_lines(layout, block_bytes):
-            waiting.append(pool.submit(_parsed, text, layout, names))
+            waiting.append(pool.submit(_parse_block, text, layout, names))
             if len(waiting) > _WORKERS:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _parsed(text: bytes, layout: TickLayout, names: list[str]) -> _Parsed:
+def _parse_block(text: bytes, layout: TickLayout, names: list[str]) -> _Parsed:
     table, ragged, typed = _parse(text, layout, names)
     lines = np.arange(table.num_rows + len(ragged), dtype=np.int64)
     n_lines = lines.size
@@ -219,7 +468,7 @@ def _parsed(text: bytes, layout: TickLayout, names: list[str]) -> _Parsed:
     frame = cast(pl.DataFrame, pl.from_arrow(table)).with_columns(row=pl.Series(lines))
     if frame["symbol"].null_count():
         frame = frame.filter(~pl.all_horizontal(pl.exclude("row").is_null()))
-    frame = frame.with_columns(symbol=_trimmed(frame["symbol"], table["symbol"]))
+    frame = frame.with_columns(symbol=_trim_symbols(frame["symbol"], table["symbol"]))
     return _Parsed(text, frame, n_lines, ragged, typed)
 
 
@@ -301,12 +550,12 @@ def _numbers(
             wrong = frame.filter(frame[name].is_not_null() & numbers.is_null())
             what, remedy = "is not a number", "Mend or remove the row"
             if name in _NEEDED:
-                report(problems, layout, wrong, name, what, remedy)
+                report_rows(problems, layout, wrong, name, what, remedy)
                 unusable += wrong["row"].to_list()
             else:
                 # Only the ticks themselves have it: bars must not depend on writing those.
                 remedy = "The row is kept without it; mend it if you need it"
-                report(problems, layout, wrong, name, what, remedy, severity="warning")
+                report_rows(problems, layout, wrong, name, what, remedy, severity="warning")
         frame = frame.with_columns(pl.col(names).cast(pl.Float64, strict=False))
     scales = {n: f for n, f in layout.scales.items() if n in names}
     return frame.with_columns(
@@ -332,12 +581,12 @@ def _keys(frame: pl.DataFrame, layout: TickLayout, problems: ProblemLog) -> pl.D
     ):
         if frame[name].null_count():
             lost = frame.filter(pl.col(name).is_null())
-            report(problems, layout, lost, column, what, remedy, value=value)
+            report_rows(problems, layout, lost, column, what, remedy, value=value)
             frame = frame.filter(pl.col(name).is_not_null())
     return frame.drop("time", "datetime", "day", strict=False)
 
 
-def _trimmed(symbols: pl.Series, as_read: pa.ChunkedArray) -> pl.Series:
+def _trim_symbols(symbols: pl.Series, as_read: pa.ChunkedArray) -> pl.Series:
     """Without blanks around, null where nothing is left; `as_read` are the same from Arrow."""
     if pa.types.is_dictionary(as_read.type):
         # The codes of a block are few: look at those, not at all rows.
@@ -349,11 +598,11 @@ def _trimmed(symbols: pl.Series, as_read: pa.ChunkedArray) -> pl.Series:
 
 def _dates(days: pl.Series) -> pl.Series:
     """Dates from days as written, null where one cannot be read."""
-    written = days.unique().drop_nulls()
-    known = {text: _parse_date(text.strip()) for text in written.cast(pl.String)}
+    written = days.unique().drop_nulls().cast(pl.String)
+    known = parse_times(written, freq="1d", timezone="UTC")["time"].cast(pl.Date)
     if len(known) == 1 and not days.null_count():
-        return pl.Series([*known.values()], dtype=pl.Date).new_from_index(0, days.len())
-    return days.cast(pl.String).replace_strict(known, default=None, return_dtype=pl.Date)
+        return known.new_from_index(0, days.len())
+    return days.cast(pl.String).replace_strict(written, known, default=None, return_dtype=pl.Date)
 
 
 def _day(layout: TickLayout) -> pl.Expr:
@@ -366,7 +615,7 @@ def _day(layout: TickLayout) -> pl.Expr:
     return raw.cast(pl.Int64, strict=False) // (10**9 if layout.clock == "stamp17" else 10**6)
 
 
-def _milliseconds(written: pl.Series, clock: Clock) -> pl.Series:
+def _milliseconds(written: pl.Series, clock: ClockFormat) -> pl.Series:
     """Milliseconds since midnight (Int32), null where the time does not exist."""
     if not clock.endswith("text"):
         number = written.cast(pl.Int64, strict=False)
@@ -400,7 +649,7 @@ def _of_digits(written: pl.Series, second: int) -> pl.Series:
     return pl.select(pl.when(fits).then(total * (1000 // second))).to_series()
 
 
-def report(
+def report_rows(
     problems: ProblemLog,
     layout: TickLayout,
     rows: pl.DataFrame,
@@ -423,8 +672,8 @@ def report(
     said = rows.select(
         "row", said=pl.concat_str(shown, pl.lit(what), separator=" ", ignore_nulls=True)
     )
-    found = (Problem(file, row, name, text, remedy, severity) for row, text in said.iter_rows())
-    problems.add(f"{field_} {what}", file, found, rows.height)
+    listed = (Problem(file, row, name, text, remedy, severity) for row, text in said.iter_rows())
+    problems.add(f"{field_} {what}", file, listed, rows.height)
     if severity == "error" and problems.rejects is not None:
         problems.rejects.add(said.select("row", problem=pl.lit(f"{name}: ") + pl.col("said")))
 
@@ -437,11 +686,11 @@ def _report_ragged(
     file, expected = str(layout.path), len(layout.names)
     rows = [first_line + row.number - 1 for row in ragged]
     said = [f"{row.fields} fields instead of {expected}" for row in ragged]
-    found = (
+    listed = (
         Problem(file, number, None, f"{what}: {row.text[:80]!r}", "Mend or remove the row")
         for number, what, row in zip(rows, said, ragged, strict=True)
     )
-    problems.add("wrong number of fields", file, found, len(ragged))
+    problems.add("wrong number of fields", file, listed, len(ragged))
     if problems.rejects is not None:
         # As the parser saw it: with an open quote, a row may be many lines.
         cells = [row.text for row in ragged]
@@ -449,12 +698,3 @@ def _report_ragged(
         problems.rejects.add(
             pl.DataFrame({"row": rows, "problem": said, "cells": cells}, schema=schema)
         )
-
-
-def _parse_date(text: str) -> date | None:
-    for form in _DATE_FORMATS:
-        try:
-            return datetime.strptime(text, form).date()
-        except ValueError:
-            continue
-    return None

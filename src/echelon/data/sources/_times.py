@@ -91,10 +91,10 @@ def _from_datetimes(cells: pl.Series, zone: str | None, timezone: str, daily: bo
         return cells.to_frame().select(time=cell, aware=False)
     written = cell.dt.replace_time_zone(None)
     local = cell.dt.convert_time_zone(timezone).dt.replace_time_zone(None)
-    return cells.to_frame().select(time=_date_as_written(written, local, daily), aware=True)
+    return cells.to_frame().select(time=_date_as_wall_clock(written, local, daily), aware=True)
 
 
-def _date_as_written(written: pl.Expr, local: pl.Expr, daily: bool) -> pl.Expr:
+def _date_as_wall_clock(written: pl.Expr, local: pl.Expr, daily: bool) -> pl.Expr:
     if not daily:
         return local
     at_midnight = written == written.dt.truncate("1d")
@@ -131,7 +131,7 @@ def _from_text(cells: pl.Series, timezone: str, daily: bool) -> pl.DataFrame:
         .str.replace(r"^(\d{4})\s*[/.年]\s*(\d{1,2})\s*[/.月]\s*(\d{1,2})日?", "${1}-${2}-${3}")
         .str.replace(r"^([\d-]{8,10})[T\s]+(\d)", "${1} ${2}")
     )
-    parsed = distinct.with_columns(written=_written(), epoch=_epoch()).with_columns(
+    parsed = distinct.with_columns(written=_wall_clock(), epoch=_epoch()).with_columns(
         utc=pl.coalesce(
             "epoch",
             pl.when(pl.col("offset").is_not_null()).then(pl.col("written") - _offset()),
@@ -149,12 +149,12 @@ def _from_text(cells: pl.Series, timezone: str, daily: bool) -> pl.DataFrame:
         aware=pl.col("utc").is_not_null(),
         time=pl.when(pl.col("utc").is_null())
         .then(pl.col("written"))
-        .otherwise(_date_as_written(as_written, local, daily)),
+        .otherwise(_date_as_wall_clock(as_written, local, daily)),
     )
     return frame.join(table, on="cell", how="left", nulls_equal=True, maintain_order="left")
 
 
-def _written() -> pl.Expr:
+def _wall_clock() -> pl.Expr:
     """The wall clock in `body`, whatever its zone."""
     body = pl.col("body")
     dates = [

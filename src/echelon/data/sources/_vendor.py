@@ -1,23 +1,28 @@
 """What the vendor sources share: checked frames, symbols, finished bars, one way to fail.
 
 A vendor's library changes its columns, returns nothing for a symbol it does not know and quotes
-a bar that is still trading. None of that may pass in silence, so every frame goes through
-`take`, every request through `Vendor._ask`, and bars that may still change are left out: a later
-update brings them.
+a bar that is still trading. None of that may pass in silence, so every request goes through
+`Vendor._ask`, every frame through `Vendor._table`, and bars that may still change are left out: a
+later update brings them. A new vendor is a file with a subclass, and its line in `config.data`.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import importlib
 import json
 import logging
+import random
 import re
+import time as clock
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from typing import Any, ClassVar, NamedTuple, Self
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from zoneinfo import ZoneInfo
 
 import polars as pl
@@ -25,12 +30,17 @@ import pyarrow as pa
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults
-from echelon.data.sources._retry import Retry, Verdict
+from echelon.data.sources._base import Source
 from echelon.errors import ConfigError, EchelonError, SourceError, shorten
 from echelon.types import Freq, PriceBasis
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+_CHANGED = (
+    "The vendor has changed its answer; install the versions Echelon is tested with: "
+    "`pip install 'echelon[vendors]'`."
+)
 
 BAR: Mapping[Freq, timedelta] = {
     "1d": timedelta(days=1),
@@ -39,11 +49,79 @@ BAR: Mapping[Freq, timedelta] = {
 }
 
 
+class Failure(enum.Enum):
+    """What a failure calls for."""
+
+    FATAL = "fatal"
+    """Trying again cannot help."""
+    TRANSIENT = "transient"
+    """The network or the server stumbled."""
+    RATE_LIMIT = "rate limit"
+    """Too many calls: wait until the vendor's window has passed."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often and how patiently to call a vendor again after a transient failure.
+
+    Waits double from `base` up to `cap` and are shortened by a random share (jitter), so that many
+    clients that failed together do not return together. A rate limit is waited out in full instead:
+    coming back sooner only fails again. Whatever is not transient is raised at once, unchanged.
+
+    attempts: calls in all, the first included
+    base, cap: the first wait and the longest, in seconds
+    rate_limit_wait: seconds to wait when the vendor counts calls per minute
+    sleep, jitter: injected by tests; `jitter` gives a number in [0, 1)
+    """
+
+    attempts: int = 5
+    base: float = 1.0
+    cap: float = 60.0
+    rate_limit_wait: float = 61.0
+    sleep: Callable[[float], None] = clock.sleep
+    jitter: Callable[[], float] = random.SystemRandom().random
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be at least 1, not {self.attempts}")
+
+    def wait(self, attempt: int, kind: Failure) -> float:
+        """Seconds to wait after failure number `attempt` (from 1)."""
+        if kind is Failure.RATE_LIMIT:
+            return self.rate_limit_wait + self.base * self.jitter()
+        full = min(self.cap, self.base * 2.0 ** (attempt - 1))
+        return full * (1.0 - 0.5 * self.jitter())
+
+    def call(
+        self, function: Callable[[], Answer], classify: Callable[[Exception], Failure], what: str
+    ) -> Answer:
+        """Return what `function` returns, trying again while `classify` sees a way.
+
+        Raises the last failure itself; the caller knows how to word it.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return function()
+            except Exception as error:
+                kind = classify(error)
+                if kind is Failure.FATAL or attempt >= self.attempts:
+                    raise
+                pause = self.wait(attempt, kind)
+                log.warning(
+                    "%s failed (%s, %s); attempt %d of %d follows in %.1f s",
+                    *(what, kind.value, type(error).__name__),
+                    *(attempt + 1, self.attempts, pause),
+                )
+            self.sleep(pause)
+
+
 def _utc_now() -> datetime:
     return datetime.now(ZoneInfo("UTC"))
 
 
-class Vendor(SourceDefaults):
+class Vendor(Source):
     """Base of the vendor sources: the query, the client and how requests are made."""
 
     name: ClassVar[str]
@@ -107,6 +185,10 @@ class Vendor(SourceDefaults):
         """Return the bars of `symbol` from `first` on (null: from `start`), with `row`."""
 
     @abstractmethod
+    def _index_bars(self, symbol: str) -> pl.DataFrame:
+        """Return time and close of the index `symbol`, from `start` on."""
+
+    @abstractmethod
     def _market(self) -> tuple[str, str]:
         """Calendar and time zone of the symbols."""
 
@@ -122,14 +204,14 @@ class Vendor(SourceDefaults):
         """Import the vendor's library."""
         return self._import()
 
-    def _classify(self, error: Exception) -> Verdict:
+    def _classify(self, error: Exception) -> Failure:
         """Say whether a failed request is worth another try."""
         status = http_status(error)
         if status == 429:
-            return Verdict.RATE_LIMIT
+            return Failure.RATE_LIMIT
         refused = status is not None and 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
-        return Verdict.TRANSIENT if isinstance(error, OSError) and not refused else Verdict.FATAL
+        return Failure.TRANSIENT if isinstance(error, OSError) and not refused else Failure.FATAL
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -152,14 +234,24 @@ class Vendor(SourceDefaults):
         for symbol in self._symbols:
             first = (since or {}).get(symbol)
             with reading_answers(self.name, symbol):
-                bars = self._finished(self._bars(symbol, first), symbol)
+                bars = self._drop_unfinished(self._bars(symbol, first), symbol)
             if first is not None:
                 bars = bars.filter(pl.col("time") >= first)
             if bars.is_empty():
                 raise self._nothing(symbol, first)
             yield RawFrame(conform(bars.sort("time")), f"{self.name}:{symbol}")
 
-    def _finished(self, bars: pl.DataFrame, symbol: str) -> pl.DataFrame:
+    def benchmark(self) -> pl.DataFrame | None:
+        """The benchmark's closes, whole; an index such as ^GSPC or 000300.SH."""
+        if self._benchmark is None:
+            return None
+        with reading_answers(self.name, "the index"):
+            bars = self._drop_unfinished(self._index_bars(self._benchmark), self._benchmark)
+            if bars.is_empty():
+                raise self._nothing(self._benchmark)
+            return bars.select("time", "close").sort("time")
+
+    def _drop_unfinished(self, bars: pl.DataFrame, symbol: str) -> pl.DataFrame:
         """Leave out bars after `end` and bars that may still change."""
         now = self._local_now()
         if self._freq == "1d":
@@ -205,7 +297,7 @@ class Vendor(SourceDefaults):
             raise
         except Exception as error:
             tried = (
-                "" if self._classify(error) is Verdict.FATAL else f" {self._retry.attempts} times"
+                "" if self._classify(error) is Failure.FATAL else f" {self._retry.attempts} times"
             )
             raise SourceError(
                 f"{self.name}: {what} failed{tried} for {symbol}: "
@@ -215,6 +307,62 @@ class Vendor(SourceDefaults):
     def _call(self, function: str, symbol: str, /, **arguments: str) -> Any:  # noqa: ANN401
         """Call a function of the vendor's library by name, as `_ask` does."""
         return self._ask(lambda: getattr(self._client, function)(**arguments), symbol, function)
+
+    def _table(
+        self,
+        frame: Any,  # noqa: ANN401 (a pandas frame)
+        columns: Mapping[str, str],
+        symbol: str,
+        call: str,
+        *,
+        text: Sequence[str] = (),
+        **times: str,
+    ) -> pl.DataFrame:
+        """Pick `columns` (theirs → ours) of an answer; what is not there or is odd is an error.
+
+        text: ours that stay as they are
+        times: ours → the form of their text; days become Date, `time` Datetime
+        Everything else becomes Float64; `row` counts the vendor's rows.
+        """
+        names = [str(c) for c in getattr(frame, "columns", ())]
+        missing = [c for c in columns if names.count(c) != 1]
+        if missing:
+            have = shorten(", ".join(names)) or "none"
+            raise SourceError(
+                f"{self.name}: {call} for {symbol} came without column {missing[0]!r} (columns: "
+                f"{have}). {_CHANGED}"
+            )
+        table = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
+        nested = [c for c, kind in table.schema.items() if kind.is_nested() or kind == pl.Binary]
+        if nested:
+            why = f"{nested[0]} is {table.schema[nested[0]]}"
+            raise SourceError(_no_table(self.name, call, symbol, why))
+        for column in set(table.columns) - set(text) - set(times):
+            try:
+                table = table.with_columns(pl.col(column).cast(pl.Float64))
+            except pl.exceptions.PolarsError as error:
+                raise SourceError(
+                    f"{self.name}: column {column!r} of {symbol} should hold numbers but is "
+                    f"{table.schema[column]} with other content ({shorten(error)}). {_CHANGED}"
+                ) from error
+        read = [self._times(table[column], form, symbol, call) for column, form in times.items()]
+        return table.with_columns(read).with_row_index("row")
+
+    def _times(self, cells: pl.Series, form: str, symbol: str, call: str) -> pl.Series:
+        """A column of an answer as Date, `time` as Datetime; only days may be missing."""
+        if cells.dtype.is_temporal():
+            read = cells.cast(pl.Datetime("us"))
+        else:
+            cells = cells.cast(pl.String)
+            read = cells.str.to_datetime(form, time_unit="us", strict=False)
+        needed = cells.name == "time" or (cells.cast(pl.String) != "").fill_null(False)
+        bad = cells.filter(read.is_null() & needed)
+        if bad.len():
+            raise SourceError(
+                f"{self.name}: {call} for {symbol} has the {cells.name} {bad[0]!r}, expected the "
+                f"form {form}. {_CHANGED}"
+            )
+        return read if cells.name == "time" else read.dt.date()
 
     def _redact(self, text: str) -> str:
         """Remove what must not be printed."""
@@ -245,6 +393,11 @@ class Vendor(SourceDefaults):
         )
 
 
+def class_names(error: Exception) -> set[str]:
+    """Names of an error's class and of those above it: a vendor's own are not imported here."""
+    return {c.__name__ for c in type(error).__mro__}
+
+
 def http_status(error: Exception) -> int | None:
     """The status code of a failed HTTP request; None where there was no answer."""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -264,61 +417,14 @@ def reading_answers(vendor: str, what: str) -> Iterator[None]:
         *(pl.exceptions.PolarsError, pa.ArrowException),
         *(AttributeError, LookupError, OverflowError, TypeError, ValueError),
     ) as error:
-        raise SourceError(_changed(vendor, "the answer", what, error)) from error
+        raise SourceError(_no_table(vendor, "the answer", what, error)) from error
 
 
-def take(
-    frame: Any,  # noqa: ANN401 (a pandas frame)
-    columns: Mapping[str, str],
-    *,
-    vendor: str,
-    symbol: str,
-    call: str,
-) -> pl.DataFrame:
-    """Pick `columns` (theirs → ours) of a vendor's frame; a missing one is a clear error.
-
-    Numbers become Float64, everything else stays as it is; `row` counts the vendor's rows.
-    """
-    names = [str(c) for c in getattr(frame, "columns", ())]
-    missing = [c for c in columns if names.count(c) != 1]
-    if missing:
-        have = shorten(", ".join(names)) or "none"
-        raise SourceError(
-            f"{vendor}: {call} for {symbol} came without column {missing[0]!r} (columns: {have}). "
-            "The vendor has changed its answer; install the versions Echelon is tested with: "
-            "`pip install 'echelon[vendors]'`."
-        )
-    picked = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
-    nested = [c for c, kind in picked.schema.items() if kind.is_nested() or kind == pl.Binary]
-    if nested:
-        raise SourceError(
-            _changed(vendor, call, symbol, f"{nested[0]} is {picked.schema[nested[0]]}")
-        )
-    return picked.with_row_index("row")
-
-
-def _changed(vendor: str, call: str, symbol: str, what: object) -> str:
+def _no_table(vendor: str, call: str, symbol: str, why: object) -> str:
     return (
-        f"{vendor}: {call} for {symbol} is no table of numbers, text and dates ({shorten(what)}). "
-        "The vendor has changed its answer; install the versions Echelon is tested with: "
-        "`pip install 'echelon[vendors]'`."
+        f"{vendor}: {call} for {symbol} is no table of numbers, text and dates ({shorten(why)}). "
+        f"{_CHANGED}"
     )
-
-
-def numbers(
-    frame: pl.DataFrame, columns: Sequence[str], *, vendor: str, symbol: str
-) -> pl.DataFrame:
-    """Cast `columns` to Float64; text that is no number is an error that names the column."""
-    for column in columns:
-        try:
-            frame = frame.with_columns(pl.col(column).cast(pl.Float64))
-        except pl.exceptions.PolarsError as error:
-            raise SourceError(
-                f"{vendor}: column {column!r} of {symbol} should hold numbers but is "
-                f"{frame.schema[column]} with other content ({shorten(error)}). The "
-                "vendor has changed its answer; install `pip install 'echelon[vendors]'`."
-            ) from error
-    return frame
 
 
 def share_volume(frame: pl.DataFrame, stated: float, *, vendor: str, symbol: str) -> pl.DataFrame:
@@ -370,9 +476,9 @@ def a_share(symbol: str, vendor: str, *, index: bool = False) -> AShare:
     Shanghai's (000300 is the CSI 300): `index` says which is meant.
     """
     text = symbol.strip().upper()
-    found = re.fullmatch(r"(?P<a>SH|SZ|BJ)?(?P<code>\d{6})(?:\.(?P<b>[A-Z]+))?", text)
-    if found is not None:
-        code, given = found["code"], found["b"] or found["a"]
+    match = re.fullmatch(r"(?P<a>SH|SZ|BJ)?(?P<code>\d{6})(?:\.(?P<b>[A-Z]+))?", text)
+    if match is not None:
+        code, given = match["code"], match["b"] or match["a"]
         if given is None:
             return AShare(code, _market_of(code, index))
         if given in _MARKETS:
@@ -412,6 +518,20 @@ def distinct_a_shares(symbols: Sequence[str], vendor: str) -> dict[str, AShare]:
             )
         by_share[share] = symbol
     return shares
+
+
+class AShareVendor(Vendor):
+    """A vendor of mainland shares: their market, and symbols in any of the usual spellings."""
+
+    def _market(self) -> tuple[str, str]:
+        return "XSHG", "Asia/Shanghai"
+
+    @cached_property
+    def _shares(self) -> dict[str, AShare]:
+        return distinct_a_shares(self._symbols, self.name)
+
+    def _index(self, symbol: str) -> AShare:
+        return a_share(symbol, self.name, index=True)
 
 
 def fold_opening_auction(bars: pl.DataFrame, freq: Freq) -> pl.DataFrame:

@@ -13,23 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, time, timedelta
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import polars as pl
 
-from echelon.data.sources._retry import Verdict
 from echelon.data.sources._vendor import (
     AShare,
-    Vendor,
-    a_share,
-    distinct_a_shares,
+    AShareVendor,
+    Failure,
+    class_names,
     fold_opening_auction,
     join_latest_day,
-    numbers,
     reading_answers,
     share_volume,
-    take,
 )
 from echelon.errors import SourceError
 from echelon.types import Freq
@@ -42,7 +38,6 @@ _QUOTES = {
     "成交量": "volume",
     "成交额": "amount",
 }
-_NUMBERS = tuple(_QUOTES.values())
 _PERIOD: Mapping[Freq, str] = {"5min": "5", "1min": "1"}
 _LOT = 100.0
 _DELISTED = (
@@ -61,7 +56,7 @@ _CONTEXT = timedelta(days=20)
 than any holiday."""
 
 
-class AkshareSource(Vendor):
+class AkshareSource(AShareVendor):
     """Bars by `stock_zh_a_hist` and `stock_zh_a_hist_min_em`, symbol by symbol."""
 
     name: ClassVar[str] = "akshare"
@@ -70,82 +65,69 @@ class AkshareSource(Vendor):
     @reading_answers("akshare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
         """Listing and delisting days of those symbols that have been delisted."""
-        found = []
+        tables = []
         for market, function, argument, columns in _DELISTED:
             mine = {s.code: name for name, s in self._shares.items() if s.market == market}
             if not mine:
                 continue
             raw = self._call(function, f"exchange {market}", symbol=argument)
-            table = take(raw, columns, vendor=self.name, symbol=market, call=function)
-            found.append(
+            days = dict.fromkeys(("listed", "delisted"), "%Y-%m-%d")
+            table = self._table(raw, columns, market, function, text=("code", "name"), **days)
+            tables.append(
                 table.filter(pl.col("code").is_in(list(mine))).select(
                     pl.col("code").replace_strict(mine, return_dtype=pl.String).alias("symbol"),
-                    pl.col("listed", "delisted").cast(pl.Date),
+                    *("listed", "delisted"),
                     reason=pl.lit(None, dtype=pl.String),
                     name=pl.col("name").cast(pl.String),
                 )
             )
-        return pl.concat(found).sort("symbol") if found else None
+        return pl.concat(tables).sort("symbol") if tables else None
 
-    @reading_answers("akshare", "the index")
-    def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark's closes, whole; an index such as 000300.SH."""
-        if self._benchmark is None:
-            return None
-        index = a_share(self._benchmark, self.name, index=True)
+    def _index_bars(self, symbol: str) -> pl.DataFrame:
+        index = self._index(symbol)
         if self._freq == "1d":
-            raw = self._index_days(index)
-            columns, form = {"date": "time", "close": "close"}, "%Y-%m-%d"
-        else:
-            raw = self._index_minutes(index)
-            columns, form = {"时间": "time", "收盘": "close"}, "%Y-%m-%d %H:%M:%S"
+            columns = {"date": "time", "close": "close"}
+            return self._quotes("stock_zh_index_daily_em", symbol, index.prefixed, columns)
+        columns = {"时间": "time", "收盘": "close"}
+        period = _PERIOD[self._freq]
+        return self._quotes("index_zh_a_hist_min_em", symbol, index.code, columns, period=period)
+
+    def _quotes(
+        self,
+        function: str,
+        symbol: str,
+        code: str,
+        columns: Mapping[str, str],
+        first: datetime | None = None,
+        **options: str,
+    ) -> pl.DataFrame:
+        """One table of quotes from `first` on: time, `columns` (theirs → ours) and row."""
+        start, end = self._range(first)
+        span = {"start_date": start, "end_date": end}
+        raw = self._call(function, symbol, symbol=code, **span, **options)
         if raw.empty:
-            raise self._nothing(self._benchmark)
-        bars = take(raw, columns, vendor=self.name, symbol=self._benchmark, call="index bars")
-        bars = numbers(bars, ["close"], vendor=self.name, symbol=self._benchmark)
-        bars = bars.with_columns(_times(bars, form, self._benchmark))
-        return self._finished(bars, self._benchmark).select("time", "close").sort("time")
-
-    def _index_days(self, index: AShare) -> Any:  # noqa: ANN401
-        start, end = self._day_range(None)
-        return self._call(
-            "stock_zh_index_daily_em",
-            index.dotted,
-            symbol=index.prefixed,
-            start_date=start,
-            end_date=end,
-        )
-
-    def _index_minutes(self, index: AShare) -> Any:  # noqa: ANN401
-        start, end = self._minute_range(None)
-        return self._call(
-            "index_zh_a_hist_min_em",
-            index.dotted,
-            symbol=index.code,
-            period=_PERIOD[self._freq],
-            start_date=start,
-            end_date=end,
-        )
-
-    def _market(self) -> tuple[str, str]:
-        return "XSHG", "Asia/Shanghai"
+            raise self._nothing(symbol, first)
+        form = "%Y-%m-%d" if self._freq == "1d" else "%Y-%m-%d %H:%M:%S"
+        return self._table(raw, columns, symbol, function, time=form)
 
     def _fields(self) -> frozenset[str]:
         # Minute bars have no reference price of their own.
         both = {"open", "high", "low", "close", "volume", "amount", "factor"}
         return frozenset(both | {"pre_close"} if self._freq == "1d" else both)
 
-    @cached_property
-    def _shares(self) -> dict[str, AShare]:
-        return distinct_a_shares(self._symbols, self.name)
-
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
-        share = self._shares[symbol]
-        bars = (
-            self._days(symbol, share, first)
-            if self._freq == "1d"
-            else self._minutes(symbol, share, first)
-        )
+        share, function, options = self._shares[symbol], "stock_zh_a_hist", {"adjust": ""}
+        if self._freq == "1d":
+            columns, options["period"] = {"日期": "time", **_QUOTES, "涨跌额": "change"}, "daily"
+        else:
+            function += "_min_em"
+            columns, options["period"] = {"时间": "time", **_QUOTES}, _PERIOD[self._freq]
+        bars = self._quotes(function, symbol, share.code, columns, first, **options)
+        bars = bars.with_columns(symbol=pl.lit(symbol))
+        bars = share_volume(bars, _LOT, vendor=self.name, symbol=symbol)
+        if self._freq != "1d":
+            self._refuse_gap(symbol, bars, first)
+            bars = fold_opening_auction(bars, self._freq)
         bars = join_latest_day(bars, self._factors(symbol, share))
         if bars["factor"].null_count():
             early = bars.filter(pl.col("factor").is_null())["time"].min()
@@ -154,25 +136,6 @@ class AkshareSource(Vendor):
                 "Set data.start to a later day, or use tushare."
             )
         return self._with_reference(bars) if self._freq == "1d" else bars
-
-    def _days(self, symbol: str, share: AShare, first: datetime | None) -> pl.DataFrame:
-        start, end = self._day_range(first)
-        raw = self._call(
-            "stock_zh_a_hist",
-            symbol,
-            symbol=share.code,
-            period="daily",
-            start_date=start,
-            end_date=end,
-            adjust="",
-        )
-        if raw.empty:
-            raise self._nothing(symbol, first)
-        columns = {"日期": "time", **_QUOTES, "涨跌额": "change"}
-        bars = take(raw, columns, vendor=self.name, symbol=symbol, call="stock_zh_a_hist")
-        bars = numbers(bars, [*_NUMBERS, "change"], vendor=self.name, symbol=symbol)
-        bars = bars.with_columns(_times(bars, "%Y-%m-%d", symbol), symbol=pl.lit(symbol))
-        return share_volume(bars, _LOT, vendor=self.name, symbol=symbol)
 
     def _with_reference(self, bars: pl.DataFrame) -> pl.DataFrame:
         """Add pre_close, then drop the days that were only asked for to compute it."""
@@ -183,27 +146,6 @@ class AkshareSource(Vendor):
         reference = ((reference * 100 + 0.5 + 1e-6).floor() / 100).round(2)
         bars = bars.sort("time").with_columns(pre_close=reference)
         return bars if self._start is None else bars.filter(pl.col("time").dt.date() >= self._start)
-
-    def _minutes(self, symbol: str, share: AShare, first: datetime | None) -> pl.DataFrame:
-        start, end = self._minute_range(first)
-        raw = self._call(
-            "stock_zh_a_hist_min_em",
-            symbol,
-            symbol=share.code,
-            start_date=start,
-            end_date=end,
-            period=_PERIOD[self._freq],
-            adjust="",
-        )
-        if raw.empty:
-            raise self._nothing(symbol, first)
-        columns = {"时间": "time", **_QUOTES}
-        bars = take(raw, columns, vendor=self.name, symbol=symbol, call="stock_zh_a_hist_min_em")
-        bars = numbers(bars, _NUMBERS, vendor=self.name, symbol=symbol)
-        bars = bars.with_columns(_times(bars, "%Y-%m-%d %H:%M:%S", symbol), symbol=pl.lit(symbol))
-        self._refuse_gap(symbol, bars, first)
-        bars = share_volume(bars, _LOT, vendor=self.name, symbol=symbol)
-        return fold_opening_auction(bars, self._freq)
 
     def _refuse_gap(self, symbol: str, bars: pl.DataFrame, first: datetime | None) -> None:
         """Eastmoney keeps few minutes: five sessions of 1-minute bars, some weeks of 5-minute."""
@@ -223,47 +165,23 @@ class AkshareSource(Vendor):
 
     def _factors(self, symbol: str, share: AShare) -> pl.DataFrame:
         raw = self._call("stock_zh_a_daily", symbol, symbol=share.prefixed, adjust="hfq-factor")
-        table = take(
-            raw,
-            {"date": "day", "hfq_factor": "factor"},
-            vendor=self.name,
-            symbol=symbol,
-            call="stock_zh_a_daily(hfq-factor)",
-        )
-        table = numbers(table, ["factor"], vendor=self.name, symbol=symbol)
-        return table.with_columns(pl.col("day").cast(pl.Date))
+        columns = {"date": "day", "hfq_factor": "factor"}
+        return self._table(raw, columns, symbol, "stock_zh_a_daily(hfq-factor)", day="%Y-%m-%d")
 
-    def _day_range(self, first: datetime | None) -> tuple[str, str]:
-        start = first.date() if first else self._start
-        begin = (start - _CONTEXT).strftime("%Y%m%d") if start else "19900101"
-        return begin, self._end.strftime("%Y%m%d") if self._end else "20500101"
-
-    def _minute_range(self, first: datetime | None) -> tuple[str, str]:
+    def _range(self, first: datetime | None) -> tuple[str, str]:
+        """First and last moment to ask for, as the library writes them."""
         day = first.date() if first else self._start
-        begin = datetime.combine(day, time(0)) if day else datetime(1990, 1, 1)
+        if self._freq == "1d":
+            begin = (day - _CONTEXT).strftime("%Y%m%d") if day else "19900101"
+            return begin, self._end.strftime("%Y%m%d") if self._end else "20500101"
+        start = datetime.combine(day, time(0)) if day else datetime(1990, 1, 1)
         end = datetime.combine(self._end, time(23, 59)) if self._end else datetime(2050, 1, 1)
-        return f"{begin:%Y-%m-%d %H:%M:%S}", f"{end:%Y-%m-%d %H:%M:%S}"
+        return f"{start:%Y-%m-%d %H:%M:%S}", f"{end:%Y-%m-%d %H:%M:%S}"
 
-    def _classify(self, error: Exception) -> Verdict:
-        names = {c.__name__ for c in type(error).__mro__}
-        if names & {"RateLimitError", "NetworkError", "APIError", "DataParsingError"}:
-            return Verdict.TRANSIENT
+    def _classify(self, error: Exception) -> Failure:
+        if class_names(error) & {"RateLimitError", "NetworkError", "APIError", "DataParsingError"}:
+            return Failure.TRANSIENT
         return super()._classify(error)
 
 
 from_config = AkshareSource.from_config
-
-
-def _times(bars: pl.DataFrame, form: str, symbol: str) -> pl.Expr:
-    """The time column as naive Datetime; a value that cannot be read is an error."""
-    column = pl.col("time")
-    if bars.schema["time"] != pl.String:
-        return column.cast(pl.Datetime("us"))
-    read = bars["time"].str.to_datetime(form, time_unit="us", strict=False)
-    if read.null_count():
-        bad = bars.filter(read.is_null())["time"][0]
-        raise SourceError(
-            f"akshare: {symbol} has the time {bad!r}, expected the form {form}. The vendor has "
-            "changed its answer; install `pip install 'echelon[vendors]'`."
-        )
-    return column.str.to_datetime(form, time_unit="us")

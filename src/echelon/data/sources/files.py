@@ -1,20 +1,27 @@
-"""Bars from CSV and Parquet files: one long file, or a directory of one file per symbol.
+"""Bars from CSV and Parquet files, and the small files beside them.
+
+Bars are one long file, or a directory of one file per symbol:
 
 1. Every file is read once as a stream (`_tables.inspect`): hash, encoding, columns. All files
    that cannot be used are named together.
 2. Columns are recognised (`_columns.recognise`); every file must offer the same fields.
 3. Calendar, time zone and price basis are settled, from the options or from a first look.
 4. `frames` reads block by block; cells that mean nothing are set aside with their row numbers.
+
+Index membership, facts about instruments and the benchmark are read whole, and checked here, at
+once: a membership file with an overlap or a benchmark with two values for a day is refused with
+every problem listed.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -25,31 +32,24 @@ import polars as pl
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
-from echelon.data.sources._base import SourceDefaults, required_path
-from echelon.data.sources._columns import ColumnMap, Reader, recognise
-from echelon.data.sources._side_files import read_benchmark, read_instruments, read_membership
+from echelon.data.sources._base import Source, required_path
+from echelon.data.sources._columns import INSTRUMENTS, MEMBERS, ColumnMap, Reader, Sheet, recognise
 from echelon.data.sources._tables import (
     PARQUET_SUFFIXES,
+    ROW,
     TEXT_SUFFIXES,
     FileFacts,
     files_below,
     inspect,
     pieces,
+    read_whole,
     rejects,
     stem_of,
     suffix_of,
 )
-from echelon.errors import InvalidDataError, SourceError
+from echelon.data.validate import validate
+from echelon.errors import InvalidDataError, SourceError, UniverseError
 from echelon.types import Freq, PriceBasis, Problem
-
-__all__ = [
-    "CsvSource",
-    "ParquetSource",
-    "pads_symbols",
-    "read_benchmark",
-    "read_instruments",
-    "read_membership",
-]
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)
@@ -67,7 +67,7 @@ class _File:
     columns: ColumnMap
 
 
-class _FileSource(SourceDefaults):
+class _FileSource(Source):
     """What CSV and Parquet have in common: everything but the suffixes.
 
     path: a file, a directory (searched with its subdirectories) or a pattern such as data/*.csv
@@ -89,10 +89,6 @@ class _FileSource(SourceDefaults):
         timezone: str | None = None,
         columns: Mapping[str, str] = _NO_COLUMNS,
         price_basis: PriceBasis | Literal["auto"] = "auto",
-        benchmark: str | None = None,
-        benchmark_path: Path | None = None,
-        universe: Path | None = None,
-        instruments: Path | None = None,
     ) -> None:
         self._path = path
         self._freq = freq
@@ -100,10 +96,6 @@ class _FileSource(SourceDefaults):
         self._timezone_wanted = timezone
         self._own = dict(columns)
         self._basis_wanted = price_basis
-        self._benchmark = benchmark
-        self._benchmark_path = benchmark_path
-        self._universe = universe
-        self._instruments = instruments
         self._problems: list[Problem] = []
         self._rejected: list[pl.DataFrame] = []
 
@@ -123,47 +115,17 @@ class _FileSource(SourceDefaults):
         """Lines and cells that could not be read, after `frames`."""
         return list(self._problems)
 
-    def rejected(self) -> pl.DataFrame:
+    def rejected_rows(self) -> pl.DataFrame:
         """The rows of `problems`, as they stood: file, row, problem, cells."""
         return pl.concat([rejects(str(self._path)), *self._rejected])
-
-    def instruments(self) -> pl.DataFrame | None:
-        """Facts from the instruments file, if one was named."""
-        if self._instruments is None:
-            return None
-        return read_instruments(self._instruments, pad_symbols=pads_symbols(self._info.calendar))
-
-    def membership(self) -> pl.DataFrame | None:
-        """Intervals from the universe file, if one was named."""
-        if self._universe is None:
-            return None
-        return read_membership(self._universe, pad_symbols=pads_symbols(self._info.calendar))
-
-    def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark from its own file, if one was named."""
-        if self._benchmark_path is None:
-            if self._benchmark is not None:
-                raise SourceError(
-                    f"benchmark {self._benchmark!r} has no file. Set data.benchmark_path to the "
-                    "CSV or Parquet file of index bars."
-                )
-            return None
-        return read_benchmark(
-            self._benchmark_path,
-            self._benchmark,
-            freq=self._freq,
-            timezone=self._info.timezone,
-            own=self._own,
-            pad_symbols=pads_symbols(self._info.calendar),
-        )
 
     def _read(self, file: _File, calendar: str, timezone: str) -> Iterator[RawFrame]:
         origin = str(file.facts.path)
         reader = self._reader(file, timezone, pad_symbols=pads_symbols(calendar))
         for piece in pieces(file.facts, file.columns.names):
-            bars, problems, rejected = reader.to_bars(piece.frame)
+            bars, problems, rejected_rows = reader.to_bars(piece.frame)
             self._problems += [*piece.problems, *problems]
-            self._rejected += [r for r in (piece.rejected, rejected) if r.height]
+            self._rejected += [r for r in (piece.rejected_rows, rejected_rows) if r.height]
             if bars.height:
                 yield RawFrame(self._whole_days(bars, origin), origin)
 
@@ -225,12 +187,12 @@ class _FileSource(SourceDefaults):
                     f"Use data.source: {self.other}, or rename the file."
                 )
             return [path]
-        found = files_below(path)
-        if found is None:
+        below = files_below(path)
+        if below is None:
             raise SourceError(
                 f"{path}: does not exist. Check data.path (relative to {Path.cwd()})."
             )
-        files = [f for f in found if suffix_of(f, self.suffixes)]
+        files = [f for f in below if suffix_of(f, self.suffixes)]
         if not files:
             raise SourceError(
                 f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Check data.path "
@@ -289,12 +251,9 @@ class _FileSource(SourceDefaults):
             "timezone": self._timezone_wanted,
             "columns": self._own,
             "price_basis": self._price_basis(),
-            "benchmark": self._benchmark,
             "files": [[stem_of(f.facts.path), f.facts.digest] for f in self._files],
-            "beside": [
-                None if path is None else inspect(path).digest
-                for path in (self._benchmark_path, self._universe, self._instruments)
-            ],
+            # What it once read itself; the names of datasets are made from this hash.
+            **{"benchmark": None, "beside": [None, None, None]},
         }
         return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
@@ -362,3 +321,131 @@ def _round_the_clock(times: pl.Series, freq: Freq) -> bool:
     if len(days) >= 7:
         return bool((days.dt.weekday() >= 6).mean() > 0.2)  # type: ignore[operator]
     return freq != "1d" and times.dt.hour().n_unique() >= 23
+
+
+def read_membership(
+    path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
+) -> pl.DataFrame:
+    """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted.
+
+    Columns may be called symbol, start/start_date/in_date/纳入日期, end/end_date/out_date/剔除日期.
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
+    """
+    sheet = Sheet.read(path, MEMBERS, ("symbol", "start"), own)
+    table = pl.DataFrame(
+        {
+            ROW: sheet.rows,
+            "symbol": sheet.symbols(pad=pad_symbols),
+            "start": sheet.dates("start", needed=True),
+            "end": sheet.dates("end"),
+        }
+    ).sort("symbol", "start", maintain_order=True)
+    for row, symbol, start, end in table.filter(pl.col("end") <= pl.col("start")).iter_rows():
+        message = f"{symbol} leaves on {end}, not after it joins on {start}"
+        sheet.note(row, "end", message, "The end is the first day out: write a later day, or none")
+    for row, symbol, start, earlier in _overlaps(table).iter_rows():
+        message = f"{symbol} joins on {start} while it is still in by row {earlier}"
+        sheet.note(row, "start", message, "End the earlier interval by then, or join the two")
+    sheet.refuse()
+    return table.select("symbol", "start", "end")
+
+
+def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
+    """Intervals that begin before an earlier one of the symbol ends: row, symbol, start, other."""
+    last = pl.col("until").cum_max().over("symbol")
+    return (
+        table.drop_nulls(("symbol", "start"))
+        .with_columns(until=pl.col("end").fill_null(date.max))
+        .with_columns(holder=pl.when(pl.col("until") == last).then(pl.col(ROW)))
+        .with_columns(
+            before=last.shift(1).over("symbol"),
+            other=pl.col("holder").forward_fill().shift(1).over("symbol"),
+        )
+        .filter(pl.col("start") < pl.col("before"))
+        .select(ROW, "symbol", "start", "other")
+    )
+
+
+def read_instruments(
+    path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
+) -> pl.DataFrame:
+    """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown.
+
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
+    """
+    sheet = Sheet.read(path, INSTRUMENTS, ("symbol",), own)
+    table = pl.DataFrame(
+        {
+            ROW: sheet.rows,
+            "symbol": sheet.symbols(pad=pad_symbols),
+            "listed": sheet.dates("listed"),
+            "delisted": sheet.dates("delisted"),
+            "reason": sheet.text("reason"),
+            "name": sheet.text("name"),
+        }
+    )
+    first = pl.col(ROW).first().over("symbol")
+    again = table.with_columns(first=first).filter(pl.col(ROW) != pl.col("first"))
+    for row, symbol, kept in again.drop_nulls("symbol").select(ROW, "symbol", "first").iter_rows():
+        sheet.note(row, "symbol", f"{symbol} is in row {kept} already", "Keep one row per symbol")
+    gone = table.filter(pl.col("delisted") <= pl.col("listed"))
+    for row, symbol, listed, delisted in gone.drop("reason", "name").iter_rows():
+        message = f"{symbol} is delisted on {delisted}, not after it lists on {listed}"
+        sheet.note(row, "delisted", message, "Correct one of the two dates")
+    sheet.refuse()
+    return table.drop(ROW)
+
+
+def read_benchmark(
+    path: Path,
+    symbol: str | None = None,
+    *,
+    freq: Freq = "1d",
+    timezone: str = "UTC",
+    own: Mapping[str, str] | None = None,
+    pad_symbols: bool = False,
+) -> pl.DataFrame:
+    """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one.
+
+    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
+    """
+    facts = inspect(path)
+    fitting = {theirs: ours for theirs, ours in (own or {}).items() if theirs in facts.columns}
+    columns = recognise(facts.columns, file=str(path), own=fitting)
+    reader = Reader(
+        columns, str(path), freq, timezone, symbol or stem_of(path), pad_symbols=pad_symbols
+    )
+    bars, problems, _ = reader.to_bars(read_whole(facts, columns.names))
+    if "symbol" in columns.by_field:
+        bars = _rows_of(bars, symbol, path)
+    if freq == "1d":
+        bars = bars.with_columns(pl.col("time").dt.truncate("1d"))
+    info = SourceInfo(
+        "benchmark", freq, "data", timezone, "adjusted", frozenset({"close"}), facts.digest
+    )
+    checked = validate(RawFrame(bars, str(path)), info)
+    errors = [p for p in (*problems, *checked.problems) if p.severity == "error"]
+    if errors:
+        raise InvalidDataError(errors, f"{path}: {len(errors)} problem(s) in the benchmark")
+    return checked.good.select("time", "close").sort("time")
+
+
+def _rows_of(bars: pl.DataFrame, symbol: str | None, path: Path) -> pl.DataFrame:
+    """The bars of `symbol`, which may be left out where there is but one."""
+    symbols = bars["symbol"].drop_nulls().unique().sort().to_list()
+    shown = ", ".join(symbols[:20]) + (" …" if len(symbols) > 20 else "")
+    if symbol is None:
+        if len(symbols) != 1:
+            raise UniverseError(
+                f"{path}: holds {len(symbols)} symbols ({shown}). Say which is the benchmark: "
+                "data.benchmark."
+            )
+        return bars
+    if symbol not in symbols:
+        near = difflib.get_close_matches(symbol, symbols, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise UniverseError(
+            f"{path}: no rows of benchmark {symbol!r}. {hint}The file has {shown}; set "
+            "data.benchmark."
+        )
+    return bars.filter(pl.col("symbol") == symbol)

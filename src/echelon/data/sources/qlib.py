@@ -37,8 +37,8 @@ import polars as pl
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults, required_path
-from echelon.data.sources._tables import reading
+from echelon.data.sources._base import Source, required_path
+from echelon.data.sources._tables import reading_file
 from echelon.errors import SourceError, shorten
 from echelon.files import sha256_file
 from echelon.types import Floats, Floats32, Freq, Problem, Times
@@ -63,7 +63,7 @@ class Bin(NamedTuple):
     values: Floats32
 
 
-class Interval(NamedTuple):
+class InstrumentSpan(NamedTuple):
     """One line of an instruments file; `last` is the last day, included."""
 
     symbol: str
@@ -71,7 +71,7 @@ class Interval(NamedTuple):
     last: date
 
 
-class QlibSource(SourceDefaults):
+class QlibSource(Source):
     """Bars of a Qlib data directory.
 
     market: which instruments file: all, csi300 …; the intervals of the latter are its membership
@@ -183,13 +183,13 @@ class QlibSource(SourceDefaults):
         if self._benchmark is None:
             return None
         problems: list[Problem] = []
-        found = self._bars(self._benchmark, self.times(), problems)
-        if found is None or problems:
+        bars = self._bars(self._benchmark, self.times(), problems)
+        if bars is None or problems:
             raise SourceError(
                 f"data.benchmark: {self._benchmark} cannot be read as {self._suffix} bars: "
                 f"{problems[0].file}: {problems[0].message}. Name an index that the directory has."
             )
-        return found.select("time", "close")
+        return bars.select("time", "close")
 
     def times(self) -> Times:
         """The calendar as ends of bars: datetime64[us][T]."""
@@ -198,9 +198,9 @@ class QlibSource(SourceDefaults):
 
     def feature(self, symbol: str, field: str) -> pl.DataFrame:
         """One field as stored, float32 and adjusted: time (as in the calendar), value."""
-        found = read_bin(self._bin_path(symbol, field), len(self._stamps))
-        stamps = self._stamps[found.start : found.start + len(found.values)]
-        return pl.DataFrame({"time": stamps, "value": found.values})
+        stored = read_bin(self._bin_path(symbol, field), len(self._stamps))
+        stamps = self._stamps[stored.start : stored.start + len(stored.values)]
+        return pl.DataFrame({"time": stamps, "value": stored.values})
 
     @cached_property
     def _stamps(self) -> Times:
@@ -216,7 +216,7 @@ class QlibSource(SourceDefaults):
         return last.date()
 
     @cached_property
-    def _intervals(self) -> list[Interval]:
+    def _intervals(self) -> list[InstrumentSpan]:
         path = self._path / "instruments" / f"{self._market.lower()}.txt"
         if _ELSEWHERE.search(self._market) or not path.exists():
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
@@ -272,13 +272,13 @@ class QlibSource(SourceDefaults):
             if not path.exists():
                 continue
             try:
-                found = read_bin(path, len(times))
+                stored = read_bin(path, len(times))
             except SourceError as error:
                 what = str(error).removeprefix(f"{path}: ").rstrip(".")
                 problems.append(Problem(str(path), None, field, what, _REDUMP))
                 return None
-            spans[field] = (found.start, len(found.values))
-            columns[field] = _align(found, len(times))
+            spans[field] = (stored.start, len(stored.values))
+            columns[field] = _align(stored, len(times))
         start, length = spans["close"]
         for field, (first, count) in spans.items():
             if first < start or first + count > start + length:
@@ -296,7 +296,7 @@ class QlibSource(SourceDefaults):
         assert frame["row"].is_between(1, length).all()
         frame = _money(frame.with_columns(pl.col(*columns).fill_nan(None)))
         return (
-            self._traded(frame, symbol, problems)
+            self._undo_adjustment(frame, symbol, problems)
             if self._has_factor
             else frame.drop("factor", strict=False)
         )
@@ -313,7 +313,9 @@ class QlibSource(SourceDefaults):
         file = path if folder.is_dir() else folder
         return Problem(str(file), None, None, what, _REDUMP)
 
-    def _traded(self, frame: pl.DataFrame, symbol: str, problems: list[Problem]) -> pl.DataFrame:
+    def _undo_adjustment(
+        self, frame: pl.DataFrame, symbol: str, problems: list[Problem]
+    ) -> pl.DataFrame:
         """Undo Qlib's adjustment; days without a usable factor are noted and left out."""
         usable = pl.col("factor").is_not_null() & (pl.col("factor") > 0)
         path = str(self._bin_path(symbol, "factor"))
@@ -411,10 +413,10 @@ def shortest_decimal(values: Floats, decimals: tuple[int, ...]) -> Floats:
     return result
 
 
-def _align(found: Bin, n_times: int) -> Floats:
+def _align(stored: Bin, n_times: int) -> Floats:
     """Values on the whole calendar, NaN outside the file's range: float64[T]."""
     whole = np.full(n_times, np.nan)
-    whole[found.start : found.start + len(found.values)] = found.values
+    whole[stored.start : stored.start + len(stored.values)] = stored.values
     return whole
 
 
@@ -461,7 +463,7 @@ def _read_calendar(path: Path) -> Times:
     return times
 
 
-def _read_instruments(path: Path) -> list[Interval]:
+def _read_instruments(path: Path) -> list[InstrumentSpan]:
     intervals = []
     for number, line in _lines(path):
         symbol, first, last, *_ = [*(c.strip() for c in line.split("\t")), "", "", ""]
@@ -477,7 +479,7 @@ def _read_instruments(path: Path) -> list[Interval]:
                 "directory of features, so it has neither slashes nor control characters, and is "
                 f"no longer than {MAX_SYMBOL}. Mend the line."
             )
-        intervals.append(Interval(symbol, begin.date(), end.date()))
+        intervals.append(InstrumentSpan(symbol, begin.date(), end.date()))
     if not intervals:
         raise SourceError(f"{path}: no instruments in it. Dump the directory again.")
     return intervals
@@ -485,7 +487,7 @@ def _read_instruments(path: Path) -> list[Interval]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file that are not blank, with their numbers."""
-    with reading(path):
+    with reading_file(path):
         text = path.read_text(encoding="utf-8-sig")
     return ((k, line) for k, line in enumerate(text.splitlines(), start=1) if line.strip())
 

@@ -17,12 +17,12 @@ import polars as pl
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults
+from echelon.data.sources._base import Source
 
 _VERSION = "1"
 
 
-class SampleSource(SourceDefaults):
+class SampleSource(Source):
     """Real daily closes that need no network."""
 
     def info(self) -> SourceInfo:

@@ -20,31 +20,25 @@ import polars as pl
 from echelon.config import Config, SyntheticConfig
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
-from echelon.data.sources._base import SourceDefaults
-from echelon.data.synth import (
-    GENERATOR_VERSION,
+from echelon.data.sources._base import Source
+from echelon.data.synth.index import MembershipSpan, index_levels, index_membership
+from echelon.data.synth.market import GENERATOR_VERSION, SyntheticMarket, build_market
+from echelon.data.synth.minutes import (
     BarBlock,
-    Interval,
-    Market,
     MinuteEngine,
     OrderBook,
-    SymbolPath,
     aggregate,
-    build_market,
-    index_levels,
-    index_membership,
     join,
     order_book,
-    trace,
 )
-from echelon.data.synth.path import TICKS_PER_UNIT
+from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import ConfigError, DataError
 from echelon.types import Freq
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume", "amount", "factor", "pre_close"})
 
 
-class SyntheticSource(SourceDefaults):
+class SyntheticSource(Source):
     """Bars of the market that `config` and `seed` name; `config.seed`, where set, wins."""
 
     def __init__(
@@ -63,7 +57,7 @@ class SyntheticSource(SourceDefaults):
         self._rows_per_frame = rows_per_frame
 
     @cached_property
-    def market(self) -> Market:
+    def market(self) -> SyntheticMarket:
         """The latent state: regimes, factors, true parameters, lives of the symbols."""
         return build_market(self._config, self._seed, self._calendar)
 
@@ -188,7 +182,7 @@ class SyntheticSource(SourceDefaults):
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     @cached_property
-    def _intervals(self) -> tuple[Interval, ...]:
+    def _intervals(self) -> tuple[MembershipSpan, ...]:
         return index_membership(self.market)
 
     def benchmark(self) -> pl.DataFrame:

@@ -15,12 +15,12 @@ sorted by time or by symbol; within a block they may be unsorted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -30,10 +30,10 @@ import pyarrow.parquet as pq
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import SourceDefaults, required_path
+from echelon.data.sources._base import Source, required_path
 from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_bars import (
-    COLUMNS,
+    BAR_COLUMNS,
     BarMerger,
     TickCounts,
     TradeFilter,
@@ -41,10 +41,17 @@ from echelon.data.sources._ticks_bars import (
     row_of,
     sessions_of,
 )
-from echelon.data.sources._ticks_layout import TickLayout, sniff
-from echelon.data.sources._ticks_read import BLOCK_BYTES, ProblemLog, RejectSpool, read_blocks
+from echelon.data.sources._ticks_read import (
+    BLOCK_BYTES,
+    ProblemLog,
+    RejectSpool,
+    TickLayout,
+    read_blocks,
+    sniff,
+)
+from echelon.digests import sha256_once
 from echelon.errors import SourceError
-from echelon.files import atomic_file, scratch_directory, sha256_file, sweep
+from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq, Problem
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -53,7 +60,7 @@ _GZIP_RATIO = 8
 _SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
 
 
-class TicksSource(SourceDefaults):
+class TicksSource(Source):
     """Bars of tick files.
 
     path: a CSV or CSV.gz, a directory of them, or a pattern such as ticks/**/逐笔成交.csv
@@ -85,8 +92,6 @@ class TicksSource(SourceDefaults):
         self._rejects = RejectSpool()
         self._problems = ProblemLog(self._rejects)
         self._counts = TickCounts()
-        self._layout_cache: list[TickLayout] | None = None
-        self._fingerprints: dict[tuple[str, int, int], str] = {}
 
     def info(self) -> SourceInfo:
         """Describe the bars; reads the files once, for their hash."""
@@ -106,7 +111,7 @@ class TicksSource(SourceDefaults):
         A bar's `row` is the line of its first trade. `since` is ignored: a tick file is read
         whole.
         """
-        layouts = self._layouts()
+        layouts = self._layouts
         fields = self._fields()
         self._rejects = RejectSpool()
         self._problems = ProblemLog(self._rejects)
@@ -132,11 +137,7 @@ class TicksSource(SourceDefaults):
         """
         return self._problems.problems()
 
-    def problems_total(self) -> int:
-        """How many rows have an error: those of `rejected`."""
-        return self._rejects.rows
-
-    def rejected(self) -> pl.DataFrame:
+    def rejected_rows(self) -> pl.DataFrame:
         """All rows with an error, as they stood: file, row, problem, cells (the line)."""
         return self._rejects.frame()
 
@@ -145,7 +146,7 @@ class TicksSource(SourceDefaults):
         return self._counts
 
     def _fields(self) -> frozenset[str]:
-        roles = self._layouts()[0].roles
+        roles = self._layouts[0].roles
         fields = {"open", "high", "low", "close"}
         if roles & {"volume", "acc_volume"}:
             fields |= {"volume", "amount"}
@@ -156,17 +157,12 @@ class TicksSource(SourceDefaults):
         return frozenset(fields)
 
     def _blocks(self, layout: TickLayout) -> Iterator[pl.DataFrame]:
-        columns = COLUMNS if self._parquet_dir is None else layout.names
-        with ExitStack() as stack:
-            sink = None
-            if self._parquet_dir is not None:
-                target = self._parquet_dir / self._parquet_name(layout.path)
-                sink = stack.enter_context(_ParquetSink(target, layout))
-            for block in read_blocks(
-                layout, self._problems, columns, block_bytes=self._block_bytes
-            ):
-                if sink is not None:
-                    sink.write(block)
+        if self._parquet_dir is None:
+            yield from read_blocks(layout, self._problems, BAR_COLUMNS, self._block_bytes)
+            return
+        with _parquet_sink(self._parquet_dir / self._parquet_name(layout.path), layout) as write:
+            for block in read_blocks(layout, self._problems, layout.names, self._block_bytes):
+                write(block)
                 yield block
 
     def _parquet_name(self, path: Path) -> str:
@@ -177,31 +173,26 @@ class TicksSource(SourceDefaults):
         stem = "-".join(p for p in inside.parts if p not in ("/", ".."))
         return stem.removesuffix(".gz").rsplit(".", 1)[0] + ".parquet"
 
+    @cached_property
     def _layouts(self) -> list[TickLayout]:
-        if self._layout_cache is None:
-            files = _files(self._path)
-            layouts = [sniff(f, self._columns, self._price_scale) for f in files]
-            first = layouts[0]
-            for other in layouts[1:]:
-                if other.names != first.names:
-                    raise SourceError(
-                        f"{other.path} has other columns than {first.path}: trades and snapshots "
-                        "of one day must not be counted twice. Import one kind of file, with a "
-                        "pattern such as data.path=ticks/**/逐笔成交.csv."
-                    )
-            self._layout_cache = layouts
-        return self._layout_cache
+        first, *others = (
+            sniff(f, self._columns, self._price_scale) for f in _tick_files(self._path)
+        )
+        for layout in others:
+            if layout.names != first.names:
+                raise SourceError(
+                    f"{layout.path} has other columns than {first.path}: trades and snapshots "
+                    "of one day must not be counted twice. Import one kind of file, with a "
+                    "pattern such as data.path=ticks/**/逐笔成交.csv."
+                )
+        return [first, *others]
 
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for layout in self._layouts():
-            status = layout.path.stat()
-            key = (str(layout.path), status.st_size, status.st_mtime_ns)
-            if key not in self._fingerprints:
-                self._fingerprints[key] = sha256_file(layout.path)
+        for layout in self._layouts:
             # How a file is read belongs to what it delivers.
             digest.update(f"{layout.names} {layout.clock} {layout.price_scale}".encode())
-            digest.update(self._fingerprints[key].encode())
+            digest.update(sha256_once(layout.path).encode())
         digest.update(f"ticks-2 {self._freq} {self._calendar}".encode())
         return digest.hexdigest()
 
@@ -237,60 +228,38 @@ def ticks_to_parquet(
     """
     layout = sniff(path, columns, price_scale)
     problems = ProblemLog()
-    with _ParquetSink(target, layout) as sink:
-        for block in read_blocks(layout, problems, layout.names, block_bytes=block_bytes):
-            sink.write(block)
+    with _parquet_sink(target, layout) as write:
+        for block in read_blocks(layout, problems, layout.names, block_bytes):
+            write(block)
     return problems.problems()
 
 
-class _ParquetSink:
-    """Writes blocks of ticks to a temporary file that gets its name when all is written."""
+@contextmanager
+def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.DataFrame], None]]:
+    """Writes blocks of ticks, each a row group, to a file that gets its name when all is there."""
+    names = [n for n in layout.names if n not in ("symbol", "date", "time", "datetime", "")]
+    schema = pa.schema(
+        [("symbol", pa.string()), ("date", pa.date32()), ("time", pa.time32("ms"))]
+        + [(n, pa.float64() if n in layout.numbers else pa.string()) for n in names]
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent)
+    with (
+        atomic_file(target) as handle,
+        pq.ParquetWriter(
+            handle, schema, compression="zstd", use_dictionary=["symbol", "date"]
+        ) as writer,
+    ):
 
-    def __init__(self, target: Path, layout: TickLayout) -> None:
-        clocks = ("symbol", "date", "time", "datetime", "")
-        self._others = [n for n in layout.names if n not in clocks]
-        numbers = set(layout.numbers)
-        self._schema = pa.schema(
-            [("symbol", pa.string()), ("date", pa.date32()), ("time", pa.time32("ms"))]
-            + [(n, pa.float64() if n in numbers else pa.string()) for n in self._others]
-        )
-        self._target = target
-        self._open = ExitStack()
+        def write(block: pl.DataFrame) -> None:
+            columns = block.select(
+                pl.col("symbol").cast(pl.String), "date", pl.col("ms").alias("time"), *names
+            ).to_arrow()
+            typed = [c.cast(kind) for c, kind in zip(columns.columns, schema.types, strict=True)]
+            table = pa.table(typed, schema=schema)
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
-    def __enter__(self) -> Self:
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(self._target.parent)
-        with ExitStack() as stack:
-            handle = stack.enter_context(atomic_file(self._target))
-            self._writer = stack.enter_context(
-                pq.ParquetWriter(
-                    handle, self._schema, compression="zstd", use_dictionary=["symbol", "date"]
-                )
-            )
-            self._open = stack.pop_all()
-        return self
-
-    def write(self, block: pl.DataFrame) -> None:
-        """Add a block as one row group."""
-        columns = block.select(
-            pl.col("symbol").cast(pl.String), "date", pl.col("ms").alias("time"), *self._others
-        )
-        table = pa.table(
-            [
-                column.cast(kind)
-                for column, kind in zip(columns.to_arrow().columns, self._schema.types, strict=True)
-            ],
-            schema=self._schema,
-        )
-        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+        yield write
 
 
 def _with_reference(bars: pl.DataFrame) -> pl.DataFrame:
@@ -317,17 +286,17 @@ def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
     return conform(bars.with_columns(time=time).drop(absent).sort("symbol", "time"))
 
 
-def _files(path: Path) -> list[Path]:
+def _tick_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = files_below(path)
-    if found is None:
+    files = files_below(path)
+    if files is None:
         raise SourceError(f"{path}: no such file or directory. Set data.path to the tick export.")
     if path.is_dir():  # a pattern names what is meant
-        found = [f for f in found if f.name.lower().endswith(_SUFFIXES)]
-    if not found:
+        files = [f for f in files if f.name.lower().endswith(_SUFFIXES)]
+    if not files:
         raise SourceError(f"{path}: no tick files (CSV or CSV.gz) there. Set data.path.")
-    return found
+    return files
 
 
 def _parts(layouts: list[TickLayout]) -> int:

@@ -14,25 +14,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
-from functools import cached_property
 from typing import Any, ClassVar
 
 import polars as pl
 
 from echelon.config import Config
 from echelon.config.secrets import secrets
-from echelon.data.sources._retry import Verdict
 from echelon.data.sources._vendor import (
     AShare,
-    Vendor,
-    a_share,
-    distinct_a_shares,
+    AShareVendor,
+    Failure,
     fold_opening_auction,
     join_latest_day,
-    numbers,
     reading_answers,
     share_volume,
-    take,
 )
 from echelon.errors import SourceError
 from echelon.types import Freq
@@ -59,7 +54,7 @@ class _EmptyAnswerError(OSError):
     """A frame without columns: the HTTP request failed and the library hid it."""
 
 
-class TushareSource(Vendor):
+class TushareSource(AShareVendor):
     """Bars by `daily` and `stk_mins`, symbol by symbol."""
 
     name: ClassVar[str] = "tushare"
@@ -69,53 +64,37 @@ class TushareSource(Vendor):
         self,
         symbols: Sequence[str],
         *,
-        start: date | None,
-        end: date | None,
-        freq: Freq,
-        benchmark: str | None = None,
         membership_index: str | None = None,
-        client: Any = None,  # noqa: ANN401 (the pro api)
-        **tools: Any,  # noqa: ANN401 (now, retry: see Vendor)
+        **query: Any,  # noqa: ANN401 (see Vendor)
     ) -> None:
         """See `Vendor`. membership_index: whose constituents `membership` gives; null: none."""
-        super().__init__(
-            symbols, start=start, end=end, freq=freq, benchmark=benchmark, client=client, **tools
-        )
+        super().__init__(symbols, **query)
         self._membership_index = membership_index
         self._token: str | None = None
-        if freq != "1d" and start is None:
+        if self._freq != "1d" and self._start is None:
             raise SourceError(
-                f"tushare: {freq} bars need data.start; without it the vendor answers with the "
-                "last ten days only."
+                f"tushare: {self._freq} bars need data.start; without it the vendor answers with "
+                "the last ten days only."
             )
 
     @reading_answers("tushare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
         """Listing facts of the symbols, the delisted and the suspended among them included."""
         mine = {share.dotted: symbol for symbol, share in self._shares.items()}
+        columns = {
+            "ts_code": "code",
+            "name": "name",
+            "list_date": "listed",
+            "delist_date": "delisted",
+        }
+        days = dict.fromkeys(("listed", "delisted"), "%Y%m%d")
         tables = []
         for status in ("L", "D", "P"):
-            columns = {
-                "ts_code": "code",
-                "name": "name",
-                "list_date": "listed",
-                "delist_date": "delisted",
-            }
-            raw = self._query(
-                "stock_basic", f"status {status}", list_status=status, fields=",".join(columns)
-            )
-            table = take(
-                raw, columns, vendor=self.name, symbol=f"status {status}", call="stock_basic"
-            )
-            tables.append(
-                table.select(
-                    pl.col("code", "name").cast(pl.String),
-                    *(
-                        self._dates(table, c, "stock_basic").alias(c)
-                        for c in ("listed", "delisted")
-                    ),
-                )
-            )
+            call, what = "stock_basic", f"status {status}"
+            raw = self._query(call, what, list_status=status, fields=",".join(columns))
+            table = self._table(raw, columns, what, call, text=("code", "name"), **days)
+            names = pl.col("code", "name").cast(pl.String)
+            tables.append(table.select(names, "listed", "delisted"))
         facts = pl.concat(tables).filter(pl.col("code").is_in(list(mine)))
         missing = sorted(set(mine) - set(facts["code"]))
         if missing:
@@ -139,7 +118,7 @@ class TushareSource(Vendor):
         """
         if self._membership_index is None:
             return None
-        index = a_share(self._membership_index, self.name, index=True)
+        index = self._index(self._membership_index)
         spans = self._spans(self._start or _FIRST_DAY, days=_LIST_DAYS)
         lists = pl.concat([self._lists(index, *span) for span in spans]).unique()
         if lists.is_empty():
@@ -166,24 +145,15 @@ class TushareSource(Vendor):
                 "as a file instead: data.universe."
             )
         columns = {"con_code": "code", "trade_date": "day"}
-        table = take(raw, columns, vendor=self.name, symbol=index.dotted, call="index_weight")
-        days = self._dates(table, "day", "index_weight")
-        return table.select(pl.col("code").cast(pl.String), day=days)
+        table = self._table(
+            raw, columns, index.dotted, "index_weight", text=("code",), day="%Y%m%d"
+        )
+        return table.select(pl.col("code").cast(pl.String), "day")
 
-    @reading_answers("tushare", "the index")
-    def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark's closes, whole; an index such as 000300.SH."""
-        if self._benchmark is None:
-            return None
-        index = a_share(self._benchmark, self.name, index=True)
+    def _index_bars(self, symbol: str) -> pl.DataFrame:
+        index = self._index(symbol)
         function = "index_daily" if self._freq == "1d" else "idx_mins"
-        bars = self._quotes(function, index, index.dotted, ("close",), self._start)
-        if bars.is_empty():
-            raise self._nothing(self._benchmark)
-        return self._finished(bars, self._benchmark).select("time", "close").sort("time")
-
-    def _market(self) -> tuple[str, str]:
-        return "XSHG", "Asia/Shanghai"
+        return self._quotes(function, index, index.dotted, ("close",), self._start)
 
     def _fields(self) -> frozenset[str]:
         both = {*_PRICES, "volume", "amount", "factor", "st"}
@@ -191,10 +161,6 @@ class TushareSource(Vendor):
 
     def _extras(self) -> tuple[str | None, ...]:
         return (self._benchmark, self._membership_index)
-
-    @cached_property
-    def _shares(self) -> dict[str, AShare]:
-        return distinct_a_shares(self._symbols, self.name)
 
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         share = self._shares[symbol]
@@ -238,9 +204,7 @@ class TushareSource(Vendor):
                     f"tushare: {function} for {symbol} returned {len(raw)} rows for {begin} to "
                     f"{until}, its row limit: the answer may be cut off. Please report it."
                 )
-            piece = take(raw, wanted, vendor=self.name, symbol=symbol, call=function)
-            piece = numbers(piece, columns, vendor=self.name, symbol=symbol)
-            pieces.append(piece.with_columns(time=self._times(piece, "time", form, function)))
+            pieces.append(self._table(raw, wanted, symbol, function, time=form))
         return pl.concat(pieces)
 
     def _spans(self, start: date, *, days: int) -> Iterator[tuple[date, date]]:
@@ -266,9 +230,7 @@ class TushareSource(Vendor):
                 end_date=f"{until:%Y%m%d}",
             )
             columns = {"trade_date": "day", "adj_factor": "factor"}
-            table = take(raw, columns, vendor=self.name, symbol=symbol, call="adj_factor")
-            table = numbers(table, ["factor"], vendor=self.name, symbol=symbol)
-            factors.append(table.with_columns(day=self._dates(table, "day", "adj_factor")))
+            factors.append(self._table(raw, columns, symbol, "adj_factor", day="%Y%m%d"))
         known = pl.concat(factors)
         days = bars["time"].dt.date().unique().sort()
         missing = days.filter(~days.is_in(known["day"].implode()))
@@ -285,10 +247,10 @@ class TushareSource(Vendor):
         fields = "ts_code,name,start_date,end_date,ann_date,change_reason"
         raw = self._query("namechange", symbol, ts_code=share.dotted, fields=fields)
         columns = {"name": "name", "start_date": "day"}
-        table = take(raw, columns, vendor=self.name, symbol=symbol, call="namechange")
+        table = self._table(raw, columns, symbol, "namechange", text=("name",), day="%Y%m%d")
         if table.is_empty():
             return pl.DataFrame(schema={"day": pl.Date, "st": pl.Boolean})
-        table = table.with_columns(day=self._dates(table, "day", "namechange")).drop_nulls("day")
+        table = table.drop_nulls("day")
         marked = [bool(_SPECIAL_TREATMENT.match(name or "")) for name in table["name"]]
         return table.select("day", st=pl.Series(marked, dtype=pl.Boolean))
 
@@ -301,21 +263,6 @@ class TushareSource(Vendor):
 
         return self._ask(call, symbol, function)
 
-    def _times(self, frame: pl.DataFrame, column: str, form: str, call: str) -> pl.Series:
-        """Read a column of text as Datetime; what cannot be read is an error."""
-        text = frame[column].cast(pl.String)
-        read = text.str.to_datetime(form, time_unit="us", strict=False)
-        bad = text.filter(read.is_null() & text.is_not_null() & (text != ""))
-        if bad.len():
-            raise SourceError(
-                f"tushare: {call} has the date {bad[0]!r}, expected the form {form}. The vendor "
-                "has changed its answer; install `pip install 'echelon[vendors]'`."
-            )
-        return read
-
-    def _dates(self, frame: pl.DataFrame, column: str, call: str) -> pl.Series:
-        return self._times(frame, column, "%Y%m%d", call).dt.date()
-
     def _new_client(self) -> Any:  # noqa: ANN401
         module = self._import()
         self._token = secrets().require("tushare_token").get_secret_value()
@@ -324,12 +271,12 @@ class TushareSource(Vendor):
     def _redact(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
 
-    def _classify(self, error: Exception) -> Verdict:
+    def _classify(self, error: Exception) -> Failure:
         text = str(error)
         if "每分钟最多访问" in text or "频率过高" in text:
-            return Verdict.RATE_LIMIT
+            return Failure.RATE_LIMIT
         # A body that is no JSON (a proxy's error page) is a ValueError.
-        return Verdict.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
+        return Failure.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
 
     def _advice(self, error: Exception) -> str:
         text = str(error)

@@ -18,15 +18,13 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from echelon.data.sources._retry import Verdict
 from echelon.data.sources._vendor import (
     BAR,
+    Failure,
     Vendor,
+    class_names,
     http_status,
     join_latest_day,
-    numbers,
-    reading_answers,
-    take,
 )
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
@@ -44,7 +42,7 @@ _INTERVAL: Mapping[Freq, str] = {"1d": "1d", "5min": "5m", "1min": "1m"}
 _REACH: Mapping[Freq, tuple[int, int]] = {"5min": (59, 59), "1min": (29, 7)}
 """Days back that Yahoo keeps, and days it answers at once (60, and 30 by 8, less a margin)."""
 
-MARKETS: Mapping[str, tuple[str, str]] = {
+EXCHANGES: Mapping[str, tuple[str, str]] = {
     "": ("XNYS", "America/New_York"),
     "SS": ("XSHG", "Asia/Shanghai"),
     "SZ": ("XSHG", "Asia/Shanghai"),
@@ -82,18 +80,11 @@ class YFinanceSource(Vendor):
     price_basis: ClassVar[PriceBasis] = "split_adjusted"
     settled: ClassVar[time] = time(18, 0)
 
-    @reading_answers("yfinance", "the index")
-    def benchmark(self) -> pl.DataFrame | None:
-        """The benchmark's closes, whole; an index such as ^GSPC."""
-        if self._benchmark is None:
-            return None
-        bars = self._finished(self._history(self._benchmark, None), self._benchmark)
-        if bars.is_empty():
-            raise self._nothing(self._benchmark)
-        return bars.select("time", "close").sort("time")
+    def _index_bars(self, symbol: str) -> pl.DataFrame:
+        return self._history(symbol, None)
 
     def _market(self) -> tuple[str, str]:
-        markets = {market_of(s): s for s in self._symbols}
+        markets = {exchange_of(s): s for s in self._symbols}
         if len(markets) > 1:
             (first, a), (second, b), *_ = markets.items()
             raise SourceError(
@@ -125,15 +116,15 @@ class YFinanceSource(Vendor):
 
     def _history(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         """Bars in as many requests as Yahoo's limits ask for."""
-        found, reason = [], ""
+        pieces, reason = [], ""
         for begin, until in self._spans(symbol, first):
             bars, said = self._request(symbol, _INTERVAL[self._freq], begin, until)
             reason = said or reason
             if bars is not None:
-                found.append(bars)
-        if not found:
+                pieces.append(bars)
+        if not pieces:
             raise self._nothing(symbol, first, reason)
-        return pl.concat(found)
+        return pl.concat(pieces)
 
     def _spans(self, symbol: str, first: datetime | None) -> Iterator[tuple[date | None, date]]:
         """First and last day of each request; no first day: as far back as there is."""
@@ -191,13 +182,11 @@ class YFinanceSource(Vendor):
         return self._canonical(frame, symbol, interval), ""
 
     def _canonical(self, frame: Any, symbol: str, interval: str) -> pl.DataFrame:  # noqa: ANN401
-        call = f"history({interval})"
-        bars = take(frame, _COLUMNS, vendor=self.name, symbol=symbol, call=call)
-        bars = numbers(bars, list(_COLUMNS.values()), vendor=self.name, symbol=symbol)
-        zone, found = self._market_timezone(symbol), str(getattr(frame.index, "tz", None))
-        if found != zone:
+        bars = self._table(frame, _COLUMNS, symbol, f"history({interval})")
+        zone, given = self._market_timezone(symbol), str(getattr(frame.index, "tz", None))
+        if given != zone:
             raise SourceError(
-                f"yfinance: {symbol} came in time zone {found}, the import is in {zone}. Import "
+                f"yfinance: {symbol} came in time zone {given}, the import is in {zone}. Import "
                 "symbols of one exchange at a time."
             )
         wall_clock = frame.index.tz_localize(None).to_numpy().astype("datetime64[us]")
@@ -212,16 +201,16 @@ class YFinanceSource(Vendor):
 
     def _market_timezone(self, symbol: str) -> str:
         # Indices trade on the clock of the market they measure.
-        return self._market()[1] if symbol.startswith("^") else market_of(symbol)[1]
+        return self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
 
-    def _classify(self, error: Exception) -> Verdict:
-        names = {c.__name__ for c in type(error).__mro__}
+    def _classify(self, error: Exception) -> Failure:
+        names = class_names(error)
         if "YFRateLimitError" in names:
-            return Verdict.RATE_LIMIT
-        return Verdict.TRANSIENT if "YFDataException" in names else super()._classify(error)
+            return Failure.RATE_LIMIT
+        return Failure.TRANSIENT if "YFDataException" in names else super()._classify(error)
 
     def _advice(self, error: Exception) -> str:
-        names = {c.__name__ for c in type(error).__mro__}
+        names = class_names(error)
         if "YFRateLimitError" in names:
             return "Yahoo limits calls by address: wait an hour, or download fewer symbols."
         if "YFTickerMissingError" in names or http_status(error) == 404:
@@ -235,18 +224,18 @@ class YFinanceSource(Vendor):
 from_config = YFinanceSource.from_config
 
 
-def market_of(symbol: str) -> tuple[str, str]:
+def exchange_of(symbol: str) -> tuple[str, str]:
     """Calendar and time zone of a Yahoo symbol, by its suffix."""
     if symbol.upper().endswith("-USD"):
-        return MARKETS["-USD"]
+        return EXCHANGES["-USD"]
     suffix = symbol.rpartition(".")[2].upper() if "." in symbol else ""
-    if suffix not in MARKETS or "=" in symbol:
-        known = ", ".join(f".{s}" for s in MARKETS if s.isalpha())
+    if suffix not in EXCHANGES or "=" in symbol:
+        known = ", ".join(f".{s}" for s in EXCHANGES if s.isalpha())
         raise SourceError(
             f"yfinance: the exchange of {symbol!r} is not known. Known suffixes: {known}, -USD, "
             "and none for the United States (a share class is written BRK-B)."
         )
-    return MARKETS[suffix]
+    return EXCHANGES[suffix]
 
 
 @contextmanager

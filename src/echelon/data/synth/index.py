@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from echelon.data.panel import forward_fill
-from echelon.data.synth.market import Market
+from echelon.data.synth.market import SyntheticMarket
 from echelon.data.synth.minutes import BLOCK, MinuteEngine, aggregate
 from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.types import Bools, Floats
@@ -26,7 +26,7 @@ FIRST_LEVEL = 1000.0
 """Level of the index at the close before the first session."""
 
 
-class Interval(NamedTuple):
+class MembershipSpan(NamedTuple):
     """Symbol `n` is in the index from session `start` to before `end`; None: still in."""
 
     n: int
@@ -41,30 +41,32 @@ class _Prior(NamedTuple):
     capital: Floats
 
 
-def index_membership(market: Market) -> tuple[Interval, ...]:
+def index_membership(market: SyntheticMarket) -> tuple[MembershipSpan, ...]:
     """Membership intervals of all symbols, by symbol and then by start."""
     reviews = set(range(0, market.n_days, REVIEW_EVERY))
     exits = {int(d) for d in market.delisted if d < market.n_days}
     days = np.array(sorted(reviews | exits))
     capital = np.stack([_prior(trace(market, n)).capital[days] for n in range(market.n_symbols)])
     since: dict[int, int] = {}
-    intervals: list[Interval] = []
+    intervals: list[MembershipSpan] = []
     for at, day in enumerate(days.tolist()):
         alive = np.asarray((market.listed < max(day, 1)) & (market.delisted > day))
         gone = [n for n in since if not alive[n]]
-        intervals.extend(Interval(n, since.pop(n), day) for n in gone)
+        intervals.extend(MembershipSpan(n, since.pop(n), day) for n in gone)
         # Between reviews incumbents stay whatever their size; only free places are filled.
         bonus = INCUMBENT_BONUS if day in reviews else np.inf
         chosen = _choose(capital[:, at], alive, since, market.config.index_size, bonus)
         dropped = [n for n in since if n not in chosen]
-        intervals.extend(Interval(n, since.pop(n), day) for n in dropped)
+        intervals.extend(MembershipSpan(n, since.pop(n), day) for n in dropped)
         for n in chosen:
             since.setdefault(n, day)
-    intervals.extend(Interval(n, start, None) for n, start in since.items())
+    intervals.extend(MembershipSpan(n, start, None) for n, start in since.items())
     return tuple(sorted(intervals, key=lambda i: (i.n, i.start)))
 
 
-def index_levels(market: Market, intervals: Iterable[Interval], step: int | None = None) -> Floats:
+def index_levels(
+    market: SyntheticMarket, intervals: Iterable[MembershipSpan], step: int | None = None
+) -> Floats:
     """Level of the index at the end of each bar: [T], or [T, bars] where `step` is given.
 
     step: minutes in a bar; None: daily, which needs no minutes.
@@ -78,7 +80,7 @@ def index_levels(market: Market, intervals: Iterable[Interval], step: int | None
         prior = _prior(path)
         days = np.flatnonzero(inside)
         if step is None:
-            prices = _carried(path)[:, None]
+            prices = _carried_close(path)[:, None]
         else:
             prices = _bar_prices(engine, path, prior.price, step)
         growth = prices[days] / prior.price[days, None]
@@ -100,7 +102,7 @@ def _choose(
     return [int(n) for n in ranked]
 
 
-def _member_days(market: Market, intervals: Iterable[Interval]) -> dict[int, Bools]:
+def _member_days(market: SyntheticMarket, intervals: Iterable[MembershipSpan]) -> dict[int, Bools]:
     """Which sessions each symbol is a member in: n → [T]."""
     member: dict[int, Bools] = {}
     for n, start, end in intervals:
@@ -109,7 +111,7 @@ def _member_days(market: Market, intervals: Iterable[Interval]) -> dict[int, Boo
     return member
 
 
-def _carried(path: SymbolPath) -> Floats:
+def _carried_close(path: SymbolPath) -> Floats:
     """Total-return close, carried through suspensions and after the end, [T]."""
     return forward_fill((path.close_ticks / TICKS_PER_UNIT * path.factor)[:, None])[:, 0]
 
@@ -121,7 +123,7 @@ def _prior(path: SymbolPath) -> _Prior:
     first = path.listed
     price[first] = path.pre_ticks[first] / TICKS_PER_UNIT
     capital[first] = price[first] * path.shares[first]
-    price[first + 1 :] = _carried(path)[first:-1]
+    price[first + 1 :] = _carried_close(path)[first:-1]
     worth = close * forward_fill(path.shares[:, None])[:, 0]
     capital[first + 1 :] = worth[first:-1]
     return _Prior(price, capital)

@@ -1,23 +1,244 @@
 """The latent state of a synthetic market: what an observer of its bars has to guess.
 
-`Market` is small: what all symbols share, and the true parameters of each. The path of one
-symbol is made from it on demand (`path.trace`), so memory does not grow with symbols × days.
+1. `TradingHours`: sessions of the exchange, and when the bars of a session end.
+2. Regimes: a hidden Markov chain walks through bull, bear and turbulent.
+3. Factors, which move every symbol at once. The log volatility of one is an AR(1) around the
+   regime's level. A fall today raises volatility tomorrow (the leverage effect); today's volatility
+   is known before today's return. A day's return is an overnight part with Student tails and a
+   Gaussian part in the session.
+4. `SyntheticMarket` is small: what all symbols share, and the true parameters of each. The path of
+   one symbol is made from it on demand (`path.trace`), so memory does not grow with symbols × days.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from echelon.config import SyntheticConfig
-from echelon.data.synth.clock import Clock, make_clock
-from echelon.data.synth.factors import Factor, Ints, market_factor, regime_path, sector_factor
+from echelon.data import calendars
 from echelon.errors import ConfigError, UniverseError
 from echelon.rng import stream
-from echelon.types import Floats
+from echelon.types import Bools, Floats, Times
+
+
+@dataclass(frozen=True)
+class TradingHours:
+    """The days and minutes a market trades, in the exchange's local time.
+
+    sessions[T]: datetime64[D]
+    minute_ends[M]: minutes after midnight at which each minute bar of a regular session ends
+    open_minutes[T]: how many of them a session has, fewer than M where it closes early
+    """
+
+    sessions: NDArray[np.datetime64]
+    minute_ends: NDArray[np.int64]
+    open_minutes: NDArray[np.int64]
+    timezone: str
+
+    @cached_property
+    def midnights(self) -> Times:
+        """Midnight of each session, datetime64[us], [T]."""
+        return self.sessions.astype("datetime64[us]")
+
+    def bar_ends(self, step: int) -> NDArray[np.timedelta64]:
+        """Time from midnight to the end of each bar of `step` minutes; the last may be short."""
+        last = len(self.minute_ends)
+        ends = np.minimum(np.arange(step, last + step, step), last) - 1
+        return np.asarray(self.minute_ends[ends] * np.timedelta64(60_000_000, "us"))
+
+    def has_bar(self, days: NDArray[np.int64], step: int) -> Bools:
+        """Which bars of `step` minutes begin before the close of each of `days` [B]: [B, bars]."""
+        starts = np.arange(0, len(self.minute_ends), step)
+        return np.asarray(starts < self.open_minutes[days, None])
+
+    def day_of(self, session: date) -> int | None:
+        """Position of `session`, or None where the exchange is closed or nothing was made."""
+        at = int(np.searchsorted(self.sessions, np.datetime64(session)))
+        is_there = at < len(self.sessions) and self.sessions[at] == np.datetime64(session)
+        return at if is_there else None
+
+
+def make_trading_hours(
+    calendar: str, start: date, n_days: int, minutes_per_day: int
+) -> TradingHours:
+    """Take `n_days` sessions of the exchange from `start` on, with minutes from its opening.
+
+    The lunch break of an exchange that has one is left out; a minute bar is labelled by its end.
+    """
+    # 1.6 calendar days a session and three weeks leave room for weekends and holidays.
+    end = start + timedelta(days=int(n_days * 1.6) + 21)
+    last = calendars.bounds(calendar).last
+    sessions = calendars.sessions(calendar, start, end if last is None else min(end, last))
+    if len(sessions) < n_days:
+        raise ConfigError(
+            f"data.synthetic.n_days is {n_days}, but {calendar} has only {len(sessions)} known "
+            f"sessions from {start} on; take fewer days or an earlier data.synthetic.start"
+        )
+    sessions = sessions[:n_days]
+    closes = _closes(calendar, sessions)
+    ends = _minute_ends(calendar, sessions[0].item().date(), minutes_per_day)
+    return TradingHours(
+        sessions=sessions.astype("datetime64[D]"),
+        minute_ends=ends,
+        open_minutes=np.maximum(np.searchsorted(ends, closes, side="right"), 1),
+        timezone=calendars.timezone_of(calendar),
+    )
+
+
+def _closes(calendar: str, sessions: Times) -> NDArray[np.int64]:
+    """Minutes after midnight at which each session closes, [T]."""
+    if calendar == calendars.ROUND_THE_CLOCK:
+        return np.full(len(sessions), 24 * 60)
+    first, last = (sessions[k].item().date() for k in (0, -1))
+    table = calendars.hours(calendar, first, last, calendars.timezone_of(calendar))
+    minutes = (pl.col("close") - pl.col("session")).dt.total_minutes()
+    return np.asarray(table.select(minutes).to_series().to_numpy(), dtype=np.int64)
+
+
+def _minute_ends(calendar: str, day: date, minutes_per_day: int) -> NDArray[np.int64]:
+    """Minutes after midnight at which the minute bars of a regular session end, [M]."""
+    if calendar == calendars.ROUND_THE_CLOCK:
+        opening, closing, lunch = 0, 24 * 60, None
+    else:
+        last = calendars.bounds(calendar).last
+        month = day + timedelta(days=30)
+        until = month if last is None else min(month, last)
+        # Of a month, the first session with the latest close: an early close is no regular day.
+        table = calendars.hours(calendar, day, until, calendars.timezone_of(calendar))
+        hours = max(table.iter_rows(named=True), key=lambda row: _minute_of(row["close"]))
+        opening, closing = _minute_of(hours["open"]), _minute_of(hours["close"])
+        lunch = None if hours["break_start"] is None else hours
+    ends = opening + np.arange(1, minutes_per_day + 1)
+    if lunch is not None:
+        pause, resume = _minute_of(lunch["break_start"]), _minute_of(lunch["break_end"])
+        ends = np.where(ends > pause, ends + resume - pause, ends)
+    # A bar that ended at midnight would carry the next day's date.
+    fits = (ends <= closing) & (ends < 24 * 60)
+    if not fits.all():
+        raise ConfigError(
+            f"data.synthetic.minutes_per_day is {minutes_per_day}, but a session of {calendar} "
+            f"has room for {np.count_nonzero(fits)} minute bars; use at most that many"
+        )
+    return ends.astype(np.int64)
+
+
+def _minute_of(moment: datetime) -> int:
+    return moment.hour * 60 + moment.minute
+
+
+Ints = NDArray[np.int64]
+
+REGIMES = ("bull", "bear", "turbulent")
+STAY = np.array([0.995, 0.990, 0.975])
+"""Probability per day of staying: regimes last 200, 100 and 40 sessions on average."""
+LEAVE = np.array([[0.0, 0.6, 0.4], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]])
+"""Where a regime goes when it ends, row by row."""
+MARKET_DRIFT = np.array([0.0007, -0.0005, -0.0003])
+"""Expected simple return of the market factor per day, by regime."""
+MARKET_VOLATILITY = np.array([0.0075, 0.0120, 0.0220])
+"""Standard deviation of the market factor per day, by regime."""
+SECTOR_SCALE = 0.6
+"""A sector factor's volatility, as a share of the market's in the same regime."""
+
+OVERNIGHT_SHARE = 0.25
+"""Share of a day's variance that falls between the close and the next open."""
+TAIL_DF = 5
+"""Degrees of freedom of overnight moves: the least with a finite kurtosis."""
+PERSISTENCE = 0.98
+"""AR(1) coefficient of a factor's log volatility."""
+VOLATILITY_SPREAD = 0.40
+"""Standard deviation of a factor's log volatility around its regime's level."""
+LEVERAGE = -0.5
+"""Correlation of today's market return with tomorrow's volatility shock."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One common factor; arrays of shape [T].
+
+    volatility: standard deviation of the day's log return, known before the day
+    drift: expected log return of the day
+    overnight, intraday: the two parts of the day's log return, drift included
+    """
+
+    volatility: Floats
+    drift: Floats
+    overnight: Floats
+    intraday: Floats
+
+    @property
+    def returns(self) -> Floats:
+        """Log return of the day, [T]."""
+        return self.overnight + self.intraday
+
+
+def regime_path(seed: int, n_days: int) -> Ints:
+    """Regime of each day, an index into `REGIMES`, [T]; starts in the bull regime."""
+    draws = stream(seed, "synthetic", "regime").random((n_days, 2))
+    onward = np.cumsum(LEAVE, axis=1)
+    path = np.empty(n_days, dtype=np.int64)
+    state = 0
+    for day, (leaves, where) in enumerate(draws):
+        if day > 0 and leaves >= STAY[state]:
+            state = int(np.searchsorted(onward[state], where, side="right"))
+        path[day] = state
+    return path
+
+
+def market_factor(seed: int, regime: Ints) -> Factor:
+    """Make the market factor of a regime path [T]."""
+    level, drift = MARKET_VOLATILITY[regime], MARKET_DRIFT[regime]
+    return _factor(seed, "market", level, drift, leverage=LEVERAGE)
+
+
+def sector_factor(seed: int, sector: int, regime: Ints) -> Factor:
+    """Make the factor of one sector: what its members share beyond the market."""
+    level = SECTOR_SCALE * MARKET_VOLATILITY[regime]
+    return _factor(seed, f"sector {sector}", level, np.zeros(len(regime)), leverage=0.0)
+
+
+def _factor(seed: int, name: str, level: Floats, drift: Floats, leverage: float) -> Factor:
+    n_days = len(level)
+    normals = stream(seed, "synthetic", "factor", name).standard_normal((n_days, 2))
+    inside = normals[:, 0]
+    night = student(stream(seed, "synthetic", "factor", name, "overnight"), n_days)
+    # The shock that reaches day t's volatility was drawn on day t−1.
+    mix = leverage * inside + np.sqrt(1 - leverage**2) * normals[:, 1]
+    shock = np.concatenate([[0.0], mix[:-1]])
+    log_volatility = ar1(shock, PERSISTENCE, VOLATILITY_SPREAD)
+    volatility = level * np.exp(log_volatility - VOLATILITY_SPREAD**2)
+    log_drift = drift - 0.5 * volatility**2
+    return Factor(
+        volatility=volatility,
+        drift=log_drift,
+        overnight=OVERNIGHT_SHARE * log_drift + np.sqrt(OVERNIGHT_SHARE) * volatility * night,
+        intraday=(1 - OVERNIGHT_SHARE) * log_drift
+        + np.sqrt(1 - OVERNIGHT_SHARE) * volatility * inside,
+    )
+
+
+def student(rng: np.random.Generator, size: int) -> Floats:
+    """Student draws scaled to unit variance, [size]."""
+    return np.asarray(rng.standard_t(TAIL_DF, size) * np.sqrt((TAIL_DF - 2) / TAIL_DF))
+
+
+def ar1(shocks: Floats, persistence: float, spread: float) -> Floats:
+    """AR(1) path of unit-variance `shocks` [T], with stationary standard deviation `spread`."""
+    scale = spread * np.sqrt(1 - persistence**2)
+    steps: Iterator[float] = accumulate(
+        (scale * shocks).tolist(), lambda level, step: persistence * level + step
+    )
+    return np.fromiter(steps, dtype=np.float64, count=len(shocks))
+
 
 GENERATOR_VERSION = 1
 """Part of the source's fingerprint: raise it whenever the numbers for a seed change."""
@@ -33,11 +254,11 @@ SECTORS = (
     "Utilities",
 )
 
-Reason = Literal["merger", "bankruptcy"]
+DelistReason = Literal["merger", "bankruptcy"]
 
 
 @dataclass(frozen=True)
-class Market:
+class SyntheticMarket:
     """The hidden truth of a synthetic market, `T` sessions of `N` symbols.
 
     regime[T]: index into `factors.REGIMES`
@@ -55,7 +276,7 @@ class Market:
 
     config: SyntheticConfig
     seed: int
-    clock: Clock
+    clock: TradingHours
     regime: Ints
     market: Factor
     sectors: tuple[Factor, ...]
@@ -70,7 +291,7 @@ class Market:
     turnover: Floats
     listed: Ints
     delisted: Ints
-    reasons: tuple[Reason | None, ...]
+    reasons: tuple[DelistReason | None, ...]
 
     @property
     def n_days(self) -> int:
@@ -100,11 +321,11 @@ class Market:
         return f"Synthetic {SECTORS[self.sector[n]]} {n}"
 
 
-def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> Market:
+def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> SyntheticMarket:
     """Draw the latent state of the market that `config` and `seed` name."""
     if seed < 0:
         raise ConfigError(f"the seed of a synthetic market is {seed}; use 0 or more")
-    clock = make_clock(calendar, config.start, config.n_days, config.minutes_per_day)
+    clock = make_trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
     regime = regime_path(seed, config.n_days)
     width = max(4, len(str(config.n_symbols - 1)))
     symbols = tuple(f"S{n:0{width}d}" for n in range(config.n_symbols))
@@ -112,7 +333,7 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
     price = np.round(40.0 * np.exp(0.5 * traits[:, 4]), 2)
     capital = 5e9 * np.exp(1.1 * traits[:, 5])
     listed, delisted, reasons = _lives(config, seed)
-    return Market(
+    return SyntheticMarket(
         config=config,
         seed=seed,
         clock=clock,
@@ -139,7 +360,9 @@ def _traits(seed: int, n: int) -> Floats:
     return np.clip(stream(seed, "synthetic", "traits", n).standard_normal(7), -3.0, 3.0)
 
 
-def _lives(config: SyntheticConfig, seed: int) -> tuple[Ints, Ints, tuple[Reason | None, ...]]:
+def _lives(
+    config: SyntheticConfig, seed: int
+) -> tuple[Ints, Ints, tuple[DelistReason | None, ...]]:
     """Listing and delisting sessions of all symbols, and why they leave.
 
     The configured shares are met exactly (rounded to whole symbols) wherever the days allow: a
@@ -152,7 +375,7 @@ def _lives(config: SyntheticConfig, seed: int) -> tuple[Ints, Ints, tuple[Reason
     leaves = rng.permutation(n_symbols) < round(config.delistings * n_symbols)
     listed = np.zeros(n_symbols, dtype=np.int64)
     delisted = np.full(n_symbols, n_days, dtype=np.int64)
-    reasons: list[Reason | None] = [None] * n_symbols
+    reasons: list[DelistReason | None] = [None] * n_symbols
     for n, (when, life, why) in enumerate(rng.random((n_symbols, 3))):
         if late[n] and n_days > 1:
             listed[n] = 1 + int(when * max(1, int(0.6 * n_days) - 1))

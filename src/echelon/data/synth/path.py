@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.data.synth.factors import OVERNIGHT_SHARE, Ints, ar1, student
-from echelon.data.synth.market import Market
+from echelon.data.synth.market import OVERNIGHT_SHARE, Ints, SyntheticMarket, ar1, student
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
@@ -30,7 +29,7 @@ OWN_SLOW = (0.99, 0.45)
 OWN_FAST = (0.85, 0.25)
 """Persistence and spread of the two parts of a symbol's own log volatility."""
 OWN_REGIME = np.array([1.0, 1.2, 1.9])
-"""Own volatility by regime, in units of `Market.sigma`."""
+"""Own volatility by regime, in units of `SyntheticMarket.sigma`."""
 
 RESULTS_EVERY = 63
 RESULTS_MOVE = 0.05
@@ -98,14 +97,20 @@ class SymbolPath:
     actions: tuple[CorporateAction, ...]
 
 
-class _Returns(NamedTuple):
-    """Log returns of the days and what they are drawn with, each [T]."""
+class _Risk(NamedTuple):
+    """What the returns of the days are drawn with, each [T]; see `SymbolPath`."""
 
     volatility: Floats
     own_volatility: Floats
     session_volatility: Floats
     tied: Floats
     drift: Floats
+
+
+class _Returns(NamedTuple):
+    """Log returns of the days, and which days have quarterly results, each [T]."""
+
+    risk: _Risk
     overnight: Floats
     intraday: Floats
     results: Bools
@@ -122,7 +127,7 @@ class _Tape(NamedTuple):
     actions: tuple[CorporateAction, ...]
 
 
-def trace(market: Market, n: int) -> SymbolPath:
+def trace(market: SyntheticMarket, n: int) -> SymbolPath:
     """Walk symbol `n` through all its days."""
     first, end = int(market.listed[n]), int(market.delisted[n])
     moves = _returns(market, n)
@@ -141,21 +146,12 @@ def trace(market: Market, n: int) -> SymbolPath:
         listed=first,
         delisted=end,
         trades=trades,
-        volatility=moves.volatility,
-        own_volatility=moves.own_volatility,
-        session_volatility=moves.session_volatility,
-        tied=moves.tied,
-        drift=moves.drift,
         log_open=log_open,
         log_close=log_close,
-        open_ticks=tape.open_ticks,
-        close_ticks=tape.close_ticks,
-        pre_ticks=tape.pre_ticks,
-        factor=tape.factor,
-        shares=tape.shares,
         lots=_lots(market, n, moves, tape.shares),
         suspensions=suspensions,
-        actions=tape.actions,
+        **moves.risk._asdict(),
+        **tape._asdict(),
     )
 
 
@@ -164,7 +160,7 @@ def to_ticks(log_price: Floats) -> Floats:
     return np.maximum(np.rint(np.exp(log_price) * TICKS_PER_UNIT), FLOOR_TICKS)
 
 
-def _returns(market: Market, n: int) -> _Returns:
+def _returns(market: SyntheticMarket, n: int) -> _Returns:
     n_days, seed = market.n_days, market.seed
     beta, sector_beta = market.beta[n], market.sector_beta[n]
     common, sector = market.market, market.sectors[market.sector[n]]
@@ -186,12 +182,15 @@ def _returns(market: Market, n: int) -> _Returns:
     overnight = tied * (beta * common.overnight + sector_beta * sector.overnight)
     intraday = tied * (beta * common.intraday + sector_beta * sector.intraday)
     night_move = np.sqrt(OVERNIGHT_SHARE) * own * night + surprise * normals[:, 3]
-    return _Returns(
+    risk = _Risk(
         volatility=np.sqrt(variance + surprise**2),
         own_volatility=own,
         session_volatility=np.sqrt((1 - OVERNIGHT_SHARE) * variance),
         tied=tied,
         drift=own_drift + fate_gap + tied * (beta * common.drift + sector_beta * sector.drift),
+    )
+    return _Returns(
+        risk=risk,
         overnight=overnight + OVERNIGHT_SHARE * own_drift + fate_gap + night_move,
         intraday=intraday
         + (1 - OVERNIGHT_SHARE) * own_drift
@@ -200,7 +199,7 @@ def _returns(market: Market, n: int) -> _Returns:
     )
 
 
-def _fate(market: Market, n: int) -> tuple[Floats, Floats, Floats]:
+def _fate(market: SyntheticMarket, n: int) -> tuple[Floats, Floats, Floats]:
     """How the end of a company shows: volatility scale, extra drift, announcement gap; each [T].
 
     A bidder names a premium overnight and the price hardly moves from then on; a bankrupt
@@ -219,7 +218,7 @@ def _fate(market: Market, n: int) -> tuple[Floats, Floats, Floats]:
     return scale, drift, gap
 
 
-def _suspensions(market: Market, n: int) -> tuple[Suspension, ...]:
+def _suspensions(market: SyntheticMarket, n: int) -> tuple[Suspension, ...]:
     """When the symbol is suspended; never on its first day, so that every symbol has a bar."""
     first, end = int(market.listed[n]), int(market.delisted[n])
     rng = stream(market.seed, "synthetic", "suspensions", n)
@@ -234,7 +233,7 @@ def _suspensions(market: Market, n: int) -> tuple[Suspension, ...]:
     return tuple(gaps)
 
 
-def _plan(market: Market, n: int, days: Ints) -> tuple[dict[int, float], dict[int, float]]:
+def _plan(market: SyntheticMarket, n: int, days: Ints) -> tuple[dict[int, float], dict[int, float]]:
     """Positions in `days` of splits (→ a uniform that picks the ratio) and dividends (→ yield).
 
     What falls on a day without trading happens on the next day with; nothing happens on the
@@ -267,7 +266,9 @@ def _ratio(price: float, pick: float) -> float:
     return (1.5, 2.0, 2.0, 3.0)[int(4 * pick)]
 
 
-def _tape(market: Market, n: int, trades: Bools, log_open: Floats, log_close: Floats) -> _Tape:
+def _tape(
+    market: SyntheticMarket, n: int, trades: Bools, log_open: Floats, log_close: Floats
+) -> _Tape:
     """Turn the total-return path [T] into raw prices, event by event."""
     days = np.flatnonzero(trades)
     splits, dividends = _plan(market, n, days)
@@ -310,9 +311,9 @@ def _tape(market: Market, n: int, trades: Bools, log_open: Floats, log_close: Fl
     return _Tape(open_ticks, close_ticks, pre_ticks, factors, shares, tuple(actions))
 
 
-def _lots(market: Market, n: int, moves: _Returns, shares: Floats) -> Floats:
+def _lots(market: SyntheticMarket, n: int, moves: _Returns, shares: Floats) -> Floats:
     """Expected volume of each day in lots of 100, [T]: busier when prices move."""
     noise = stream(market.seed, "synthetic", "activity", n).standard_normal(market.n_days)
     activity = np.exp(ar1(noise, 0.8, 0.35) - 0.5 * 0.35**2)
-    excitement = (moves.own_volatility / market.sigma[n]) ** 0.7 * (1.0 + 1.5 * moves.results)
+    excitement = (moves.risk.own_volatility / market.sigma[n]) ** 0.7 * (1.0 + 1.5 * moves.results)
     return np.asarray(market.turnover[n] * shares / 100.0 * activity * excitement)

@@ -1,4 +1,4 @@
-"""How to add a source: copy this file, change what is marked with a number, and add a test.
+"""How to add a source: copy this file to `data/sources`, change what is numbered, and add a test.
 
 The example is whole and works (tests/test_files_source.py runs it). It reads one symbol from a
 small text format::
@@ -29,7 +29,7 @@ import polars as pl
 from echelon.config import Config
 from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import timezone_of
-from echelon.data.sources._base import SourceDefaults, required_path
+from echelon.data.sources._base import Source, required_path
 from echelon.errors import SourceError
 from echelon.types import Problem
 
@@ -38,9 +38,9 @@ from echelon.types import Problem
 _FIELDS = ("open", "high", "low", "close", "volume")
 
 
-# (2) `SourceDefaults` answers "none" for instruments, membership and benchmark: override what you
-# have. `Source` is a protocol, so there is nothing to inherit from.
-class TemplateSource(SourceDefaults):
+# (2) `Source` answers "none" for instruments, membership and benchmark: override what you have.
+# A vendor, who is asked over the network, is a subclass of `_vendor.Vendor` instead.
+class TemplateSource(Source):
     """Daily bars of one symbol from a file of the format above."""
 
     def __init__(self, path: Path, *, calendar: str = "XNYS") -> None:
