@@ -318,14 +318,12 @@ class _Import:
         membership = extras.membership if extras.membership is not None else source.membership()
         benchmark = extras.benchmark if extras.benchmark is not None else source.benchmark()
         if self.base is not None:
-            keep = self.store
-            membership = (
-                membership if membership is not None else keep.table(self.base.name, "membership")
-            )
-            benchmark = (
-                benchmark if benchmark is not None else keep.table(self.base.name, "benchmark")
-            )
-            facts = _with_stored_facts(facts, keep.symbols(self.base.name))
+            name = self.base.name
+            facts = _with_stored_facts(facts, self.store.symbols(name))
+            if membership is None:
+                membership = self.store.table(name, "membership")
+            if benchmark is None:
+                benchmark = self.store.table(name, "benchmark")
         tables = {"symbols": symbols_table(self.staging / "bars", facts)}
         if membership is not None:
             tables["membership"] = membership

@@ -27,7 +27,7 @@ from echelon.config import SyntheticConfig
 from echelon.data import calendars
 from echelon.errors import ConfigError, UniverseError
 from echelon.rng import stream
-from echelon.types import Bools, Floats, Times
+from echelon.types import Bools, Floats, Ints, Times
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,6 @@ def _minute_ends(calendar: str, day: date, minutes_per_day: int) -> NDArray[np.i
 def _minute_of(moment: datetime) -> int:
     return moment.hour * 60 + moment.minute
 
-
-Ints = NDArray[np.int64]
 
 REGIMES = ("bull", "bear", "turbulent")
 STAY = np.array([0.995, 0.990, 0.975])

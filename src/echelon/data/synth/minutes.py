@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.data.synth.market import OVERNIGHT_SHARE, Ints, SyntheticMarket
+from echelon.data.synth.market import OVERNIGHT_SHARE, SyntheticMarket
 from echelon.data.synth.path import FLOOR_TICKS, TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import DataError
 from echelon.rng import stream
-from echelon.types import Floats, Times
+from echelon.types import Floats, Ints, Times
 
 BLOCK = 32
 """Sessions that share one random stream: the unit in which minutes are made."""

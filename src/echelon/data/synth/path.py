@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.data.synth.market import OVERNIGHT_SHARE, Ints, SyntheticMarket, ar1, student
+from echelon.data.synth.market import OVERNIGHT_SHARE, SyntheticMarket, ar1, student
 from echelon.rng import stream
-from echelon.types import Bools, Floats
+from echelon.types import Bools, Floats, Ints
 
 TICKS_PER_UNIT = 100.0
 """Prices are whole multiples of 0.01."""
