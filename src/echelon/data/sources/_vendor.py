@@ -49,7 +49,7 @@ BAR: Mapping[Freq, timedelta] = {
 }
 
 
-class Failure(enum.Enum):
+class RequestFailure(enum.Enum):
     """What a failure calls for."""
 
     FATAL = "fatal"
@@ -85,15 +85,18 @@ class Retry:
         if self.attempts < 1:
             raise ValueError(f"attempts must be at least 1, not {self.attempts}")
 
-    def wait(self, attempt: int, kind: Failure) -> float:
+    def wait(self, attempt: int, kind: RequestFailure) -> float:
         """Seconds to wait after failure number `attempt` (from 1)."""
-        if kind is Failure.RATE_LIMIT:
+        if kind is RequestFailure.RATE_LIMIT:
             return self.rate_limit_wait + self.base * self.jitter()
         full = min(self.cap, self.base * 2.0 ** (attempt - 1))
         return full * (1.0 - 0.5 * self.jitter())
 
     def call(
-        self, function: Callable[[], Answer], classify: Callable[[Exception], Failure], what: str
+        self,
+        function: Callable[[], Answer],
+        classify: Callable[[Exception], RequestFailure],
+        what: str,
     ) -> Answer:
         """Return what `function` returns, trying again while `classify` sees a way.
 
@@ -106,7 +109,7 @@ class Retry:
                 return function()
             except Exception as error:
                 kind = classify(error)
-                if kind is Failure.FATAL or attempt >= self.attempts:
+                if kind is RequestFailure.FATAL or attempt >= self.attempts:
                     raise
                 pause = self.wait(attempt, kind)
                 log.warning(
@@ -204,14 +207,18 @@ class Vendor(Source):
         """Import the vendor's library."""
         return self._import()
 
-    def _classify(self, error: Exception) -> Failure:
+    def _classify(self, error: Exception) -> RequestFailure:
         """Say whether a failed request is worth another try."""
         status = http_status(error)
         if status == 429:
-            return Failure.RATE_LIMIT
+            return RequestFailure.RATE_LIMIT
         refused = status is not None and 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
-        return Failure.TRANSIENT if isinstance(error, OSError) and not refused else Failure.FATAL
+        return (
+            RequestFailure.TRANSIENT
+            if isinstance(error, OSError) and not refused
+            else RequestFailure.FATAL
+        )
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -297,7 +304,9 @@ class Vendor(Source):
             raise
         except Exception as error:
             tried = (
-                "" if self._classify(error) is Failure.FATAL else f" {self._retry.attempts} times"
+                ""
+                if self._classify(error) is RequestFailure.FATAL
+                else f" {self._retry.attempts} times"
             )
             raise SourceError(
                 f"{self.name}: {what} failed{tried} for {symbol}: "

@@ -20,7 +20,7 @@ import polars as pl
 from echelon.data.sources._vendor import (
     AShare,
     AShareVendor,
-    Failure,
+    RequestFailure,
     class_names,
     fold_opening_auction,
     join_latest_day,
@@ -178,9 +178,9 @@ class AkshareSource(AShareVendor):
         end = datetime.combine(self._end, time(23, 59)) if self._end else datetime(2050, 1, 1)
         return f"{start:%Y-%m-%d %H:%M:%S}", f"{end:%Y-%m-%d %H:%M:%S}"
 
-    def _classify(self, error: Exception) -> Failure:
+    def _classify(self, error: Exception) -> RequestFailure:
         if class_names(error) & {"RateLimitError", "NetworkError", "APIError", "DataParsingError"}:
-            return Failure.TRANSIENT
+            return RequestFailure.TRANSIENT
         return super()._classify(error)
 
 

@@ -23,7 +23,7 @@ from echelon.config.secrets import secrets
 from echelon.data.sources._vendor import (
     AShare,
     AShareVendor,
-    Failure,
+    RequestFailure,
     fold_opening_auction,
     join_latest_day,
     reading_answers,
@@ -271,12 +271,14 @@ class TushareSource(AShareVendor):
     def _redact(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
 
-    def _classify(self, error: Exception) -> Failure:
+    def _classify(self, error: Exception) -> RequestFailure:
         text = str(error)
         if "每分钟最多访问" in text or "频率过高" in text:
-            return Failure.RATE_LIMIT
+            return RequestFailure.RATE_LIMIT
         # A body that is no JSON (a proxy's error page) is a ValueError.
-        return Failure.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
+        return (
+            RequestFailure.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
+        )
 
     def _advice(self, error: Exception) -> str:
         text = str(error)

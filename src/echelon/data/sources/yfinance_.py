@@ -20,7 +20,7 @@ import polars as pl
 
 from echelon.data.sources._vendor import (
     BAR,
-    Failure,
+    RequestFailure,
     Vendor,
     class_names,
     http_status,
@@ -203,11 +203,11 @@ class YFinanceSource(Vendor):
         # Indices trade on the clock of the market they measure.
         return self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
 
-    def _classify(self, error: Exception) -> Failure:
+    def _classify(self, error: Exception) -> RequestFailure:
         names = class_names(error)
         if "YFRateLimitError" in names:
-            return Failure.RATE_LIMIT
-        return Failure.TRANSIENT if "YFDataException" in names else super()._classify(error)
+            return RequestFailure.RATE_LIMIT
+        return RequestFailure.TRANSIENT if "YFDataException" in names else super()._classify(error)
 
     def _advice(self, error: Exception) -> str:
         names = class_names(error)
