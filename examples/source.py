@@ -30,8 +30,7 @@ from echelon.config import Config
 from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import timezone_of
 from echelon.data.sources._base import Source, required_path
-from echelon.errors import SourceError
-from echelon.types import Problem
+from echelon.errors import Problem, SourceError
 
 # (1) The canonical names (`bars.SCHEMA`) of what your format holds, in its order. Leave out what
 # it lacks: a field that is not there switches features off by name, a made-up one misleads.

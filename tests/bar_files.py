@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from echelon.data.sources.files import CsvSource, ParquetSource
-from echelon.errors import SourceError
-from echelon.types import Freq, Problem
+from echelon.errors import Problem, SourceError
+from echelon.types import Freq
 
 ENGLISH = """date,symbol,open,high,low,close,volume
 2020-01-02,AAA,10,10.5,9.9,10.2,1000

@@ -20,7 +20,7 @@ from worlds import prepared_run
 from echelon.cli.compare_runs import conclusion
 from echelon.config import load_config
 from echelon.evaluation.comparison import Gap, Row, saved_returns
-from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
+from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.runs_comparison import (
     Difference,
     RunLine,
@@ -169,7 +169,7 @@ def test_looks_at_the_test_window_are_counted_and_only_where_runs_compare(
     code, _, err = shell("compare", "runs/a2c", "runs/sac", "runs/hierarchy", "--split", "test")
     assert (code, "fill convention" in err) == (2, True)
     assert reads(runs) == 0
-    assert not any(evaluated_splits(runs / name) for name in SEEDS)
+    assert not any(RunDirectory(runs / name).evaluated_splits() for name in SEEDS)
     out, err = shell.works("compare", "runs/a2c", "runs/sac", "--split", "test")
     assert err.count("the registry counts this look") == 2
     assert reads(runs) == 2
@@ -204,7 +204,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(
     Path("study/comparison.json").write_text('{"format": 1, "agents": ["b"]}')
     code, _, err = shell("compare", *options)
     assert (code, expected in " ".join(err.split())) == (2, True), err
-    assert not any(evaluated_splits(runs / name) for name in SEEDS)
+    assert not any(RunDirectory(runs / name).evaluated_splits() for name in SEEDS)
     assert Path("study/comparison.json").read_text() == '{"format": 1, "agents": ["b"]}'
 
 

@@ -20,10 +20,11 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, to_yaml
 from echelon.errors import DataError, StoreError
-from echelon.evaluation.evaluate import evaluate, evaluated_splits, load_evaluation
+from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.evaluation.test_access import Look
 from echelon.features import Prepared
 from echelon.files import exclusive_lock
+from echelon.runs import RunDirectory
 from echelon.runs.metrics import read_metrics
 from echelon.training.learners import Worlds
 from echelon.training.run import TrainedRun, Training, seed_directory
@@ -181,7 +182,7 @@ def test_every_evaluation_of_a_split_is_counted(run: Path) -> None:
     assert again.facts["reads"] == 2
     assert again.seeds == first.seeds
     assert evaluate(opened, "valid").facts["reads"] == 1
-    assert evaluated_splits(run) == ["valid", "test"]
+    assert RunDirectory(run).evaluated_splits() == ["valid", "test"]
 
 
 def test_split_that_was_not_evaluated_says_what_to_run(evaluated: Path) -> None:
@@ -255,7 +256,7 @@ def test_agent_of_another_configuration_is_refused(run: Path) -> None:
     change_config(run, "model.hidden=12")
     with pytest.raises(StoreError, match="another configuration"):
         evaluate(TrainedRun.open(run), "valid")
-    assert evaluated_splits(run) == []
+    assert RunDirectory(run).evaluated_splits() == []
 
 
 def test_agent_trained_on_other_data_is_refused(run: Path) -> None:

@@ -19,12 +19,9 @@ from echelon.population.evolution import (
     Evolution,
     RouterEvolution,
     fitness,
-    founders,
-    plan_of,
-    router_space,
-    space,
 )
 from echelon.population.monitor import skills
+from echelon.population.settings import founders, plan_of, router_space, space
 from echelon.types import Floats
 
 NAN = math.nan

@@ -14,17 +14,16 @@ import pytest
 
 import echelon
 from echelon.config import Config
-from echelon.config import data as config_data
-from echelon.config.data import SOURCES, STORED, SourceFacts, SourceName
 from echelon.data import datasets, sources
 from echelon.data.datasets import dataset_name, grows
 from echelon.data.importing import Extras
 from echelon.data.sources import open_source
 from echelon.data.sources.yfinance_ import YFinanceSource
 from echelon.errors import ConfigError
+from echelon.sources import IN_STORE, SOURCES, SourceFacts, SourceName
 
 SRC = Path(str(echelon.__file__)).parent
-TABLE = SRC / "config" / "data.py"
+TABLE = SRC / "sources.py"
 
 
 def test_every_file_of_a_source_is_in_the_table_and_every_line_has_its_file() -> None:
@@ -34,7 +33,7 @@ def test_every_file_of_a_source_is_in_the_table_and_every_line_has_its_file() ->
     for module in files:
         made = importlib.import_module(f"echelon.data.sources.{module}")
         assert callable(made.from_config), module
-    assert set(get_args(SourceName)) == {*SOURCES, STORED}
+    assert set(get_args(SourceName)) == {*SOURCES, IN_STORE}
 
 
 def test_options_that_sources_read_exist_and_are_refused_elsewhere() -> None:
@@ -68,7 +67,7 @@ def acme(monkeypatch: pytest.MonkeyPatch) -> None:
     module.from_config = AcmeSource.from_config  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     table = MappingProxyType({**SOURCES, "acme": SourceFacts("acme_", "vendor")})
-    for place in (config_data, sources, datasets):
+    for place in (sources, datasets):
         monkeypatch.setattr(place, "SOURCES", table)
 
 

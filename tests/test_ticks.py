@@ -30,8 +30,8 @@ from echelon.data.sources._ticks_bars import BarMerger, bar_end, sessions_of
 from echelon.data.sources._ticks_read import RejectSpool
 from echelon.data.sources.ticks import TicksSource, ticks_to_parquet
 from echelon.data.store import Store
-from echelon.errors import InvalidDataError, SourceError
-from echelon.types import Freq, Problem
+from echelon.errors import InvalidDataError, Problem, SourceError
+from echelon.types import Freq
 
 TRADES = ("万得代码", "自然日", "时间", "成交价格", "成交数量")
 SNAPSHOTS = ("万得代码", "自然日", "时间", "成交价", "当日累计成交量", "当日成交额", "前收盘")

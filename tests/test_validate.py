@@ -16,7 +16,8 @@ from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import hours, sessions
 from echelon.data.checking import find_oddities
 from echelon.data.validate import Validated, validate
-from echelon.types import Freq, Problem
+from echelon.errors import Problem
+from echelon.types import Freq
 
 OHLCV = frozenset({"open", "high", "low", "close", "volume"})
 GOOD: dict[str, Any] = {

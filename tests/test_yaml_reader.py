@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from echelon.config import Config, load_config
 from echelon.config.yaml_reader import MAX_BYTES, MAX_VALUES, parse_yaml, read_yaml
-from echelon.errors import ConfigError, EchelonError, InvalidDataError, bound_message
-from echelon.types import Problem
+from echelon.errors import ConfigError, EchelonError, InvalidDataError, Problem, bound_message
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]\n" for k in range(1, 9)

@@ -25,16 +25,16 @@ with the exit code; 130 is Ctrl-C, 143 is SIGTERM, 70 a bug of ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from echelon.types import Problem
-
-
 MAX_MESSAGE = 10_000
 """Characters of a message."""
+_SAID = 600
+"""Characters of a problem's message that are shown."""
 
 
 class EchelonError(Exception):
@@ -67,6 +67,31 @@ class DataError(EchelonError):
 
 class SourceError(DataError):
     """A source cannot be read or reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a user's data, and where.
+
+    `row` counts as the user would: the line of a text file (the header is line 1), the 0-based
+    row of a Parquet file, `None` where the whole file or column is meant.
+    """
+
+    file: str
+    row: int | None
+    field: str | None
+    message: str
+    remedy: str
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        place = self.file
+        if self.row is not None:
+            place += f", row {self.row}"
+        if self.field is not None:
+            place += f", field {self.field!r}"
+        # Cells of a stranger's file may be as long as the file.
+        return f"{place}: {shorten(self.message, _SAID)}. {self.remedy}"
 
 
 class InvalidDataError(DataError):

@@ -41,12 +41,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeVar, cast
 from zipfile import BadZipFile
 from zlib import error as ZlibError
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from echelon.errors import DamagedError, StoreError
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 log = logging.getLogger(__name__)
@@ -220,6 +220,8 @@ _UNREADABLE = (
 
 def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
     """The array of a .npy file, memory-mapped and read-only unless `mmap` is off; never pickled."""
+    import numpy as np
+
     try:
         return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
     except _UNREADABLE as error:
@@ -229,6 +231,8 @@ def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
 
 def read_arrays(path: Path, names: Iterable[str], remedy: str) -> dict[str, np.ndarray]:
     """Arrays of floats of a .npz file, by name; never pickled."""
+    import numpy as np
+
     try:
         # Opened here: of a file that is no archive numpy would leave its own open.
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:

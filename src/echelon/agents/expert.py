@@ -35,8 +35,8 @@ from echelon.agents.sac import SAC
 from echelon.agents.tables import EmbeddingTable
 from echelon.agents.td3 import TD3
 from echelon.config import Config
+from echelon.config.sizes import refuse_idle_expert
 from echelon.envs.world import World
-from echelon.errors import ConfigError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
@@ -64,7 +64,7 @@ class ExpertLearner:
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
         """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
-        refuse_settings(config)
+        refuse_idle_expert(config)
         self.config = config
         self.world = world
         self.seed = seed
@@ -233,27 +233,3 @@ class ExpertLearner:
             self.table.version = int(state["table_version"])
             self.adapter.restore(below_prefix("adapter.", tensors), state["adapter"])
             self._policy.forget()
-
-
-def refuse_settings(config: Config) -> None:
-    """Raise where nothing could be learned."""
-    train, expert = config.train, config.expert
-    if expert.buffer_size < train.books:
-        raise ConfigError(
-            f"expert.buffer_size = {expert.buffer_size:,} cannot hold a bar of {train.books:,} "
-            f"books (train.books). Take at least {train.books:,}."
-        )
-    updates = (train.total_env_steps - expert.learning_starts) * expert.updates_per_step
-    if updates < 1:
-        raise ConfigError(
-            f"of train.total_env_steps = {train.total_env_steps:,} steps the first "
-            f"{expert.learning_starts:,} (expert.learning_starts) are by lot, and "
-            f"expert.updates_per_step = {expert.updates_per_step:g} leaves no update after them. "
-            "Train longer, or let learning start earlier."
-        )
-    if config.lora.enabled and updates < config.lora.refresh_updates:
-        raise ConfigError(
-            f"lora.refresh_updates = {config.lora.refresh_updates:,} is more than the "
-            f"{int(updates):,} updates of this training, so the adapter would never reach the "
-            "policy. Take fewer, or train longer."
-        )

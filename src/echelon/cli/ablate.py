@@ -27,10 +27,10 @@ from echelon.cli.options import (
     configured,
 )
 from echelon.cli.train import Seeds, Workers, default_workers
-from echelon.config import Config
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.evaluation.ablation import Ablation, AblationResult
     from echelon.evaluation.variants import Variant
 

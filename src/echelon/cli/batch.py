@@ -11,11 +11,10 @@ from echelon.cli.console import err, progress_bar
 from echelon.cli.options import run_directory, trust_flags
 from echelon.cli.rules import say_rules
 from echelon.cli.watch import watching
-from echelon.config import Config
-from echelon.config.sizes import refuse_sizes
 from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.evaluation.batch import Batch, Course
 
 
@@ -52,6 +51,8 @@ def refuse_beside_resume(noun: str, *given: object, also: str = "--seeds") -> No
 @contextmanager
 def claimed(study: Study, *, resumed: bool, overwrite: bool) -> Iterator[None]:
     """Hold the study's directory, emptied where it begins anew, and what is to be done in it."""
+    from echelon.config.sizes import refuse_sizes
+
     refuse_sizes(study.batch.base)
     with study.batch.locked():
         if not resumed:

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.syntax import Syntax
 
 from echelon.cli.console import out
 from echelon.cli.options import ConfigFile, Overrides
-from echelon.config import fingerprint, load_config, to_yaml
-from echelon.config.sizes import refuse_sizes
 from echelon.errors import ConfigError
 
 app = typer.Typer(help="Look at a configuration and check it.", no_args_is_help=True)
@@ -20,6 +17,10 @@ app = typer.Typer(help="Look at a configuration and check it.", no_args_is_help=
 @app.command()
 def show(config: ConfigFile = None, override: Overrides = None) -> None:
     """Print the resolved configuration: the file, the overrides and every default."""
+    from rich.syntax import Syntax
+
+    from echelon.config import fingerprint, load_config, to_yaml
+
     tree = load_config(config, override or ())
     text = to_yaml(tree)
     if out.is_terminal:
@@ -35,7 +36,9 @@ def validate(
     override: Overrides = None,
 ) -> None:
     """Check configuration files; says what is wrong and where, exit code 3 if anything is."""
-    from echelon.training.learners import refuse_settings
+    from echelon.config import fingerprint, load_config
+    from echelon.config.sizes import refuse_sizes
+    from echelon.population.settings import refuse_settings
 
     for path in files:
         tree = load_config(path, override or ())

@@ -24,13 +24,20 @@ from echelon.cli.options import (
     configured,
 )
 from echelon.cli.prepare import tell_import
-from echelon.config import Config
-from echelon.config.data import SOURCES, STORED, SourceName
-from echelon.errors import DataError, InvalidDataError, LeakageError, StoreError, UsageError
+from echelon.errors import (
+    DataError,
+    InvalidDataError,
+    LeakageError,
+    Problem,
+    StoreError,
+    UsageError,
+)
 from echelon.files import atomic_file, scratch_directory, sweep
-from echelon.types import Freq, Problem
+from echelon.sources import IN_STORE, SOURCES, SourceName
+from echelon.types import Freq
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.data.manifest import Manifest
     from echelon.data.sources import Source
     from echelon.data.store import Store
@@ -40,6 +47,8 @@ app = typer.Typer(help="Import, generate, check and look at market data.", no_ar
 StoreDir = Annotated[
     Path | None, typer.Option("--store", help="Directory of the store; default: data.store.")
 ]
+
+
 DataPath = Annotated[
     Path | None, typer.Argument(help="File or directory, for csv, parquet, ticks and qlib.")
 ]
@@ -89,7 +98,7 @@ def import_(
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Read a source into the store. All of it arrives, or nothing changes."""
-    if path is not None and (source == STORED or SOURCES[source].kind != "files"):
+    if path is not None and (source == IN_STORE or SOURCES[source].kind != "files"):
         raise UsageError(f"{path}: the source {source!r} reads no file. Leave the path out.")
     tree = _tree(
         config,
@@ -231,7 +240,7 @@ def check(
     if path is not None and source is None:
         source = _source_of(path)
     if dataset is not None:
-        source = STORED
+        source = IN_STORE
     tree = _tree(
         config,
         override,
@@ -246,7 +255,7 @@ def check(
         _check_leakage(tree, cuts, quarantine)
         return
     with progress_bar("checking") as bar, scratch_directory("check") as scratch:
-        if tree.data.source == STORED:
+        if tree.data.source == IN_STORE:
             problems = check_stored(Store(tree.data.store), str(tree.data.dataset))
         else:
             origin = open_source(tree)

@@ -30,12 +30,12 @@ from echelon.cli.prove import PartsDisplay
 from echelon.cli.rules import say_execution_rules, say_proof_rules
 from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
 from echelon.cli.watch import clock
-from echelon.config import Config, to_yaml, user_code
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import sweep, write_atomic
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.evaluation.execution import ExecutionEvaluation
     from echelon.proving.execution_certificate import ExecutionCertificate
     from echelon.training.execution import ExecutionOutcome
@@ -71,6 +71,8 @@ def train(
 
     Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened.
     """
+    from echelon.config import user_code
+
     refuse_beside_run(config, resume)
     tree = configured(config, override, log_level, resume, trust_code)
     if seeds is not None:
@@ -90,6 +92,7 @@ def train_run(
 ) -> list[ExecutionOutcome]:
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.agents.jobs import run_jobs
+    from echelon.config import to_yaml
     from echelon.training.execution import ExecutionProgress, rules_of
     from echelon.training.execution_runs import ExecutionJob, check_start, make_room, train_seed
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from echelon.cli.console import set_up_logging
-from echelon.config import Config, load_config, load_run_config, refuse_places, user_code
-from echelon.config.sizes import refuse_sizes
 from echelon.errors import UsageError
-from echelon.runs.registry import Registry
+
+if TYPE_CHECKING:
+    from echelon.config import Config
 
 
 class LogLevel(StrEnum):
@@ -78,6 +78,10 @@ def configured(
     trust_code: list[Path] | None = None,
 ) -> Config:
     """Load the configuration, or that of the run directory `resume`, and turn logging on."""
+    from echelon.config import load_config, load_run_config, refuse_places
+    from echelon.config.sizes import refuse_sizes
+    from echelon.runs.registry import Registry
+
     set_up_logging(level.value)
     if resume is not None:
         tree = load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
@@ -102,6 +106,8 @@ def refuse_trust(trust_code: list[Path] | None) -> None:
 
 def trust_flags(config: Config) -> str:
     """The options that name the same code again, for a command to copy."""
+    from echelon.config import user_code
+
     return "".join(f" --trust-code {shlex.quote(str(file))}" for file in user_code(config))
 
 

@@ -21,11 +21,11 @@ from echelon.cli.options import (
     run_directory,
 )
 from echelon.cli.rules import say_rules
-from echelon.config import Config, fingerprint, load_run_config
 from echelon.errors import UsageError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.data.importing import ImportReport
     from echelon.features import PrepareReport
 
@@ -60,6 +60,8 @@ def prepare(
 
 def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
     """Refuse to prepare over a trained run, unless it is to have again what it had."""
+    from echelon.config import fingerprint, load_run_config
+
     if resumed and fingerprint(config) == fingerprint(load_run_config(directory / "config.yaml")):
         return
     what = "an override would change it" if resumed else "its configuration and data stay"
@@ -129,6 +131,8 @@ def tell_import(report: ImportReport) -> None:
 
 def print_summary(report: PrepareReport, directory: Path, config: Config) -> None:
     """Print what was prepared, as a table."""
+    from echelon.config import fingerprint
+
     prepared, manifest = report.prepared, report.prepared.manifest
     table = titled(f"Prepared set in {directory / 'prepared'}", "what", "value")
     add_row(table, "dataset", f"{manifest['dataset']['name']} ({manifest['price_basis']} prices)")

@@ -24,11 +24,11 @@ from echelon.cli.options import (
 from echelon.cli.rules import say_rules
 from echelon.cli.train import Workers
 from echelon.cli.watch import clock
-from echelon.config import Config
 from echelon.errors import EchelonError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
+    from echelon.config import Config
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
     from echelon.proving.sizes import Sizes

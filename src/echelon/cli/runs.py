@@ -38,16 +38,16 @@ def list_(
 
 
 def _line(path: Path, parent: Path) -> tuple[str, ...]:
-    from echelon.evaluation.evaluate import evaluated_splits
     from echelon.runs import RunDirectory
 
-    facts = RunDirectory(path).facts()
+    run = RunDirectory(path)
+    facts = run.facts()
     return (
         f"{path.relative_to(parent)}\n{facts.get('data', {}).get('name', '')}",
         str(facts.get("command", "")),
         str(facts.get("finished", ""))[:16].replace("T", "\n"),
         _best(facts.get("outcomes", [])),
-        "\n".join(evaluated_splits(path)),
+        "\n".join(run.evaluated_splits()),
     )
 
 

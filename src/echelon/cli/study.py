@@ -15,7 +15,6 @@ from echelon.cli.options import Level, LogLevel, OutputDir, Overrides, configure
 from echelon.cli.prove import PartsDisplay
 from echelon.cli.rules import say_rules
 from echelon.cli.train import Workers
-from echelon.config import override_config
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def study(
 
     tree = configured(config, override, log_level)
     if steps is not None:
+        from echelon.config import override_config
+
         tree = override_config(tree, [f"train.total_env_steps={steps}"])
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)

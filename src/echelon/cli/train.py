@@ -27,14 +27,14 @@ from echelon.cli.options import (
 )
 from echelon.cli.prepare import prepare_run
 from echelon.cli.watch import clock, watching
-from echelon.config import Config, load_run_config, user_code
-from echelon.config.sizes import MOST_PROCESSES, MOST_SEEDS
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
+from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
     from echelon.agents.jobs import Failure
+    from echelon.config import Config
     from echelon.features import PrepareReport
     from echelon.training.run import Outcome, Progress
 
@@ -102,6 +102,7 @@ def train(
     )
     print_outcomes(outcomes, tree)
     from echelon.cli.evaluate import evaluate_run
+    from echelon.config import user_code
 
     evaluate_run(directory, "valid", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
@@ -122,7 +123,7 @@ def train_run(
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
     from echelon.envs.world import rules_of
-    from echelon.training.learners import refuse_settings
+    from echelon.population.settings import refuse_settings
     from echelon.training.many import SeedJob, train_seeds
 
     refuse_settings(config)
@@ -253,6 +254,7 @@ def _resumed(path: Path | None) -> tuple[Path | None, Path | None]:
 
 def _refuse_change(config: Config, directory: Path) -> None:
     """Refuse to go on with a run in another way than it began, before anything is written."""
+    from echelon.config import load_run_config
     from echelon.training.run import training_hash
 
     before = load_run_config(directory / "config.yaml")

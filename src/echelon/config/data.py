@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Literal, Self
 from zoneinfo import available_timezones
 
 from pydantic import (
@@ -20,54 +18,8 @@ from pydantic import (
 )
 
 from echelon.config._base import Section
+from echelon.sources import SourceName
 from echelon.types import Freq, PriceBasis
-
-STORED = "store"
-"""The source that reads nothing: the dataset is in the store already."""
-
-
-class SourceFacts(NamedTuple):
-    """What the program must know of a source before it opens it.
-
-    module: its file in data/sources, which has `from_config(config)`
-    kind: reads the files at `data.path`; asks a vendor, who delivers more every day, for
-        `data.symbols`; or makes its own bars. The last two have a market of their own: its
-        calendar and time zone are not for the user to choose.
-    reads: options of `data` that this source follows, of those that not all of them do
-    """
-
-    module: str
-    kind: Literal["files", "vendor", "own"]
-    reads: frozenset[str] = frozenset()
-
-    def follows(self, option: str) -> bool:
-        """Whether an option that not all sources read has an effect here."""
-        return option in self.reads or (self.kind == "vendor" and option in _OF_VENDORS)
-
-
-_OF_VENDORS = frozenset({"symbols", "benchmark"})
-_OF_FILES = frozenset({"columns", "price_basis"})
-
-SOURCES: Mapping[str, SourceFacts] = MappingProxyType(
-    {
-        "sample": SourceFacts("sample", "own"),
-        "synthetic": SourceFacts("synthetic", "own"),
-        "csv": SourceFacts("files", "files", _OF_FILES),
-        "parquet": SourceFacts("files", "files", _OF_FILES),
-        "ticks": SourceFacts("ticks", "files", frozenset({"columns"})),
-        "qlib": SourceFacts("qlib", "files", frozenset({"qlib_market", "benchmark"})),
-        "yfinance": SourceFacts("yfinance_", "vendor"),
-        "akshare": SourceFacts("akshare_", "vendor"),
-        "tushare": SourceFacts("tushare_", "vendor", frozenset({"membership_index"})),
-    }
-)
-"""Every source, in one place: a new one is its file and its line here."""
-
-if TYPE_CHECKING:
-    SourceName: TypeAlias = str
-else:
-    SourceName = Literal[(*SOURCES, STORED)]
-
 
 _FIRST_DAY, _LAST_DAY = date(1900, 1, 1), date(2200, 1, 1)
 _SESSIONS_A_DAY = 0.65

@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 from echelon.config.tree import Config
 from echelon.errors import ConfigError
+from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
-MOST_PROCESSES = 1024
-"""Threads or worker processes that can be asked for."""
-MOST_SEEDS = 10_000
 _FLOAT = 4
 _LEARNED = 4 * _FLOAT
 """Bytes of a learned weight: itself, its gradient and Adam's two means."""
@@ -66,6 +64,30 @@ def refuse_need(need: Need, available: int) -> None:
         f"{need.key} = {need.value:,} needs at least {_in_units(needed)} of memory; "
         f"{_in_units(available)} are available. {remedy}"
     )
+
+
+def refuse_idle_expert(config: Config) -> None:
+    """Raise a ConfigError where a single expert, SAC's or TD3's, would never learn."""
+    train, expert = config.train, config.expert
+    if expert.buffer_size < train.books:
+        raise ConfigError(
+            f"expert.buffer_size = {expert.buffer_size:,} cannot hold a bar of {train.books:,} "
+            f"books (train.books). Take at least {train.books:,}."
+        )
+    updates = (train.total_env_steps - expert.learning_starts) * expert.updates_per_step
+    if updates < 1:
+        raise ConfigError(
+            f"of train.total_env_steps = {train.total_env_steps:,} steps the first "
+            f"{expert.learning_starts:,} (expert.learning_starts) are by lot, and "
+            f"expert.updates_per_step = {expert.updates_per_step:g} leaves no update after them. "
+            "Train longer, or let learning start earlier."
+        )
+    if config.lora.enabled and updates < config.lora.refresh_updates:
+        raise ConfigError(
+            f"lora.refresh_updates = {config.lora.refresh_updates:,} is more than the "
+            f"{int(updates):,} updates of this training, so the adapter would never reach the "
+            "policy. Take fewer, or train longer."
+        )
 
 
 def _fitting(need: Need, available: int) -> int:

@@ -24,8 +24,7 @@ from echelon.data.importing import Extras, RowProgress, import_source
 from echelon.data.sources._base import Source
 from echelon.data.store import Store
 from echelon.data.validate import validate
-from echelon.errors import DataError, StoreError
-from echelon.types import Problem
+from echelon.errors import DataError, Problem, StoreError
 
 _CHUNK_ROWS = 5_000_000
 """So many bars, about half a gigabyte, are looked at together for what is odd about them."""

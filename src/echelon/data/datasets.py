@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from echelon.config import Config
-from echelon.config.data import SOURCES, STORED
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest, import_fingerprint
@@ -24,6 +23,7 @@ from echelon.data.sources.files import (
 from echelon.data.store import Store
 from echelon.errors import ConfigError, UniverseError, UsageError
 from echelon.files import sha256_file
+from echelon.sources import IN_STORE, SOURCES
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def read_extras(config: Config, info: SourceInfo) -> Extras:
     """Tables the configuration adds to a source's dataset: universe, instruments, benchmark."""
     data = config.data
-    no_index = data.source != STORED and not SOURCES[data.source].follows("benchmark")
+    no_index = data.source != IN_STORE and not SOURCES[data.source].follows("benchmark")
     if data.benchmark is not None and data.benchmark_path is None and no_index:
         raise ConfigError(
             f"data.benchmark is {data.benchmark!r}, but data.source {data.source!r} has no index "
@@ -64,7 +64,7 @@ def _refuse_missing_files(config: Config) -> None:
     """Name the option of a file that is not there before anything else takes its time."""
     data = config.data
     named = [(f"data.exogenous.{k}.path", item.path) for k, item in enumerate(data.exogenous)]
-    if data.source != STORED:  # where they are tables of the dataset already
+    if data.source != IN_STORE:  # where they are tables of the dataset already
         options = ("universe", "instruments", "benchmark_path")
         paths = (data.universe, data.instruments, data.benchmark_path)
         named += [(f"data.{n}", p) for n, p in zip(options, paths, strict=True) if p is not None]
@@ -78,7 +78,7 @@ def _refuse_missing_files(config: Config) -> None:
 
 def grows(config: Config) -> bool:
     """Whether the source delivers more every day, so that its dataset is added to."""
-    return config.data.source != STORED and SOURCES[config.data.source].kind == "vendor"
+    return config.data.source != IN_STORE and SOURCES[config.data.source].kind == "vendor"
 
 
 def dataset_name(config: Config, source: Source, extras: Extras) -> str:
@@ -146,7 +146,7 @@ def ensure_dataset(
     """
     _refuse_missing_files(config)
     store = Store(config.data.store)
-    if config.data.source == STORED:
+    if config.data.source == IN_STORE:
         if config.data.dataset is None:
             have = ", ".join(store.datasets()) or "none"
             raise ConfigError(

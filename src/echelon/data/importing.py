@@ -32,9 +32,8 @@ from echelon.data.manifest import Manifest, Partition, digest_frame, import_fing
 from echelon.data.sources._base import Source
 from echelon.data.store import CURRENT, STORED_COLUMNS, Store, partition_begin, partition_key
 from echelon.data.validate import validate
-from echelon.errors import DataError, InvalidDataError
+from echelon.errors import DataError, InvalidDataError, Problem
 from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_csv
-from echelon.types import Problem
 
 QUARANTINE = "quarantine.csv"
 _SPILL_ROWS = 250_000

@@ -32,8 +32,7 @@ from echelon.data.bars import (
     RawFrame,
     SourceInfo,
 )
-from echelon.errors import shorten
-from echelon.types import Problem
+from echelon.errors import Problem, shorten
 
 _TOLERANCE = 1e-4  # adjusted prices are rounded by their vendors, each by itself
 _TOO_MANY = 0.01  # a share of days, or bars, that no longer looks like slips in single rows

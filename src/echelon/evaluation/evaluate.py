@@ -13,7 +13,7 @@ RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedR
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,12 +174,6 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
         for seed, own in tree.pop("companions", {}).items()
     }
     return Evaluation(directory, seeds, baselines, tree, companions)
-
-
-def evaluated_splits(run: Path) -> Sequence[str]:
-    """Splits a run was evaluated on, in the order of time."""
-    splits = ("train", "valid", "test")
-    return [s for s in splits if (run / "evaluations" / s / "summary.json").is_file()]
 
 
 def _reads(directory: Path) -> int:

@@ -37,10 +37,10 @@ from echelon.data.sources._times import UNDERSTOOD, parse_times
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.data.synth.minutes import BLOCK, MinuteEngine, order_book
 from echelon.data.synth.path import trace
-from echelon.errors import DataError, InvalidDataError
+from echelon.errors import DataError, InvalidDataError, Problem
 from echelon.execution.days import Days
 from echelon.execution.features import Quotes
-from echelon.types import Bools, Floats, Problem, Times
+from echelon.types import Bools, Floats, Times
 
 _LEVELS = ("bid_price", "bid_size", "ask_price", "ask_size")
 

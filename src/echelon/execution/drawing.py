@@ -26,12 +26,12 @@ import polars as pl
 from echelon.data.sources._columns import ColumnMap, is_missing, recognise
 from echelon.data.sources._tables import ROW, inspect, read_whole
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
-from echelon.errors import ConfigError, DataError, InvalidDataError
+from echelon.errors import ConfigError, DataError, InvalidDataError, Problem
 from echelon.execution.days import Days
 from echelon.execution.features import TRAILING, days_by_symbol
 from echelon.execution.orders import ParentOrders, check_orders, parent_orders
 from echelon.rng import stream
-from echelon.types import Floats, Problem
+from echelon.types import Floats
 
 COLUMNS: Mapping[str, str] = MappingProxyType(
     {

@@ -32,10 +32,10 @@ from echelon.data import calendars
 from echelon.data.bars import SourceInfo
 from echelon.data.manifest import Manifest
 from echelon.data.store import Store
-from echelon.errors import DataError, InvalidDataError, UniverseError, UsageError
+from echelon.errors import DataError, InvalidDataError, Problem, UniverseError, UsageError
 from echelon.execution.day_cache import DayCache, DayKey, OneDay
 from echelon.execution.days import Days, PriceSource
-from echelon.types import Floats, Problem
+from echelon.types import Floats
 
 _TOO_FAR = 0.01  # a mean price this far outside its bar is of other units, not a rounding
 _TOO_MANY = 0.01

@@ -43,23 +43,18 @@ from echelon.agents.mfpbt import (
     settle,
 )
 from echelon.config import Config
-from echelon.errors import ConfigError, StoreError
+from echelon.errors import StoreError
 from echelon.population.crew import Failure, Host
 from echelon.population.monitor import fresh_skill, skills
+from echelon.population.settings import (
+    founders,
+    plan_of,
+    refuse_outside,
+    router_space,
+    router_values,
+)
 from echelon.rng import stream
 from echelon.types import Floats
-
-_KEYS = {
-    "lr": "train.lr_actor",
-    "target_entropy": "expert.target_entropy",
-    "mi_reward_weight": "experts.mi_reward_weight",
-    "gamma": "train.gamma",
-    "router_lr": "meta_router.lr",
-    "kl_lambda": "meta_router.kl_lambda",
-}
-"""Of what evolves: where the configuration sets it."""
-_SPREAD = 2.0
-"""Founders of a niche beyond the first begin with up to this factor more or less."""
 
 
 class Evolving(Protocol):
@@ -98,90 +93,6 @@ def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
     known = np.asarray(np.isfinite(x).all(axis=-1, keepdims=True))
     safe = np.where(known, x, 0.0)
     return np.where(known[..., 0], safe.mean(axis=-1) - penalty * safe.std(axis=-1), np.nan)
-
-
-def space(config: Config) -> dict[str, Range]:
-    """The hyperparameters of experts that evolve, with their bounds.
-
-    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value. A
-    weight of the mutual-information reward that is 0 is a switch, and an entropy that is not aimed
-    at has no target: neither evolves.
-    """
-    bounds = config.trainer.evolution
-    values = _values(config)
-    if not bounds.enabled:
-        return {name: Range(value, value) for name, value in values.items()}
-    ranges = {
-        "lr": Range(*bounds.lr),
-        "target_entropy": Range(*bounds.target_entropy),
-        "mi_reward_weight": Range(*bounds.mi_reward_weight),
-        "gamma": Range(*bounds.gamma, of_rest=True),
-    }
-    return {name: ranges[name] for name in values}
-
-
-def router_space(config: Config) -> dict[str, Range]:
-    """The router's hyperparameters that evolve, with their bounds; none without evolution.
-
-    A λ of 0 is a switch and does not evolve; none exceeds `meta_router.kl_lambda_max`.
-    """
-    bounds, meta = config.trainer.evolution, config.meta_router
-    if not bounds.enabled:
-        return {}
-    found = {"router_lr": Range(*bounds.router_lr)}
-    if meta.kl_lambda > 0.0:
-        low, high = (min(end, meta.kl_lambda_max) for end in bounds.kl_lambda)
-        found["kl_lambda"] = Range(low, high)
-    return found
-
-
-def refuse_outside(config: Config) -> None:
-    """Raise where evolution would begin outside its own bounds: it would change what was set."""
-    if not config.trainer.evolution.enabled:
-        return
-    spaces = space(config) | router_space(config)
-    for name, value in (_values(config) | _router_values(config)).items():
-        bounds = spaces.get(name)
-        if bounds is None or bounds.low <= value <= bounds.high:
-            continue
-        raise ConfigError(
-            f"{_KEYS[name]} = {value:g} is outside of trainer.evolution.{name} = [{bounds.low:g}, "
-            f"{bounds.high:g}], within which it evolves. Change either, or turn evolution off "
-            "(trainer.evolution.enabled: false)."
-        )
-
-
-def plan_of(config: Config) -> PopulationPlan:
-    """The population's form."""
-    wanted = config.trainer.evolution
-    return PopulationPlan(
-        niches=config.experts.n_experts,
-        per_niche=wanted.members_per_niche,
-        frequencies=wanted.paces,
-        space=space(config),
-    )
-
-
-def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparameters]:
-    """Hyperparameters[M] to begin with: the configuration's, brought inside the bounds.
-
-    Those of a niche's first member; the others' are ×½ to ×2 of them, by lot.
-    """
-    values = {
-        name: min(max(value, plan.space[name].low), plan.space[name].high)
-        for name, value in _values(config).items()
-    }
-    return [
-        dict(values)
-        if member % plan.per_niche == 0
-        else {
-            name: plan.space[name].times(
-                value, _SPREAD ** stream(seed, "founder", member, name).uniform(-1.0, 1.0)
-            )
-            for name, value in values.items()
-        }
-        for member in range(plan.members)
-    ]
 
 
 class Evolution:
@@ -408,7 +319,7 @@ class RouterEvolution:
     def of(cls, config: Config, seed: int) -> RouterEvolution:
         """The configuration's."""
         refuse_outside(config)
-        names, values = router_space(config), _router_values(config)
+        names, values = router_space(config), router_values(config)
         return cls(names, {name: values[name] for name in names}, seed)
 
     def step(self, fit: float, learned: int) -> list[Decision]:
@@ -455,25 +366,3 @@ class RouterEvolution:
         self.values = {name: float(value) for name, value in state["values"].items()}
         pending = state["pending"]
         self.pending = None if pending is None else Proposal.from_json(pending)
-
-
-def _router_values(config: Config) -> dict[str, float]:
-    return {"router_lr": config.meta_router.lr, "kl_lambda": config.meta_router.kl_lambda}
-
-
-def _values(config: Config) -> dict[str, float]:
-    """The configuration's values of what may evolve.
-
-    lr: the actor's; the critics' rate keeps its ratio to it
-    """
-    values = {
-        "lr": config.train.lr_actor,
-        "target_entropy": config.expert.target_entropy,
-        "mi_reward_weight": config.experts.mi_reward_weight,
-        "gamma": config.train.gamma,
-    }
-    if config.expert.entropy != "auto":
-        del values["target_entropy"]
-    if config.experts.mi_reward_weight == 0.0:
-        del values["mi_reward_weight"]
-    return values

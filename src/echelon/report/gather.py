@@ -19,7 +19,7 @@ import polars as pl
 from echelon.backtest.files import Tables
 from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
-from echelon.evaluation.evaluate import Evaluation, evaluated_splits, load_evaluation
+from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
 from echelon.population.artefacts import PopulationHistory
@@ -175,7 +175,7 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
 
 
 def _chosen(run: Path, splits: Sequence[str] | None) -> list[str]:
-    wanted = set(evaluated_splits(run) if splits is None else splits)
+    wanted = set(RunDirectory(run).evaluated_splits() if splits is None else splits)
     unknown = sorted(wanted - set(SPLITS))
     if unknown:
         raise UsageError(f"no split is called {unknown[0]!r}: name {', '.join(SPLITS)}.")

@@ -3,6 +3,7 @@
 config.yaml     the resolved configuration: `--config run/config.yaml` makes the run again
 run.json        config hash, seed, data hash, code version, library versions, command
 prepared/       features and prices (`echelon prepare`)
+evaluations/    by split (`echelon evaluate`)
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
 from echelon import __version__
-from echelon.config import Config, fingerprint, to_yaml
 from echelon.errors import StoreError
 from echelon.files import check_tree, read_json, sweep, sweep_scratch, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from echelon.config import Config
 
 _REMEDY = "Start the run anew."
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
@@ -80,6 +83,8 @@ class RunDirectory:
         Written before the result, an interrupted run would leave the record of one run beside
         the result of another.
         """
+        from echelon.config import fingerprint, to_yaml
+
         tree = {
             "config_hash": fingerprint(config),
             "seed": config.seed,
@@ -108,6 +113,11 @@ class RunDirectory:
             return None
         prepared = self.facts().get("prepared")
         return prepared if isinstance(prepared, str) else None
+
+    def evaluated_splits(self) -> list[str]:
+        """Splits the run was evaluated on, in the order of time."""
+        splits = ("train", "valid", "test")
+        return [s for s in splits if (self.path / "evaluations" / s / "summary.json").is_file()]
 
     def facts(self) -> dict[str, Any]:
         """What run.json says."""

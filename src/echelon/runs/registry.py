@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import polars as pl
 from typing_extensions import TypedDict
 
 from echelon.errors import StoreError, shorten
@@ -37,6 +36,9 @@ from echelon.files import (
     write_json,
 )
 from echelon.types import Floats, Times
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FORMAT = 1
 NESTED = {
@@ -162,6 +164,8 @@ class Registry:
         return read_table(self._returns(entry.key), columns, remedy)
 
     def _add(self, kind: Kind, entry: Entry, times: Times, returns: Floats) -> None:
+        import polars as pl
+
         frame = pl.DataFrame({"time": times, "return": returns})
         buffer = io.BytesIO()
         frame.write_parquet(buffer, compression="zstd")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from echelon.agents import apg, expert
+from echelon.agents import apg
 from echelon.agents.a2c import A2C
 from echelon.agents.apg import APG
 from echelon.agents.encoder_files import read_hash
@@ -18,6 +18,7 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.world import World, world_of
 from echelon.features.prepared import Prepared
+from echelon.population.settings import refuse_settings
 from echelon.population.windows import parts_of
 from echelon.training.executors import with_executor
 from echelon.training.loading import is_sb3
@@ -107,16 +108,6 @@ def encoder_hash(config: Config, directory: Path) -> str | None:
     if config.train.algo == "A2C" or is_sb3(config):
         return None
     return read_hash(directory.parents[1])
-
-
-def refuse_settings(config: Config) -> None:
-    """Raise where the configuration alone says that nothing could be learned."""
-    if config.train.algo == "HIERARCHY":
-        from echelon.population.settings import refuse_settings as refuse_hierarchy
-
-        refuse_hierarchy(config)
-    elif config.train.algo in expert.METRICS:
-        expert.refuse_settings(config)
 
 
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:

@@ -1,6 +1,6 @@
 """Sources of market data. `open_source` makes the one a configuration names.
 
-`config.data.SOURCES` lists them, each with the file here that makes it and what it reads. Each is
+`echelon.sources` lists them, each with the file here that makes it and what it reads. Each is
 imported when it is opened: a vendor's library, or torch-sized dependencies, cost nothing to those
 who do not use them. An option that a source cannot follow is refused: bars that silently differ
 from what was asked for are worse than none.
@@ -12,9 +12,9 @@ import importlib
 from collections.abc import Callable
 
 from echelon.config import Config, DataConfig
-from echelon.config.data import SOURCES
 from echelon.data.sources._base import Source
 from echelon.errors import ConfigError
+from echelon.sources import SOURCES
 
 __all__ = ["Source", "open_source"]
 

@@ -17,8 +17,7 @@ import polars as pl
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
-from echelon.errors import ConfigError
-from echelon.types import Problem
+from echelon.errors import ConfigError, Problem
 
 
 @runtime_checkable

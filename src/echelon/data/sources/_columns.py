@@ -25,8 +25,8 @@ import polars.selectors as cs
 from echelon.data.bars import MAX_PROBLEMS, MAX_SYMBOL, ODD_IN_SYMBOL, conform
 from echelon.data.sources._tables import ROW, inspect, read_whole, rejects
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
-from echelon.errors import InvalidDataError, shorten
-from echelon.types import Freq, Problem
+from echelon.errors import InvalidDataError, Problem, shorten
+from echelon.types import Freq
 
 BARS: Mapping[str, str] = MappingProxyType(
     {

@@ -32,9 +32,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from echelon.errors import InvalidDataError, SourceError, shorten
+from echelon.errors import InvalidDataError, Problem, SourceError, shorten
 from echelon.files import sha256_file
-from echelon.types import Problem
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -33,9 +33,8 @@ import pyarrow.csv as pa_csv
 
 from echelon.data.sources._tables import MAX_COLUMNS, open_bytes, reading_file, rejects
 from echelon.data.sources._times import parse_times
-from echelon.errors import SourceError
+from echelon.errors import Problem, SourceError
 from echelon.files import scratch_directory
-from echelon.types import Problem
 
 log = logging.getLogger(__name__)
 

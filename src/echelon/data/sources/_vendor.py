@@ -3,7 +3,7 @@
 A vendor's library changes its columns, returns nothing for a symbol it does not know and quotes
 a bar that is still trading. None of that may pass in silence, so every request goes through
 `Vendor._ask`, every frame through `Vendor._table`, and bars that may still change are left out: a
-later update brings them. A new vendor is a file with a subclass, and its line in `config.data`.
+later update brings them. A new vendor is a file with a subclass, and its line in `echelon.sources`.
 """
 
 from __future__ import annotations

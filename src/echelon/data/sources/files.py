@@ -48,8 +48,8 @@ from echelon.data.sources._tables import (
     suffix_of,
 )
 from echelon.data.validate import validate
-from echelon.errors import InvalidDataError, SourceError, UniverseError
-from echelon.types import Freq, PriceBasis, Problem
+from echelon.errors import InvalidDataError, Problem, SourceError, UniverseError
+from echelon.types import Freq, PriceBasis
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)

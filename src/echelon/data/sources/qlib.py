@@ -39,9 +39,9 @@ from echelon.data import calendars
 from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
 from echelon.data.sources._base import Source, required_path
 from echelon.data.sources._tables import reading_file
-from echelon.errors import SourceError, shorten
+from echelon.errors import Problem, SourceError, shorten
 from echelon.files import sha256_file
-from echelon.types import Floats, Floats32, Freq, Problem, Times
+from echelon.types import Floats, Floats32, Freq, Times
 
 _FREQS: Mapping[str, str] = {"1d": "day", "1min": "1min"}
 _RESERVED = frozenset(

@@ -50,9 +50,9 @@ from echelon.data.sources._ticks_read import (
     sniff,
 )
 from echelon.digests import sha256_once
-from echelon.errors import SourceError
+from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
-from echelon.types import Freq, Problem
+from echelon.types import Freq
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _PART_BYTES = 64 << 20
