@@ -24,7 +24,7 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.models import Output, build_actor_critic
+from echelon.models import ActorCriticOutput, build_actor_critic
 
 Observation = dict[str, NDArray[np.float32]]
 
@@ -105,14 +105,14 @@ class WindowPolicy(ActorCriticPolicy):
         self.present = torch.ones(shape[1], dtype=torch.bool)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr_schedule(1), fused=True)
 
-    def ask(self, obs: dict[str, Tensor]) -> Output:
+    def ask(self, obs: dict[str, Tensor]) -> ActorCriticOutput:
         """Logits [B,N,3] and values [B] of windows x[B,W,N,F] and books book[B,N,2]."""
         # A window is a stretch that has one bar to decide on: [B,1,N,H].
         market = self.net.encode(obs["x"])
         output = self.net(market, obs["book"][:, None], self.present)
-        return Output(output.logits[:, 0], output.value[:, 0])
+        return ActorCriticOutput(output.logits[:, 0], output.value[:, 0])
 
-    def _distribution(self, output: Output) -> Distribution:
+    def _distribution(self, output: ActorCriticOutput) -> Distribution:
         return self.action_dist.proba_distribution(action_logits=output.logits.flatten(1))
 
     def forward(

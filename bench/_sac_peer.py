@@ -34,9 +34,10 @@ from torch import Tensor, nn
 
 from echelon.agents.collector import Starts
 from echelon.config import Config
-from echelon.envs.act import ActionRule, Rows, weights_of_actions
+from echelon.envs.act import ActionRule, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.models.expert import InputScale
 from echelon.types import Floats32
@@ -66,7 +67,7 @@ class BooksVec(VecEnv):
         self.see = see
         rng = np.random.default_rng(config.seed)
         self.starts = Starts(world.spans("train"), config.train.episode_steps, rng)
-        rule = ActionRule.of(config, "weights")
+        rule = ActionRule.from_config(config, "weights")
         self.books = Books(world, rule, config.reward, n_envs, self.starts.whole)
         self.held = self.books.holdings()
         self.ends = np.zeros(n_envs, dtype=np.int64)

@@ -41,7 +41,7 @@ from echelon.envs.act import ActionRule
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import PriceHistory, market_rows, resolve_rules
-from echelon.models import ActorCritic, Market
+from echelon.models import ActorCritic, MarketTensors
 
 FAST = Path(__file__).parents[1] / "configs" / "qtmrl-fast.yaml"
 BARS, ASSETS, FEATURES, SEED = 2770, 16, 30, 7
@@ -112,7 +112,9 @@ def check_environments(world: World, config: Config) -> None:
     rng = np.random.default_rng(SEED + 1)
     env = WindowEnv(world, config)
     env.reset(seed=SEED, options={"row": world.window - 1})
-    books = Books(world, ActionRule.of(config, "discrete"), config.reward, 1, world.span("train"))
+    books = Books(
+        world, ActionRule.from_config(config, "discrete"), config.reward, 1, world.span("train")
+    )
     for _ in range(300):
         action = rng.integers(0, 3, ASSETS)
         _, theirs, *_ = env.step(action)
@@ -184,7 +186,7 @@ def clocked() -> Iterator[dict[str, float]]:
         clock(A2C, "_encode"),
         clock(A2C, "collect"),
         clock(A2C, "update"),
-        clock(Market, "backward"),
+        clock(MarketTensors, "backward"),
     ):
         yield spent
 

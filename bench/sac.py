@@ -130,7 +130,7 @@ def check_environments(learner: ExpertLearner, see: See) -> None:
     rng = np.random.default_rng(SEED + 1)
     env = BooksVec(world, config, 3, see)
     shown = env.reset()
-    rule = ActionRule.of(config, "weights")
+    rule = ActionRule.from_config(config, "weights")
     books = Books(world, rule, config.reward, 3, learner.collector.starts.whole)
     books.reset(env.books.row)
     for _ in range(50):

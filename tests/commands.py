@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.types import Floats
 
 
 class Always:
     """The same target weights at every bar."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, name: str, weights: Sequence[float]) -> None:
         self.name = name
@@ -30,7 +31,7 @@ class Always:
 class Tilted:
     """Softmax of the first feature; of rows outside the span it was started on it knows nothing."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, name: str, tilt: float) -> None:
         self.name = name
@@ -51,7 +52,7 @@ class Tilted:
 class Moving:
     """Halfway from what is held to all in the asset of the highest feature: books have a past."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, name: str, sign: float = 1.0) -> None:
         self.name = name

@@ -9,7 +9,7 @@ import torch
 from sb3_contrib import MaskablePPO
 from stable_baselines3 import A2C, PPO, SAC
 
-from echelon.envs.act import Kind
+from echelon.envs.act import ActionKind
 
 _PPO = {"n_steps": 32, "batch_size": 32, "n_epochs": 2}
 _SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -18,7 +18,7 @@ _SETTINGS: dict[str, tuple[type, dict[str, Any]]] = {
     "SAC": (SAC, {"learning_starts": 40, "batch_size": 16, "buffer_size": 400}),
     "MaskablePPO": (MaskablePPO, _PPO),
 }
-TRAINED: tuple[tuple[str, Kind], ...] = (
+TRAINED: tuple[tuple[str, ActionKind], ...] = (
     ("A2C", "discrete"),
     ("A2C", "weights"),
     ("PPO", "discrete"),

@@ -24,7 +24,7 @@ from echelon.config import Config
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import Holdings
 from echelon.errors import DataError, TrainingError
-from echelon.models import Market
+from echelon.models import MarketTensors
 
 SMALL = (
     *("window=4", "model.d_model=8", "model.n_layers=1", "model.hidden=8"),
@@ -68,7 +68,7 @@ def test_collecting_and_loss_use_the_same_encodings_also_with_dropout(
     encoded = 0
     encode = agent.net.encode
 
-    def counted(x: Tensor) -> Market:
+    def counted(x: Tensor) -> MarketTensors:
         nonlocal encoded
         encoded += 1
         return encode(x)
@@ -132,7 +132,7 @@ def test_reward_and_holdings_of_a_rollout_are_those_of_the_books() -> None:
     rollout = agent.collect()
     books = Books(
         agent.world,
-        ActionRule.of(agent.config, "discrete"),
+        ActionRule.from_config(agent.config, "discrete"),
         agent.config.reward,
         6,
         agent.span,

@@ -19,7 +19,7 @@ from worlds import make_config
 
 from echelon.agents import a2c as module
 from echelon.agents.a2c import Losses, Rollout, a2c_losses, losses_by_piece
-from echelon.models import ActorCritic, Market, build_actor_critic
+from echelon.models import ActorCritic, MarketTensors, build_actor_critic
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,7 +204,9 @@ class _Answers:
     def __init__(self, logits: Tensor, value: Tensor) -> None:
         self.logits, self.value = logits, value
 
-    def __call__(self, market: Market, portfolio: Tensor, present: Tensor, mask: Tensor) -> Any:
+    def __call__(
+        self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor
+    ) -> Any:
         return SimpleNamespace(logits=self.logits, value=self.value)
 
 
@@ -216,7 +218,7 @@ def given(logits: Tensor, value: Tensor, **parts: Tensor) -> tuple[Any, Rollout]
         "allowed": torch.ones(groups, length, books, assets, 3, dtype=torch.bool),
         "discount": torch.full((groups, length, books), 0.5),
     }
-    market = Market(torch.zeros(groups, length + 1, assets, 1), None)
+    market = MarketTensors(torch.zeros(groups, length + 1, assets, 1), None)
     return _Answers(logits, value), Rollout(market=market, **(usual | parts))
 
 

@@ -12,8 +12,8 @@ from worlds import at, make_config, make_world
 
 from echelon.envs import Action, ActionRule, Books, Holdings, World
 from echelon.envs.act import (
-    Kind,
-    capped,
+    ActionKind,
+    cap_weights,
     discrete_orders,
     holdings,
     members_only,
@@ -43,13 +43,13 @@ def flat_world(n_assets: int, n_rows: int = 6, price: float = 10.0, **changes: A
     return make_world(**(usual | changes))
 
 
-def books_of(world: World, kind: Kind = "discrete", *overrides: str) -> Books:
+def books_of(world: World, kind: ActionKind = "discrete", *overrides: str) -> Books:
     config = make_config(*overrides)
-    return Books(world, ActionRule.of(config, kind), config.reward, 1, world.span("train"))
+    return Books(world, ActionRule.from_config(config, kind), config.reward, 1, world.span("train"))
 
 
 def allowed(
-    world: World, book: Book, row: int = 1, kind: Kind = "discrete", **rule: float
+    world: World, book: Book, row: int = 1, kind: ActionKind = "discrete", **rule: float
 ) -> dict[str, list[bool]]:
     """Name of the action → [N] whether it is allowed."""
     value = book.cash + (book.shares * world.rows.close[[row]]).sum(axis=1)
@@ -68,7 +68,7 @@ def test_buy_spends_a_fifth_of_the_cash_and_sell_takes_half_of_the_holding() -> 
 
 
 def test_percentages_are_those_of_the_configuration() -> None:
-    rule = ActionRule.of(make_config("buy_pct=0.1", "sell_pct=0.3"), "discrete")
+    rule = ActionRule.from_config(make_config("buy_pct=0.1", "sell_pct=0.3"), "discrete")
     orders = discrete_orders(
         np.array([[BUY, SELL]]), book_of(1000.0, [8.0, 6.0]), rule, np.ones((1, 2)), **FREELY
     )
@@ -229,7 +229,7 @@ def test_asset_without_a_price_is_left() -> None:
 def test_weights_are_cut_to_long_only_and_at_most_one(
     given_: list[float], expected: list[float]
 ) -> None:
-    assert capped(np.array([given_]))[0] == pytest.approx(expected, nan_ok=True)
+    assert cap_weights(np.array([given_]))[0] == pytest.approx(expected, nan_ok=True)
 
 
 def test_rotation_of_a_full_book_is_paid_by_what_it_sells() -> None:
@@ -422,7 +422,7 @@ def test_buys_of_assets_outside_the_universe_are_refused_and_sells_are_not() -> 
 
 
 @pytest.mark.parametrize("kind", ["discrete", "weights"])
-def test_refused_buy_of_a_stranger_says_so_and_takes_no_cash(kind: Kind) -> None:
+def test_refused_buy_of_a_stranger_says_so_and_takes_no_cash(kind: ActionKind) -> None:
     member = np.ones((6, 2), dtype=bool)
     member[:, 0] = False
     books = books_of(flat_world(2, member=member), kind, "buy_pct=1.0")

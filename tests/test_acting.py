@@ -15,7 +15,14 @@ from worlds import make_config
 from bench import a2c as bench
 from bench._a2c_peer import WindowEnv
 from echelon.config import Config
-from echelon.models import Acting, ActorCritic, Market, build_actor_critic, build_encoder, encoders
+from echelon.models import (
+    Acting,
+    ActorCritic,
+    MarketTensors,
+    build_actor_critic,
+    build_encoder,
+    encoders,
+)
 
 L, G, E, N, F, W = 4, 2, 3, 5, 2, 4
 SMALL = (f"window={W}", "model.d_model=8", "model.n_layers=1", "model.hidden=8")
@@ -72,7 +79,9 @@ def test_acting_and_values_equal_the_network_asked_whole(overrides: tuple[str, .
 
 def test_acting_refuses_a_mask_of_another_shape() -> None:
     net = network(make_config(*SMALL))
-    acting = Acting(net, Market(draws(L, 1, N, 8), None), torch.ones(L, 1, N, dtype=torch.bool))
+    acting = Acting(
+        net, MarketTensors(draws(L, 1, N, 8), None), torch.ones(L, 1, N, dtype=torch.bool)
+    )
     with pytest.raises(AssertionError, match=r"expected mask \[3, 5, 3\], found \[1, 5, 3\]"):
         acting.logits(0, draws(E, N, 2), torch.ones(1, N, 3, dtype=torch.bool))
 

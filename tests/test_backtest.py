@@ -24,9 +24,9 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs import Action, World, books
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.errors import StoreError
-from echelon.market import MarketRows, Orders, Reason
+from echelon.market import MarketRows, Orders, Reason, Rows
 from echelon.models import build_actor_critic
 from echelon.ops import measures as m
 
@@ -47,8 +47,8 @@ class Script:
 
     name = "script"
 
-    def __init__(self, *lines: list[float], kind: Kind = "discrete") -> None:
-        self.kind: Kind = kind
+    def __init__(self, *lines: list[float], kind: ActionKind = "discrete") -> None:
+        self.kind: ActionKind = kind
         self._lines = lines
 
     def start(self, world: World, span: range) -> None:

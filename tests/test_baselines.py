@@ -32,7 +32,7 @@ def targets(
     policy = make_baseline(name, config)
     policy.start(world, range(row, len(world.times)))
     books = Books(
-        world, ActionRule.of(config, "weights"), config.reward, 1, range(len(world.times))
+        world, ActionRule.from_config(config, "weights"), config.reward, 1, range(len(world.times))
     )
     books.reset(at(row))
     if weights is not None:

@@ -10,7 +10,7 @@ import pytest
 from worlds import at, make_config, make_world
 
 from echelon.envs import Action, ActionRule, Books, World
-from echelon.envs.act import Kind
+from echelon.envs.act import ActionKind
 from echelon.errors import DataError
 from echelon.market import MarketRows, Reason
 
@@ -18,11 +18,11 @@ HOLD, BUY, SELL = (int(a) for a in Action)
 
 
 def books_of(
-    world: World, n_books: int = 1, kind: Kind = "discrete", *overrides: str, **span: range
+    world: World, n_books: int = 1, kind: ActionKind = "discrete", *overrides: str, **span: range
 ) -> Books:
     config = make_config(*overrides)
     rows = span.get("span", world.span("train"))
-    return Books(world, ActionRule.of(config, kind), config.reward, n_books, rows)
+    return Books(world, ActionRule.from_config(config, kind), config.reward, n_books, rows)
 
 
 def small_world(**changes: Any) -> World:
@@ -64,7 +64,7 @@ def test_books_at_different_rows_trade_their_own_bars() -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "weights"])
-def test_many_books_equal_as_many_single_ones(kind: Kind) -> None:
+def test_many_books_equal_as_many_single_ones(kind: ActionKind) -> None:
     world = make_world(seed=4, slippage_model=1, slippage=0.001)
     rng = np.random.default_rng(0)
     starts = at(3, 9, 20)
@@ -250,7 +250,7 @@ def eventful_world(seed: int, **changes: Any) -> World:
 @pytest.mark.parametrize("fill_open", [True, False])
 @pytest.mark.parametrize("cut", [5, 20, 34])
 def test_nothing_up_to_a_row_depends_on_what_comes_after_it(
-    kind: Kind, fill_open: bool, cut: int
+    kind: ActionKind, fill_open: bool, cut: int
 ) -> None:
     """Masks, holdings, actions of a fixed policy, fills, values and rewards, before the cut."""
     world = eventful_world(1, fill_open=fill_open)
@@ -266,7 +266,7 @@ def test_nothing_up_to_a_row_depends_on_what_comes_after_it(
         assert after[0] != after[1], "the worlds should differ after the cut"
 
 
-def trace_of(world: World, kind: Kind, last: int) -> list[dict[str, np.ndarray]]:
+def trace_of(world: World, kind: ActionKind, last: int) -> list[dict[str, np.ndarray]]:
     """What a fixed policy on features and holdings sees and does, up to the mark at row `last`."""
     books = books_of(world, 1, kind, "reward.kind=excess", "reward.drawdown_penalty=0.1")
     rng = np.random.default_rng(9)

@@ -23,7 +23,7 @@ from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
 from echelon.cli.evaluate import how_sure, print_evaluation
 from echelon.cli.walk_forward import print_result
-from echelon.envs.act import Holdings, Kind
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
@@ -55,7 +55,7 @@ def hierarchy(seed: int) -> HierarchyPolicy:
 class Alone:
     """The same agent, whose experts nobody knows of."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "alone"
 
     def __init__(self, seed: int) -> None:

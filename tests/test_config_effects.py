@@ -53,7 +53,7 @@ from echelon.population.router_policies import EqualRouter
 from echelon.population.router_reward import Incentive
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
-from echelon.runs.registry import Registry
+from echelon.runs.registry import TrialRegistry
 from echelon.runs.tracking import open_sinks
 from echelon.training.learners import Worlds, make_learner
 from echelon.training.run import Training
@@ -179,7 +179,9 @@ def _market(bench: Bench, *overrides: str) -> object:
 
 
 def _registry(bench: Bench, *overrides: str) -> object:
-    return Registry.of(Path("runs/a"), bench.config(*overrides).logging.registry).path.name
+    return TrialRegistry.for_run(
+        Path("runs/a"), bench.config(*overrides).logging.registry
+    ).path.name
 
 
 def _run_directory(bench: Bench, *overrides: str) -> object:

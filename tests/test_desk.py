@@ -30,7 +30,7 @@ def config_of(*more: str) -> Config:
 def test_taken_books_are_copies_that_trade_on_as_the_originals() -> None:
     world = make_world()
     config = make_config("reward.drawdown_penalty=1")
-    books = Books(world, ActionRule.of(config, "weights"), config.reward, 3, range(3, 40))
+    books = Books(world, ActionRule.from_config(config, "weights"), config.reward, 3, range(3, 40))
     wanted = np.array([[0.5, 0.2, 0.0], [0.0, 0.9, 0.1], [0.1, 0.1, 0.1]])
     for _ in range(4):
         books.step(wanted)
@@ -50,7 +50,7 @@ def test_forks_are_what_each_expert_makes_of_the_same_book_alone() -> None:
     started(experts, world, span)
     desk = Desk(experts, world, config, 2, span)
     desk.begin(at(10, 30), np.ones(2, dtype=bool))
-    rule = ActionRule.of(config, "weights")
+    rule = ActionRule.from_config(config, "weights")
     real = [Books(world, rule, RewardConfig(), 1, span) for _ in range(2)]
     for book, row in zip(real, (10, 30), strict=True):
         book.reset(at(row))

@@ -18,10 +18,10 @@ from echelon.errors import ConfigError
 from echelon.market.differentiable import (
     DiffMarket,
     allowed,
-    capped,
+    diff_cap_weights,
     diff_market,
+    diff_weights_of_scores,
     differentiable_step,
-    weights_of_scores,
 )
 from echelon.market.rules import SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT
 
@@ -136,7 +136,7 @@ def test_what_is_allowed_and_the_weights_of_scores_are_those_of_act(fill_open: b
         assert np.array_equal(may.sell.numpy(), held.allowed[:, :, Action.SELL])
         scores = np.tanh(rng.normal(0.0, 1.0, (N_BOOKS, N_ASSETS)))
         target = weights_of_actions(scores.astype(np.float32), held)
-        found = weights_of_scores(torch.from_numpy(scores), weights, may, GAIN).numpy()
+        found = diff_weights_of_scores(torch.from_numpy(scores), weights, may, GAIN).numpy()
         assert np.array_equal(np.isnan(found), np.isnan(target))
         assert np.nanmax(np.abs(found - target)) < 1e-6
         frozen += int(np.isnan(target).sum())
@@ -162,7 +162,7 @@ def test_gradients_through_several_bars_are_those_of_differences(fill_open: bool
         gains, at = [], row
         for k in range(3):
             may = allowed(market, weights, at)
-            target = weights_of_scores(scores[k], weights, may, GAIN)
+            target = diff_weights_of_scores(scores[k], weights, may, GAIN)
             gain, weights, cash = differentiable_step(market, weights, cash, target, at)
             gains.append(gain)
             at = at + 1
@@ -191,7 +191,7 @@ def test_a_buy_without_enough_cash_costs_what_there_is_and_has_finite_gradients(
 def test_capping_is_that_of_act_and_leaves_nan() -> None:
     target = torch.tensor([[0.9, 0.6, torch.nan], [-0.2, 0.3, 0.1]])
     expected = torch.tensor([[0.6, 0.4, torch.nan], [0.0, 0.3, 0.1]])
-    torch.testing.assert_close(capped(target), expected, equal_nan=True)
+    torch.testing.assert_close(diff_cap_weights(target), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(

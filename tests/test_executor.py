@@ -16,7 +16,7 @@ from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config.agents import RewardConfig
 from echelon.envs import World
-from echelon.envs.act import ActionRule, Kind
+from echelon.envs.act import ActionKind, ActionRule
 from echelon.envs.books import Books
 from echelon.errors import ConfigError
 from echelon.market import (
@@ -24,7 +24,7 @@ from echelon.market import (
     Execution,
     Executor,
     Fills,
-    Immediate,
+    ImmediateExecutor,
     Orders,
     Reason,
     Rows,
@@ -96,7 +96,7 @@ def world_of_rules(kind: str, **changes: Any) -> World:
     )
 
 
-def books_run(world: World, kind: Kind) -> tuple[list[Floats], Books]:
+def books_run(world: World, kind: ActionKind) -> tuple[list[Floats], Books]:
     """Five books at different rows, acting at random."""
     books = Books(world, ActionRule(kind), RewardConfig(), 5, range(4, 60))
     books.reset(np.array([4, 4, 9, 20, 25]))
@@ -114,9 +114,9 @@ def books_run(world: World, kind: Kind) -> tuple[list[Floats], Books]:
 
 @pytest.mark.parametrize("kind", ["discrete", "weights"])
 @pytest.mark.parametrize("rules", ["free", "strict"])
-def test_an_executor_that_works_nothing_changes_no_bit(rules: str, kind: Kind) -> None:
+def test_an_executor_that_works_nothing_changes_no_bit(rules: str, kind: ActionKind) -> None:
     plain, _ = books_run(world_of_rules(rules), kind)
-    same, _ = books_run(world_of_rules(rules, executor=Immediate()), kind)
+    same, _ = books_run(world_of_rules(rules, executor=ImmediateExecutor()), kind)
     assert all(np.array_equal(a, b) for a, b in zip(plain, same, strict=True))
 
 
@@ -124,7 +124,7 @@ def test_a_backtest_with_the_immediate_executor_is_the_one_without_and_knows_its
     world, config = world_of_rules("strict"), make_config()
     momentum: Callable[[], Any] = lambda: make_baseline("momentum", config)  # noqa: E731
     plain = run_backtest(momentum(), world, range(20, 50), config)
-    told = run_backtest(momentum(), world, range(20, 50), config, executor=Immediate())
+    told = run_backtest(momentum(), world, range(20, 50), config, executor=ImmediateExecutor())
     assert plain.execution is None
     assert told.execution is not None
     assert plain.value.tobytes() == told.value.tobytes()
@@ -272,7 +272,7 @@ def test_books_without_a_worked_order_trade_as_in_the_kernel_beside_those_with_o
 
 def test_fills_at_the_decisions_close_leave_no_day_to_work_in() -> None:
     with pytest.raises(ConfigError, match=r"market\.fill to 'open'"):
-        make_world(fill_open=False, executor=Immediate())
+        make_world(fill_open=False, executor=ImmediateExecutor())
 
 
 @given(seed=st.integers(0, 10_000), strict=st.booleans(), in_order=st.booleans())

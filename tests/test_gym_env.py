@@ -18,7 +18,7 @@ from worlds import make_config, make_world
 
 from echelon.data.calendars import periods_per_year
 from echelon.envs import Action, TradingEnv, World
-from echelon.envs.act import Kind
+from echelon.envs.act import ActionKind
 from echelon.envs.env_spec import ObservationKind
 from echelon.errors import DataError, UsageError
 from echelon.ops import measures
@@ -59,7 +59,7 @@ ALL_FACES = [(a, o) for a in ("discrete", "weights") for o in ("window", "index"
 @pytest.mark.parametrize(("actions", "observation"), ALL_FACES)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_both_checkers_accept_every_face(
-    actions: Kind, observation: ObservationKind, split: str
+    actions: ActionKind, observation: ObservationKind, split: str
 ) -> None:
     env = make_env(split=split, actions=actions, observation=observation)
     with warnings.catch_warnings():
@@ -308,7 +308,7 @@ def test_forbidden_actions_are_rejected_with_a_reason_and_never_crash() -> None:
 
 @pytest.mark.parametrize("actions", ["discrete", "weights"])
 @pytest.mark.parametrize("seed", range(6))
-def test_observations_stay_in_their_space_whatever_is_done(actions: Kind, seed: int) -> None:
+def test_observations_stay_in_their_space_whatever_is_done(actions: ActionKind, seed: int) -> None:
     rng = np.random.default_rng(seed)
     gone = np.zeros((300, 3), dtype=bool)
     gone[200:, 1] = True
@@ -361,7 +361,7 @@ def test_masks_are_flat_and_ordered_by_asset() -> None:
     ],
 )
 def test_action_outside_the_space_is_refused_and_changes_nothing(
-    actions: Kind, action: Any, message: str
+    actions: ActionKind, action: Any, message: str
 ) -> None:
     env = make_env(actions=actions, random_start=False)
     env.reset()
@@ -418,7 +418,7 @@ def test_environment_neither_prints_nor_writes(
 
 
 @pytest.mark.parametrize("actions", ["discrete", "weights"])
-def test_everything_up_to_a_row_is_the_same_whatever_comes_after_it(actions: Kind) -> None:
+def test_everything_up_to_a_row_is_the_same_whatever_comes_after_it(actions: ActionKind) -> None:
     """A fixed policy on two worlds that agree up to row 20 and on nothing after it."""
     cut = 20
     world, other = make_world(seed=1), make_world(seed=2)
@@ -463,7 +463,7 @@ class Masked(gymnasium.Wrapper):
 
 @pytest.mark.parametrize("bars", ["daily", "5min"])
 @pytest.mark.parametrize(("name", "actions"), TRAINED)
-def test_learners_train_on_one_book(name: str, actions: Kind, bars: str) -> None:
+def test_learners_train_on_one_book(name: str, actions: ActionKind, bars: str) -> None:
     make = make_world if bars == "daily" else intraday_world
     tradable = np.random.default_rng(5).random((60 if bars == "daily" else 192, 3)) > 0.3
     env: Any = make_env(make(tradable=tradable), actions=actions, episode_steps=20)

@@ -72,7 +72,7 @@ def slow_twin(world: World, span: range, config: Config) -> tuple[Floats, list[i
     for expert in experts:
         expert.start(world, range(begin, span.stop))
         own.append(run_values(expert, world, at(begin), span.stop - 1 - begin, config)[:, 0])
-    real = Books(world, ActionRule.of(config, "weights"), RewardConfig(), 1, span)
+    real = Books(world, ActionRule.from_config(config, "weights"), RewardConfig(), 1, span)
     values, who = [float(real.value[0])], []
     masked, charge, age = [False] * 3, -1, 0
     for row in range(begin, span.stop - 1):

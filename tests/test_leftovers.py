@@ -19,7 +19,7 @@ from echelon.config.data import CacheConfig
 from echelon.features.cache import open_caches
 from echelon.files import UNPROVEN_SECONDS, scratch_directory, staging_directory, sweep
 from echelon.runs import RunDirectory
-from echelon.runs.registry import Registry
+from echelon.runs.registry import TrialRegistry
 
 STAGING = (
     "with staging_directory(place / 'cache') as one, scratch_directory('ticks') as two, "
@@ -118,7 +118,7 @@ def test_half_written_file_of_the_registry_goes_with_the_next_look(tmp_path: Pat
     with process(WRITING, tmp_path):
         assert len(leftovers(tmp_path)) == 1
     assert len(leftovers(tmp_path)) == 1
-    Registry(tmp_path).begin()
+    TrialRegistry(tmp_path).begin()
     assert leftovers(tmp_path) == set()
     assert (tmp_path / "trials.json").is_file()
 

@@ -25,7 +25,7 @@ from echelon.models.lora import (
     load_adapter_state,
     merge,
     merged,
-    trainable_share,
+    trainable,
     unmerge,
     use_adapter,
 )
@@ -261,15 +261,15 @@ def test_adapters_are_drawn_from_the_seed_alone() -> None:
 
 def test_trainable_share_counts_the_adapter_in_use() -> None:
     encoder = make_encoder()
-    assert trainable_share(encoder) == 1.0
+    assert trainable(encoder).share == 1.0
     base = sum(p.numel() for p in encoder.parameters())
     adapt(encoder, LORA, ("one", "two"))
     own = sum(p.numel() for p in adapter_parameters(encoder, "one"))
     # TimeCNN: each layer has A [r, 3·in] and B [2·D, r].
     assert own == LORA.rank * (3 * F + 2 * D) + LORA.rank * (3 * D + 2 * D)
-    assert trainable_share(encoder) == own / (base + own)
+    assert trainable(encoder).share == own / (base + own)
     use_adapter(encoder, None)
-    assert trainable_share(encoder) == 0.0
+    assert trainable(encoder).share == 0.0
 
 
 def test_state_of_another_rank_is_refused_by_name() -> None:

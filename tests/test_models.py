@@ -16,9 +16,9 @@ from echelon.errors import ConfigError
 from echelon.models import (
     N_ACTIONS,
     ActorCritic,
+    ActorCriticOutput,
     Encoder,
-    Market,
-    Output,
+    MarketTensors,
     TimeCNN,
     TransformerEncoder,
     build_actor_critic,
@@ -299,8 +299,8 @@ def test_state_config_decides_the_portfolio_inputs(state: dict[str, bool], n_inp
         network(market, torch.zeros(E, N, n_inputs + 1), present)
 
 
-def _run(network: ActorCritic, x: Tensor, portfolio: Tensor, present: Tensor) -> Output:
-    out: Output = network(network.encode(x).map(lambda m: m[0]), portfolio, present)
+def _run(network: ActorCritic, x: Tensor, portfolio: Tensor, present: Tensor) -> ActorCriticOutput:
+    out: ActorCriticOutput = network(network.encode(x).map(lambda m: m[0]), portfolio, present)
     return out
 
 
@@ -443,7 +443,7 @@ def test_small_batches_of_books_give_the_gradients_of_one_large_batch(shared: bo
     portfolio, present = _books(BARS, E)
     pieces = (slice(0, 4), slice(4, 7), slice(7, BARS))
 
-    def loss(network: ActorCritic, market: Market, bars: slice) -> Tensor:
+    def loss(network: ActorCritic, market: MarketTensors, bars: slice) -> Tensor:
         out = network(market.map(lambda m: m[bars, None]), portfolio[bars], present[bars])
         return out.logits.square().sum() + out.value.square().sum()
 
@@ -497,4 +497,4 @@ def test_shapes_that_would_broadcast_wrongly_are_refused() -> None:
     with pytest.raises(AssertionError, match="expected portfolio as float32"):
         network(good, portfolio.double(), present)
     with pytest.raises(AssertionError, match="found a critic part"):
-        network(Market(good.actor, good.actor), portfolio, present)
+        network(MarketTensors(good.actor, good.actor), portfolio, present)

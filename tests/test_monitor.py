@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from worlds import make_world
 
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import ConfigError
+from echelon.market import Rows
 from echelon.population.monitor import (
     diversity,
     fresh_skill,
@@ -68,7 +69,7 @@ def test_a_row_where_nothing_can_be_held_has_a_book_of_cash() -> None:
 class _One:
     """All in one asset; the last asset is left as it is."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "one"
 
     def __init__(self, asset: int) -> None:

@@ -39,7 +39,7 @@ from echelon.agents.pretrain import (
 from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, TrainingError
-from echelon.ops.blocks import MIN_PERIODS, mean_interval
+from echelon.ops.blocks import MIN_BLOCK_PERIODS, mean_interval
 from echelon.proving.planted import PlantedMarket, planted_worlds
 from echelon.proving.trial import proof_config
 from echelon.proving.worlds import joined
@@ -213,7 +213,7 @@ def test_scores_say_who_was_better_and_by_how_much() -> None:
 
 
 def test_scores_of_too_few_bars_have_no_interval_and_beat_nobody() -> None:
-    y = np.ones((MIN_PERIODS - 1, 2, 2), dtype=np.float32)
+    y = np.ones((MIN_BLOCK_PERIODS - 1, 2, 2), dtype=np.float32)
     score = scores(Forecasts(y, y, 0 * y, np.full_like(y, np.nan)), (1,), 0)["return_1"]
     assert score["over_linear"]["low"] is None
     assert score["mse"]["last"] is None

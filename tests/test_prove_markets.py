@@ -36,7 +36,7 @@ from echelon.proving.regimes import (
     by_pair,
 )
 from echelon.proving.trial import proof_config, trade
-from echelon.runs.registry import Registry
+from echelon.runs.registry import TrialRegistry
 
 CONFIG = proof_config(tiny_config())
 
@@ -210,7 +210,7 @@ def test_leaky_runs_the_whole_line_with_the_file_and_without(
         assert (finding["peeks"], finding["seed"], finding["steps"]) == (peeks, 7, 400)
         assert np.isfinite(finding["sharpe"])
         assert (FACTOR in Prepared.open(directory / "run").names) is peeks
-        assert Registry.of(directory / "run").path == directory.resolve() / "registry"
+        assert TrialRegistry.for_run(directory / "run").path == directory.resolve() / "registry"
 
 
 def leaky(refused: list[str], peeking: float, honest: float) -> MarketResult:

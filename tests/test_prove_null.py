@@ -33,7 +33,7 @@ from echelon.proving.pipeline import on_file, write_bars
 from echelon.proving.planted import Draw, PlantedMarket, rules_of_thumb
 from echelon.proving.planted_proof import PlantedPart, claim_draws
 from echelon.proving.trial import EqualWeight, proof_config, trade, window_of
-from echelon.runs.registry import Registry
+from echelon.runs.registry import TrialRegistry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
@@ -194,7 +194,7 @@ def test_agents_go_through_the_whole_pipeline_once_a_draw(tmp_path: Path) -> Non
     run = TrainedRun.open(tmp_path / "run")
     assert run.seeds == (42, 43)
     assert len(run.prepared.names) == 30, "the configuration's own features"
-    registry = Registry.of(run.path)
+    registry = TrialRegistry.for_run(run.path)
     assert len(registry.trials(Look.at(run, "valid").window)) == 1
     trust = load_trust(run.path, "test")
     assert trust is not None

@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from worlds import prepared_run
 
 import echelon.envs
-from echelon.envs.registration import IDS, open_run, register
+from echelon.envs.registration import ENV_IDS, open_run, register
 from echelon.errors import UsageError
 
 
@@ -41,7 +41,7 @@ def test_variable_names_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*value is -?infinity.*")
-@pytest.mark.parametrize("name", list(IDS))
+@pytest.mark.parametrize("name", list(ENV_IDS))
 def test_gymnasium_checks_what_it_made(name: str, run: Path) -> None:
     check_env(gymnasium.make(name, run=run).unwrapped)
 

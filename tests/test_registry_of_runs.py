@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echelon.errors import StoreError
-from echelon.runs.registry import Entry, Registry, Window, new_entry, window_of
+from echelon.runs.registry import Entry, TrialRegistry, Window, new_entry, window_of
 
 VALID = Window("stocks", "abc", "2011-01-03", "2016-12-30")
 TEST = Window("stocks", "abc", "2017-01-03", "2018-12-31")
@@ -23,9 +23,9 @@ def entry(config: str = "one", window: Window = VALID) -> Entry:
 
 
 def test_trial_is_read_again_with_its_returns(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "registry")
+    registry = TrialRegistry(tmp_path / "registry")
     registry.add_trial(entry(), TIMES, RETURNS, 0.25)
-    (found,) = Registry(tmp_path / "registry").trials(VALID)
+    (found,) = TrialRegistry(tmp_path / "registry").trials(VALID)
     assert (found.sharpe, found.periods, found.seeds, found.run) == (0.25, 5, 3, "some")
     assert found.window == VALID
     frame = registry.returns(found)
@@ -34,7 +34,7 @@ def test_trial_is_read_again_with_its_returns(tmp_path: Path) -> None:
 
 
 def test_same_configuration_on_the_same_window_is_one_trial(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     registry.add_trial(entry(), TIMES, RETURNS, 0.1)
     registry.add_trial(entry(), TIMES, RETURNS, 0.2)
     registry.add_trial(entry("two"), TIMES, RETURNS, 0.3)
@@ -42,7 +42,7 @@ def test_same_configuration_on_the_same_window_is_one_trial(tmp_path: Path) -> N
 
 
 def test_every_read_counts_also_of_the_same_run(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     for sharpe in (0.1, 0.2):
         read = registry.begin_read(entry(window=TEST))
         registry.end_read(read, TIMES, RETURNS, sharpe)
@@ -50,14 +50,14 @@ def test_every_read_counts_also_of_the_same_run(tmp_path: Path) -> None:
 
 
 def test_read_is_written_down_before_there_is_a_result(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     registry.begin_read(entry(window=TEST))
-    (found,) = Registry(tmp_path).reads(TEST)
+    (found,) = TrialRegistry(tmp_path).reads(TEST)
     assert found.sharpe is None
 
 
 def test_look_that_was_cut_short_and_begun_again_is_one_look(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     registry.begin_read(entry(window=TEST), resumed=True)  # and killed
     registry.begin_read(entry("other", TEST), resumed=True)
     read = registry.begin_read(entry(window=TEST), resumed=True)
@@ -68,7 +68,7 @@ def test_look_that_was_cut_short_and_begun_again_is_one_look(tmp_path: Path) -> 
 
 
 def test_windows_count_together_where_they_share_days_of_the_same_data(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     others = {
         "overlapping": VALID._replace(first="2016-12-30", last="2020-01-01"),
         "renamed": VALID._replace(dataset="other"),
@@ -89,11 +89,11 @@ def test_registry_is_beside_the_run_or_the_study_it_is_part_of(tmp_path: Path) -
         (tmp_path / "runs" / "study" / name).touch()
     nested = ("variants/base", "folds/2008", "agents/sac")
     for run in ("runs/a", *(f"runs/study/{name}" for name in nested)):
-        assert Registry.of(tmp_path / run).path == expected
+        assert TrialRegistry.for_run(tmp_path / run).path == expected
     alone = tmp_path.resolve() / "data" / "folds"
-    assert Registry.of(alone / "run").path == alone / "registry"  # only a name, not a study
+    assert TrialRegistry.for_run(alone / "run").path == alone / "registry"
     named = tmp_path / "elsewhere"
-    assert Registry.of(tmp_path / "runs" / "a", named).path == named
+    assert TrialRegistry.for_run(tmp_path / "runs" / "a", named).path == named
 
 
 def test_window_comes_from_the_manifest() -> None:
@@ -105,20 +105,20 @@ def test_window_comes_from_the_manifest() -> None:
 def test_damaged_registry_is_an_error_that_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "trials.json").write_text(text)
     with pytest.raises(StoreError, match=r"trials\.json: missing or damaged .*backup"):
-        Registry(tmp_path).trials(VALID)
+        TrialRegistry(tmp_path).trials(VALID)
     with pytest.raises(StoreError, match="damaged"):
-        Registry(tmp_path).add_trial(entry(), TIMES, RETURNS, 0.0)
+        TrialRegistry(tmp_path).add_trial(entry(), TIMES, RETURNS, 0.0)
     assert (tmp_path / "trials.json").read_text() == text
 
 
 def test_registry_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reads.json").write_text(json.dumps({"format": 99, "lines": []}))
     with pytest.raises(StoreError, match="another version"):
-        Registry(tmp_path).reads(TEST)
+        TrialRegistry(tmp_path).reads(TEST)
 
 
 def test_missing_returns_are_named(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
+    registry = TrialRegistry(tmp_path)
     registry.add_trial(entry(), TIMES, RETURNS, 0.1)
     (found,) = registry.trials(VALID)
     (tmp_path / "returns" / f"{found.key}.parquet").unlink()
@@ -128,7 +128,7 @@ def test_missing_returns_are_named(tmp_path: Path) -> None:
 
 def _add_many(path: Path, name: str) -> None:
     for k in range(10):
-        Registry(path).add_trial(entry(f"{name}-{k}"), TIMES, RETURNS, 0.0)
+        TrialRegistry(path).add_trial(entry(f"{name}-{k}"), TIMES, RETURNS, 0.0)
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert len(Registry(tmp_path).trials(VALID)) == 20
+    assert len(TrialRegistry(tmp_path).trials(VALID)) == 20

@@ -27,7 +27,7 @@ from echelon.backtest.files import load_tables
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import EvalConfig
-from echelon.envs.act import Holdings, Kind
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import evaluate
@@ -111,7 +111,7 @@ def priced_world(prepared: Any, _config: Config, *, costs: float, read: object) 
 class Targets:
     """Wants half of everything in the first asset, and the rest left alone."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "targets"
 
     def start(self, world: World, span: range) -> None:

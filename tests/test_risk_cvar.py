@@ -15,7 +15,7 @@ from echelon.risk import (
     QuantileSettings,
     RiskKind,
     TailQuantile,
-    tail_cost,
+    cvar_cost,
     tail_of,
     tail_points,
 )
@@ -59,9 +59,9 @@ def test_no_other_eta_gives_less(n: int) -> None:
     returns = stream(1, "cvar", n).standard_t(3, n) * 0.01
     tail = tail_of(returns)
     etas = np.append(np.linspace(-0.2, 0.2, 4001), -returns)
-    means = tail_cost(returns[None, :], etas[:, None]).mean(axis=1)
+    means = cvar_cost(returns[None, :], etas[:, None]).mean(axis=1)
     assert means.min() >= tail.cvar - 1e-12
-    assert tail_cost(returns, tail.value_at_risk).mean() == pytest.approx(float(tail.cvar))
+    assert cvar_cost(returns, tail.value_at_risk).mean() == pytest.approx(float(tail.cvar))
 
 
 def test_windows_filled_unequally_are_each_judged_by_what_they_hold() -> None:
@@ -215,7 +215,7 @@ def test_cvar_settings_that_make_no_sense_are_refused(wrong: dict) -> None:
 
 
 def test_cost_by_hand() -> None:
-    got = tail_cost(np.array([0.02, -0.03, -0.05]), np.array(0.03))
+    got = cvar_cost(np.array([0.02, -0.03, -0.05]), np.array(0.03))
     assert got == pytest.approx([0.03, 0.03, 0.03 + 0.02 / 0.05])
 
 

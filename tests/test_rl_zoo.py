@@ -19,7 +19,7 @@ from worlds import make_config, make_world, prepared_run
 
 from echelon.config import Config, load_config
 from echelon.envs import BatchedVecEnv
-from echelon.envs.registration import IDS
+from echelon.envs.registration import ENV_IDS
 from echelon.population.meta_env import MetaEnv
 from echelon.population.router import Router
 
@@ -46,7 +46,7 @@ def test_every_file_is_of_a_known_algorithm_and_names_our_environments_only() ->
     assert sorted(path.stem for path in FILES.glob("*.yml")) == sorted({*ALGORITHMS, ROUTER})
     found = [(name, env) for name in sorted(ALGORITHMS) for env in hyperparameters(name)]
     assert found == CASES
-    assert {env for _, env in found} == set(IDS)
+    assert {env for _, env in found} == set(ENV_IDS)
 
 
 @pytest.mark.parametrize(("algorithm", "env"), CASES)
@@ -83,7 +83,7 @@ def test_algorithm_can_be_made_of_its_settings(algorithm: str, env: str) -> None
     settings = hyperparameters(algorithm)[env]
     n_envs = settings.pop("n_envs", 1)
     del settings["n_timesteps"]
-    vec = BatchedVecEnv(make_world(), make_config(), n_envs, actions=IDS[env])
+    vec = BatchedVecEnv(make_world(), make_config(), n_envs, actions=ENV_IDS[env])
     # The zoo evaluates these two strings as well.
     normalized = VecNormalize(vec, **eval(settings.pop("normalize")))
     settings["policy_kwargs"] = eval(settings["policy_kwargs"])

@@ -26,7 +26,7 @@ from echelon.risk import read_events
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 from echelon.runs.metrics import read_metrics
-from echelon.runs.registry import Registry, Window
+from echelon.runs.registry import TrialRegistry, Window
 from echelon.training.learner_facts import read_learner_facts
 from echelon.training.run import TrainedRun, finished_outcome, trained_seeds
 
@@ -47,7 +47,7 @@ ODD = (
 
 
 def _registry(directory: Path) -> object:
-    return Registry(directory).trials(Window("a", "b", "2020-01-01", "2020-02-01"))
+    return TrialRegistry(directory).trials(Window("a", "b", "2020-01-01", "2020-02-01"))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -26,7 +26,7 @@ from echelon.evaluation.trust import load_trust
 from echelon.features import Prepared
 from echelon.runs.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
-from echelon.runs.registry import Registry, Window
+from echelon.runs.registry import TrialRegistry, Window
 from echelon.training.learners import Worlds
 from echelon.training.run import TrainedRun, Training, seed_directory
 
@@ -135,7 +135,7 @@ def test_every_look_at_the_test_window_is_counted_beside_the_runs(
 ) -> None:
     run = trained_run(tmp_path, bars_file)
     opened = TrainedRun.open(run)
-    registry = Registry.of(run)
+    registry = TrialRegistry.for_run(run)
     data = opened.prepared.manifest["dataset"]
     window = Window(data["name"], data["content_hash"], "2016-07-01", "2016-12-30")
     evaluate(opened, "valid")
@@ -163,5 +163,5 @@ def test_look_counts_even_if_the_evaluation_fails(
     monkeypatch.setattr("echelon.evaluation.evaluate.run_baselines", fail)
     with pytest.raises(RuntimeError, match="power"):
         evaluate(TrainedRun.open(run), "test")
-    (look,) = json.loads((Registry.of(run).path / "reads.json").read_text())["lines"]
+    (look,) = json.loads((TrialRegistry.for_run(run).path / "reads.json").read_text())["lines"]
     assert look["sharpe"] is None

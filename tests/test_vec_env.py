@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 from worlds import make_config, make_world
 
 from echelon.envs import BatchedVecEnv, TradingEnv, World
-from echelon.envs.act import Kind
+from echelon.envs.act import ActionKind
 from echelon.envs.env_spec import ObservationKind
 from echelon.errors import DataError, UsageError
 
@@ -64,7 +64,7 @@ def random_actions(env: Any, rng: np.random.Generator, n_envs: int) -> np.ndarra
 @pytest.mark.parametrize(("actions", "observation"), ALL_FACES)
 @pytest.mark.parametrize("steps", [None, 7])
 def test_batched_books_equal_single_environments_to_the_bit(
-    actions: Kind, observation: ObservationKind, steps: int | None
+    actions: ActionKind, observation: ObservationKind, steps: int | None
 ) -> None:
     """Over several episodes that end and begin at different times, autoresets included."""
     kwargs: dict[str, Any] = {
@@ -259,7 +259,7 @@ def test_wrappers_of_sb3_fit() -> None:
         ("weights", np.full((2, 4), np.nan), "not a finite number"),
     ],
 )
-def test_wrong_actions_are_refused(actions: Kind, wrong: np.ndarray, message: str) -> None:
+def test_wrong_actions_are_refused(actions: ActionKind, wrong: np.ndarray, message: str) -> None:
     env = make_vec(2, actions=actions)
     env.reset()
     with pytest.raises(InvalidAction, match=message):
@@ -267,7 +267,7 @@ def test_wrong_actions_are_refused(actions: Kind, wrong: np.ndarray, message: st
 
 
 @pytest.mark.parametrize(("name", "actions"), TRAINED)
-def test_learners_train_on_many_books(name: str, actions: Kind) -> None:
+def test_learners_train_on_many_books(name: str, actions: ActionKind) -> None:
     env = make_vec(4, hard_world(), actions=actions, episode_steps=10)
     if name == "MaskablePPO":
         _forbid_masked_actions(env)

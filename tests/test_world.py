@@ -13,7 +13,7 @@ from echelon.config import Config, load_config
 from echelon.envs import Action, ActionRule, Books, World, index_world, world_of
 from echelon.errors import DataError
 from echelon.features.prepared import Prepared
-from echelon.runs.registry import Registry, TestRead, Window, new_entry
+from echelon.runs.registry import TestRead, TrialRegistry, Window, new_entry
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def opened(run: Path, *overrides: str) -> tuple[Prepared, Config]:
 def a_read(directory: Path) -> TestRead:
     """Leave to look at a test window."""
     entry = new_entry(Window("made-up", "0", "2016-07-01", "2016-12-30"), directory, "0", 1)
-    return Registry(directory / "registry").begin_read(entry)
+    return TrialRegistry(directory / "registry").begin_read(entry)
 
 
 def random_values(world: World, steps: int = 60) -> tuple[np.ndarray, float]:

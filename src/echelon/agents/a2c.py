@@ -31,7 +31,7 @@ from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError, TrainingError
-from echelon.models import Acting, ActorCritic, Market, Output, build_actor_critic
+from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors, build_actor_critic
 from echelon.ops.returns import explained_variance, lambda_returns, standardized
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
@@ -55,7 +55,7 @@ class Rollout(NamedTuple):
     actions[G,L,B,N]; reward, discount[G,L,B]
     """
 
-    market: Market
+    market: MarketTensors
     portfolio: Tensor
     present: Tensor
     allowed: Tensor
@@ -96,7 +96,7 @@ class A2C:
         )
         self._dropout_seed = int(stream(seed, "dropout").integers(2**62))
         self._start_rng = stream(seed, "starts")
-        rule = ActionRule.of(config, "discrete")
+        rule = ActionRule.from_config(config, "discrete")
         self.books = Books(world, rule, config.reward, train.books, self.span)
         groups = train.offset_groups
         self.rows = np.full(groups, self.span.start, dtype=np.int64)
@@ -277,7 +277,7 @@ class A2C:
             which[g * self.books_per_group : (g + 1) * self.books_per_group] = True
             self.books.reset(np.where(which, start, self.books.row), which)
 
-    def _encode(self, length: int) -> tuple[Market, Tensor]:
+    def _encode(self, length: int) -> tuple[MarketTensors, Tensor]:
         """Encodings of the next `length` rows of every group, and who is present in them."""
         window, world = self.world.window, self.world
         starts = self.rows.tolist()
@@ -361,7 +361,7 @@ def _whole(
     output = net(market, rollout.portfolio, rollout.present, allowed)
     value = output.value.detach()
     aims = targets(rollout, value, normalize=normalize, trace=trace, peers=peers)
-    until = Output(output.logits[:, :length], output.value[:, :length])
+    until = ActorCriticOutput(output.logits[:, :length], output.value[:, :length])
     return _losses(until, rollout.actions, aims)
 
 
@@ -430,7 +430,7 @@ def targets(
     return Targets(returns, standardized(advantage) if normalize else advantage)
 
 
-def _losses(output: Output, actions: Tensor, aims: Targets) -> Piece:
+def _losses(output: ActorCriticOutput, actions: Tensor, aims: Targets) -> Piece:
     """Means over the books and bars that are there: logits[G,L,B,N,3], value[G,L,B]."""
     log_pi = torch.log_softmax(output.logits, dim=-1)
     chosen = log_pi.gather(-1, actions[..., None]).squeeze(-1).sum(-1)
@@ -443,7 +443,7 @@ def _losses(output: Output, actions: Tensor, aims: Targets) -> Piece:
     return Piece(losses, Valued(aims.returns, output.value.detach()))
 
 
-def _bars(rollout: Rollout, first: int, count: int) -> tuple[Market, Tensor, Tensor]:
+def _bars(rollout: Rollout, first: int, count: int) -> tuple[MarketTensors, Tensor, Tensor]:
     """What the network is asked about: the market, portfolios and presence at some bars."""
     return (
         rollout.market.map(lambda part: part.narrow(1, first, count)[:, :, None]),

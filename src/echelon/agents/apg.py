@@ -41,8 +41,8 @@ from echelon.market.differentiable import (
     DiffMarket,
     allowed,
     diff_market,
+    diff_weights_of_scores,
     differentiable_step,
-    weights_of_scores,
 )
 from echelon.models import Encoder, ExpertActor, ExpertObs
 from echelon.rng import stream
@@ -120,7 +120,7 @@ class APG:
         for row, z_t in zip(passed, z, strict=True):
             may = allowed(self.market, weights, row)
             mean, _ = self.actor(ExpertObs(z_t, weights, cash, self._present[row], may.free))
-            target = weights_of_scores(torch.tanh(mean), weights, may, EXPERT_GAIN)
+            target = diff_weights_of_scores(torch.tanh(mean), weights, may, EXPERT_GAIN)
             gain, weights, cash = differentiable_step(self.market, weights, cash, target, row)
             gains.append(gain)
             shares.append(cash)

@@ -20,10 +20,11 @@ from echelon.agents.policy import expert_obs
 from echelon.agents.replay import Transitions
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
-from echelon.envs.act import ActionRule, Rows, free, weights_of_actions
+from echelon.envs.act import ActionRule, free, weights_of_actions
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError
+from echelon.market import Rows
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator
 from echelon.types import Bools, Floats
@@ -83,7 +84,7 @@ class Collector:
         self.starts = Starts(
             world.spans("train"), config.train.episode_steps, stream(seed, "starts")
         )
-        rule = ActionRule.of(config, "weights")
+        rule = ActionRule.from_config(config, "weights")
         self.books = Books(world, rule, config.reward, config.train.books, self.starts.whole)
         self.ends = np.empty(config.train.books, dtype=np.int64)
         self._generator = torch.Generator().manual_seed(

@@ -13,15 +13,16 @@ from torch import Tensor
 from echelon.agents.acting import portfolio_inputs, sample
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
-from echelon.envs.act import Holdings, Kind, Rows, free, weights_of_actions
+from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.models import (
     Acting,
     ActorCritic,
     Encoder,
     ExpertActor,
     ExpertObs,
-    Market,
+    MarketTensors,
 )
 from echelon.ops.squashed import clip_log_std
 from echelon.rng import stream
@@ -34,7 +35,7 @@ _CHUNK = 512
 class ActorPolicy:
     """The most probable action of every head, or a draw from it."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
 
     def __init__(self, net: ActorCritic, config: Config, seed: int, name: str = "agent") -> None:
         """seed: of the draws, where `eval.deterministic` is off."""
@@ -59,7 +60,7 @@ class ActorPolicy:
                 parts.append(self._net.encode(torch.from_numpy(x)).actor)
         actor = torch.cat(parts)
         # An axis for the one book that looks at each row asked about.
-        self._acting = Acting(self._net, Market(actor[:, None], None), present[:, None])
+        self._acting = Acting(self._net, MarketTensors(actor[:, None], None), present[:, None])
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Look the encodings of the rows up and ask the actor."""
@@ -89,7 +90,7 @@ class _Known(NamedTuple):
 class WeightPolicy:
     """An expert: the middle of its actions, or a draw from them, as target weights."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(
         self,

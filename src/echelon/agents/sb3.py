@@ -35,11 +35,12 @@ from stable_baselines3.sac.policies import MultiInputPolicy
 from torch import Tensor
 
 from echelon.config import Config
-from echelon.envs.act import ActionRule, Holdings, Kind, Rows
-from echelon.envs.env_spec import Face
+from echelon.envs.act import ActionKind, ActionRule, Holdings
+from echelon.envs.env_spec import EnvSpec
 from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
 from echelon.errors import TrainingError
+from echelon.market import Rows
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -319,7 +320,7 @@ class Sb3Learner:
 class Sb3Policy:
     """An SB3 policy in a backtest: the middle of its actions, or a draw, as target weights."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(
         self, policy: BasePolicy, sight: Sight, config: Config, seed: int, name: str = "agent"
@@ -335,10 +336,10 @@ class Sb3Policy:
         """Look at this world, with draws begun anew."""
         state = self._config.state
         self._sight.look_at(world)
-        self._face = Face(
+        self._spec = EnvSpec(
             world=world,
             span=span,
-            rule=ActionRule.of(self._config, self.kind),
+            rule=ActionRule.from_config(self._config, self.kind),
             reward=self._config.reward,
             observation="index",
             include_pos=state.include_pos,
@@ -350,10 +351,10 @@ class Sb3Policy:
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Show the books as the environment does, and take scores as it does."""
-        seen = self._face.observe(row, held)
+        seen = self._spec.observe(row, held)
         with self._global_rng.drawn():
             scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)
-        return self._face.actions(scores, held)
+        return self._spec.actions(scores, held)
 
 
 def load_sb3_policy(

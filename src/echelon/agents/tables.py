@@ -21,10 +21,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError
 from echelon.files import atomic_file, read_array
+from echelon.market import Rows
 from echelon.models.encoders import Encoder
 from echelon.types import Bools, Floats32
 

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
-from echelon.envs.act import Action, Holdings, Kind, Rows
+from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World, index_world
+from echelon.market import Rows
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
@@ -60,7 +61,7 @@ class _Unfilled(NamedTuple):
 class _Rebalanced:
     """Target weights every so many bars; in between holdings are left as they are."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, name: str, every: int | None, bars: int, estimate: Estimate | None) -> None:
         """every: bars between rebalancings, None: once; estimate: None for equal weights."""
@@ -150,7 +151,7 @@ def _fitted(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (skfolio
 class Momentum:
     """BUY what rose over the last `bars`, SELL the rest."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
 
     def __init__(self, bars: int, name: str = "momentum") -> None:
         self.name = name
@@ -171,7 +172,7 @@ class Momentum:
 class Random:
     """Any allowed action, each as likely as the others."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
     name = "random"
 
     def __init__(self, seed: int) -> None:
@@ -191,7 +192,7 @@ class Random:
 class Cash:
     """Nothing."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
     name = "cash"
 
     def start(self, world: World, span: range) -> None:

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 
 
 class Policy(Protocol):
@@ -18,7 +19,7 @@ class Policy(Protocol):
         """What reports call it."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ActionKind:
         """What `decide` gives: discrete actions or target weights."""
 
     def start(self, world: World, span: range) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import ActionRule, Kind, Rows
+from echelon.envs.act import ActionKind, ActionRule
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.market import (
@@ -25,8 +25,9 @@ from echelon.market import (
     Execution,
     Executor,
     Fills,
-    Immediate,
+    ImmediateExecutor,
     Reason,
+    Rows,
     cost_split,
 )
 from echelon.ops.measures import Costs, Measures, measure
@@ -47,7 +48,7 @@ class Backtest:
     """
 
     policy: str
-    kind: Kind
+    kind: ActionKind
     symbols: tuple[str, ...]
     times: Times
     value: Floats
@@ -148,7 +149,7 @@ def run_backtest(
     """
     if executor is not None:
         world = replace(world, executor=executor)
-    rule = ActionRule.of(config, policy.kind)
+    rule = ActionRule.from_config(config, policy.kind)
     books = Books(world, rule, RewardConfig(), 1, span)
     policy.start(world, span)
     n_steps, n_assets = len(span) - 1, world.n_assets
@@ -201,7 +202,7 @@ def _joined(executions: list[Execution]) -> Execution | None:
 def _tell(backtest: Backtest, executor: Executor) -> None:
     """Say what the executor could not work."""
     split = backtest.cost_split
-    if split.at_once and not isinstance(executor, Immediate):
+    if split.at_once and not isinstance(executor, ImmediateExecutor):
         log.warning(
             "%s: %d of %d fills were at the open, not by %s: their days have no intraday data",
             backtest.policy,
@@ -217,7 +218,9 @@ def run_values(policy: Policy, world: World, starts: Rows, n_steps: int, config:
     For many runs of one policy when only their returns matter; same steps as `run_backtest`.
     """
     span = range(int(starts.min()), int(starts.max()) + n_steps + 1)
-    books = Books(world, ActionRule.of(config, policy.kind), RewardConfig(), len(starts), span)
+    books = Books(
+        world, ActionRule.from_config(config, policy.kind), RewardConfig(), len(starts), span
+    )
     books.reset(starts)
     policy.start(world, span)
     value = np.empty((n_steps + 1, len(starts)))

@@ -80,7 +80,7 @@ def configured(
     """Load the configuration, or that of the run directory `resume`, and turn logging on."""
     from echelon.config import load_config, load_run_config, refuse_places
     from echelon.config.sizes import refuse_sizes
-    from echelon.runs.registry import Registry
+    from echelon.runs.registry import TrialRegistry
 
     set_up_logging(level.value)
     if resume is not None:
@@ -90,7 +90,7 @@ def configured(
         refuse_trust(trust_code)
         tree = load_config(config, overrides or ())
         if tree.logging.registry is not None:
-            Registry(tree.logging.registry).begin()
+            TrialRegistry(tree.logging.registry).begin()
     refuse_sizes(tree)
     return tree
 

@@ -1,6 +1,5 @@
 """The configuration: one tree of frozen models, its loader and its secrets."""
 
-from echelon.config.code import refuse_places
 from echelon.config.data import CacheConfig, DataConfig, ExogenousConfig, SyntheticConfig
 from echelon.config.features import (
     FeaturesConfig,
@@ -13,6 +12,7 @@ from echelon.config.load import (
     load_config,
     load_run_config,
     override_config,
+    refuse_places,
     to_yaml,
     user_code,
 )

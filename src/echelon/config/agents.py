@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import (
     Field,
@@ -18,6 +20,20 @@ from echelon.config._base import Section
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+ENCODERS: Mapping[str, str] = MappingProxyType(
+    {
+        "TimeCNN": "encoders:TimeCNN",
+        "Transformer": "encoders:TransformerEncoder",
+        "TimesNet": "timesnet:TimesNet",
+    }
+)
+"""Every encoder: its file in `models`, and its class there."""
+
+if TYPE_CHECKING:
+    EncoderName: TypeAlias = str
+else:
+    EncoderName = Literal[tuple(ENCODERS)]
+
 
 class StateConfig(Section):
     """What an agent observes beside the market."""
@@ -31,7 +47,7 @@ class StateConfig(Section):
 class ModelConfig(Section):
     """The encoder of the market, and the layers after it."""
 
-    encoder: Literal["TimeCNN", "Transformer", "TimesNet"] = "TimeCNN"
+    encoder: EncoderName = "TimeCNN"
     """Encoder over the time window of each asset."""
     d_model: PositiveInt = 128
     """Width of the embedding."""

@@ -4,6 +4,11 @@
 2. `a.b=value` overrides are applied, the value read as YAML.
 3. The tree is validated; every problem is reported at once, with the key it concerns.
 4. `fingerprint` identifies the resolved tree; `to_yaml` writes it into every run directory.
+
+The configuration of a run directory may be a stranger's. Its code is `echelon.config.code`'s to
+judge; where it writes, `refuse_places`': store, cache and registry lie outside of the run, and a
+directory that it names for them is written to only if it is the default, if it is Echelon's
+already, or if it is new and lies below the current directory or beside the run.
 """
 
 from __future__ import annotations
@@ -11,20 +16,32 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from echelon.config.code import RunCode, name_files
+from echelon.config.code import RunCode, name_files, real_path
 from echelon.config.tree import Config
 from echelon.config.yaml_reader import MAX_DEPTH, parse_yaml, read_yaml
 from echelon.errors import ConfigError, UsageError, shorten
 
 _SHOWN = 20
 """Problems of a configuration that a message lists."""
+REGISTRY = "logging.registry"
+PLACES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "data.store": ("*/CURRENT.json",),
+        "data.cache.dir": ("*/entry.json",),
+        "data.ticks.parquet_dir": ("*.parquet",),
+        REGISTRY: ("trials.json", "reads.json"),
+    }
+)
+"""Key of a directory that is written to → what is in it where it is Echelon's already."""
 _CODE_KEYS = (("features", "modules"), ("execution", "extensions"))
 """Where a configuration names Python files: section and key."""
 
@@ -161,3 +178,52 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(
         config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
     )
+
+
+def refuse_places(
+    config: Config, run: Path, overrides: Sequence[str] = (), keys: Iterable[str] = tuple(PLACES)
+) -> None:
+    """Refuse directories of a run's configuration that are somebody's own; see the module.
+
+    overrides: those of the command; a key that the user names is the user's wish
+    """
+    defaults = type(config)()
+    for key in keys:
+        place = _value(config, key)
+        named = any(item.partition("=")[0].strip() == key for item in overrides)
+        if place is None or named or place == _value(defaults, key):
+            continue
+        if not _is_ours(place, PLACES[key]) and not _is_new(place, run):
+            raise UsageError(
+                f"{run}: its {key} is {place}, outside of the current directory and not a "
+                "directory that Echelon made, and a run directory may be a stranger's. Nothing is "
+                f"written there unless you name it: add -o {key}={place}, or change to the "
+                "directory above it."
+            )
+
+
+def _value(config: Config, key: str) -> Path | None:
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert value is None or isinstance(value, Path)
+    return value
+
+
+def _is_ours(place: Path, marks: Sequence[str]) -> bool:
+    try:
+        return any(any(place.glob(mark)) for mark in marks)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_new(place: Path, run: Path) -> bool:
+    """Whether a directory is yet to be made, or empty, where the user works."""
+    real = real_path(place)
+    homes = (real_path(Path.cwd()), real_path(run.parent))
+    if not any(os.path.commonpath([real, home]) == home for home in homes):
+        return False
+    try:
+        return not os.path.lexists(real) or not any(Path(real).iterdir())
+    except OSError:
+        return False

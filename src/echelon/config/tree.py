@@ -28,17 +28,17 @@ from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig, RiskConfig
 from echelon.config.market import MarketConfig
 from echelon.config.walkforward import WalkForwardConfig
 
-Span = tuple[date, date]
+DateSpan = tuple[date, date]
 
 
 class SplitConfig(Section):
     """Train, validation and test windows, both ends included, in order and apart."""
 
-    train: Span = (date(1990, 1, 2), date(2012, 12, 31))
+    train: DateSpan = (date(1990, 1, 2), date(2012, 12, 31))
     """The window that learners and the scaler see."""
-    valid: Span = (date(2013, 1, 2), date(2017, 12, 29))
+    valid: DateSpan = (date(2013, 1, 2), date(2017, 12, 29))
     """The window that chooses checkpoints and parameters."""
-    test: Span = (date(2018, 1, 2), date(2022, 12, 28))
+    test: DateSpan = (date(2018, 1, 2), date(2022, 12, 28))
     """The window that is looked at once."""
 
     @model_validator(mode="after")

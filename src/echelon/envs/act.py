@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.market import Book, Orders, Rules
-from echelon.market.rules import sellable_lots
+from echelon.market import Book, Orders, Rows, Rules
+from echelon.market.rules import after_fee, sellable_lots
 from echelon.types import Bools, Floats, Floats32
 
-Kind = Literal["discrete", "weights"]
-Rows = NDArray[np.int64]
+ActionKind = Literal["discrete", "weights"]
 
 _GAIN = 4.0
 """Scores in [−1, 1] reach weights up to e⁸ apart."""
@@ -53,12 +52,12 @@ _BUY, _SELL = int(Action.BUY), int(Action.SELL)
 class ActionRule:
     """How actions become orders."""
 
-    kind: Kind
+    kind: ActionKind
     buy_pct: float = 0.20
     sell_pct: float = 0.50
 
     @staticmethod
-    def of(config: Config, kind: Kind) -> ActionRule:
+    def from_config(config: Config, kind: ActionKind) -> ActionRule:
         """The configuration's rule."""
         return ActionRule(kind, config.buy_pct, config.sell_pct)
 
@@ -75,7 +74,7 @@ class Holdings(NamedTuple):
     allowed: Bools
 
 
-def rules_for(rules: Rules, kind: Kind) -> Rules:
+def rules_for(rules: Rules, kind: ActionKind) -> Rules:
     """The kernel's rules for a way to act."""
     discrete = kind == "discrete"
     return rules._replace(in_order=discrete, spend_proceeds=not discrete)
@@ -116,8 +115,8 @@ def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRul
         rows.lot,
         rows.min_lot,
         max(rules.min_value, 1e-9),
-        np.minimum(money / (1.0 + rules.commission), money - rules.min_commission),
-        rules.min_commission,
+        money,
+        rules,
         out.weights,
         out.cash_share,
         out.allowed,
@@ -145,7 +144,7 @@ def _holdings(
     min_lot: Floats,
     least: float,
     money: Floats,
-    least_fee: float,
+    rules: Rules,
     weights: Floats32,
     cash_share: Floats32,
     allowed: Bools,
@@ -154,6 +153,7 @@ def _holdings(
         r = row[e]
         worth = max(value[e], 1e-12)
         cash_share[e] = cash[e] / worth
+        spendable = after_fee(money[e], rules)
         for n in range(shares.shape[1]):
             price, held = close[r, n], shares[e, n]
             weights[e, n] = held * price / worth
@@ -163,9 +163,9 @@ def _holdings(
                 # As many lots as the least value takes: of one alone there may not be enough.
                 lots = math.ceil(least / (lot[n] * price) - 1e-9)
                 order = max(lots * lot[n], min_lot[n]) * price
-            buy = trades and money[e] >= order and present[r, n] and member[r, n]
+            buy = trades and spendable >= order and present[r, n] and member[r, n]
             free = held - locked[e, n] if t_plus_one_now else held
-            sell = trades and free * price > least_fee
+            sell = trades and free * price > rules.min_commission
             if limits_now:
                 buy = buy and price < limit_up[r, n] - 1e-6
                 sell = sell and price > limit_down[r, n] + 1e-6
@@ -257,7 +257,7 @@ def members_only(orders: Orders, buyable: Bools) -> tuple[Orders, Bools | None]:
     return kept, refused
 
 
-def capped(weights: Floats) -> Floats:
+def cap_weights(weights: Floats) -> Floats:
     """Weights[E,N] as they may be: none below zero, together at most 1; NaN stays NaN."""
     floor = np.maximum(weights, 0.0)
     total = np.nansum(floor, axis=1, keepdims=True)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from echelon.config.agents import RewardConfig
 from echelon.envs import act, rewards
-from echelon.envs.act import ActionRule, Holdings, Rows
+from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.market import Book, Execution, Fills, Orders, Reason, new_book, step, step_worked
+from echelon.market import Book, Execution, Fills, Orders, Reason, Rows, new_book, step, step_worked
 from echelon.types import Bools, Floats
 
 RUIN = 1e-6
@@ -148,7 +148,7 @@ class Books:
                 actions, self.book, self.rule, close, world.rows.lot, world.rules.min_value
             )
         else:
-            orders = act.weight_orders(act.capped(actions), self.book, self.value, close)
+            orders = act.weight_orders(act.cap_weights(actions), self.book, self.value, close)
         if self._all_buyable:
             return orders, None
         return act.members_only(orders, self._buyable[row])

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import Action, ActionRule, Holdings, Kind, Rows, weights_of_scores
+from echelon.envs.act import Action, ActionKind, ActionRule, Holdings, weights_of_scores
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
+from echelon.market import Rows
 from echelon.types import Bools
 
 ObservationKind = Literal["window", "index"]
@@ -40,7 +41,7 @@ _EXACT_ROWS = 2**24
 
 
 @dataclass(frozen=True)
-class Face:
+class EnvSpec:
     """How books on a world are shown and steered, and where their episodes begin and end.
 
     span: rows a book may stand at
@@ -61,17 +62,17 @@ class Face:
     stretches: tuple[range, ...] = ()
 
     @staticmethod
-    def of(
+    def from_config(
         world: World,
         config: Config,
         *,
         split: str,
-        actions: Kind,
+        actions: ActionKind,
         observation: ObservationKind,
         random_start: bool | None,
         episode_steps: int | None,
-    ) -> Face:
-        """The face the arguments ask for; what is None follows from the split.
+    ) -> EnvSpec:
+        """What the arguments ask for; what is None follows from the split.
 
         Training starts at random and takes `train.episode_steps`; other splits are run whole.
         """
@@ -86,10 +87,10 @@ class Face:
         training = split == "train"
         if episode_steps is None and training:
             episode_steps = config.train.episode_steps
-        face = Face(
+        spec = EnvSpec(
             world=world,
             span=_around(world.spans(split)),
-            rule=ActionRule.of(config, actions),
+            rule=ActionRule.from_config(config, actions),
             reward=config.reward,
             observation=observation,
             include_pos=config.state.include_pos,
@@ -98,9 +99,9 @@ class Face:
             episode_steps=None,
             stretches=world.spans(split),
         )
-        return face.lasting(episode_steps)
+        return spec.with_episode_steps(episode_steps)
 
-    def lasting(self, episode_steps: int | None) -> Face:
+    def with_episode_steps(self, episode_steps: int | None) -> EnvSpec:
         """The same with episodes of another length, which must fit into the span."""
         most = min(len(piece) for piece in self._pieces) - 1
         if episode_steps is not None and not 1 <= episode_steps <= most:
@@ -229,7 +230,7 @@ def _around(stretches: Sequence[range]) -> range:
     return range(first, max(piece.stop for piece in stretches))
 
 
-def told(value: float) -> float:
+def zero_if_nan(value: float) -> float:
     """A measure for `info`: 0 while it cannot be told, since NaN is not equal to itself."""
     return 0.0 if np.isnan(value) else float(value)
 

@@ -24,14 +24,14 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
 from echelon.config import Config
-from echelon.envs.act import Kind
-from echelon.envs.env_spec import Face, Observation, ObservationKind, told
+from echelon.envs.act import ActionKind
+from echelon.envs.env_spec import EnvSpec, Observation, ObservationKind, zero_if_nan
 from echelon.envs.world import World
 from echelon.market import Fills, Reason
 from echelon.ops.measures import RunningMeasures
 from echelon.types import Bools
 
-COSTS = ("commission", "stamp", "slippage")
+COST_PARTS = ("commission", "stamp", "slippage")
 
 
 class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
@@ -45,7 +45,7 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         config: Config,
         *,
         split: str = "train",
-        actions: Kind = "discrete",
+        actions: ActionKind = "discrete",
         observation: ObservationKind = "window",
         random_start: bool | None = None,
         episode_steps: int | None = None,
@@ -56,7 +56,7 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         self.world = world
         self.config = config
         self.split = split
-        self._face = Face.of(
+        self._spec = EnvSpec.from_config(
             world,
             config,
             split=split,
@@ -65,9 +65,9 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
             random_start=random_start,
             episode_steps=episode_steps,
         )
-        self.observation_space = self._face.observation_space()
-        self.action_space = self._face.action_space()
-        self._books = self._face.books(1)
+        self.observation_space = self._spec.observation_space()
+        self.action_space = self._spec.action_space()
+        self._books = self._spec.books(1)
         self._held = self._books.holdings()
         self._measures = RunningMeasures(world.periods_per_year)
         self._paid = _no_costs()
@@ -86,45 +86,45 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
     @property
     def episode_steps(self) -> int | None:
         """Steps of an episode; None: to the end of the split. Holds from the next reset on."""
-        return self._face.episode_steps
+        return self._spec.episode_steps
 
     @episode_steps.setter
     def episode_steps(self, steps: int | None) -> None:
-        self._face = self._face.lasting(steps)
+        self._spec = self._spec.with_episode_steps(steps)
 
     @property
     def random_start(self) -> bool:
         """Whether episodes begin anywhere in the split, not at its first row."""
-        return self._face.random_start
+        return self._spec.random_start
 
     @random_start.setter
     def random_start(self, anywhere: bool) -> None:
-        self._face = replace(self._face, random_start=anywhere)
+        self._spec = replace(self._spec, random_start=anywhere)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode; options={"row": r} says where."""
         super().reset(seed=seed)
-        row = self._face.start(self.np_random, options)
+        row = self._spec.start(self.np_random, options)
         self._books.reset(np.array([row], dtype=np.int64))
         self._held = self._books.holdings()
         self._measures.reset()
         self._paid = _no_costs()
-        self._steps_left = self._face.steps_from(row)
+        self._steps_left = self._spec.steps_from(row)
         return self._observation(), self._info(_no_costs(), None)
 
     def step(self, action: NDArray[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act, and go one bar on."""
         if self._steps_left <= 0:
             raise ResetNeeded("the episode is over, or none was begun: call reset() first.")
-        actions = self._face.actions(_one(action), self._held)
+        actions = self._spec.actions(_one(action), self._held)
         before = self.pv
         result = self._books.step(actions)
         self._held = self._books.holdings()
         self._steps_left -= 1
-        costs = {name: float(getattr(result.fills, name).sum()) for name in COSTS}
-        self._paid = {name: self._paid[name] + costs[name] for name in COSTS}
+        costs = {name: float(getattr(result.fills, name).sum()) for name in COST_PARTS}
+        self._paid = {name: self._paid[name] + costs[name] for name in COST_PARTS}
         self._measures.update(self.pv / before - 1.0, sum(costs.values()))
         terminated = bool(result.terminated[0])
         truncated = self._steps_left == 0
@@ -140,10 +140,10 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
 
     def action_masks(self) -> Bools:
         """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
-        return self._face.masks(self._held.allowed[0])
+        return self._spec.masks(self._held.allowed[0])
 
     def _observation(self) -> Observation:
-        seen = self._face.observe(self._books.row, self._held)
+        seen = self._spec.observe(self._books.row, self._held)
         return {name: part[0] for name, part in seen.items()}
 
     def _info(self, costs: dict[str, float], fills: Fills | None) -> dict[str, Any]:
@@ -152,8 +152,8 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
             "pv": self.pv,
             "drawdown": measures.drawdown,
             "max_drawdown": measures.max_drawdown,
-            "cvar95": told(measures.cvar95),
-            "sharpe_annual": told(measures.sharpe_annual),
+            "cvar95": zero_if_nan(measures.cvar95),
+            "sharpe_annual": zero_if_nan(measures.sharpe_annual),
             "costs": {"step": costs, "total": dict(self._paid)},
             "fills": [] if fills is None else filled(fills, symbols),
             "rejected": [] if fills is None else rejected(fills, symbols),
@@ -190,7 +190,7 @@ def rejected(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _no_costs() -> dict[str, float]:
-    return dict.fromkeys(COSTS, 0.0)
+    return dict.fromkeys(COST_PARTS, 0.0)
 
 
 def _one(action: object) -> NDArray[Any]:

@@ -21,23 +21,26 @@ from typing import Any
 import gymnasium
 
 from echelon.config import Config, fingerprint, load_run_config, refuse_places
-from echelon.config.code import REGISTRY
-from echelon.envs.act import Kind
+from echelon.config.load import REGISTRY
+from echelon.envs.act import ActionKind
 from echelon.envs.gym import TradingEnv
 from echelon.envs.world import World, world_of
 from echelon.errors import UsageError
 from echelon.features.prepared import Prepared
 from echelon.runs import RunDirectory
-from echelon.runs.registry import Registry, new_entry, window_of
+from echelon.runs.registry import TrialRegistry, new_entry, window_of
 
 RUN_VARIABLE = "ECHELON_RUN"
-IDS: dict[str, Kind] = {"Echelon/Trading-v0": "discrete", "Echelon/TradingWeights-v0": "weights"}
+ENV_IDS: dict[str, ActionKind] = {
+    "Echelon/Trading-v0": "discrete",
+    "Echelon/TradingWeights-v0": "weights",
+}
 """Name → how one acts."""
 
 
 def register() -> None:
     """Make the names known to Gymnasium; more than once does no harm."""
-    for name, kind in IDS.items():
+    for name, kind in ENV_IDS.items():
         if name not in gymnasium.registry:
             gymnasium.register(
                 name,
@@ -93,5 +96,5 @@ def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Co
         window = window_of(prepared.manifest["dataset"], test.first, test.last)
         entry = new_entry(window, path, fingerprint(config), seeds=0)
         refuse_places(config, path, keys=(REGISTRY,))
-        read = Registry.of(path, config.logging.registry).begin_read(entry)
+        read = TrialRegistry.for_run(path, config.logging.registry).begin_read(entry)
     return world_of(prepared, config, costs=costs, read=read), config

@@ -20,10 +20,10 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
-from echelon.envs.act import Holdings, Kind
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.books import StepResult
-from echelon.envs.env_spec import Face, Observation, ObservationKind, told
-from echelon.envs.gym import COSTS
+from echelon.envs.env_spec import EnvSpec, Observation, ObservationKind, zero_if_nan
+from echelon.envs.gym import COST_PARTS
 from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
@@ -41,7 +41,7 @@ class BatchedVecEnv(PlacesVecEnv):
         n_envs: int,
         *,
         split: str = "train",
-        actions: Kind = "discrete",
+        actions: ActionKind = "discrete",
         observation: ObservationKind = "window",
         random_start: bool | None = None,
         episode_steps: int | None = None,
@@ -51,7 +51,7 @@ class BatchedVecEnv(PlacesVecEnv):
         self.world = world
         self.config = config
         self.split = split
-        self._face = Face.of(
+        self._spec = EnvSpec.from_config(
             world,
             config,
             split=split,
@@ -60,18 +60,18 @@ class BatchedVecEnv(PlacesVecEnv):
             random_start=random_start,
             episode_steps=episode_steps,
         )
-        self._faces = [self._face] * n_envs
+        self._specs = [self._spec] * n_envs
         self._places = [BookView(self, e) for e in range(n_envs)]
-        super().__init__(n_envs, self._face.observation_space(), self._face.action_space())
+        super().__init__(n_envs, self._spec.observation_space(), self._spec.action_space())
         self._rngs: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
         self._began = time.time()
-        self._books = self._face.books(n_envs)
+        self._books = self._spec.books(n_envs)
         self._held = self._books.holdings()
         self._actions: NDArray[Any] | None = None
         self._steps = np.zeros(n_envs, dtype=np.int64)
         self._length = np.zeros(n_envs, dtype=np.int64)
         self._rewards = np.zeros(n_envs)
-        self._costs = np.zeros((len(COSTS), n_envs))
+        self._costs = np.zeros((len(COST_PARTS), n_envs))
         # Value[step,E] since each book's own start; longer when an episode is.
         self._values = np.empty((64, n_envs))
 
@@ -83,7 +83,7 @@ class BatchedVecEnv(PlacesVecEnv):
         self._begin(np.ones(self.num_envs, dtype=bool), self._options)
         self._reset_seeds()
         self._reset_options()
-        return self._face.observe(self._books.row, self._held)
+        return self._spec.observe(self._books.row, self._held)
 
     def step_async(self, actions: NDArray[Any]) -> None:
         """Take the actions[E,…]; `step_wait` carries them out."""
@@ -92,7 +92,7 @@ class BatchedVecEnv(PlacesVecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Act, go one bar on, and begin new episodes where one ended."""
         assert self._actions is not None, "step_wait() without step_async()"
-        result = self._books.step(self._face.actions(self._actions, self._held))
+        result = self._books.step(self._spec.actions(self._actions, self._held))
         self._actions = None
         self._held = self._books.holdings()
         self._account(result)
@@ -102,7 +102,7 @@ class BatchedVecEnv(PlacesVecEnv):
         if done.any():
             self._report(infos, done, truncated & ~result.terminated)
             self._begin(done, [{}] * self.num_envs)
-        seen = self._face.observe(self._books.row, self._held)
+        seen = self._spec.observe(self._books.row, self._held)
         return seen, result.reward.astype(np.float32), done, infos
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class BatchedVecEnv(PlacesVecEnv):
 
     def action_masks(self) -> Bools:
         """[E,N·3] which of HOLD, BUY and SELL each asset allows now."""
-        return self._face.masks(self._held.allowed)
+        return self._spec.masks(self._held.allowed)
 
     def env_is_wrapped(
         self,
@@ -147,13 +147,13 @@ class BatchedVecEnv(PlacesVecEnv):
         self._rewards, self._costs, self._values = own["rewards"], own["costs"], own["values"]
         self._rngs = [unpack_generator(rng) for rng in packed["chances"]]
         self._held = self._books.holdings()
-        return self._face.observe(self._books.row, self._held)
+        return self._spec.observe(self._books.row, self._held)
 
     def _account(self, result: StepResult) -> None:
         """Remember what the end of an episode tells."""
         self._steps += 1
         self._rewards += result.reward
-        for total, name in zip(self._costs, COSTS, strict=True):
+        for total, name in zip(self._costs, COST_PARTS, strict=True):
             total += getattr(result.fills, name).sum(axis=1)
         if self._steps.max() >= len(self._values):
             self._values = np.concatenate([self._values, np.empty_like(self._values)])
@@ -163,7 +163,7 @@ class BatchedVecEnv(PlacesVecEnv):
         """Fill the infos of the books `done`[E]; cut[E]: truncated, not terminated."""
         weights, cash_share, allowed = self._held
         held = Holdings(weights[done], cash_share[done], allowed[done])
-        last = self._face.observe(self._books.row[done], held)
+        last = self._spec.observe(self._books.row[done], held)
         seconds = round(time.time() - self._began, 6)
         for k, e in enumerate(np.flatnonzero(done).tolist()):
             steps, row = int(self._steps[e]), int(self._books.row[e])
@@ -178,9 +178,9 @@ class BatchedVecEnv(PlacesVecEnv):
                 "total_return": float(value[-1] / value[0] - 1.0),
                 "drawdown": float(drawdown[-1]),
                 "max_drawdown": float(drawdown.max()),
-                "cvar95": told(cvar(returns)),
-                "sharpe_annual": told(sharpe_annual(returns, self.world.periods_per_year)),
-                "costs": dict(zip(COSTS, self._costs[:, e].tolist(), strict=True)),
+                "cvar95": zero_if_nan(cvar(returns)),
+                "sharpe_annual": zero_if_nan(sharpe_annual(returns, self.world.periods_per_year)),
+                "costs": dict(zip(COST_PARTS, self._costs[:, e].tolist(), strict=True)),
                 "time": self.world.times[row].item(),
                 "row": row,
             }
@@ -189,8 +189,8 @@ class BatchedVecEnv(PlacesVecEnv):
         """Begin an episode in the books `which`[E]."""
         rows = self._books.row.copy()
         for e in np.flatnonzero(which).tolist():
-            rows[e] = self._faces[e].start(self._rngs[e], options[e])
-            self._length[e] = self._faces[e].steps_from(int(rows[e]))
+            rows[e] = self._specs[e].start(self._rngs[e], options[e])
+            self._length[e] = self._specs[e].steps_from(int(rows[e]))
             time_of = self.world.times[rows[e]].item()
             self.reset_infos[e] = {
                 "pv": self.world.initial_cash,
@@ -262,23 +262,23 @@ class BookView:
     @property
     def episode_steps(self) -> int | None:
         """Steps of an episode; None: to the end of the split."""
-        return self._env._faces[self._index].episode_steps
+        return self._env._specs[self._index].episode_steps
 
     @episode_steps.setter
     def episode_steps(self, steps: int | None) -> None:
-        faces = self._env._faces
-        faces[self._index] = faces[self._index].lasting(steps)
+        faces = self._env._specs
+        faces[self._index] = faces[self._index].with_episode_steps(steps)
 
     @property
     def random_start(self) -> bool:
         """Whether episodes begin anywhere in the split."""
-        return self._env._faces[self._index].random_start
+        return self._env._specs[self._index].random_start
 
     @random_start.setter
     def random_start(self, anywhere: bool) -> None:
-        faces = self._env._faces
+        faces = self._env._specs
         faces[self._index] = replace(faces[self._index], random_start=anywhere)
 
     def action_masks(self) -> Bools:
         """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
-        return self._env._face.masks(self._env._held.allowed[self._index])
+        return self._env._spec.masks(self._env._held.allowed[self._index])

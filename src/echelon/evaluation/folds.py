@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.config.tree import Span, SplitConfig
+from echelon.config.tree import DateSpan, SplitConfig
 from echelon.config.walkforward import WalkForwardConfig
 from echelon.errors import ConfigError, DataError
 from echelon.types import Times
@@ -59,9 +59,9 @@ class Fold:
     """
 
     name: str
-    train: Span
-    valid: Span
-    test: Span
+    train: DateSpan
+    valid: DateSpan
+    test: DateSpan
     bars: Bars
     partial: bool = False
 

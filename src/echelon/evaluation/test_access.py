@@ -15,10 +15,10 @@ import numpy as np
 
 from echelon.backtest.run import Backtest
 from echelon.config import refuse_places
-from echelon.config.code import REGISTRY
+from echelon.config.load import REGISTRY
 from echelon.envs.world import World, world_of
 from echelon.ops.measures import sharpe_annual
-from echelon.runs.registry import Entry, Registry, TestRead, Window, new_entry, window_of
+from echelon.runs.registry import Entry, TestRead, TrialRegistry, Window, new_entry, window_of
 from echelon.training.executors import with_executor
 from echelon.training.run import TrainedRun, training_hash
 from echelon.types import Floats, Times
@@ -32,7 +32,7 @@ class Look:
 
     run: TrainedRun
     split: SplitName
-    registry: Registry
+    registry: TrialRegistry
     window: Window
     read: TestRead | None
 
@@ -48,7 +48,7 @@ class Look:
     def back(run: TrainedRun, split: SplitName) -> Look:
         """Go back to looks of before, which counts as none: the test window stays sealed."""
         refuse_places(run.config, run.path, keys=(REGISTRY,))
-        registry = Registry.of(run.path, run.config.logging.registry)
+        registry = TrialRegistry.for_run(run.path, run.config.logging.registry)
         days = run.prepared.splits[split]
         window = window_of(run.prepared.manifest["dataset"], days.first, days.last)
         return Look(run, split, registry, window, None)

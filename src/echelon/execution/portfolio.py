@@ -35,7 +35,7 @@ from echelon.execution.history import History
 from echelon.execution.orders import Ints, ParentOrders, parent_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.simulator import ExecutionRules, Simulator
-from echelon.market.executor import Immediate, Worked, nothing_worked
+from echelon.market.executor import ImmediateExecutor, Worked, nothing_worked
 from echelon.market.rules import (
     SLIPPAGE_FIXED,
     SLIPPAGE_LINEAR,
@@ -292,7 +292,7 @@ class IntradayExecutor:
         return run_orders(self.policy, days, orders, self.rules)
 
 
-class ImmediateBeside(Immediate):
+class ImmediateBeside(ImmediateExecutor):
     """Fills everything at once, bit for bit as without it, and tells TWAP and VWAP of the day.
 
     So that fills at the open are measured against what the executors are measured against.

@@ -1,10 +1,24 @@
 """The market kernel: one ledger for training, backtest and live."""
 
-from echelon.market.costs import CostSplit, cost_split
-from echelon.market.executor import Execution, Executor, Immediate, Worked, step_worked
-from echelon.market.in_force import RulesInForce, TradedData, drawn_market, rules_in_force
+from echelon.market.executor import (
+    CostSplit,
+    Execution,
+    Executor,
+    ImmediateExecutor,
+    Worked,
+    cost_split,
+    step_worked,
+)
 from echelon.market.kernel import mark, new_book, settle, step, trade
-from echelon.market.presets import PRESETS, MarketRules, resolve_rules
+from echelon.market.presets import (
+    PRESETS,
+    MarketRules,
+    RulesInForce,
+    TradedData,
+    drawn_market,
+    resolve_rules,
+    rules_in_force,
+)
 from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
 from echelon.market.rules import Rules
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows, Stepped
@@ -17,7 +31,7 @@ __all__ = [
     "Execution",
     "Executor",
     "Fills",
-    "Immediate",
+    "ImmediateExecutor",
     "MarketRows",
     "MarketRules",
     "Orders",

@@ -169,7 +169,7 @@ def differentiable_step(
     assert weights.dtype == market.fill.dtype, "weights are of another precision than the market"
     income, alive = market.income[row], market.alive[row]
     hold = torch.isnan(target)
-    change = torch.where(hold, 0.0, capped(target) - weights)
+    change = torch.where(hold, 0.0, diff_cap_weights(target) - weights)
     if market.fill_open:
         cash = cash + (weights * income).sum(-1)
         weights, cash = _traded(market, weights * alive, cash, change, row)
@@ -200,8 +200,8 @@ def _traded(
     return weights - sold + bought, torch.where(fits, left, torch.zeros_like(left))
 
 
-def capped(target: Tensor) -> Tensor:
-    """Targets[E,N] as they may be, as `act.capped`: none below zero, together at most 1.
+def diff_cap_weights(target: Tensor) -> Tensor:
+    """Targets[E,N] as they may be, as `act.diff_cap_weights`: none below zero, together at most 1.
 
     NaN stays NaN, and counts for nothing.
     """
@@ -216,7 +216,7 @@ def allowed(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
     return Allowed(market.may_buy[row], market.may_sell[row] & (weights > 0.0))
 
 
-def weights_of_scores(scores: Tensor, weights: Tensor, may: Allowed, gain: float) -> Tensor:
+def diff_weights_of_scores(scores: Tensor, weights: Tensor, may: Allowed, gain: float) -> Tensor:
     """Target weights[E,N] of scores[E,N] in [−1, 1], cash having the score 0: as `act` has it.
 
     weights[E,N]: held now. Assets that can be neither bought nor sold are left as they are (NaN);

@@ -23,6 +23,16 @@ from a buy counts as never bought (`Execution.cut`); its price stays the one of 
 whose impact was larger: the error is against us. In a bar where some of a book's orders are worked
 and others filled at once, the latter pay the slippage of what was ordered, for the same reason.
 
+What the fills cost, and what for, says `cost_split`. The cost of a fill is measured against the
+arrival price, the last one known as the order began:
+
+    shortfall = side·shares·(price − arrival) + fees
+              = spread + impact + timing + fees
+
+timing is what the market did between arrival and the fill; it is as often a gain as a cost, unless
+orders follow the market or an executor is clever. Against TWAP and VWAP of the order's own time the
+market's move is in both prices, so what remains is the executor's doing.
+
 Axes: `E` books, `N` assets.
 """
 
@@ -38,6 +48,7 @@ from echelon.market.rules import (
     SLIPPAGE_FIXED,
     SLIPPAGE_NONE,
     Rules,
+    after_fee,
     slippage,
     volume_cap,
     whole_lots,
@@ -47,6 +58,7 @@ from echelon.types import Bools, Floats
 
 _ROWLESS = ("haircut", "lot", "min_lot")
 _VOLUME = int(Reason.VOLUME)
+_BASIS_POINTS = 1e4
 
 
 class Worked(NamedTuple):
@@ -109,7 +121,7 @@ class Execution(NamedTuple):
     cut: Floats
 
 
-class Immediate:
+class ImmediateExecutor:
     """Fills everything at once, as the kernel does without an executor, bit for bit.
 
     For the facts: a backtest with it has an `Execution` to split costs by.
@@ -157,6 +169,81 @@ def step_worked(
         settled, orders, market, after, rules, parents, worked
     )
     return Stepped(traded, fills, mark(traded, market, after)), execution
+
+
+class CostSplit(NamedTuple):
+    """Costs in money, of all fills together; a gain is negative.
+
+    total: spread + impact + timing + fees, which is the shortfall against arrival
+    arrived: value of the fills at their arrival prices, which basis points are of
+    against_twap, against_vwap: what was paid over those prices, fees left out; of fills that have
+        them
+    benchmarked: value at arrival of the fills whose twap and vwap are known
+    fills, at_once: how many, and how many of them no executor worked
+    cut: value at arrival of what was executed but could not be kept
+    """
+
+    spread: float
+    impact: float
+    timing: float
+    fees: float
+    total: float
+    arrived: float
+    against_twap: float
+    against_vwap: float
+    benchmarked: float
+    fills: int
+    at_once: int
+    cut: float
+
+    def in_basis_points(self) -> dict[str, float]:
+        """Every cost over the value it is of; NaN where nothing was filled."""
+        all_, some = self.arrived or np.nan, self.benchmarked or np.nan
+        parts = {name: getattr(self, name) / all_ for name in CostSplit._fields[:5]}
+        parts |= {name: getattr(self, name) / some for name in ("against_twap", "against_vwap")}
+        return {name: float(value * _BASIS_POINTS) for name, value in parts.items()}
+
+
+def cost_split(fills: Fills, execution: Execution | None = None) -> CostSplit:
+    """Split the costs of fills, of any shape.
+
+    execution: None: filled at once, of which only the slippage is known; it counts as impact
+    """
+    filled = fills.shares != 0.0
+    shares, price = fills.shares[filled], fills.price[filled]
+    fees = float((fills.commission + fills.stamp)[filled].sum())
+    n_fills = int(filled.sum())
+    if execution is None:
+        impact = float(fills.slippage[filled].sum())
+        quoted = np.abs(shares) * price - np.sign(shares) * fills.slippage[filled]
+        arrived = float(quoted.sum())
+        return CostSplit(
+            0.0, impact, 0.0, fees, impact + fees, arrived, 0.0, 0.0, 0.0, n_fills, n_fills, 0.0
+        )
+    arrival = execution.arrival[filled]
+    spread, impact, timing = (
+        float(part[filled].sum()) for part in (execution.spread, execution.impact, execution.timing)
+    )
+    known = np.isfinite(execution.twap[filled]) & np.isfinite(execution.vwap[filled])
+    value = np.abs(shares) * arrival
+
+    def against(base: Floats) -> float:
+        return float((shares * (price - base[filled]))[known].sum())
+
+    return CostSplit(
+        spread=spread,
+        impact=impact,
+        timing=timing,
+        fees=fees,
+        total=spread + impact + timing + fees,
+        arrived=float(value.sum()),
+        against_twap=against(execution.twap),
+        against_vwap=against(execution.vwap),
+        benchmarked=float(value[known].sum()),
+        fills=n_fills,
+        at_once=n_fills - int(execution.worked[filled].sum()),
+        cut=float(np.nansum(execution.cut * execution.arrival)),
+    )
 
 
 def _check(worked: Worked, parents: Floats, executor: Executor) -> None:
@@ -316,8 +403,7 @@ def _parents(
                 parents[e, n] = -size
                 continue
             if money > 0.0:
-                after_fee = min(money / (1.0 + rules.commission), money - rules.min_commission)
-                wish = max(after_fee, 0.0) / price if price > 0.0 else 0.0
+                wish = max(after_fee(money, rules), 0.0) / price if price > 0.0 else 0.0
             parents[e, n] = whole_lots(wish, lot[n], min_lot[n])
 
 

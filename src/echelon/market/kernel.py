@@ -36,6 +36,7 @@ from numba import njit
 
 from echelon.market.rules import (
     Rules,
+    after_fee,
     commission,
     sellable_lots,
     slippage,
@@ -394,8 +395,7 @@ def _buy_size(
     quantity = shares
     if money > 0.0:
         move = slippage(money / price, volume, rules)
-        after_fee = min(money / (1.0 + rules.commission), money - rules.min_commission)
-        quantity = max(after_fee, 0.0) / (price * (1.0 + move))
+        quantity = max(after_fee(money, rules), 0.0) / (price * (1.0 + move))
     cap = volume_cap(volume, rules)
     if quantity > cap:
         return cap, _VOLUME

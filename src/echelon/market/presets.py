@@ -1,15 +1,22 @@
-"""The presets, and how the configuration becomes the numbers the kernel takes."""
+"""From the configuration to the rules in force: presets, the numbers the kernel takes, and which
+rules have nothing to act on.
+
+A rule takes more than its setting: slippage by participation needs volume, lots and limits need
+prices as they were quoted, a fill at the open needs opens. What lacks it does nothing, and that is
+said wherever the rules are: on the command line, in run.json, in summary.json and in reports.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from echelon.config import Config
 from echelon.config.market import Preset, SlippageModel
+from echelon.data.limits import board_of
 from echelon.market.rules import (
     SLIPPAGE_FIXED,
     SLIPPAGE_LINEAR,
@@ -17,6 +24,11 @@ from echelon.market.rules import (
     SLIPPAGE_SQRT,
     Rules,
 )
+from echelon.types import PriceBasis
+
+FILL_OPEN = "the next bar's open"
+FILL_CLOSE = "the close the decision was made on"
+FILL_NO_OPENS = "the next bar's close (the source has no opens)"
 
 _MODELS: Mapping[SlippageModel, int] = MappingProxyType(
     {
@@ -104,3 +116,108 @@ def resolve_rules(config: Config, *, discrete: bool, calendar: str | None) -> Ma
         min_value=_pick(market.min_order_value, preset.min_order_value),
     )
     return MarketRules(rules, stamp, _pick(market.lots, preset.lots))
+
+
+class TradedData(NamedTuple):
+    """What rules can act on.
+
+    calendar: None: a drawn market, of no exchange
+    opens, volume, limits: whether the data have them
+    """
+
+    calendar: str | None
+    price_basis: PriceBasis
+    symbols: tuple[str, ...]
+    opens: bool
+    volume: bool
+    limits: bool
+
+
+class RulesInForce(NamedTuple):
+    """The rules of a configuration on some data.
+
+    preset: in force; asked: what the configuration says, `auto` or a name
+    resolved: the numbers; fill: where orders fill, in the words of a world's ledger
+    idle: rule → why it cannot act; of the rules that are set, and of no others
+    charged: whether evaluations charge anything (`eval.use_fee`)
+    executor: what works orders through the day in validation and evaluation
+    """
+
+    preset: Preset
+    asked: str
+    calendar: str | None
+    resolved: MarketRules
+    fill: str
+    idle: dict[str, str]
+    charged: bool
+    executor: str
+
+    def facts(self) -> dict[str, Any]:
+        """As run.json and summary.json keep them, and `report.rules` says them."""
+        rules = self.resolved.rules
+        cap = rules.participation
+        return {
+            "preset": self.preset,
+            "asked": self.asked,
+            "calendar": self.calendar,
+            "commission_bps": round(rules.commission * 1e4, 9),
+            "min_commission": rules.min_commission,
+            "stamp_duty": self.resolved.stamp_duty,
+            "slippage": SLIPPAGE_NAMES[rules.slippage_model],
+            "slippage_bps": round(rules.slippage * 1e4, 9),
+            "participation": cap if np.isfinite(cap) else None,
+            "lots": self.resolved.lots,
+            "t_plus_one": rules.t_plus_one,
+            "price_limits": rules.price_limits,
+            "min_order_value": rules.min_value,
+            "fill": self.fill,
+            "idle": dict(self.idle),
+            "charged": self.charged,
+            "executor": self.executor,
+        }
+
+
+def rules_in_force(config: Config, data: TradedData) -> RulesInForce:
+    """Resolve the rules; refuses a preset that contradicts the calendar of the data."""
+    market = config.market
+    resolved = resolve_rules(config, discrete=False, calendar=data.calendar)
+    fill = FILL_CLOSE
+    if market.fill == "open":
+        fill = FILL_OPEN if data.opens else FILL_NO_OPENS
+    return RulesInForce(
+        preset=market.preset_for(data.calendar),
+        asked=market.preset,
+        calendar=data.calendar,
+        resolved=resolved,
+        fill=fill,
+        idle=_idle(resolved, data, opens=market.fill != "open" or data.opens),
+        charged=config.eval.use_fee,
+        executor=market.executor,
+    )
+
+
+def drawn_market(config: Config) -> RulesInForce:
+    """On the proving ground's markets: opens and closes of no exchange, and nothing else."""
+    return rules_in_force(config, TradedData(None, "adjusted", (), True, False, False))
+
+
+def _idle(resolved: MarketRules, data: TradedData, *, opens: bool) -> dict[str, str]:
+    """Rule → why it cannot act."""
+    rules = resolved.rules
+    name = SLIPPAGE_NAMES[rules.slippage_model]
+    by_volume = name in ("linear", "sqrt") and rules.slippage > 0.0
+    unquoted = "adjusted" if data.price_basis == "adjusted" else ""
+    drawn = "drawn" if data.calendar is None else ""
+    no_volume = "" if data.volume else "drawn_volume" if drawn else "no_volume"
+    a_shares = any(board_of(symbol) is not None for symbol in data.symbols)
+    found = {
+        "slippage": no_volume if by_volume else "",
+        "participation": no_volume if np.isfinite(rules.participation) else "",
+        "stamp_duty": drawn if resolved.stamp_duty else "",
+        "lots": (drawn or unquoted or ("" if a_shares else "no_lots")) if resolved.lots else "",
+        "price_limits": (drawn or unquoted or "no_limits")
+        if rules.price_limits and not data.limits
+        else "",
+        "fill": "" if opens else "no_opens",
+    }
+    return {rule: why for rule, why in found.items() if why}

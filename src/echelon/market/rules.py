@@ -48,6 +48,12 @@ def commission(amount: float, rules: Rules) -> float:
 
 
 @njit(cache=True, inline="always", error_model="numpy")
+def after_fee(money: float, rules: Rules) -> float:
+    """What of `money` is left to buy for once the commission on it is paid; below 0: not enough."""
+    return min(money / (1.0 + rules.commission), money - rules.min_commission)
+
+
+@njit(cache=True, inline="always", error_model="numpy")
 def slippage(quantity: float, volume: float, rules: Rules) -> float:
     """How far the price moves against an order, as a share of the price."""
     if rules.slippage_model == SLIPPAGE_NONE:

@@ -51,7 +51,7 @@ most probable actions, the same policy then never trades. HOLD has to be earned 
 CrossAsset = Literal["mlp", "attention", "none"]
 
 
-class Market(NamedTuple):
+class MarketTensors(NamedTuple):
     """What a network made of the market, before any book: [L, N, H] or [G, L, N, H].
 
     `critic` is None where actor and critic share their encoder. Index and expand both at once
@@ -61,15 +61,17 @@ class Market(NamedTuple):
     actor: Tensor
     critic: Tensor | None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Market:
+    def map(self, change: Callable[[Tensor], Tensor]) -> MarketTensors:
         """Apply the same indexing or expansion to all that is there."""
-        return Market(change(self.actor), None if self.critic is None else change(self.critic))
+        return MarketTensors(
+            change(self.actor), None if self.critic is None else change(self.critic)
+        )
 
-    def cut(self) -> Market:
+    def cut(self) -> MarketTensors:
         """Copies without a history that gather gradients: see `backward`."""
         return self.map(lambda tensor: tensor.detach().requires_grad_())
 
-    def backward(self, gathered: Market) -> None:
+    def backward(self, gathered: MarketTensors) -> None:
         """Send the gradients that `gathered`, a `cut` of this, has gathered into the encoders.
 
         Lets a learner take the books in several small batches, each with its own forward and
@@ -80,7 +82,7 @@ class Market(NamedTuple):
         torch.autograd.backward(ends, [leaf.grad for leaf in gathered if leaf is not None])
 
 
-class Output(NamedTuple):
+class ActorCriticOutput(NamedTuple):
     """What the network says about each book: logits [..., E, N, 3] and value [..., E]."""
 
     logits: Tensor
@@ -109,7 +111,7 @@ class _Affine(NamedTuple):
     bias: Tensor
 
     @staticmethod
-    def of(layer: nn.Linear) -> _Affine:
+    def from_layer(layer: nn.Linear) -> _Affine:
         return _Affine(layer.weight, layer.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -164,7 +166,7 @@ class CrossAssetMLP(nn.Module):
 
     def plain(self) -> Cross:
         """Return this layer as a function."""
-        inner, outer = _Affine.of(self.inner), _Affine.of(self.outer)
+        inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
 
         def mix(h: Tensor, present: Tensor, share: Tensor) -> Mixed:
             mean = h.sum(-2) * share
@@ -285,7 +287,7 @@ class Actor(nn.Module):
 
     def plain(self) -> Callable[[Mixed], Tensor]:
         """Return this layer as a function."""
-        inner, outer = _Affine.of(self.inner), _Affine.of(self.outer)
+        inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
 
         def decide(mixed: Mixed) -> Tensor:
             if mixed.common is None:
@@ -345,7 +347,7 @@ class ActorCritic(nn.Module):
         self.critic = Critic(hidden)
         self.register_buffer("trades", torch.tensor(_IS_TRADE), persistent=False)
 
-    def encode(self, x: Tensor) -> Market:
+    def encode(self, x: Tensor) -> MarketTensors:
         """Work out what no book changes.
 
         Args:
@@ -356,12 +358,12 @@ class ActorCritic(nn.Module):
         """
         actor = self.body.project(self.encoder(x))
         if self.critic_encoder is None or self.critic_body is None:
-            return Market(actor, None)
-        return Market(actor, self.critic_body.project(self.critic_encoder(x)))
+            return MarketTensors(actor, None)
+        return MarketTensors(actor, self.critic_body.project(self.critic_encoder(x)))
 
     def forward(
-        self, market: Market, portfolio: Tensor, present: Tensor, mask: Tensor | None = None
-    ) -> Output:
+        self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None = None
+    ) -> ActorCriticOutput:
         """Decide for each book.
 
         Args:
@@ -381,9 +383,9 @@ class ActorCritic(nn.Module):
         logits = self.masked(self.actor(mixed), present, mask)
         if self.critic_body is not None and market.critic is not None:
             mixed = self.critic_body(market.critic, portfolio, present)
-        return Output(logits, self.critic(mixed))
+        return ActorCriticOutput(logits, self.critic(mixed))
 
-    def values(self, market: Market, portfolio: Tensor, present: Tensor) -> Tensor:
+    def values(self, market: MarketTensors, portfolio: Tensor, present: Tensor) -> Tensor:
         """The values of `forward` alone."""
         self._check(market, portfolio, present, None)
         if self.critic_body is not None and market.critic is not None:
@@ -408,7 +410,7 @@ class ActorCritic(nn.Module):
         return [p for part in (self.encoder, self.body, self.actor) for p in part.parameters()]
 
     def _check(
-        self, market: Market, portfolio: Tensor, present: Tensor, mask: Tensor | None
+        self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None
     ) -> None:
         """State the shapes; a wrong one would broadcast into a wrong answer without an error."""
         found = list(portfolio.shape)
@@ -451,7 +453,7 @@ class Acting:
     with the weights as they are when this is made.
     """
 
-    def __init__(self, net: ActorCritic, market: Market, present: Tensor) -> None:
+    def __init__(self, net: ActorCritic, market: MarketTensors, present: Tensor) -> None:
         """market: [L, ..., N, H], bars first; present: bool [L, ..., N]."""
         shape = market.actor.shape
         assert present.shape == shape[:-1], (

@@ -5,14 +5,18 @@ every book that visits it. `encoder(x[S, N, F])` gives `z[S-W+1, N, D]`, where `
 the W rows `x[k : k+W]` only: it is what an agent may know at the close of row `k+W-1`. Encoding a
 long stretch equals encoding each window by itself, and assets do not see one another here.
 
+A new encoder is a file here, with a class over `Encoder`, and its line in `config.agents.ENCODERS`.
+
 Axes: `G` groups of books (each at its own time offset), `S` rows of a stretch, `W` window,
 `N` assets, `F` features, `D` embedding.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 import torch.nn.functional as fn
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from echelon.config import Config
+from echelon.config.agents import ENCODERS
 from echelon.errors import ConfigError
 
 GLU_GAIN = 1.85
@@ -65,6 +70,11 @@ class Encoder(nn.Module, ABC):
         self.n_features = n_features
         self.d_model = d_model
         self.window = window
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Config, n_features: int) -> Self:
+        """As `config.model` sets it up, over windows of `config.window` bars."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode a stretch, or a batch of stretches.
@@ -137,6 +147,12 @@ class TimeCNN(Encoder):
             init_linear(nn.Linear(kernel * width, 2 * d_model), GLU_GAIN) for width in widths
         )
         self.dropout = nn.Dropout(dropout)
+
+    @classmethod
+    def from_config(cls, config: Config, n_features: int) -> Self:
+        """As `config.model` sets it up."""
+        model = config.model
+        return cls(n_features, model.d_model, model.n_layers, config.window, model.dropout)
 
     def _encode(self, x: Tensor) -> Tensor:
         *_, rows, n_assets, _ = x.shape
@@ -213,6 +229,12 @@ class TransformerEncoder(Encoder):
         self.place = nn.Parameter(torch.randn(window, d_model) * 0.02)
         self.blocks = nn.ModuleList(_Block(d_model, n_heads, dropout) for _ in range(n_layers))
         self.norm = nn.LayerNorm(d_model)
+
+    @classmethod
+    def from_config(cls, config: Config, n_features: int) -> Self:
+        """As `config.model` sets it up."""
+        model = config.model
+        return cls(n_features, model.d_model, model.n_layers, config.window, model.dropout)
 
     def _encode(self, x: Tensor) -> Tensor:
         tokens = self.embed(x)
@@ -292,11 +314,6 @@ def build_encoder(config: Config, n_features: int) -> Encoder:
         ConfigError: if the window is too short, the width cannot be split, or a period is longer
             than the window.
     """
-    # It is built on this module, and so cannot be imported at its top.
-    from echelon.models.timesnet import TimesNet
-
-    model = config.model
-    shape = (n_features, model.d_model, model.n_layers, config.window, model.dropout)
-    if model.encoder == "TimesNet":
-        return TimesNet(*shape, periods=model.periods, n_periods=model.n_periods)
-    return {"TimeCNN": TimeCNN, "Transformer": TransformerEncoder}[model.encoder](*shape)
+    module, _, name = ENCODERS[config.model.encoder].partition(":")
+    kind: type[Encoder] = getattr(importlib.import_module(f"echelon.models.{module}"), name)
+    return kind.from_config(config, n_features)

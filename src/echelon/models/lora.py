@@ -164,11 +164,6 @@ def trainable(encoder: Encoder) -> Trainable:
     return Trainable(trained, sum(p.numel() for p in counted))
 
 
-def trainable_share(encoder: Encoder) -> float:
-    """`trainable` as a share."""
-    return trainable(encoder).share
-
-
 def _peft() -> Any:  # noqa: ANN401 (a module)
     try:
         import peft

@@ -13,7 +13,7 @@ import numpy as np
 
 from echelon.types import Floats
 
-MIN_PERIODS = 20
+MIN_BLOCK_PERIODS = 20
 """Fewer values hold no block bootstrap worth the name."""
 
 
@@ -38,13 +38,13 @@ def mean_interval(
 
     The block length is arch's (Patton, Politis & White, 2009), at least `least_block` (such as
     the bars by which neighbouring values overlap), and at most a quarter of the series. The bounds
-    are NaN where there are fewer than `MIN_PERIODS` values.
+    are NaN where there are fewer than `MIN_BLOCK_PERIODS` values.
     """
     x = np.asarray(values, dtype=np.float64)
     assert x.ndim == 1, f"values should be [T], are {x.shape}"
     assert np.isfinite(x).all(), "values are not all finite"
     n = len(x)
-    if n < MIN_PERIODS:
+    if n < MIN_BLOCK_PERIODS:
         return MeanInterval(float(x.mean()) if n else math.nan, math.nan, math.nan, 0)
     block = _block_length(x, least_block)
     ring = np.concatenate([[0.0], np.cumsum(np.concatenate([x, x[: block - 1]]))])

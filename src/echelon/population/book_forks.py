@@ -24,10 +24,11 @@ import numpy as np
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.envs.act import ActionRule, Holdings, Rows
+from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError
+from echelon.market import Rows
 from echelon.risk import PositionSettings, limit_positions
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -65,7 +66,7 @@ class Desk:
         self.n_experts = len(experts)
         self.n_places = n_places
         self._experts = experts
-        rule = ActionRule.of(config, "weights")
+        rule = ActionRule.from_config(config, "weights")
         n_books = (self.n_experts + 1) * n_places
         self._books = Books(world, rule, RewardConfig(), n_books, span)
         self._held = self._books.holdings()

@@ -22,9 +22,9 @@ import numpy as np
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.hierarchy import RiskConfig
-from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.errors import DataError
+from echelon.market import Rows
 from echelon.population.book_forks import Desk, first_rows, started
 from echelon.population.router_observation import Sight, Trail, market_view
 from echelon.risk import (

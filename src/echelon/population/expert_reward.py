@@ -25,7 +25,7 @@ from echelon.models import ExpertObs
 from echelon.ops.information import RunningStd
 from echelon.population.bonus import SkillBonus, portfolios
 from echelon.population.shared_replay import SharedBatch
-from echelon.risk import PidLagrangian, PidSettings, QuantileSettings, TailQuantile, tail_cost
+from echelon.risk import PidLagrangian, PidSettings, QuantileSettings, TailQuantile, cvar_cost
 from echelon.risk.lagrange import combined
 from echelon.runs.checkpoint import below_prefix
 from echelon.types import Floats, Floats32
@@ -77,7 +77,7 @@ class Pay:
         """(reward[L,B], mean information); obs, action: of all steps, [L·B,…]."""
         reward = drawn.transitions.reward / self.scale.std
         if self.config.risk.cvar_constraint:
-            cost = tail_cost(drawn.behaviour.bar_return.astype(np.float64), self.tail.eta[0])
+            cost = cvar_cost(drawn.behaviour.bar_return.astype(np.float64), self.tail.eta[0])
             reward = combined(reward, cost / self.return_scale.std, self.multiplier)
         paid = torch.from_numpy(np.ascontiguousarray(reward, dtype=np.float32))
         if self._bonus is None:

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
-from echelon.envs.act import ActionRule, Holdings, Rows, capped, holdings
+from echelon.envs.act import ActionRule, Holdings, cap_weights, holdings
 from echelon.envs.world import World
 from echelon.errors import ConfigError
-from echelon.market import Book
+from echelon.market import Book, Rows
 from echelon.ops.diversity import pairwise_distance, population_volume
 from echelon.rng import stream
 from echelon.types import Bools, Floats
@@ -88,7 +88,7 @@ def portfolios(policy: Policy, world: World, rows: Rows, held: Holdings) -> Floa
 def whole(weights: NDArray[np.floating[Any]], held: Holdings) -> Floats:
     """Target weights[S,N] with the present ones in place of NaN, at most 1 together."""
     filled = np.where(np.isnan(weights), held.weights, np.asarray(weights, dtype=np.float64))
-    return capped(filled)
+    return cap_weights(filled)
 
 
 def diversity(weights: NDArray[np.floating[Any]]) -> Diversity:

@@ -35,9 +35,10 @@ import numpy as np
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.act import Holdings, Kind, Rows, free
+from echelon.envs.act import ActionKind, Holdings, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
+from echelon.market import Rows
 from echelon.population import router_observation as view
 from echelon.population.book_forks import Desk, Traded, first_rows, started, within_limits
 from echelon.population.expert_books import Standing, Verdicts, warm_bars
@@ -66,7 +67,7 @@ _MONTH = 20
 class HierarchyPolicy:
     """Experts under a router, with risk control."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(
         self,

@@ -30,8 +30,9 @@ import numpy as np
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.act import Action, Holdings, Kind, Rows
+from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.proving.planted import CrossSectionMarket, PlantedMarket, ReversionMarket, Rule
 from echelon.proving.trial import Traded, trade
 from echelon.proving.worlds import Draw, drawn_world
@@ -63,7 +64,7 @@ def wanted_above(market: FilteredMarket, close: Floats, hurdle: float) -> Bools:
 class FilterWeights:
     """1/N of the book in each asset that the market's exact filter wants, the rest cash."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "bayes"
 
     def __init__(self, market: FilteredMarket, hurdle: float | None = None) -> None:
@@ -91,7 +92,7 @@ def continuous_reference(market: FilteredMarket) -> Policy:
 class Equally:
     """A rule of HOLD, BUY and SELL by target weights: 1/N in each asset it buys, the rest cash."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, rule: Policy) -> None:
         self.name = rule.name

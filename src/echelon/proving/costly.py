@@ -28,8 +28,9 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.act import Action, Holdings, Kind, Rows
+from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference
 from echelon.proving.parts import Done, Finding
@@ -133,7 +134,7 @@ def at_fee(config: Config, fee_bps: float) -> Config:
 class ThresholdFilter:
     """BUY where the trend is surely enough up, SELL where it is surely enough down, else HOLD."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
     name = "thresholds"
 
     def __init__(self, market: PlantedMarket, pairs: Floats) -> None:
@@ -157,7 +158,7 @@ class ThresholdFilter:
 class ThresholdWeights(ThresholdFilter):
     """The same by target weights: 1/N bought or sold whole, and nothing in between."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def decide(self, row: Rows, held: Holdings) -> Floats:  # type: ignore[override]
         """Compare with the thresholds; what is held already is not bought again."""
@@ -166,13 +167,13 @@ class ThresholdWeights(ThresholdFilter):
         return np.where(buys, share, np.where(up < self._sell_below, 0.0, np.nan))
 
 
-def threshold_filter(market: PlantedMarket, pairs: Floats, kind: Kind) -> Policy:
+def threshold_filter(market: PlantedMarket, pairs: Floats, kind: ActionKind) -> Policy:
     """The filter with thresholds that acts in the way of `kind`; pairs as it takes them."""
     return (ThresholdFilter if kind == "discrete" else ThresholdWeights)(market, pairs)
 
 
 def best_thresholds(
-    market: PlantedMarket, worlds: Sequence[World], config: Config, kind: Kind = "discrete"
+    market: PlantedMarket, worlds: Sequence[World], config: Config, kind: ActionKind = "discrete"
 ) -> tuple[float, float]:
     """(buy above, sell below) with the highest growth over the test windows of all worlds."""
     pairs = list(product(_BUY_ABOVE, _SELL_BELOW))

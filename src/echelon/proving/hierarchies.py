@@ -30,8 +30,9 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config, override_config
 from echelon.config.agents import StateConfig
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.ops.information import mutual_information
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HEDGE
@@ -283,7 +284,7 @@ def assess_hierarchy(
 class _Watched:
     """A hierarchy, and who was in charge of which book when."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, policy: HierarchyPolicy) -> None:
         self.name = policy.name
@@ -309,7 +310,7 @@ class _Watched:
 class _Oracle:
     """At every bar the expert whose own book earned most in the regime there is."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "oracle"
 
     def __init__(

@@ -37,9 +37,10 @@ from numpy.typing import NDArray
 
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
-from echelon.envs.act import Action, Holdings, Kind, Rows
+from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import UsageError
+from echelon.market import Rows
 from echelon.proving.worlds import Draw, autoregressive, joined, planted_worlds
 from echelon.rng import stream
 from echelon.types import Bools, Floats
@@ -323,7 +324,7 @@ PLANTED: Mapping[str, type[PlantedMarket | ReversionMarket | CrossSectionMarket]
 class BayesFilter:
     """BUY what the market's exact filter wants to hold, SELL the rest."""
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
     name = "bayes"
 
     def __init__(self, market: Market) -> None:
@@ -351,7 +352,7 @@ class Rule:
     relative: rose or fell in comparison with the median asset
     """
 
-    kind: Kind = "discrete"
+    kind: ActionKind = "discrete"
 
     def __init__(self, bars: int, *, reversal: bool = False, relative: bool = False) -> None:
         self.name = " ".join(

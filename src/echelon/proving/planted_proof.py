@@ -25,7 +25,7 @@ import numpy as np
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.act import Kind
+from echelon.envs.act import ActionKind
 from echelon.files import write_atomic
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
 from echelon.proving.continuous import continuous_reference, weighted_rules_of_thumb
@@ -156,7 +156,7 @@ def own_draws(
     )
 
 
-def _references(market: Any, kind: Kind) -> dict[str, Policy]:  # noqa: ANN401
+def _references(market: Any, kind: ActionKind) -> dict[str, Policy]:  # noqa: ANN401
     """The filter and the rules of thumb, acting in the way the agent does."""
     if kind == "discrete":
         found: list[Policy] = [reference(market), *BESIDE[market.signal]]

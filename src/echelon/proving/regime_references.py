@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_values
 from echelon.config import Config
-from echelon.envs.act import Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
+from echelon.market import Rows
 from echelon.proving.regime import (
     HORIZONS,
     RegimeDraw,
@@ -47,7 +48,7 @@ _RATE, _SHARE = 60.0, 0.004
 class Expert:
     """Target weights softmax(tilt · x) at every bar; a tilt of 0 is equal weight."""
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(self, name: str, tilt: float) -> None:
         self.name = name
@@ -79,7 +80,7 @@ class Switch:
     starts[D]: rows at which the draws' books begin, and with them the clock of decisions
     """
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
 
     def __init__(
         self,

@@ -20,10 +20,11 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
-from echelon.envs.act import ActionRule, Holdings, Kind, Rows
+from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import StoreError
+from echelon.market import Rows
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.worlds import joined
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
@@ -153,7 +154,7 @@ def trade(policy: Policy, draws: Sequence[World] | Arena, config: Config) -> Tra
     """
     arena = draws if isinstance(draws, Arena) else Arena.of(draws)
     starts, n_steps = arena.starts, arena.n_steps
-    rule = ActionRule.of(config, policy.kind)
+    rule = ActionRule.from_config(config, policy.kind)
     books = Books(arena.world, rule, RewardConfig(), len(starts), arena.span)
     books.reset(starts)
     policy.start(arena.world, arena.span)
@@ -181,7 +182,7 @@ class SideBySide:
 
     def __init__(self, policies: Sequence[Policy], books_each: int) -> None:
         assert len({policy.kind for policy in policies}) == 1, "policies of several kinds"
-        self.kind: Kind = policies[0].kind
+        self.kind: ActionKind = policies[0].kind
         self._policies = policies
         self.books = [slice(k * books_each, (k + 1) * books_each) for k in range(len(policies))]
 
@@ -222,7 +223,7 @@ class EqualWeight:
     and each draw has another. Every asset of a drawn market can be bought at every bar.
     """
 
-    kind: Kind = "weights"
+    kind: ActionKind = "weights"
     name = "equal_weight"
 
     def __init__(self, config: Config) -> None:

@@ -14,14 +14,13 @@ from scipy.signal import lfilter
 
 from echelon.config import Config
 from echelon.data.panel import Panel
-from echelon.envs.act import Rows
 from echelon.envs.world import World
 from echelon.features.engine import FeaturePlan, compute
 from echelon.features.prepare import SplitLayout, fit_scaler
 from echelon.features.registry import select
 from echelon.features.scaler import Scaler
 from echelon.files import scratch_directory
-from echelon.market import PriceHistory, drawn_market, market_rows
+from echelon.market import PriceHistory, Rows, drawn_market, market_rows
 from echelon.types import Bools, Floats, Floats32, Times
 
 _FIRST_DAY = np.datetime64("2000-01-03", "us")

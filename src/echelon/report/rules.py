@@ -1,6 +1,6 @@
 """The rules of trading in words: one line, on the command line and in every report.
 
-Facts are those of `market.in_force.RulesInForce.facts`, as run.json and summary.json keep them.
+Facts are those of `market.RulesInForce.facts`, as run.json and summary.json keep them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from echelon.errors import ConfigError, StoreError
 from echelon.types import Bools, Floats
 
 
-class Memory:
+class GuardMemory:
     """Base of the guards: `REMEMBERED` names the arrays, each kept as an attribute `_name`."""
 
     WHAT: ClassVar[str]
@@ -81,7 +81,7 @@ def below_peak(peak: Floats, equity: Floats) -> Floats:
     return lost
 
 
-def spread(which: Bools, shape: tuple[int, ...]) -> Bools:
+def expand_mask(which: Bools, shape: tuple[int, ...]) -> Bools:
     """`which`[E], or already of the full shape, as a mask of `shape`, whose first axis is E."""
     if which.dtype != np.bool_ or which.shape != shape[: which.ndim]:
         raise ValueError(

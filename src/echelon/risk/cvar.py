@@ -17,7 +17,7 @@ and it finds the limit broken at some bar in 80 of 100 years; with normal return
 returns (25 of the tail) the bias is 0.5 %, the standard deviation 11 %, and it is 8 of 100 years
 and none. So 500 it is, and before there are `min_returns` nothing is judged.
 
-**While training**, `tail_cost` is what stands under the expectation, for one step: its mean is the
+**While training**, `cvar_cost` is what stands under the expectation, for one step: its mean is the
 CVaR if η is right, and never less if it is not. `TailQuantile` follows the right η online.
 
 Axes: `E` books, `K` experts, `W` window, `...` any shape of books.
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import DataError
-from echelon.risk._memory import Memory, require, require_shape, spread
+from echelon.risk._memory import GuardMemory, expand_mask, require, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
@@ -120,7 +120,7 @@ class CvarVerdict(NamedTuple):
     restored_now: Bools
 
 
-class CvarGuard(Memory):
+class CvarGuard(GuardMemory):
     """The rolling CVaR of books of any shape, and the factor on their position limits.
 
     A return that is not a finite number lowers the limit at once and does not enter the window.
@@ -161,7 +161,7 @@ class CvarGuard(Memory):
 
     def restart(self, which: Bools) -> None:
         """Forget the past of the books `which`[E], or of single ones, `which`[...]."""
-        chosen = spread(which, self.shape)
+        chosen = expand_mask(which, self.shape)
         self._returns[chosen] = np.nan
         self._value_at_risk[chosen] = np.nan
         self._cvar[chosen] = np.nan
@@ -210,7 +210,7 @@ class CvarGuard(Memory):
         self._cvar[~judged] = np.nan
 
 
-def tail_cost(returns: Floats, eta: Floats, level: float = 0.95) -> Floats:
+def cvar_cost(returns: Floats, eta: Floats, level: float = 0.95) -> Floats:
     """η + (−r − η)⁺ / (1 − α): what a step adds to CVaR. returns[...], eta broadcast to it.
 
     Its mean is to stay below the limit of CVaR itself. Use the η known before the step.
@@ -234,7 +234,7 @@ class QuantileSettings:
         require(0 <= self.memory < 1, "quantile.memory", self.memory, "0 or more and below 1")
 
 
-class TailQuantile(Memory):
+class TailQuantile(GuardMemory):
     """η for each of K policies, by stochastic gradient descent on Rockafellar and Uryasev's form.
 
     The gradient is 1 − 1[x > η] / (1 − α); times 1 − α it is the share of books that was expected
@@ -259,7 +259,7 @@ class TailQuantile(Memory):
 
     def cost(self, returns: Floats) -> Floats:
         """[E,K]: the costs of returns[E,K], with the η known before them; then learn from them."""
-        costs = tail_cost(returns, self._eta, self.settings.level)
+        costs = cvar_cost(returns, self._eta, self.settings.level)
         self.update(returns)
         return costs
 
@@ -284,7 +284,7 @@ class TailQuantile(Memory):
 
     def restart(self, which: Bools) -> None:
         """Forget what is known of the policies `which`[K], which were replaced."""
-        chosen = spread(which, self._eta.shape)
+        chosen = expand_mask(which, self._eta.shape)
         self._eta[chosen] = 0.0
         self._size[chosen] = 0.0
         self._n[chosen] = 0

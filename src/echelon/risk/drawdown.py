@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import DataError
-from echelon.risk._memory import Memory, below_peak, require, require_shape, spread
+from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
@@ -79,7 +79,7 @@ class DrawdownVerdict(NamedTuple):
     forced: Bools
 
 
-class DrawdownGuard(Memory):
+class DrawdownGuard(GuardMemory):
     """The masks of K experts in E books, bar by bar."""
 
     WHAT = "drawdown guard"
@@ -135,7 +135,7 @@ class DrawdownGuard(Memory):
 
         For a new episode, and for an expert that was replaced.
         """
-        chosen = spread(which, self.shape)
+        chosen = expand_mask(which, self.shape)
         self._marks[:, chosen] = -np.inf
         self._masked[chosen] = False
         self._calm[chosen] = 0

@@ -102,10 +102,6 @@ class RiskLog:
         for event in events:
             self.append(event)
 
-    def of(self, *kinds: RiskKind) -> tuple[RiskEvent, ...]:
-        """Only the events of these kinds."""
-        return tuple(event for event in self._events if event.kind in kinds)
-
     def write(self, path: Path) -> None:
         """Put all events into a file, one a line."""
         try:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import TrainingError
-from echelon.risk._memory import Memory, require, require_shape, spread
+from echelon.risk._memory import GuardMemory, expand_mask, require, require_shape
 from echelon.types import Bools, Floats
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def pid_step(pid: Pid, cost: Floats, settings: PidSettings) -> Pid:
     return Pid(integral, smoothed, multiplier)
 
 
-class PidLagrangian(Memory):
+class PidLagrangian(GuardMemory):
     """`pid_step` with a memory that can be saved and resumed."""
 
     WHAT = "Lagrange multiplier"
@@ -122,7 +122,7 @@ class PidLagrangian(Memory):
 
     def restart(self, which: Bools) -> None:
         """Forget what is known of the policies `which`[...], which were replaced."""
-        chosen = spread(which, self._integral.shape)
+        chosen = expand_mask(which, self._integral.shape)
         self._integral[chosen] = 0.0
         self._smoothed[chosen] = np.nan
         self._multiplier[chosen] = 0.0

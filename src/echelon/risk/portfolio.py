@@ -22,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from echelon.errors import DataError
-from echelon.risk._memory import Memory, below_peak, require, require_shape, spread
+from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
-SLACK = 1e-9
+CUT_SLACK = 1e-9
 """A limit is always kept, but a cut smaller than this is rounding and no event."""
 
 
@@ -46,7 +46,7 @@ class PositionSettings:
 
 
 class Positions(NamedTuple):
-    """weights[E,N] within the limits; cut[E]: they are not those that were asked for (`SLACK`)."""
+    """weights[E,N] within the limits; cut[E]: others were asked for (`CUT_SLACK`)."""
 
     weights: Floats
     cut: Bools
@@ -65,7 +65,7 @@ def limit_positions(target: Floats, settings: PositionSettings, scale: Floats) -
     exposure = np.abs(weights).sum(axis=1)
     shrink = _fraction(settings.total * scale, exposure)
     weights = weights * shrink[:, None]
-    cut = np.abs(weights - target).max(axis=1, initial=0.0) > SLACK
+    cut = np.abs(weights - target).max(axis=1, initial=0.0) > CUT_SLACK
     return Positions(weights, np.asarray(cut))
 
 
@@ -101,7 +101,7 @@ class HaltVerdict(NamedTuple):
     resumed_now: Bools
 
 
-class PortfolioHalt(Memory):
+class PortfolioHalt(GuardMemory):
     """All to cash after too deep a fall, in E books.
 
     The peak is the highest mark since the book began, or since it resumed: what was lost before
@@ -144,11 +144,11 @@ class PortfolioHalt(Memory):
 
     def resume(self, which: Bools) -> None:
         """Let the halted books `which`[E] trade again from the next bar on."""
-        self._asked |= spread(which, self._halted.shape) & self._halted
+        self._asked |= expand_mask(which, self._halted.shape) & self._halted
 
     def restart(self, which: Bools) -> None:
         """Forget the past of the books `which`[E]."""
-        chosen = spread(which, self._halted.shape)
+        chosen = expand_mask(which, self._halted.shape)
         self._peak[chosen] = -np.inf
         self._halted[chosen] = False
         self._age[chosen] = 0
@@ -189,7 +189,7 @@ class Turnover(NamedTuple):
 
     weights[E,N]: as far towards the target as may be; share[E]: of the way
     wanted, traded[E]: turnover of the whole way, and of that part
-    allowed[E]: what the limits left for this bar; cut[E]: less was traded than wanted (`SLACK`)
+    allowed[E]: what the limits left for this bar; cut[E]: less was traded than wanted (`CUT_SLACK`)
     """
 
     weights: Floats
@@ -200,7 +200,7 @@ class Turnover(NamedTuple):
     cut: Bools
 
 
-class TurnoverLimit(Memory):
+class TurnoverLimit(GuardMemory):
     """The turnover of E books over the last `window` bars."""
 
     WHAT = "turnover limit"
@@ -233,11 +233,11 @@ class TurnoverLimit(Memory):
         traded = share * wanted
         self._traded[self.cursor] = traded
         self._advance()
-        return Turnover(weights, share, wanted, traded, allowed, wanted - traded > SLACK)
+        return Turnover(weights, share, wanted, traded, allowed, wanted - traded > CUT_SLACK)
 
     def restart(self, which: Bools) -> None:
         """Forget the past of the books `which`[E]."""
-        self._traded[:, spread(which, self._traded.shape[1:])] = 0.0
+        self._traded[:, expand_mask(which, self._traded.shape[1:])] = 0.0
 
     def events(self, turnover: Turnover, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log: every bar at which less was traded than wanted."""

@@ -252,20 +252,6 @@ def unpack_generator(packed: Mapping[str, Any]) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
-def pack_torch_generator(generator: torch.Generator) -> torch.Tensor:
-    """A torch generator's state, uint8."""
-    return generator.get_state()
-
-
-def unpack_torch_generator(packed: torch.Tensor, device: str = "cpu") -> torch.Generator:
-    """The torch generator that continues where the packed one was."""
-    import torch
-
-    generator = torch.Generator(device)
-    generator.set_state(packed)
-    return generator
-
-
 def _write(
     target: Path,
     step: int,

@@ -49,7 +49,7 @@ NESTED = {
 """Directories between a run and the study it is part of, and the study's file; the registry is
 beside the study."""
 
-Kind = Literal["trials", "reads"]
+_Kind = Literal["trials", "reads"]
 
 
 class Window(NamedTuple):
@@ -95,26 +95,26 @@ class TestRead:
 
     __test__ = False  # not a test case, though its name begins like one
 
-    registry: Registry
+    registry: TrialRegistry
     entry: Entry
 
 
-class Registry:
+class TrialRegistry:
     """Trials and reads of all the runs in one place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @staticmethod
-    def of(run: Path, named: Path | None = None) -> Registry:
+    def for_run(run: Path, named: Path | None = None) -> TrialRegistry:
         """The registry beside a run, or beside the study it is part of; or the one named."""
         if named is not None:
-            return Registry(named)
+            return TrialRegistry(named)
         study = run.resolve()
         marker = NESTED.get(study.parent.name)
         if marker is not None and (study.parent.parent / marker).is_file():
             study = study.parent.parent
-        return Registry(study.parent / "registry")
+        return TrialRegistry(study.parent / "registry")
 
     def begin(self) -> None:
         """Make the registry where there is none: then it is known as one."""
@@ -163,7 +163,7 @@ class Registry:
         columns: dict[str, ColumnKind] = {"time": "time", "return": "number"}
         return read_table(self._returns(entry.key), columns, remedy)
 
-    def _add(self, kind: Kind, entry: Entry, times: Times, returns: Floats) -> None:
+    def _add(self, kind: _Kind, entry: Entry, times: Times, returns: Floats) -> None:
         import polars as pl
 
         frame = pl.DataFrame({"time": times, "return": returns})
@@ -185,7 +185,7 @@ class Registry:
     def _returns(self, key: str) -> Path:
         return self.path / "returns" / f"{key}.parquet"
 
-    def _read(self, kind: Kind) -> list[Entry]:
+    def _read(self, kind: _Kind) -> list[Entry]:
         path = self.path / f"{kind}.json"
         if not path.exists():
             return []
@@ -195,7 +195,7 @@ class Registry:
             raise StoreError(f"{path}: written by another version of Echelon. Use that, or {away}")
         return tree["lines"]
 
-    def _write(self, kind: Kind, entries: Sequence[Entry]) -> None:
+    def _write(self, kind: _Kind, entries: Sequence[Entry]) -> None:
         lines = [asdict(e) | {"window": e.window._asdict()} for e in entries]
         tree = {"format": FORMAT, "lines": lines}
         write_json(self.path / f"{kind}.json", tree)
