@@ -13,7 +13,7 @@ negative prices, duplicates and days off the calendar are found by `data.validat
 the anchoring of adjustment factors are done by the import. Nothing is dropped in silence: a line
 that is no bar becomes a `Problem` with file, row, field and remedy.
 
-To make `data.source: acme` work, add its line to `SOURCES` in config/data.py. There is no other
+To make `data.source: acme` work, add its line to `SOURCES` in sources.py. There is no other
 place: what it reads, and whether it is a vendor who delivers more every day, stand in that line.
 """
 
