@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from bench import _peers
-from echelon.agents.execution import PPO, NetworkSettings, PPOSettings, Public, Task
+from echelon.agents.execution import PPO, ExecutionTask, NetworkSettings, Public
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.execution import (
     Days,
     ExecutionRules,
@@ -70,7 +71,7 @@ def market() -> Days:
     """Days of one symbol that wander, with volumes that differ."""
     rng = np.random.default_rng(SEED)
     price = 100.0 * np.exp(rng.normal(0.0, 0.001, (DAYS, TICKS)).cumsum(axis=1))
-    return Days.of_prices(price, np.floor(rng.exponential(1000.0, price.shape)) + 100.0)
+    return Days.from_prices(price, np.floor(rng.exponential(1000.0, price.shape)) + 100.0)
 
 
 def whole_days(n_orders: int) -> ParentOrders:
@@ -99,8 +100,10 @@ def policy_rate(days: Days, n_orders: int) -> float:
     """Steps of orders per second: look, decide, trade, be paid; the days are encoded in it."""
     rng = np.random.default_rng(SEED)
     today = rng.standard_normal((*days.buy.shape, FEATURES)).astype(np.float32)
-    task = Task(days, Public(today, today), whole_days(n_orders), ExecutionRules(), PAPenalty())
-    learner = PPO(PPOSettings(orders=n_orders), NetworkSettings(), task, SEED)
+    task = ExecutionTask(
+        days, Public(today, today), whole_days(n_orders), ExecutionRules(), PAPenalty()
+    )
+    learner = PPO(ExecutionLearnerConfig(orders=n_orders), NetworkSettings(), task, SEED)
     rates = []
     for _ in range(3):
         began = time.process_time()

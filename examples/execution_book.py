@@ -24,8 +24,7 @@ from echelon.config import SyntheticConfig
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.execution import ParentOrders, measure_orders, parent_orders
 from echelon.execution.book_days import BookDays, read_book, synthetic_book_days
-from echelon.execution.book_policies import LimitAtTouch, MarketTwap, run_book_orders
-from echelon.execution.book_simulator import BookRules
+from echelon.execution.book_simulator import BookRules, LimitAtTouch, MarketTwap, run_book_orders
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, float]]:

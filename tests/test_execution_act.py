@@ -7,9 +7,10 @@ import pytest
 
 from echelon.errors import ConfigError
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
-from echelon.execution.act import Fractions, TwapRate, coming_step
+from echelon.execution.interpreters import Fractions, TwapRate
+from echelon.execution.simulator import next_step
 
-FLAT = Days.of_prices(np.full((1, 60), 10.0), np.full((1, 60), 100.0))
+FLAT = Days.from_prices(np.full((1, 60), 10.0), np.full((1, 60), 100.0))
 TENS = ExecutionRules(ticks_per_step=10)
 
 
@@ -54,7 +55,7 @@ def test_coming_step_of_an_order_that_is_over_is_harmless() -> None:
         simulator.step(np.zeros(1))
     ended = order(10.0, 50, 60)
     ended.step(np.array([10.0]))
-    coming = coming_step(ended)
+    coming = next_step(ended)
     assert (coming.left[0], coming.ticks[0], bool(coming.final[0])) == (1, 1, True)
 
 

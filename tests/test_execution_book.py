@@ -15,7 +15,7 @@ from slow_book import PlainBookOrder
 from echelon.config import SyntheticConfig
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.errors import ConfigError, DataError, InvalidDataError, UsageError
-from echelon.execution import ExecutionRules, measure_orders, parent_orders
+from echelon.execution import ExecutionRules, History, measure_orders, parent_orders
 from echelon.execution.book_days import BookDays, read_book, synthetic_book_days
 from echelon.execution.book_simulator import (
     CANCEL,
@@ -27,8 +27,7 @@ from echelon.execution.book_simulator import (
     BookSimulator,
 )
 from echelon.execution.features import public_features
-from echelon.execution.policies import run_orders
-from echelon.execution.schedules import Twap
+from echelon.execution.policies import Twap, run_orders
 
 
 def book_of(
@@ -84,12 +83,12 @@ def test_limit_order_at_the_best_quote_waits_until_the_size_ahead_has_traded() -
     assert simulator.steps.value[0, 1] == pytest.approx(20 * 9.99)
     assert simulator.resting.size[0] == pytest.approx(20.0)
     assert simulator.resting.price[0] == pytest.approx(9.99)
-    history = simulator.history()
+    history = History.from_simulator(simulator)
     assert history.ticks is not None
     assert history.ticks.price[0, 1] == pytest.approx(9.99)
     simulator.step(one())
     assert simulator.over
-    measured = measure_orders(simulator.history())
+    measured = measure_orders(History.from_simulator(simulator))
     assert measured["ffr"][0] == pytest.approx(1.0)
     # Bought at 9.99 where the middle was 10 and takers paid 10.01.
     assert measured["gain_arrival"][0] == pytest.approx(10.0)
@@ -160,7 +159,7 @@ def test_remainder_crosses_at_the_last_tick_as_far_as_the_book_goes() -> None:
     assert simulator.steps.executed[0].tolist() == [0.0, 0.0, 600.0]
     assert simulator.steps.value[0, 2] == pytest.approx(50 * 10.01 + 150 * 10.02 + 400 * 10.03)
     assert simulator.resting.size[0] == 0.0
-    history = simulator.history()
+    history = History.from_simulator(simulator)
     assert history.left[0] == 400.0
     assert measure_orders(history, ["ffr"])["ffr"][0] == pytest.approx(0.6)
 
@@ -173,7 +172,7 @@ def test_steps_of_several_ticks_act_once_and_rest_in_between() -> None:
     # 50 taken, 60 in each of two ticks, and at the last what is left.
     assert simulator.steps.executed[0, 1] == pytest.approx(420.0)
     assert simulator.over
-    assert simulator.history().tick_frame(0)["executed"].to_list() == pytest.approx(
+    assert History.from_simulator(simulator).tick_frame(0)["executed"].to_list() == pytest.approx(
         [0.0, 20.0, 60.0, 110.0, 60.0, 250.0]
     )
 
@@ -185,8 +184,8 @@ def test_empty_book_fills_nothing_and_takes_no_limit_order() -> None:
     for array in (book.bid_size, book.ask_size, book.bought, book.sold):
         array[:] = 0.0
     simulator = worked(book, 10.0, one(LIMIT, 10.0), one(MARKET, 10.0), one())
-    assert simulator.history().executed[0] == 0.0
-    assert measure_orders(simulator.history())["ffr"][0] == 0.0
+    assert History.from_simulator(simulator).executed[0] == 0.0
+    assert measure_orders(History.from_simulator(simulator))["ffr"][0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_batch_equals_the_plain_twin_on_random_books_and_actions(seed: int) -> N
             assert simulator.progress.left[e] == pytest.approx(order.left, abs=1e-9)
             resting = order.rest.size if order.rest is not None and not order.done else 0.0
             assert simulator.resting.size[e] == pytest.approx(resting, abs=1e-9)
-    history = simulator.history()
+    history = History.from_simulator(simulator)
     for e, order in enumerate(plain):
         assert order.done
         money = sum(shares * price for _, shares, price in order.fills)
@@ -309,7 +308,7 @@ def test_scrambling_the_books_future_changes_no_fill_before_it(seed: int, cut: i
     fills = []
     for world in (book, other):
         simulator = worked(world, 500.0, *actions)
-        ticks = simulator.history().ticks
+        ticks = History.from_simulator(simulator).ticks
         assert ticks is not None
         # A tick is over with the snapshot after it, which says whether it was at the touch.
         fills.append(ticks.executed[0, : cut - 1])
@@ -362,7 +361,9 @@ def test_synthetic_market_has_books_with_trades_in_between() -> None:
     )
     while not simulator.over:
         simulator.step(BookActions(np.full(2, LIMIT), np.full(2, 500.0), np.zeros(2)))
-    assert measure_orders(simulator.history(), ["ffr"])["ffr"].tolist() == pytest.approx([1, 1])
+    assert measure_orders(History.from_simulator(simulator), ["ffr"])[
+        "ffr"
+    ].tolist() == pytest.approx([1, 1])
     with pytest.raises(DataError, match="is no session of this market"):
         synthetic_book_days(source, [symbol], [date(1999, 1, 1)])
 
@@ -439,7 +440,9 @@ def test_real_book_is_read_and_traded(shared_data: Path) -> None:
     while not taker.over:
         taker.step(BookActions(np.full(2, MARKET), np.full(2, 0.5 / 30), np.zeros(2)))
     for simulator in (passive, taker):
-        assert measure_orders(simulator.history())["ffr"].tolist() == pytest.approx([1.0, 1.0])
+        assert measure_orders(History.from_simulator(simulator))["ffr"].tolist() == pytest.approx(
+            [1.0, 1.0]
+        )
     # A buyer and a seller in equal slices: the price moves one's way and the other's, and together
     # they lose the spread of a cent and the walk through levels.
     together = measure_orders(taker.history())["gain_arrival"].sum()

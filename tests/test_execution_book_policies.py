@@ -11,13 +11,13 @@ from test_execution_book import book_of, random_book
 
 from echelon.execution import History, measure_orders, parent_orders
 from echelon.execution.book_days import BookDays
-from echelon.execution.book_policies import (
+from echelon.execution.book_simulator import (
     BookPolicy,
+    BookRules,
     LimitAtTouch,
     MarketTwap,
     run_book_orders,
 )
-from echelon.execution.book_simulator import BookRules
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "execution_book.py"
 

@@ -14,9 +14,8 @@ from test_execution_training import SMALL, configured, run
 from echelon.config import Config, load_config
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError, DataError
-from echelon.execution.book_sessions import cut_sessions
-from echelon.training.execution import load_execution_data
-from echelon.training.execution_books import sessions_by_share
+from echelon.execution.book_days import cut_sessions
+from echelon.training.execution_data import load_execution_data, sessions_by_share
 
 SESSIONS = (
     *("execution.price=book", "execution.book_session=10", "execution.book_split=[0.6, 0.2, 0.2]"),

@@ -9,33 +9,30 @@ import pytest
 from test_execution_book_training import SESSIONS, write_book
 from test_execution_training import configured
 
-from echelon.agents.execution import Student
+from echelon.agents.execution import NetworkSettings
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError, DataError
-from echelon.evaluation.execution import schedules_of
-from echelon.execution.schedules import AlmgrenChriss
-from echelon.training.execution import (
-    ExecutionTraining,
-    load_execution_data,
-    network_of,
-    reward_from,
-    rules_of,
-)
+from echelon.evaluation.execution import make_schedules
+from echelon.execution.policies import AlmgrenChriss
+from echelon.execution.rewards import reward_from_config
+from echelon.execution.simulator import ExecutionRules
+from echelon.training.execution import make_execution_learner, train_execution
+from echelon.training.execution_data import load_execution_data
 
 Observe = Callable[[Config, Path], object]
 
 
 def _rules(config: Config, _: Path) -> object:
-    return rules_of(config.execution)
+    return ExecutionRules.from_config(config.execution)
 
 
 def _network(config: Config, _: Path) -> object:
-    return network_of(config.execution)
+    return NetworkSettings.from_config(config.execution)
 
 
 def _reward(config: Config, _: Path) -> object:
-    return reward_from(config.execution.reward)
+    return reward_from_config(config.execution.reward)
 
 
 def _orders(config: Config, _: Path) -> object:
@@ -73,19 +70,18 @@ def _splits(config: Config, _: Path) -> object:
 
 
 def _haste(config: Config, _: Path) -> object:
-    schedules = schedules_of(load_execution_data(config), config.execution.kappa)
+    schedules = make_schedules(load_execution_data(config), config.execution.kappa)
     return [one.kappa for one in schedules if isinstance(one, AlmgrenChriss)]
 
 
 def _learner(config: Config, place: Path) -> object:
-    """What a learner is made with; of OPD after its teacher has learned."""
-    learner = ExecutionTraining(config, load_execution_data(config), place, 42).learner()
-    told = [learner.algo, str(learner.settings)]
-    return [*told, str(learner.distill)] if isinstance(learner, Student) else told
+    """What a learner reports of its first rounds; OPD's teacher is a fresh one."""
+    learner = make_execution_learner(config, load_execution_data(config), place, 42)
+    return learner.algo, [learner.train_once() for _ in range(3)]
 
 
 def _log(config: Config, place: Path) -> object:
-    ExecutionTraining(config, load_execution_data(config), place, 42).run()
+    train_execution(config, load_execution_data(config), place, 42)
     return len((place / "metrics.jsonl").read_text().splitlines())
 
 

@@ -7,16 +7,17 @@ import pytest
 import torch
 from test_execution_ppo import RULES, network, task
 
-from echelon.agents.execution import DQN, DQNSettings
-from echelon.agents.execution.dqn import Memory
+from echelon.agents.execution import DQN
+from echelon.agents.execution.dqn import OrderReplay
 from echelon.agents.execution.losses import double_q_target
-from echelon.agents.execution.rollout import Rollout
+from echelon.agents.execution.rollout import OrderRollout
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError, StoreError
 from echelon.execution import parent_orders
 
 
 def learner(seed: int = 0) -> DQN:
-    settings = DQNSettings(orders=4, batch=6, updates=2, memory=10, target_every=3)
+    settings = ExecutionLearnerConfig(orders=6, updates=2, memory=10, target_every=3)
     return DQN(settings, network(), task(), seed)
 
 
@@ -29,10 +30,10 @@ def test_double_q_target_by_hand() -> None:
     np.testing.assert_allclose(aim, [18.5, 1.0])
 
 
-def rollout_of(day: list[int], n_steps: int) -> Rollout:
+def rollout_of(day: list[int], n_steps: int) -> OrderRollout:
     n = len(day)
     by_step = torch.tensor(day, dtype=torch.float32).expand(n_steps, n)
-    return Rollout(
+    return OrderRollout(
         parent_orders(day, 1.0, True, 0, 24),
         torch.zeros(n, n_steps, 7),
         torch.zeros(n_steps, n, 5),
@@ -45,7 +46,7 @@ def rollout_of(day: list[int], n_steps: int) -> Rollout:
 
 
 def test_memory_keeps_the_latest_orders_whole() -> None:
-    memory = Memory(3)
+    memory = OrderReplay(3)
     assert len(memory) == 0
     memory.add(rollout_of([0, 1], 4))
     memory.add(rollout_of([2, 3], 3))  # shorter orders: the missing step was not taken
@@ -57,7 +58,7 @@ def test_memory_keeps_the_latest_orders_whole() -> None:
 
 
 def test_memory_takes_longer_orders_than_it_has() -> None:
-    memory = Memory(4)
+    memory = OrderReplay(4)
     memory.add(rollout_of([0, 1], 3))
     memory.add(rollout_of([2], 5))
     assert memory.parts["taken"].sum(1).tolist() == [3.0, 3.0, 5.0]
@@ -75,9 +76,9 @@ def test_target_network_follows_only_every_so_often() -> None:
 def test_exploration_falls_linearly() -> None:
     one = learner()
     assert one.epsilon == 1.0
-    one.steps = one.settings.explore_steps // 2
+    one.steps = one.config.total_steps // 4
     assert one.epsilon == pytest.approx(0.525)
-    one.steps = one.settings.explore_steps * 9
+    one.steps = one.config.total_steps * 9
     assert one.epsilon == pytest.approx(0.05)
 
 
@@ -95,11 +96,9 @@ def test_restored_learner_goes_on_bit_for_bit() -> None:
         other.restore(tensors, state | {"algo": "ppo"})
 
 
-def test_dqn_needs_fractions_and_sane_settings() -> None:
+def test_dqn_needs_fractions() -> None:
     with pytest.raises(ConfigError, match="no continuous rate"):
-        DQN(DQNSettings(), network(fractions=()), task(), 0)
-    with pytest.raises(ConfigError, match="explore"):
-        DQNSettings(explore=(1.5, 0.0))
+        DQN(ExecutionLearnerConfig(), network(fractions=()), task(), 0)
 
 
 def test_its_policy_asks_for_fractions_of_the_order() -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scrambled_days import check_causal, scramble_after
 from test_execution_training import configured, flags, run
 
-from echelon.errors import FeatureError
+from echelon.errors import FeatureError, StoreError
 from echelon.execution import METRICS, load_extensions
-from echelon.execution.causality import check_causal, scrambled_after
 from echelon.execution.features import public_features
-from echelon.training.execution import ExecutionTraining, load_execution_data, load_learned
+from echelon.training.execution import load_learned, train_execution
+from echelon.training.execution_data import load_execution_data
 
 MINE = """
 import numpy as np
@@ -87,7 +88,7 @@ def test_ones_own_feature_is_shown_no_future(store: Path, mine: Path) -> None:
     check_causal(lambda world: public_features(world, own, names=["time"]), days)
     one, two = (
         public_features(world, own, names=[]).today[2, :, 0]
-        for world in (days, scrambled_after(days, 2, 30))
+        for world in (days, scramble_after(days, 2, 30))
     )
     np.testing.assert_array_equal(one[:31], two[:31])
     assert not np.array_equal(one[31:], two[31:])  # it does look at the market
@@ -98,8 +99,7 @@ def test_a_policy_with_ones_own_feature_needs_the_file_it_came_from(
 ) -> None:
     config = configured(store, f"execution.extensions=[{mine}]", "execution.features=[since_open]")
     data = load_execution_data(config)
-    training = ExecutionTraining(config, data, tmp_path / "one", 42)
-    training.run()
+    train_execution(config, data, tmp_path / "one", 42)
     assert load_learned(tmp_path / "one", data).name == "learned"
     assert not caplog.text
     with pytest.raises(FeatureError, match=r"'since_open'.*execution\.extensions"):
@@ -109,7 +109,8 @@ def test_a_policy_with_ones_own_feature_needs_the_file_it_came_from(
     load_learned(tmp_path / "one", changed)
     assert "other versions of the files" in caplog.text
     # A checkpoint of other code is one of another configuration.
-    assert ExecutionTraining(config, changed, tmp_path / "one", 42).identity != training.identity
+    with pytest.raises(StoreError, match="another configuration"):
+        train_execution(config, changed, tmp_path / "one", 42, resume=True)
 
 
 def test_two_configurations_do_not_see_each_others_features(mine: Path) -> None:

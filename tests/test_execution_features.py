@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scrambled_days import check_causal, scramble_after
 
 from echelon.errors import FeatureError, LeakageError
-from echelon.execution.causality import check_causal, scrambled_after
 from echelon.execution.days import Days
 from echelon.execution.features import (
     FEATURES,
@@ -20,7 +20,7 @@ from echelon.execution.features import (
     trailing_profile,
 )
 
-HAND = Days.of_prices(
+HAND = Days.from_prices(
     np.array([[10.0, 10.0, 10.0, 10.0], [10.0, 11.0, np.nan, 9.9]]),
     np.array([[100.0, 100.0, 300.0, 100.0], [100.0, 200.0, 0.0, 100.0]]),
 )
@@ -34,7 +34,7 @@ def market(seed: int, n_days: int = 6, n_ticks: int = 12) -> Days:
     price[rng.random(price.shape) < 0.1] = np.nan
     price[n_days // 2] = np.nan
     volume = np.floor(rng.exponential(100, price.shape)) * (rng.random(price.shape) > 0.1)
-    days = Days.of_prices(price, np.where(np.isnan(price), 0.0, volume))
+    days = Days.from_prices(price, np.where(np.isnan(price), 0.0, volume))
     dates = days.dates[np.arange(n_days) // 2]
     return Days(
         ("AAA", "BBB") * (n_days // 2),
@@ -91,7 +91,7 @@ def test_days_of_the_same_date_are_not_each_others_yesterday() -> None:
 
 def test_trailing_profile_leaves_out_halted_days_and_looks_back_so_far_and_no_further() -> None:
     volume = np.array([[1.0, 1.0], [0.0, 0.0], [3.0, 5.0], [7.0, 7.0]])
-    days = Days.of_prices(np.ones((4, 2)), volume)
+    days = Days.from_prices(np.ones((4, 2)), volume)
     assert trailing_profile(days, 2)[1:].tolist() == [[1, 1], [1, 1], [2, 3]]
     assert trailing_profile(days, 1)[3].tolist() == [3, 5]
 
@@ -180,7 +180,7 @@ def test_scrambling_the_future_changes_no_feature_before_it(seed: int, day: int,
     train = days.dates < days.dates[2]  # before any cut of the third date on
     extra = {"momentum": momentum}
     fit = public_features(days, extra, train=train)
-    other = public_features(scrambled_after(days, day, tick, seed), extra, scaler=fit.scaler)
+    other = public_features(scramble_after(days, day, tick, seed), extra, scaler=fit.scaler)
     upto = (days.dates < days.dates[day])[:, None] | (
         (days.dates == days.dates[day])[:, None] & (np.arange(12) <= tick)
     )

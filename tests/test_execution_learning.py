@@ -17,9 +17,7 @@ from typer.testing import CliRunner
 from echelon.cli import app
 from echelon.errors import UsageError
 from echelon.execution import measure_orders
-from echelon.execution.policies import run_orders
-from echelon.execution.schedules import AlmgrenChriss, Immediate, Twap
-from echelon.proving.execution_certificate import prove_execution
+from echelon.execution.policies import AlmgrenChriss, Twap, run_orders
 from echelon.proving.execution_markets import (
     DriftFilter,
     DriftMarket,
@@ -29,20 +27,21 @@ from echelon.proving.execution_markets import (
 )
 from echelon.proving.execution_proofs import (
     PROOFS,
-    QUICK,
-    Found,
+    QUICK_SIZES,
     ProofSizes,
+    SeedFinding,
     above_zero,
     all_within,
-    gains,
-    nothing_found,
-    pooled,
+    gains_over_twap,
+    no_gain,
+    pool_seeds,
+    prove_execution,
     schedule_costs,
     standard_error,
 )
 from echelon.proving.parts import Done
 
-ONE = replace(QUICK, seeds=1)
+ONE = replace(QUICK_SIZES, seeds=1)
 
 
 # --- the markets
@@ -74,18 +73,18 @@ def test_dynamic_programming_agrees_with_the_prototype() -> None:
 def test_drift_is_there_and_can_be_known() -> None:
     market = DriftMarket()
     drawn = market.draw(8000, 100, "development")
-    gained = gains(DriftFilter(market, drawn.public), drawn)
+    gained = gains_over_twap(DriftFilter(market, drawn.public), drawn)
     assert 16.0 < gained.mean() < 20.0
     # Without yesterday less is known.
-    blind = drawn._replace(public=type(drawn.public).of(drawn.public.today))
-    assert gains(DriftFilter(market, blind.public), blind).mean() < gained.mean() - 1.0
-    assert abs(gains(Immediate(), drawn).mean()) < 3.0
+    blind = drawn._replace(public=type(drawn.public).from_today(drawn.public.today))
+    assert gains_over_twap(DriftFilter(market, blind.public), blind).mean() < gained.mean() - 1.0
+    assert abs(gains_over_twap(AlmgrenChriss(60.0), drawn).mean()) < 3.0
 
 
 def test_martingale_gives_the_filter_nothing() -> None:
     market = martingale()
     drawn = market.draw(8000, 100, "development")
-    gained = gains(DriftFilter(DriftMarket(), drawn.public), drawn)
+    gained = gains_over_twap(DriftFilter(DriftMarket(), drawn.public), drawn)
     assert abs(gained.mean()) < 3.0 * gained.std() / np.sqrt(len(gained))
 
 
@@ -143,23 +142,24 @@ def test_orders_of_all_seeds_are_pooled_as_if_put_together() -> None:
     rng = np.random.default_rng(0)
     seeds = [rng.normal(0.1 * k, 1.0 + k, 50 + 10 * k) for k in range(3)]
     found = [
-        Found(float(x.mean()), {"se": standard_error(x), "orders": float(len(x))}) for x in seeds
+        SeedFinding(float(x.mean()), {"se": standard_error(x), "orders": float(len(x))})
+        for x in seeds
     ]
     whole = np.concatenate(seeds)
-    assert pooled(found) == pytest.approx((whole.mean(), standard_error(whole)))
+    assert pool_seeds(found) == pytest.approx((whole.mean(), standard_error(whole)))
 
 
 def test_claims_hold_only_where_they_should() -> None:
-    def found(*values: float, **facts: float) -> list[Found]:
-        return [Found(value, facts) for value in values]
+    def found(*values: float, **facts: float) -> list[SeedFinding]:
+        return [SeedFinding(value, facts) for value in values]
 
     assert all_within(found(1.0, 1.05))
     assert not all_within(found(1.0, 1.06))
     assert above_zero(found(1.0, 1.1, 0.9))
     assert not above_zero(found(1.0, -1.0, 0.5))
-    assert nothing_found(found(0.1, -0.1, se=0.2, orders=100))
-    assert not nothing_found(found(0.9, 1.1, se=0.2, orders=100)), "a gain that can be told"
-    assert not nothing_found(found(0.0, 0.0, se=0.9, orders=100)), "measured too coarsely"
+    assert no_gain(found(0.1, -0.1, se=0.2, orders=100))
+    assert not no_gain(found(0.9, 1.1, se=0.2, orders=100)), "a gain that can be told"
+    assert not no_gain(found(0.0, 0.0, se=0.9, orders=100)), "measured too coarsely"
 
 
 def test_proofs_run_in_parts_and_go_on(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from echelon.errors import (
     UsageError,
 )
 from echelon.execution import ExecutionRules, History, Simulator, measure_orders, parent_orders
-from echelon.execution.day_cache import DayCache
-from echelon.execution.loading import load_days
+from echelon.execution.loading import DayCache, load_days
 
 SHANGHAI = {"freq": "5min", "calendar": "XSHG", "timezone": "Asia/Shanghai", "price_basis": "raw"}
 NEW_YORK = {"freq": "1min", "calendar": "XNYS", "timezone": "America/New_York"}
@@ -182,7 +181,7 @@ def test_halted_sessions_are_days_without_trading_where_asked_for(tmp_path: Path
     simulator = Simulator(days, parent_orders(1, 5.0, True, 0, 48), ExecutionRules(6))
     while not simulator.over:
         simulator.step(np.array([5.0]))
-    measured = measure_orders(History.of(simulator), ["ffr", "shortfall"])
+    measured = measure_orders(History.from_simulator(simulator), ["ffr", "shortfall"])
     assert measured["ffr"][0] == 0.0
 
 

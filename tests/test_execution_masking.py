@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scrambled_days import scramble_after
 
 from echelon.agents.execution import LearnedPolicy, NetworkSettings
 from echelon.agents.execution.network import build_net
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
-from echelon.execution.causality import scrambled_after
 from echelon.execution.features import public_features
-from echelon.execution.policies import ExecutionPolicy
-from echelon.execution.schedules import AlmgrenChriss, Twap, VolumeProfile, Vwap
+from echelon.execution.policies import AlmgrenChriss, ExecutionPolicy, Twap, VolumeProfile, Vwap
 from echelon.types import Floats
 
 N_DAYS, N_TICKS, STEP = 4, 37, 6
@@ -24,7 +23,7 @@ N_DAYS, N_TICKS, STEP = 4, 37, 6
 def market(seed: int) -> Days:
     rng = np.random.default_rng(seed)
     price = 50.0 * np.exp(rng.normal(0, 0.01, (N_DAYS, N_TICKS)).cumsum(axis=1))
-    return Days.of_prices(price, np.floor(rng.exponential(500, price.shape)) + 1.0)
+    return Days.from_prices(price, np.floor(rng.exponential(500, price.shape)) + 1.0)
 
 
 def requests(policy: ExecutionPolicy, days: Days) -> tuple[Floats, Floats]:
@@ -51,7 +50,7 @@ def test_a_learned_policy_asks_the_same_whatever_comes(
     days = market(seed)
     known = np.array([True, True, False, False])
     public = public_features(days, train=known)
-    other = scrambled_after(days, 2, cut, seed)
+    other = scramble_after(days, 2, cut, seed)
     seen = public_features(other, scaler=public.scaler)
     shape = NetworkSettings(sequence=sequence, hidden=8, block=block, fractions=())  # type: ignore[arg-type]
     net = build_net(shape, len(public.names), seed)
@@ -71,7 +70,7 @@ def test_the_market_does_speak_to_it() -> None:
     public = public_features(days, train=np.array([True, True, False, False]))
     net = build_net(NetworkSettings(hidden=8, fractions=()), len(public.names), 1)
     net.actor[-1].weight.data.mul_(300.0)
-    other = scrambled_after(days, 2, 3, 1)
+    other = scramble_after(days, 2, 3, 1)
     one, _ = requests(LearnedPolicy(net, public), days)
     two, _ = requests(LearnedPolicy(net, public_features(other, scaler=public.scaler)), other)
     assert not np.array_equal(one, two)
@@ -83,7 +82,7 @@ def test_an_oracle_is_the_exception() -> None:
     shape = NetworkSettings(hidden=8, fractions=(), oracle=True)
     net = build_net(shape, len(public.names), 1)
     net.actor[-1].weight.data.mul_(300.0)
-    other = scrambled_after(days, 2, 20, 1)
+    other = scramble_after(days, 2, 20, 1)
     one, at = requests(LearnedPolicy(net, public), days)
     two, _ = requests(LearnedPolicy(net, public_features(other, scaler=public.scaler)), other)
     assert not np.array_equal(one[at <= 20], two[at <= 20])
@@ -103,5 +102,5 @@ def test_schedules_ask_the_same_whatever_comes(cut: int) -> None:
     )
     for policy in (Twap(), Vwap(VolumeProfile.fit(past)), AlmgrenChriss(0.3)):
         one, at = requests(policy, days)
-        two, _ = requests(policy, scrambled_after(days, 2, cut, 5))
+        two, _ = requests(policy, scramble_after(days, 2, cut, 5))
         np.testing.assert_array_equal(one[at <= cut + 1], two[at <= cut + 1])

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scrambled_days import scramble_after
 
 from echelon.execution import ExecutionRules, Simulator, parent_orders
-from echelon.execution.causality import scrambled_after
 from echelon.execution.days import Days
 from echelon.execution.features import public_features
-from echelon.execution.observe import current_step, full_history
+from echelon.execution.interpreters import current_step, full_history
 
-DAYS = Days.of_prices(
+DAYS = Days.from_prices(
     np.tile(np.linspace(10.0, 12.0, 12), (2, 1)), np.tile(np.arange(1.0, 13.0) * 100.0, (2, 1))
 )
 FEATURES = public_features(DAYS, names=["return_1", "time"])
@@ -75,13 +75,13 @@ def test_scrambling_the_future_changes_no_observation_before_it(seed: int) -> No
     price = np.exp(rng.normal(0, 0.02, (4, n_ticks)).cumsum(axis=1)) * 20
     price[rng.random(price.shape) < 0.1] = np.nan
     volume = np.where(np.isnan(price), 0.0, np.floor(rng.exponential(100, price.shape)))
-    days = Days.of_prices(price, volume)
+    days = Days.from_prices(price, volume)
     start = int(rng.integers(0, n_ticks))
     orders = parent_orders(2, 50.0, bool(rng.integers(2)), start, n_ticks)
     rules = ExecutionRules(int(rng.integers(1, 6)), float(rng.choice([0.1, np.inf])))
     cut = int(rng.integers(0, n_ticks))
     runs = []
-    for world in (days, scrambled_after(days, 2, cut, seed)):
+    for world in (days, scramble_after(days, 2, cut, seed)):
         features = public_features(world)
         simulator = Simulator(world, orders, rules)
         asked = np.random.default_rng(seed + 1)

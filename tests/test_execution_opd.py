@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from test_execution_ppo import network, task
 
-from echelon.agents.execution import DistillSettings, PPOSettings, Student, teacher_of
+from echelon.agents.execution import Student, make_teacher
 from echelon.agents.execution.network import build_net
 from echelon.agents.execution.opd import distillation
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 
-SETTINGS = PPOSettings(orders=8, minibatches=2, epochs=2)
+SETTINGS = ExecutionLearnerConfig(orders=8, minibatches=2, epochs=2)
 
 
 def student(seed: int = 0, **changes: object) -> Student:
-    teacher = teacher_of(SETTINGS, network(), task(), 3)
-    distill = DistillSettings(**{"weight": 1.0, **changes})  # type: ignore[arg-type]
-    return Student(SETTINGS, distill, network(), task(), teacher.net, seed)
+    teacher = make_teacher(SETTINGS, network(), task(), 3)
+    settings = SETTINGS.model_copy(update={"distill": 1.0} | changes)
+    return Student(settings, network(), task(), teacher.net, seed)
 
 
 def test_distillation_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_without_weight_the_student_is_plain_ppo() -> None:
     from echelon.agents.execution import PPO
 
     plain = PPO(SETTINGS, network(), task(), 0)
-    one = student(weight=0.0)
+    one = student(distill=0.0)
     for _ in range(2):
         plain.train_once()
         one.train_once()
@@ -66,8 +66,7 @@ def test_without_weight_the_student_is_plain_ppo() -> None:
 
 
 def test_student_comes_closer_to_what_the_teacher_does() -> None:
-    one = student(weight=100.0)
-    one.settings = replace(SETTINGS, lr=1e-2)
+    one = student(distill=100.0, lr=1e-2)
     first = one.train_once()["losses/distillation"]
     for _ in range(15):
         last = one.train_once()["losses/distillation"]
@@ -75,7 +74,7 @@ def test_student_comes_closer_to_what_the_teacher_does() -> None:
 
 
 def test_weight_falls_to_nothing() -> None:
-    one = student(decay_steps=100)
+    one = student(distill_decay=0.5, total_steps=200)
     assert one.weight == 1.0
     one.steps = 25
     assert one.weight == pytest.approx(0.75)
@@ -90,7 +89,7 @@ def test_restored_student_goes_on_bit_for_bit() -> None:
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     expected = one.train_once()
     teacher = build_net(network(oracle=True), 3, 77)
-    other = Student(SETTINGS, one.distill, network(), task(), teacher, 8)
+    other = Student(one.config, network(), task(), teacher, 8)
     other.restore(tensors, state)
     assert other.train_once() == expected
 
@@ -98,11 +97,7 @@ def test_restored_student_goes_on_bit_for_bit() -> None:
 def test_teachers_and_students_that_do_not_fit_are_refused() -> None:
     rates = build_net(network(fractions=(), oracle=True), 3, 0)
     with pytest.raises(ConfigError, match="expected the same"):
-        Student(SETTINGS, DistillSettings(), network(), task(), rates, 0)
+        Student(SETTINGS, network(), task(), rates, 0)
     seer = build_net(network(oracle=True), 3, 0)
     with pytest.raises(ConfigError, match="must not see the future"):
-        Student(SETTINGS, DistillSettings(), network(oracle=True), task(), seer, 0)
-    with pytest.raises(ConfigError, match="weight = -1"):
-        DistillSettings(weight=-1.0)
-    with pytest.raises(ConfigError, match="'action' or 'distribution'"):
-        DistillSettings(target="mode")  # type: ignore[arg-type]
+        Student(SETTINGS, network(oracle=True), task(), seer, 0)

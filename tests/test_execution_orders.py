@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from scrambled_days import scramble_after
 
+from echelon.config.execution import ExecutionOrdersConfig
 from echelon.errors import ConfigError, DataError, InvalidDataError, SourceError
 from echelon.execution import ExecutionRules, Simulator
-from echelon.execution.causality import scrambled_after
 from echelon.execution.days import Days
-from echelon.execution.drawing import OrderRule, draw_orders, read_orders, trailing_volume
+from echelon.execution.orders import draw_orders, read_orders, trailing_volume
 
 
 def a_share_days(n_days: int = 3) -> Days:
@@ -144,7 +145,7 @@ def test_file_without_a_needed_column_or_without_rows_is_refused(tmp_path: Path)
 
 
 def test_order_up_to_midnight_on_a_day_around_the_clock(tmp_path: Path) -> None:
-    days = Days.of_prices(np.ones((1, 1440)), np.ones((1, 1440)), opens_at=0.0)
+    days = Days.from_prices(np.ones((1, 1440)), np.ones((1, 1440)), opens_at=0.0)
     text = HEAD + (
         "SYM,2020-01-06,buy,1,23:00,24:00\nSYM,2020-01-06,buy,1,00:00,2020-01-07 00:00\n"
     )
@@ -154,7 +155,7 @@ def test_order_up_to_midnight_on_a_day_around_the_clock(tmp_path: Path) -> None:
 
 def test_drawn_orders_are_shares_of_the_trailing_median_and_repeat_by_seed() -> None:
     days = a_share_days(30)
-    rule = OrderRule(per_day=4, share=(0.01, 0.02), window="random", min_ticks=6, least_days=5)
+    rule = ExecutionOrdersConfig(per_day=4, share=(0.01, 0.02), window="random", min_ticks=6)
     found = draw_orders(days, rule, seed=3)
     assert found.day.min() == 5
     assert len(found) == 25 * 4
@@ -171,10 +172,10 @@ def test_drawn_orders_are_shares_of_the_trailing_median_and_repeat_by_seed() -> 
 
 
 def test_drawn_order_does_not_know_its_own_day_nor_which_others_are_loaded() -> None:
-    days = a_share_days(30)
-    rule = OrderRule(window="random", trailing=2, least_days=2)
+    days = a_share_days(45)
+    rule = ExecutionOrdersConfig(per_day=1, window="random")
     before = draw_orders(days, rule, seed=1)
-    other = draw_orders(scrambled_after(days, 19, 47), rule, seed=1)
+    other = draw_orders(scramble_after(days, 19, 47), rule, seed=1)
     upto = before.day <= 20  # day 20 itself is noise, its order is not
     for one, two in zip(before, other, strict=True):
         np.testing.assert_array_equal(one[upto], two[other.day <= 20])
@@ -186,13 +187,13 @@ def test_drawn_order_does_not_know_its_own_day_nor_which_others_are_loaded() -> 
 
 def test_whole_days_lots_and_sides_follow_the_rule() -> None:
     days = a_share_days(10)
-    found = draw_orders(days, OrderRule(buys=1.0, lot=100.0), seed=0)
+    found = draw_orders(days, ExecutionOrdersConfig(buys=1.0, lot=100.0), seed=0)
     assert found.buying.all()
     assert set(found.start) == {0}
     assert set(found.end) == {48}
     assert not np.mod(found.amount, 100.0).any()
     with pytest.raises(DataError, match="no order can be drawn"):
-        draw_orders(a_share_days(3), OrderRule(), seed=0)
+        draw_orders(a_share_days(3), ExecutionOrdersConfig(), seed=0)
 
 
 def test_orders_drawn_or_from_a_file_end_at_an_early_close(tmp_path: Path) -> None:
@@ -216,28 +217,16 @@ def test_orders_drawn_or_from_a_file_end_at_an_early_close(tmp_path: Path) -> No
     with pytest.raises(InvalidDataError, match="traded from 09:30 to 11:30 on that day"):
         orders_of(tmp_path, HEAD + f"{symbol},{date},buy,1,13:00,15:00\n", both)
     for window in ("day", "random"):
-        found = draw_orders(both, OrderRule(per_day=8, window=window, min_ticks=30), seed=0)
+        found = draw_orders(
+            both, ExecutionOrdersConfig(per_day=8, window=window, min_ticks=30), seed=0
+        )
         short = np.isin(found.day, (8, 18))
         assert short.any()
         assert found.end[short].max() <= 24
         assert (found.end - found.start)[~short].min() >= 30
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"share": (0.0, 0.1)}, "share is"),
-        ({"share": (0.2, 0.1)}, "share is"),
-        ({"buys": 1.5}, "buys is 1.5; it must be from 0 to 1"),
-        ({"per_day": 0}, "per_day is 0"),
-        ({"window": "week"}, "window is week; it must be day or random"),
-        (
-            {"min_ticks": 49, "window": "random"},
-            "min_ticks is 49; it must be from 1 to the day's 48 ticks",
-        ),
-        ({"lot": -1.0}, "lot is -1"),
-    ],
-)
-def test_rules_that_cannot_be_followed_are_refused_by_name(change: dict, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        draw_orders(DAYS, OrderRule(**change), seed=0)
+def test_stretches_longer_than_the_day_are_refused_by_name() -> None:
+    rule = ExecutionOrdersConfig(min_ticks=49, window="random")
+    with pytest.raises(ConfigError, match="min_ticks is 49; it must be at most the day's 48 ticks"):
+        draw_orders(DAYS, rule, seed=0)

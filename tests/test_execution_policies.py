@@ -5,25 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.errors import DataError, TrainingError
 from echelon.execution import Days, ExecutionRules, Simulator, measure_orders, parent_orders
-from echelon.execution.policies import run_orders
-from echelon.execution.schedules import (
+from echelon.execution.policies import (
     AlmgrenChriss,
-    Immediate,
     Twap,
     VolumeProfile,
     Vwap,
     almgren_chriss_cost,
     almgren_chriss_left,
     eta_of,
-    kappa_of,
+    run_orders,
     schedule_cost,
 )
 from echelon.types import Floats
 
 N_STEPS, KAPPA = 13, 3.0 / 13
-IMPACT = Days.of_prices(np.full((1, 130), 50.0), np.full((1, 130), 400.0))
+IMPACT = Days.from_prices(np.full((1, 130), 50.0), np.full((1, 130), 400.0))
 RULES = ExecutionRules(ticks_per_step=10, temporary=0.2)
 
 
@@ -63,11 +61,9 @@ def test_simulated_cost_of_almgren_chriss_is_the_closed_form() -> None:
     amount, price, volume = 900.0, 50.0, 400.0
     eta = eta_of(RULES, price=price, volume=volume)
     aversion_sigma2 = 2.0 * (np.cosh(KAPPA) - 1.0) * eta
-    policy = AlmgrenChriss.of_rules(
-        RULES, aversion=aversion_sigma2 / 0.04, sigma=0.2, price=price, volume=volume
+    history = run_orders(
+        AlmgrenChriss(KAPPA), IMPACT, parent_orders(0, amount, True, 0, 130), RULES
     )
-    assert policy.kappa == pytest.approx(KAPPA)
-    history = run_orders(policy, IMPACT, parent_orders(0, amount, True, 0, 130), RULES)
     left = np.concatenate([[1.0], history.steps.left[0] / amount])
     np.testing.assert_allclose(left, solved(KAPPA, N_STEPS), atol=1e-12)
     impact = history.value[0] - amount * price
@@ -87,14 +83,9 @@ def test_permanent_impact_counts_half_against_haste() -> None:
         paid.append(history.value[0])
         squares.append((history.steps.executed[0] ** 2).sum())
     assert paid[1] - paid[0] == pytest.approx(eta * (squares[1] - squares[0]), rel=1e-9)
-    with pytest.raises(ConfigError, match="temporary impact over half the permanent"):
-        AlmgrenChriss.of_rules(
-            RULES._replace(permanent=0.5), aversion=1.0, sigma=1.0, price=50.0, volume=1.0
-        )
 
 
 def test_almgren_chriss_goes_from_twap_to_immediate() -> None:
-    assert kappa_of(aversion=0.0, sigma=1.0, eta=1.0) == 0.0
     orders = parent_orders(0, 900.0, True, [0, 7], [130, 93])
     twap = run_orders(Twap(), IMPACT, orders, RULES)
     calm = run_orders(AlmgrenChriss(0.0), IMPACT, orders, RULES)
@@ -113,25 +104,20 @@ def test_twap_trades_the_same_in_every_tick_also_off_the_grid() -> None:
 def test_twap_makes_up_for_what_a_cap_held_back() -> None:
     volume = np.full((1, 40), 100.0)
     volume[0, :10] = 1.0
-    days = Days.of_prices(np.full((1, 40), 10.0), volume)
+    days = Days.from_prices(np.full((1, 40), 10.0), volume)
     history = run_orders(
         Twap(), days, parent_orders(0, 40.0, True, 0, 40), ExecutionRules(10, volume_cap=0.5)
     )
     np.testing.assert_allclose(history.steps.executed[0], [5.0, 35 / 3, 35 / 3, 35 / 3])
 
 
-def test_immediate_takes_one_step() -> None:
-    history = run_orders(Immediate(), IMPACT, parent_orders(0, 10.0, True, 0, 130), RULES)
-    assert history.progress.step[0] == 1
-
-
 def test_vwap_follows_the_mean_share_of_the_train_days() -> None:
     volume = np.array([[1.0, 1.0, 2.0, 0.0], [30.0, 10.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    days = Days.of_prices(np.full((3, 4), 10.0), volume)
+    days = Days.from_prices(np.full((3, 4), 10.0), volume)
     profile = VolumeProfile.fit(days)
     np.testing.assert_allclose(profile.pooled, [0.5, 0.25, 0.25, 0.0])
     rules = ExecutionRules(ticks_per_step=1)
-    fresh = Days.of_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0), symbol="NEW")
+    fresh = Days.from_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0), symbol="NEW")
     for market in (days, fresh):
         history = run_orders(Vwap(profile), market, parent_orders(0, 0.8, True, 0, 4), rules)
         np.testing.assert_allclose(history.steps.executed[0][:3], [0.4, 0.2, 0.2])
@@ -142,7 +128,7 @@ def test_vwap_follows_the_mean_share_of_the_train_days() -> None:
 
 def test_vwap_knows_symbols_apart() -> None:
     volume = np.array([[3.0, 1.0], [1.0, 3.0]])
-    days = Days.of_prices(np.full((2, 2), 10.0), volume)
+    days = Days.from_prices(np.full((2, 2), 10.0), volume)
     days = Days(("A", "B"), *(getattr(days, n) for n in DAY_ARRAYS))
     orders = parent_orders([0, 1], 4.0, True, 0, 2)
     history = run_orders(Vwap(VolumeProfile.fit(days)), days, orders, ExecutionRules(1))
@@ -153,11 +139,11 @@ DAY_ARRAYS = ("dates", "clock", "buy", "sell", "known", "volume")
 
 
 def test_profiles_that_cannot_be_used_are_refused() -> None:
-    halted = Days.of_prices(np.full((2, 4), np.nan), np.zeros((2, 4)))
+    halted = Days.from_prices(np.full((2, 4), np.nan), np.zeros((2, 4)))
     with pytest.raises(DataError, match="none of the 2 days"):
         VolumeProfile.fit(halted)
     profile = VolumeProfile.fit(IMPACT)
-    short = Days.of_prices(np.full((1, 4), 1.0), np.ones((1, 4)))
+    short = Days.from_prices(np.full((1, 4), 1.0), np.ones((1, 4)))
     with pytest.raises(DataError, match="130 ticks a day, these days have 4"):
         run_orders(Vwap(profile), short, parent_orders(0, 1.0, True, 0, 4), RULES)
 

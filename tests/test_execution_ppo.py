@@ -12,13 +12,12 @@ import torch
 
 from echelon.agents.execution import (
     PPO,
+    ExecutionTask,
     LearnedPolicy,
     NetworkSettings,
-    PPOSettings,
     Public,
-    Task,
-    load_policy,
-    save_policy,
+    load_execution_policy,
+    save_execution_policy,
 )
 from echelon.agents.execution.heads import FractionHead, RateHead
 from echelon.agents.execution.losses import (
@@ -31,16 +30,10 @@ from echelon.agents.execution.network import build_net, look_up, side_of
 from echelon.agents.execution.ppo import less_copies
 from echelon.agents.execution.rollout import by_day, roll_out
 from echelon.agents.execution.task import PRIVATE, private_inputs, step_ticks
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
-from echelon.execution import (
-    Days,
-    ExecutionRules,
-    History,
-    PAPenalty,
-    Simulator,
-    parent_orders,
-)
-from echelon.execution.act import Fractions, TwapRate
+from echelon.execution import Days, ExecutionRules, History, PAPenalty, Simulator, parent_orders
+from echelon.execution.interpreters import Fractions, TwapRate
 from echelon.execution.policies import run_orders
 from echelon.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from echelon.types import Floats, Floats32
@@ -54,15 +47,15 @@ def market(seed: int = 0, n_days: int = 6, n_ticks: int = 24) -> tuple[Days, Pub
     price = 100.0 + rng.normal(0, 0.3, (n_days, n_ticks)).cumsum(axis=1)
     today = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
     yesterday = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
-    return Days.of_prices(price, np.full(price.shape, 50.0)), Public(today, yesterday)
+    return Days.from_prices(price, np.full(price.shape, 50.0)), Public(today, yesterday)
 
 
-def task(seed: int = 0) -> Task:
+def task(seed: int = 0) -> ExecutionTask:
     days, public = market(seed)
     orders = parent_orders(
         [0, 1, 1, 2, 3, 4, 5, 5], 10.0, [True, False] * 4, [0, 3, 0, 7, 0, 2, 11, 0], 24
     )
-    return Task(days, public, orders, RULES, PAPenalty(penalty=1.0))
+    return ExecutionTask(days, public, orders, RULES, PAPenalty(penalty=1.0))
 
 
 def network(**changes: object) -> NetworkSettings:
@@ -247,7 +240,7 @@ def test_scrambling_the_future_changes_no_request_before_it(fractions: tuple[flo
         weight.data.mul_(3.0)
 
     def requested(price: Floats, today: Floats32) -> Floats:
-        days = Days.of_prices(price, work.days.volume)
+        days = Days.from_prices(price, work.days.volume)
         policy = LearnedPolicy(net, Public(today, work.public.yesterday))
         return run_orders(policy, days, work.orders, RULES).steps.requested
 
@@ -281,14 +274,14 @@ def test_features_of_other_days_are_refused() -> None:
         run_orders(LearnedPolicy(net, short), work.days, work.orders, RULES)
     broken = Public(np.full_like(work.public.today, np.nan), work.public.yesterday)
     with pytest.raises(DataError, match="not all numbers"):
-        Task(work.days, broken, work.orders, RULES, PAPenalty())
+        ExecutionTask(work.days, broken, work.orders, RULES, PAPenalty())
 
 
 # --- the learner
 
 
 def learner(seed: int = 0, **changes: object) -> PPO:
-    settings = PPOSettings(orders=8, minibatches=2, epochs=2, **changes)  # type: ignore[arg-type]
+    settings = ExecutionLearnerConfig(orders=8, minibatches=2, epochs=2, **changes)  # type: ignore[arg-type]
     return PPO(settings, network(fractions=()), task(), seed)
 
 
@@ -345,17 +338,17 @@ def test_minibatches_take_every_order_once_and_keep_days_together() -> None:
 def test_reward_scale_makes_the_unit_of_rewards_irrelevant() -> None:
     losses = []
     for unit in (1.0, 1000.0):
-        settings = PPOSettings(orders=8, minibatches=2, epochs=2, normalize_rewards=True)
+        settings = ExecutionLearnerConfig(orders=8, minibatches=2, epochs=2, normalize_rewards=True)
         base = task()
-        paid = Task(base.days, base.public, base.orders, RULES, PAPenalty(1.0, scale=unit))
+        paid = ExecutionTask(base.days, base.public, base.orders, RULES, PAPenalty(1.0, scale=unit))
         losses.append(PPO(settings, network(fractions=()), paid, 0).train_once()["losses/value"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_learning_rate_falls_to_nothing_at_the_end() -> None:
-    one = learner(decay_steps=60)
+    one = learner(total_steps=60)
     rates = [one.train_once()["charts/learning_rate"] for _ in range(3)]
-    assert rates[0] == pytest.approx(one.settings.lr)
+    assert rates[0] == pytest.approx(one.config.lr)
     assert rates[0] > rates[1] > rates[2] >= 0.0
 
 
@@ -376,9 +369,9 @@ def test_a_reward_that_is_no_number_names_the_order() -> None:
         return np.full(len(number), np.nan)
 
     bad = PPO(
-        PPOSettings(orders=8),
+        ExecutionLearnerConfig(orders=8),
         network(),
-        Task(base.days, base.public, base.orders, RULES, broken),
+        ExecutionTask(base.days, base.public, base.orders, RULES, broken),
         0,
     )
     with pytest.raises(TrainingError, match=r"the reward of order 0 .* at step 0 is nan"):
@@ -388,9 +381,6 @@ def test_a_reward_that_is_no_number_names_the_order() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: PPOSettings(lr=0.0), "lr = 0.0"),
-        (lambda: PPOSettings(gamma=1.5), "gamma = 1.5"),
-        (lambda: PPOSettings(orders=2, copies=4), "copies = 4"),
         (lambda: NetworkSettings(sequence="rnn"), "sequence = 'rnn'"),  # type: ignore[arg-type]
         (lambda: NetworkSettings(hidden=9), "hidden = 9"),
     ],
@@ -406,8 +396,8 @@ def test_settings_that_cannot_be_used_are_named(make: Callable[[], object], told
 def test_saved_policy_asks_for_the_same(tmp_path: Path) -> None:
     work = task()
     net = build_net(network(sequence="lstm", fractions=()), 3, 4)
-    save_policy(tmp_path / "policy", net, ("a", "b", "c"), {"seed": 4})
-    stored = load_policy(tmp_path / "policy", ("a", "b", "c"))
+    save_execution_policy(tmp_path / "policy", net, ("a", "b", "c"), {"seed": 4})
+    stored = load_execution_policy(tmp_path / "policy", ("a", "b", "c"))
     assert stored.net.settings == net.settings
     assert stored.facts == {"seed": 4}
     asked = [
@@ -419,19 +409,19 @@ def test_saved_policy_asks_for_the_same(tmp_path: Path) -> None:
 
 def test_policy_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy"
-    save_policy(path, build_net(network(), 3, 4), ("a", "b", "c"))
+    save_execution_policy(path, build_net(network(), 3, 4), ("a", "b", "c"))
     with pytest.raises(StoreError, match=r"3 public features \(a, b, c\), expected 2 \(a, x\)"):
-        load_policy(path, ("a", "x"))
+        load_execution_policy(path, ("a", "x"))
     one = learner()
     tensors, state = one.state()
-    wide = PPO(one.settings, NetworkSettings(hidden=16, heads=2, fractions=()), one.task, 0)
+    wide = PPO(one.config, NetworkSettings(hidden=16, heads=2, fractions=()), one.task, 0)
     with pytest.raises(StoreError, match="is of another shape"):
         wide.restore(tensors, state)
-    other = PPO(one.settings, network(sequence="attention", fractions=()), one.task, 0)
+    other = PPO(one.config, network(sequence="attention", fractions=()), one.task, 0)
     with pytest.raises(StoreError, match="is of another network"):
         other.restore(tensors, state)
     (path / "policy.safetensors").write_bytes(b"nothing")
     with pytest.raises(StoreError, match="do not have the hash"):
-        load_policy(path)
+        load_execution_policy(path)
     with pytest.raises(StoreError, match="Give the directory of an execution policy"):
-        load_policy(tmp_path / "nowhere")
+        load_execution_policy(tmp_path / "nowhere")

@@ -14,33 +14,34 @@ from browsers import draw_page, drawn_charts
 from typer.testing import CliRunner
 
 from echelon.cli.app import app
-from echelon.cli.execution import train_run
+from echelon.cli.execution import train_execution_run
+from echelon.cli.train import make_room
 from echelon.config import Config, load_config, to_yaml
 from echelon.config.execution import ExecutionConfig
 from echelon.data.datasets import ensure_dataset
 from echelon.errors import ConfigError, DataError, StoreError, UsageError
 from echelon.evaluation.execution import (
-    SCHEDULES,
     ExecutionEvaluation,
     evaluate_trained,
     over_dates,
 )
-from echelon.execution.metrics import step_pa, tick_pa
-from echelon.execution.policies import run_orders
-from echelon.execution.schedules import Twap
+from echelon.execution.history import price_advantage
+from echelon.execution.policies import SCHEDULES, Twap, run_orders
+from echelon.execution.rewards import reward_from_config
+from echelon.execution.simulator import ExecutionRules
 from echelon.files import exclusive_lock
 from echelon.report.execution import draw_day, render, write_execution_report
 from echelon.report.texts import Words
 from echelon.training.execution import (
-    ExecutionData,
-    ExecutionProgress,
-    ExecutionTraining,
-    load_execution_data,
+    is_trained,
     load_learned,
-    reward_from,
-    rules_of,
+    refuse_other,
+    train_execution,
+    train_execution_seed,
 )
-from echelon.training.execution_runs import ExecutionJob, make_room, refuse_other, train_seed
+from echelon.training.execution_data import ExecutionData, load_execution_data
+from echelon.training.loop import Progress
+from echelon.training.many import SeedJob
 
 SMALL = (
     *("data.source=synthetic", "data.freq=5min", "data.synthetic.n_symbols=2"),
@@ -154,43 +155,44 @@ def test_a_stopped_training_goes_on_bit_for_bit(
     algo: str, store: Path, data: ExecutionData, tmp_path: Path
 ) -> None:
     config = configured(store, f"execution.learner.algo={algo}")
-    whole = ExecutionTraining(config, data, tmp_path / "whole", 42)
-    assert whole.run().ending == "done"
-    part = ExecutionTraining(config, data, tmp_path / "part", 42)
-    asked = iter([False, True])
-    assert part.run(should_stop=lambda: next(asked, True)).ending == "stopped"
-    again = ExecutionTraining(config, data, tmp_path / "part", 42)
-    assert again.run(resume=True).ending == "done"
+    assert train_execution(config, data, tmp_path / "whole", 42).ending == "done"
+    part, asked = tmp_path / "part", iter([False, True])
+    stopped = train_execution(config, data, part, 42, should_stop=lambda: next(asked, True))
+    assert stopped.ending == "stopped"
+    assert train_execution(config, data, part, 42, resume=True).ending == "done"
     one, two = (load_learned(tmp_path / name, data).net.state_dict() for name in ("whole", "part"))
     assert all(np.array_equal(one[name].numpy(), two[name].numpy()) for name in one)
 
 
-def test_progress_tells_of_the_teacher_and_then_of_the_student(
+def test_progress_counts_the_teachers_steps_and_then_the_students(
     store: Path, data: ExecutionData, tmp_path: Path
 ) -> None:
     config = configured(store, "execution.learner.algo=OPD")
-    told: list[ExecutionProgress] = []
-    ExecutionTraining(config, data, tmp_path, 42).run(told.append)
-    assert {one.stage for one in told} == {"teacher", "opd"}
+    reported: list[Progress] = []
+    train_execution(config, data, tmp_path, 42, reported.append)
+    steps = [now.step for now in reported]
+    assert steps == sorted(steps)
+    assert {now.total for now in reported} == {1200}
+    assert min(steps) < 600 < max(steps)
     assert not load_learned(tmp_path, data).net.settings.oracle
 
 
 def test_a_finished_seed_is_not_trained_again(store: Path, tmp_path: Path) -> None:
     config = configured(store)
-    job = ExecutionJob(config, tmp_path, 42)
-    done = train_seed(job, lambda _: None, lambda: False)
-    resumed = ExecutionJob(config, tmp_path, 42, resume=True)
-    assert train_seed(resumed, lambda _: None, lambda: True) == done
+    job = SeedJob(config, tmp_path, 42)
+    done = train_execution_seed(job, lambda _: None, lambda: False)
+    resumed = SeedJob(config, tmp_path, 42, resume=True)
+    assert train_execution_seed(resumed, lambda _: None, lambda: True) == done
 
 
 def test_a_checkpoint_of_other_settings_is_refused(
     store: Path, data: ExecutionData, tmp_path: Path
 ) -> None:
-    ExecutionTraining(configured(store), data, tmp_path, 42).run()
+    train_execution(configured(store), data, tmp_path, 42)
     (tmp_path / "result.json").unlink()
     other = configured(store, "execution.reward.penalty=50")
     with pytest.raises(StoreError, match="another configuration"):
-        ExecutionTraining(other, data, tmp_path, 42).run(resume=True)
+        train_execution(other, data, tmp_path, 42, resume=True)
 
 
 # --- the command
@@ -228,10 +230,10 @@ def test_a_refused_start_is_in_nobodys_way(store: Path, tmp_path: Path) -> None:
     path.write_text(head + "S0001,2015-01-20,hold,10\n", encoding="utf-8")
     config = configured(store, f"execution.orders.path={path}", *SHORT)
     with pytest.raises(DataError, match="no direction"):
-        train_run(config, place, workers=1, resume=False, overwrite=False)
+        train_execution_run(config, place, workers=1, resume=False, overwrite=False)
     assert not place.exists()
     path.write_text(head + "S0001,2015-01-20,sell,10\nS0001,2015-02-20,buy,10\n", encoding="utf-8")
-    done = train_run(config, place, workers=1, resume=False, overwrite=False)
+    done = train_execution_run(config, place, workers=1, resume=False, overwrite=False)
     assert [one.ending for one in done] == ["done"]
 
 
@@ -241,12 +243,12 @@ def test_room_is_made_where_nothing_was_trained(tmp_path: Path) -> None:
         exclusive_lock(lock, "it"),
         pytest.raises(StoreError, match="being written by another process"),
     ):
-        make_room(tmp_path, overwrite=True)
-    make_room(tmp_path, overwrite=False)
+        make_room(tmp_path, overwrite=True, trained=is_trained(tmp_path))
+    make_room(tmp_path, overwrite=False, trained=is_trained(tmp_path))
     assert not lock.exists()
     (tmp_path / "seeds" / "42" / "teacher" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds a trained run"):
-        make_room(tmp_path, overwrite=False)
+        make_room(tmp_path, overwrite=False, trained=is_trained(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_what_is_not_a_run_is_refused(arguments: tuple[str, ...], told: str) -> 
 
 
 def test_a_policy_of_other_features_is_refused(store: Path, tmp_path: Path) -> None:
-    train_seed(ExecutionJob(configured(store), tmp_path, 42), lambda _: None, lambda: False)
+    train_execution_seed(SeedJob(configured(store), tmp_path, 42), lambda _: None, lambda: False)
     policy = tmp_path / "seeds" / "42" / "policy" / "policy.json"
     policy.write_text(policy.read_text().replace('"hidden": 8', '"hidden": 16'))
     (tmp_path / "config.yaml").write_text("{}")
@@ -279,7 +281,7 @@ def test_a_policy_of_other_features_is_refused(store: Path, tmp_path: Path) -> N
 def found(store: Path, tmp_path_factory: pytest.TempPathFactory) -> ExecutionEvaluation:
     """A policy of a few updates beside the schedules, on the test days."""
     run = tmp_path_factory.mktemp("judged") / "r"
-    train_seed(ExecutionJob(configured(store), run, 42), lambda _: None, lambda: False)
+    train_execution_seed(SeedJob(configured(store), run, 42), lambda _: None, lambda: False)
     (run / "config.yaml").write_text(to_yaml(configured(store)), encoding="utf-8")
     return evaluate_trained({"r": run}, "test")
 
@@ -302,7 +304,7 @@ def trained(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def short_run(store: Path, place: Path, *more: str) -> Path:
     config = configured(store, *SHORT, *more)
-    train_seed(ExecutionJob(config, place, 42), lambda _: None, lambda: False)
+    train_execution_seed(SeedJob(config, place, 42), lambda _: None, lambda: False)
     (place / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     return place
 
@@ -310,13 +312,13 @@ def short_run(store: Path, place: Path, *more: str) -> Path:
 def test_a_run_called_like_a_schedule_hides_neither(trained: Path) -> None:
     found = evaluate_trained({"twap": trained}, "test")
     assert [one.name for one in found.policies] == [*SCHEDULES, "run twap"]
-    assert not found.of("twap").seeds
-    assert set(found.of("run twap").seeds) == {42}
+    assert not found.policy("twap").seeds
+    assert set(found.policy("run twap").seeds) == {42}
 
 
 def test_noise_of_floating_point_is_no_gain(trained: Path) -> None:
     found = evaluate_trained({"r": trained}, "test")
-    assert np.abs(found.of("twap").measures["pa"]).max() < 1e-6
+    assert np.abs(found.policy("twap").measures["pa"]).max() < 1e-6
     assert found.summary()["policies"]["twap"]["glr"] is None
     assert found.summary()["policies"]["almgren_chriss"]["glr"] is not None
 
@@ -362,8 +364,10 @@ def test_frames_of_an_order_have_times_advantage_and_share_filled(data: Executio
     history = run_orders(Twap(), data.days, data.orders["test"], data.rules)
     steps, ticks = history.step_frame(3), history.tick_frame(3)
     assert steps.equals(history.steps_frame().filter(order=3).select(steps.columns))
-    np.testing.assert_array_equal(steps["pa"], step_pa(history)[3, : len(steps)])
-    np.testing.assert_array_equal(ticks["pa"], tick_pa(history)[3][ticks["tick"]])
+    for frame in (steps, ticks):
+        twap, buying = history.benchmarks.twap[3], history.orders.buying[3]
+        advantage = price_advantage(frame["price"].to_numpy(), twap, buying)
+        np.testing.assert_array_equal(frame["pa"], advantage)
     assert ticks["value"].sum() == pytest.approx(history.value[3])
     assert steps["filled"][-1] == ticks["filled"][-1] == pytest.approx(1.0)
     assert steps["begins"][0] == ticks["begins"][0]
@@ -459,9 +463,9 @@ def test_rules_and_rewards_are_as_configured() -> None:
     told = ExecutionConfig.model_validate(
         {"volume_cap": 0.2, "half_spread": 0.001, "temporary": 0.1, "permanent": 0.05}
     )
-    assert rules_of(told)[1:] == (0.2, 0.001, 0.1, 0.05)
+    assert ExecutionRules.from_config(told)[1:] == (0.2, 0.001, 0.1, 0.05)
     both = ExecutionConfig.model_validate({"reward": {"shortfall": 2.0, "risk": 3.0}}).reward
-    parts = reward_from(both).parts  # type: ignore[attr-defined]
+    parts = reward_from_config(both).parts
     assert [weight for weight, _ in parts] == [1.0, 2.0, 1.0]
 
 
@@ -472,6 +476,7 @@ def test_rules_and_rewards_are_as_configured() -> None:
         ({"reward": {"classes": [0.0]}}, "one more than"),
         ({"orders": {"share": [0.2, 0.1]}}, "the least and then the most"),
         ({"rate_max": 1.0}, "greater than 1"),
+        ({"learner": {"orders": 2, "copies": 4}}, "copies = 4 must be at most orders = 2"),
     ],
 )
 def test_impossible_settings_are_refused(tree: dict[str, object], told: str) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Always, Moving
+from scrambled_days import scramble_after
 from worlds import at, make_config, make_world
 
-from echelon.agents.execution.files import save_policy
+from echelon.agents.execution.files import save_execution_policy
 from echelon.agents.execution.network import NetworkSettings, build_net
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
@@ -20,18 +21,15 @@ from echelon.envs import World, world_of
 from echelon.errors import ConfigError, DataError, StoreError, UniverseError, UsageError
 from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.evaluation.test_access import Look
-from echelon.execution.causality import scrambled_after
 from echelon.execution.days import Days
-from echelon.execution.policies import ExecutionPolicy
+from echelon.execution.policies import ExecutionPolicy, Twap, VolumeProfile, Vwap
 from echelon.execution.portfolio import (
     AlignedDays,
     IntradayExecutor,
     align_days,
     execution_rules,
-    take_days,
     ticks_in,
 )
-from echelon.execution.schedules import Twap, VolumeProfile, Vwap
 from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.features import Prepared, prepare
 from echelon.features.scaler import Scaler
@@ -75,7 +73,7 @@ def market(
     world = make_world(
         close=price[:, :, -1].T, open=price[:, :, 0].T, seed=seed, window=2, **changes
     )
-    one = Days.of_prices(
+    one = Days.from_prices(
         price.reshape(-1, TICKS), rng.uniform(100, 900, (n_assets * n_rows, TICKS))
     )
     return world, Days(
@@ -103,7 +101,7 @@ def changed(days: Days, **arrays: Floats) -> Days:
 def test_twap_pays_exactly_the_mean_of_the_days_ticks() -> None:
     # 12 ticks from 96 to 118 in steps of two have the mean 107.
     price = np.tile(96.0 + 2.0 * np.arange(12), (2, 1))
-    days = Days.of_prices(price, np.full((2, 12), 1000.0), symbol="S0", first_date="2020-01-01")
+    days = Days.from_prices(price, np.full((2, 12), 1000.0), symbol="S0", first_date="2020-01-01")
     world = make_world(close=[[118.0], [118.0]], open=[[96.0], [96.0]], commission=0.0)
     orders = Orders(np.array([[24.0]]), np.zeros((1, 1)))
     stepped, execution = step_worked(
@@ -121,7 +119,7 @@ def test_twap_pays_exactly_the_mean_of_the_days_ticks() -> None:
 
 def test_spread_impact_and_timing_of_a_sell_are_told_apart() -> None:
     # One step of two ticks at 100 and 50, 10 shares in each of 100: a share of a tenth.
-    days = Days.of_prices(
+    days = Days.from_prices(
         np.array([[100.0, 50.0]] * 2), np.full((2, 2), 100.0), symbol="S0", first_date="2020-01-01"
     )
     world = make_world(close=[[50.0], [50.0]], open=[[100.0], [100.0]], commission=0.01)
@@ -144,7 +142,7 @@ def test_spread_impact_and_timing_of_a_sell_are_told_apart() -> None:
 
 
 def test_crossing_a_book_is_spread_and_not_impact() -> None:
-    days = Days.of_prices(
+    days = Days.from_prices(
         np.full((2, 4), 10.0), np.full((2, 4), 1e4), symbol="S0", first_date="2020-01-01"
     )
     days = changed(days, buy=days.buy + 0.02, sell=days.sell - 0.02)
@@ -160,7 +158,7 @@ def test_crossing_a_book_is_spread_and_not_impact() -> None:
 
 def test_ticks_at_a_limit_are_barred_on_their_side_only() -> None:
     price = np.array([[10.0, 11.0, 11.0, 10.5]] * 2)
-    days = Days.of_prices(price, np.full((2, 4), 1000.0), symbol="S0", first_date="2020-01-01")
+    days = Days.from_prices(price, np.full((2, 4), 1000.0), symbol="S0", first_date="2020-01-01")
     limits = {"limit_up": [[11.0], [11.0]], "limit_down": [[9.0], [9.0]], "price_limits": True}
     world = make_world(close=[[10.5]] * 2, open=[[10.0]] * 2, commission=0.0, **limits)
     works = IntradayExecutor(
@@ -210,7 +208,7 @@ def test_an_early_close_ends_orders_in_time() -> None:
 
 def test_missing_days_are_filled_at_the_open_and_told(caplog: pytest.LogCaptureFixture) -> None:
     world, days = market(commission=0.0)
-    have = take_days(days, np.flatnonzero(days.dates != world.times[12]))
+    have = days.take(np.flatnonzero(days.dates != world.times[12]))
     works = executor(world, have)
     assert "2 of 40 tradable bars have no intraday data" in caplog.text
     config = make_config()
@@ -221,7 +219,7 @@ def test_missing_days_are_filled_at_the_open_and_told(caplog: pytest.LogCaptureF
     assert run.execution.worked[filled].sum() == filled.sum() - 2
     assert run.fills.price[6].tolist() == world.rows.open[12].tolist()
     assert f"2 of {run.cost_split.fills} fills were at the open" in caplog.text
-    none = executor(world, take_days(days, np.flatnonzero(days.dates == world.times[0])))
+    none = executor(world, days.take(np.flatnonzero(days.dates == world.times[0])))
     same = run_backtest(Moving("moving"), world, range(5, 19), config, none)
     assert same.value.tobytes() == plain.value.tobytes()
     assert run.value.tobytes() != plain.value.tobytes()
@@ -264,7 +262,7 @@ def test_days_of_another_symbol_are_refused_by_their_opens() -> None:
 def test_a_day_that_occurs_twice_and_bars_within_the_day_are_refused() -> None:
     world, days = market()
     with pytest.raises(DataError, match="more than once"):
-        aligned(world, take_days(days, np.array([0, 1, 1])))
+        aligned(world, days.take(np.array([0, 1, 1])))
     hours = make_world(times=world.times[0] + np.arange(60) * np.timedelta64(1, "h"))
     with pytest.raises(DataError, match="intraday already"):
         align_days(days, hours.rows, hours.times, hours.symbols, same_prices=True)
@@ -278,7 +276,7 @@ def test_scrambling_what_is_to_come_changes_no_earlier_request_or_fill(
     day, cut = 7, 6
     parents = np.array([40.0, -30.0])
     before = executor(world, days, policy).history(parents, 7)
-    scrambled = scrambled_after(days, day, cut)
+    scrambled = scramble_after(days, day, cut)
     rows = _closing_as(scrambled, world)
     other = align_days(scrambled, rows, world.times, world.symbols, same_prices=True)
     after = IntradayExecutor(other, policy, RULES).history(parents, day)
@@ -526,7 +524,7 @@ def test_volume_profile_is_of_train_days_alone(line: Line) -> None:
     assert isinstance(works.policy, Vwap)
     days = works._aligned.days
     last = np.datetime64("2015-03-02")
-    fitted = VolumeProfile.fit(take_days(days, np.flatnonzero(days.dates <= last)))
+    fitted = VolumeProfile.fit(days.take(np.flatnonzero(days.dates <= last)))
     assert works.policy.profile.pooled == pytest.approx(fitted.pooled)
     assert (days.dates > last).any()
 
@@ -545,7 +543,7 @@ def test_a_learned_policy_works_orders_from_its_file(line: Line, tmp_path: Path)
         names, np.zeros(2), np.full(2, 0.5), np.ones(2, bool),
         (line.prepared.splits["train"].first, line.prepared.splits["train"].last),
     )  # fmt: skip
-    save_policy(tmp_path / "policy", net, names, {"scaler": scaler.to_dict()})
+    save_execution_policy(tmp_path / "policy", net, names, {"scaler": scaler.to_dict()})
     world = line.world("market.executor=learned", f"market.executor_policy={tmp_path / 'policy'}")
     span = range(world.span("valid").start, world.span("valid").start + 8)
     run = run_backtest(Moving("m"), world, span, line.config)
@@ -553,10 +551,10 @@ def test_a_learned_policy_works_orders_from_its_file(line: Line, tmp_path: Path)
     assert run.execution is not None
     assert run.execution.worked[run.fills.shares != 0.0].all()
     assert run.value.tobytes() != twap.value.tobytes()
-    save_policy(tmp_path / "hasty", net, names, {"scaler": None, "rules": [1]})
+    save_execution_policy(tmp_path / "hasty", net, names, {"scaler": None, "rules": [1]})
     with pytest.raises(ConfigError, match="decide every 1 ticks"):
         line.world("market.executor=learned", f"market.executor_policy={tmp_path / 'hasty'}")
-    save_policy(tmp_path / "bare", net, names)
+    save_execution_policy(tmp_path / "bare", net, names)
     with pytest.raises(StoreError, match="no 'scaler'"):
         line.world("market.executor=learned", f"market.executor_policy={tmp_path / 'bare'}")
 

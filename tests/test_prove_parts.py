@@ -35,7 +35,7 @@ from echelon.proving.trial import (
     with_steps,
 )
 from echelon.training.learners import Worlds
-from echelon.training.run import Progress
+from echelon.training.loop import Progress
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -81,7 +81,7 @@ def run_batch(batch: Batch, workers: int, quarantine: bool) -> Course:
 
 def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> None:
     from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
-    from echelon.training.run import Outcome, Progress
+    from echelon.training.loop import Outcome, Progress
 
     members = f"{batch.kind.member}s"
     with progress_bar(f"preparing {members}") as bar:

@@ -75,7 +75,7 @@ def demo(
     outcomes = train_run(
         tree, directory, "demo", workers=workers, overwrite=True, on_prepared=print_summary
     )
-    print_outcomes(outcomes, tree)
+    print_outcomes(outcomes, tree.train.select_by)
     for split in ("valid", "test"):
         evaluate_run(directory, split)
     if above is not None:
@@ -124,20 +124,19 @@ def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int
 
     typer.echo("the hierarchy: experts, and a router that chooses who is in charge")
     outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
-    print_outcomes(outcomes, config)
+    print_outcomes(outcomes, config.train.select_by)
     evaluate_run(directory, "test")
     compare_trained([agents, directory], "test", directory, {}, with_rules=False)
 
 
 def _work_orders(config: Config, agents: Path) -> None:
     """Train a policy that works orders through the day, and draw one day of it."""
-    from echelon.cli.execution import evaluate_run as evaluate_orders
-    from echelon.cli.execution import train_run as train_orders
+    from echelon.cli.execution import evaluate_execution_run, train_execution_run
 
     typer.echo("execution: a policy that works orders into the market of a day")
     directory = _beside(agents, "execution")
-    train_orders(config, directory, workers=1, resume=False, overwrite=True)
-    evaluate_orders(directory, "test", "en")
+    train_execution_run(config, directory, workers=1, resume=False, overwrite=True)
+    evaluate_execution_run(directory, "test", "en")
     typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")
 
 

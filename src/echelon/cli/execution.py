@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import Bar, add_row, err, numbers, out, progress_bar, titled
+from echelon.cli.console import (
+    add_row,
+    err,
+    numbers,
+    out,
+    progress_bar,
+    set_up_logging,
+    titled,
+)
+from echelon.cli.evaluate import Language, SplitChoice
 from echelon.cli.options import (
     ConfigFile,
     Level,
@@ -28,28 +37,33 @@ from echelon.cli.options import (
 )
 from echelon.cli.prove import PartsDisplay
 from echelon.cli.rules import say_execution_rules, say_proof_rules
-from echelon.cli.train import Overwrite, Seeds, Workers, default_workers
-from echelon.cli.watch import clock
-from echelon.errors import EchelonError, Stopped, UsageError
+from echelon.cli.train import (
+    Overwrite,
+    Seeds,
+    Workers,
+    make_room,
+    print_outcomes,
+    train_all_seeds,
+    with_seeds,
+)
+from echelon.errors import EchelonError, UsageError
 from echelon.files import sweep, write_atomic
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
     from echelon.config import Config
     from echelon.evaluation.execution import ExecutionEvaluation
-    from echelon.proving.execution_certificate import ExecutionCertificate
-    from echelon.training.execution import ExecutionOutcome
-    from echelon.training.execution import Split as SplitName
+    from echelon.proving.execution_proofs import ExecutionCertificate
+    from echelon.training.loop import Outcome
 
 app = typer.Typer(
     help="Order execution: how parent orders are worked into the market of a day.",
     no_args_is_help=True,
 )
 
-Run = Annotated[Path, typer.Argument(help="Run directory of `echelon execution train`.")]
-Split = Annotated[str, typer.Option("--split", help="train, valid or test.")]
-Lang = Annotated[str, typer.Option("--lang", help="Language of the report: en or zh.")]
-Orders = Annotated[
+SplitOption = Annotated[SplitChoice, typer.Option("--split", help="Window to work orders on.")]
+ReportLanguage = Annotated[Language, typer.Option("--lang", help="Language of the report.")]
+OrdersFile = Annotated[
     Path | None,
     typer.Option("--orders", help="Work the orders of this file, on the split's days."),
 ]
@@ -74,79 +88,73 @@ def train(
     from echelon.config import user_code
 
     refuse_beside_run(config, resume)
-    tree = configured(config, override, log_level, resume, trust_code)
-    if seeds is not None:
-        tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+    tree = with_seeds(configured(config, override, log_level, resume, trust_code), seeds)
     directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
-    outcomes = train_run(
+    outcomes = train_execution_run(
         tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
     )
-    _print_outcomes(outcomes)
-    evaluate_run(directory, "valid", "en", trust_code=user_code(tree))
+    print_outcomes(outcomes, "gain over TWAP, bp")
+    evaluate_execution_run(directory, "valid", "en", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
     typer.echo(f"next: echelon execution evaluate {directory} --split test{trust_flags(tree)}")
 
 
-def train_run(
+def train_execution_run(
     config: Config, directory: Path, *, workers: int | None, resume: bool, overwrite: bool
-) -> list[ExecutionOutcome]:
+) -> list[Outcome]:
     """Train all seeds in a run directory; write down what it was made from."""
-    from echelon.agents.jobs import run_jobs
     from echelon.config import to_yaml
-    from echelon.training.execution import ExecutionProgress, rules_of
-    from echelon.training.execution_runs import ExecutionJob, check_start, make_room, train_seed
+    from echelon.execution.simulator import ExecutionRules
+    from echelon.training.execution import check_start, is_trained, train_execution_seed
 
     RunDirectory.claim(directory)
-    say_execution_rules(rules_of(config.execution)._asdict(), config.execution.price)
+    rules = ExecutionRules.from_config(config.execution)
+    say_execution_rules(rules._asdict(), config.execution.price)
     if not resume:
         with err.status("reading the data"):
             check_start(config, directory)
-        make_room(directory, overwrite=overwrite)
+        make_room(directory, overwrite, trained=is_trained(directory))
         write_atomic(directory / "config.yaml", to_yaml(config))
-    wanted = [config.seed + k for k in range(config.train.seeds)]
-    jobs = [ExecutionJob(config, directory, seed, resume) for seed in wanted]
-    with progress_bar("execution") as bar:
-
-        def tell(_job: int, message: object) -> None:
-            assert isinstance(message, ExecutionProgress)
-            _say(bar, message)
-
-        done = run_jobs(
-            train_seed, jobs, workers=workers or default_workers(config), on_report=tell
-        )
-    outcomes = done.all_or_raise()
-    if done.stopped:
-        where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
-        raise Stopped(
-            f"{where or 'before the start'}; checkpoints are written. Go on with: "
-            f"echelon execution train --resume {directory}{trust_flags(config)}"
-        )
+    learner = config.execution.learner
+    outcomes = train_all_seeds(
+        config,
+        directory,
+        "execution train",
+        total=learner.total_steps * (2 if learner.algo == "OPD" else 1),
+        workers=workers,
+        resume=resume,
+        train=train_execution_seed,
+    )
     RunDirectory(directory).record(config, "execution train")
     return outcomes
 
 
 @app.command("evaluate")
 def evaluate(
-    run: Run,
-    split: Split = "test",
-    orders: Orders = None,
+    run: Annotated[Path, typer.Argument(help="Run directory of `echelon execution train`.")],
+    split: SplitOption = SplitChoice.test,
+    orders: OrdersFile = None,
     history: Annotated[
         bool, typer.Option("--history", help="Also write every step of every order.")
     ] = False,
-    lang: Lang = "en",
+    lang: ReportLanguage = Language.en,
     trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
-    from echelon.cli.console import set_up_logging
-
     set_up_logging(log_level.value)
-    evaluate_run(
-        run, split, lang, orders, history=history, trust_code=trust_code or (), with_rules=True
+    evaluate_execution_run(
+        run,
+        split.value,
+        lang.value,
+        orders,
+        history=history,
+        trust_code=trust_code or (),
+        with_rules=True,
     )
 
 
-def evaluate_run(
+def evaluate_execution_run(
     run: Path,
     split: str,
     lang: str,
@@ -170,29 +178,28 @@ def evaluate_run(
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
     name = run.resolve().name
     with err.status("working orders"):
-        found = evaluate_trained(
-            {name: run}, _split(split), orders, history=history, trust_code=trust_code
+        result = evaluate_trained(
+            {name: run}, split, orders, history=history, trust_code=trust_code
         )
-        found.write(place)
-        page = write_execution_report(found, place, name, lang)
+        result.write(place)
+        page = write_execution_report(result, place, name, lang)
     if with_rules:
-        say_execution_rules(found.facts["rules"], found.facts["price"])
-    print_evaluation(found)
+        say_execution_rules(result.facts["rules"], result.facts["price"])
+    print_evaluation(result)
     typer.echo(f"report: {page}")
 
 
 @app.command("compare")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run directories.")],
-    split: Split = "test",
-    orders: Orders = None,
+    split: SplitOption = SplitChoice.test,
+    orders: OrdersFile = None,
     output_dir: OutputDir = None,
-    lang: Lang = "en",
+    lang: ReportLanguage = Language.en,
     trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Work the same orders, those of the first run, with the policies of several runs."""
-    from echelon.cli.console import set_up_logging
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
 
@@ -206,13 +213,13 @@ def compare(
         names = [str(run) for run in runs]
     with err.status("working orders"):
         named = dict(zip(names, runs, strict=True))
-        found = evaluate_trained(named, _split(split), orders, trust_code=trust_code or ())
-    say_execution_rules(found.facts["rules"], found.facts["price"])
-    print_evaluation(found)
+        result = evaluate_trained(named, split.value, orders, trust_code=trust_code or ())
+    say_execution_rules(result.facts["rules"], result.facts["price"])
+    print_evaluation(result)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
-        found.write(output_dir)
-        page = write_execution_report(found, output_dir, " / ".join(names), lang)
+        result.write(output_dir)
+        page = write_execution_report(result, output_dir, " / ".join(names), lang.value)
         typer.echo(f"report: {page}")
 
 
@@ -244,16 +251,20 @@ def prove(
     oracle against plain PPO, and a martingale. Ctrl-C keeps what is done; the same command in the
     same directory goes on. Leaves with 1 where a claim does not hold.
     """
-    from echelon.cli.console import set_up_logging
-    from echelon.proving.execution_certificate import plan_execution, prove_execution
-    from echelon.proving.execution_proofs import PROOFS, QUICK, ProofSizes
+    from echelon.proving.execution_proofs import (
+        PROOFS,
+        QUICK_SIZES,
+        ProofSizes,
+        plan_execution,
+        prove_execution,
+    )
 
     set_up_logging(log_level.value)
     names = list(dict.fromkeys(proofs or PROOFS))
     for name in names:
         if name not in PROOFS:
             raise UsageError(f"unknown proof {name!r}: there are {', '.join(PROOFS)}.")
-    sizes = QUICK if quick else ProofSizes()
+    sizes = QUICK_SIZES if quick else ProofSizes()
     sizes = sizes if seeds is None else replace(sizes, seeds=seeds)
     directory = output_dir or Path("runs") / (
         "prove-execution-quick" if quick else "prove-execution"
@@ -281,19 +292,19 @@ def _print_certificate(certificate: ExecutionCertificate) -> None:
     """Every claim, with its numbers by seed."""
     heads = ("proof", "measured", "result", "95 %", "by seed", "claim", "holds")
     table = titled("execution, where the answer is known", *heads)
-    for one in certificate.proofs:
-        interval = "" if one.low is None else f"{one.low:.3f} to {one.high:.3f}"
-        by_seed = ", ".join(f"{value:.2f}" for value in one.values)
-        holds = {True: "yes", False: "NO", None: "(shown)"}[one.holds]
-        add_row(table, one.name, one.unit, f"{one.mean:.3f}", interval, by_seed, one.claim, holds)
+    for p in certificate.proofs:
+        interval = "" if p.low is None else f"{p.low:.3f} to {p.high:.3f}"
+        by_seed = ", ".join(f"{value:.2f}" for value in p.values)
+        holds = {True: "yes", False: "NO", None: "(shown)"}[p.holds]
+        add_row(table, p.name, p.unit, f"{p.mean:.3f}", interval, by_seed, p.claim, holds)
     out.print(table)
 
 
-def print_evaluation(found: ExecutionEvaluation) -> None:
+def print_evaluation(result: ExecutionEvaluation) -> None:
     """Measures by policy, then the differences that can be claimed."""
-    facts = found.facts
+    facts = result.facts
     title = (
-        f"{found.split}: {facts['orders']:,} orders on {facts['dates']:,} days, {facts['first']} "
+        f"{result.split}: {facts['orders']:,} orders on {facts['dates']:,} days, {facts['first']} "
         f"to {facts['last']}; basis points, mean over days"
     )
     table = numbers(title, "policy", "gain over TWAP", "PA", "GLR", "gain over VWAP", "FFR")
@@ -301,62 +312,31 @@ def print_evaluation(found: ExecutionEvaluation) -> None:
         typer.echo(
             f"{facts['orders_file']}: {facts['orders_elsewhere']:,} orders on other days left out"
         )
-    tree: dict[str, Any] = found.summary()["policies"]
-    for name, one in tree.items():
-        measures = one["measures"]
-        glr = "–" if one["glr"] is None else f"{one['glr']:.2f}"
+    tree: dict[str, Any] = result.summary()["policies"]
+    for name, policy in tree.items():
+        measures = policy["measures"]
+        glr = "–" if policy["glr"] is None else f"{policy['glr']:.2f}"
         add_row(
             table,
             name,
-            _bounded(measures["gain_twap"]),
+            _with_interval(measures["gain_twap"]),
             f"{measures['pa']['estimate']:+.2f}",
             glr,
             f"{measures['gain_vwap']['estimate']:+.2f}",
             f"{measures['ffr']['estimate']:.1%}",
         )
     out.print(table)
-    less = numbers("gain over TWAP less that of …, paired", "policy", *_schedules(tree))
-    for name, one in tree.items():
-        if one["seeds"]:
-            add_row(less, name, *(_bounded(one["less"][other]) for other in _schedules(tree)))
-    out.print(less)
+    schedules = [name for name, policy in tree.items() if not policy["seeds"]]
+    differences = numbers("gain over TWAP vs that of …, paired", "policy", *schedules)
+    for name, policy in tree.items():
+        if policy["seeds"]:
+            cells = (_with_interval(policy["less"][schedule]) for schedule in schedules)
+            add_row(differences, name, *cells)
+    out.print(differences)
 
 
-def _schedules(tree: dict[str, Any]) -> list[str]:
-    return [name for name, one in tree.items() if not one["seeds"]]
-
-
-def _bounded(mean: dict[str, float | None]) -> str:
+def _with_interval(mean: dict[str, float | None]) -> str:
     """An estimate with its interval."""
     if mean["low"] is None:
         return f"{mean['estimate']:+.2f}"
     return f"{mean['estimate']:+.2f} ({mean['low']:+.2f} to {mean['high']:+.2f})"
-
-
-def _print_outcomes(outcomes: list[ExecutionOutcome]) -> None:
-    table = titled("Training", "seed", "steps", "best at", "validation gain over TWAP, bp", "time")
-    for one in outcomes:
-        add_row(
-            table,
-            str(one.seed),
-            f"{one.step:,}",
-            f"{one.best_step:,}",
-            f"{one.best_gain:+.2f}",
-            clock(one.seconds),
-        )
-    out.print(table)
-
-
-def _say(bar: Bar, now: Any) -> None:  # noqa: ANN401 (ExecutionProgress, imported where it is used)
-    bar.label(f"seed {now.seed}, {now.stage}: best gain over TWAP {now.best:+.2f} bp")
-    bar.of(now.step, now.total)
-
-
-def _split(name: str) -> SplitName:
-    if name == "train":
-        return "train"
-    if name == "valid":
-        return "valid"
-    if name == "test":
-        return "test"
-    raise UsageError(f"--split {name}: choose train, valid or test.")

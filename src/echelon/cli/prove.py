@@ -175,7 +175,7 @@ class PartsDisplay:
     def __call__(self, part: Part, message: object) -> None:
         """Take a training's `Progress`, or the `Done` of a part."""
         from echelon.proving.parts import Done
-        from echelon.training.run import Progress
+        from echelon.training.loop import Progress
 
         if isinstance(message, Progress):
             self._steps[part.key] = message.step

@@ -33,10 +33,11 @@ from echelon.runs import RunDirectory
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
-    from echelon.agents.jobs import Failure
+    from echelon.agents.jobs import Failure, Report, ShouldStop
     from echelon.config import Config
     from echelon.features import PrepareReport
-    from echelon.training.run import Outcome, Progress
+    from echelon.training.loop import Outcome, Progress
+    from echelon.training.many import SeedJob
 
 Seeds = Annotated[
     int | None,
@@ -86,9 +87,7 @@ def train(
     run, checkpoint = _resumed(resume)
     if run is not None and (config is not None or overwrite):
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
-    tree = configured(config, override, log_level, run, trust_code)
-    if seeds is not None:
-        tree = tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
+    tree = with_seeds(configured(config, override, log_level, run, trust_code), seeds)
     directory = run_directory(config, output_dir, run, tree.logging.output_dir)
     outcomes = train_run(
         tree,
@@ -100,13 +99,21 @@ def train(
         overwrite=overwrite,
         quarantine=quarantine,
     )
-    print_outcomes(outcomes, tree)
+    print_outcomes(outcomes, tree.train.select_by)
     from echelon.cli.evaluate import evaluate_run
     from echelon.config import user_code
 
     evaluate_run(directory, "valid", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
     typer.echo(f"next: echelon evaluate {directory} --split test")
+
+
+def with_seeds(config: Config, seeds: int | None) -> Config:
+    """The configuration with so many seeds; None: as it is."""
+    if seeds is None:
+        return config
+    train = config.train.model_copy(update={"seeds": seeds})
+    return config.model_copy(update={"train": train})
 
 
 def train_run(
@@ -124,37 +131,26 @@ def train_run(
     """Prepare and train in a run directory, with a display; write down what it was made from."""
     from echelon.envs.world import rules_of
     from echelon.population.settings import refuse_settings
-    from echelon.training.many import SeedJob, train_seeds
 
     refuse_settings(config)
     RunDirectory.claim(directory)
     if resume:
         _refuse_change(config, directory)
     else:
-        _make_room(directory, overwrite)
+        make_room(directory, overwrite)
     report = prepare_run(config, directory, command, quarantine=quarantine)
     if on_prepared is not None:
         on_prepared(report, directory, config)
-    wanted = [config.seed + k for k in range(config.train.seeds)]
-    if checkpoint is not None:
-        wanted = [int(checkpoint.parent.parent.name)]
-    jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
-    count = workers or default_workers(config)
-    number = {seed: k for k, seed in enumerate(wanted)}
-    totals = [config.train.total_env_steps] * len(jobs)
-    with watching([f"seed {seed}" for seed in wanted], totals) as watch:
-        tell = _TellOnce(directory)
-
-        def on_progress(now: Progress) -> None:
-            tell(now.seed)
-            watch.progress(number[now.seed], now)
-
-        done = train_seeds(jobs, workers=count, on_progress=on_progress)
-    if len(jobs) > 1:
-        _name_seeds(wanted, done.results)
-    outcomes = done.all_or_raise()
-    if done.stopped:
-        raise Stopped(_how_to_go_on(outcomes, directory, config))
+    outcomes = train_all_seeds(
+        config,
+        directory,
+        "train",
+        total=config.train.total_env_steps,
+        workers=workers,
+        resume=resume,
+        checkpoint=checkpoint,
+        tell=_TellOnce(directory),
+    )
     manifest = report.prepared.manifest
     RunDirectory(directory).record(
         config,
@@ -164,6 +160,55 @@ def train_run(
         rules=rules_of(report.prepared, config).facts(),
         outcomes=[outcome.__dict__ for outcome in _with_others(outcomes, config, directory)],
     )
+    return outcomes
+
+
+def train_all_seeds(
+    config: Config,
+    directory: Path,
+    command: str,
+    *,
+    total: int,
+    workers: int | None,
+    resume: bool,
+    checkpoint: Path | None = None,
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
+    tell: Callable[[int], None] = lambda _seed: None,
+) -> list[Outcome]:
+    """Train the run's seeds side by side, with a display; raises `Stopped` after Ctrl-C.
+
+    command: that goes on with --resume; total: steps of a seed; checkpoint: of one, which alone
+    goes on from it; train: one seed in a process of its own, None: a portfolio agent
+    tell: called with a seed that has made progress
+    """
+    from echelon.training.many import SeedJob, train_seed, train_seeds
+
+    wanted = [config.seed + k for k in range(config.train.seeds)]
+    if checkpoint is not None:
+        wanted = [int(checkpoint.parent.parent.name)]
+    jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
+    number = {seed: k for k, seed in enumerate(wanted)}
+    with watching([f"seed {seed}" for seed in wanted], [total] * len(jobs)) as watch:
+
+        def on_progress(now: Progress) -> None:
+            tell(now.seed)
+            watch.progress(number[now.seed], now)
+
+        done = train_seeds(
+            jobs,
+            workers=workers or default_workers(config),
+            on_progress=on_progress,
+            train=train or train_seed,
+        )
+    if len(jobs) > 1:
+        _name_seeds(wanted, done.results)
+    outcomes = done.all_or_raise()
+    if done.stopped:
+        where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
+        raise Stopped(
+            f"{where or 'before the start'}; checkpoints are written. Go on with: "
+            f"echelon {command} --resume {directory}{trust_flags(config)}"
+        )
     return outcomes
 
 
@@ -215,9 +260,8 @@ def default_workers(config: Config) -> int:
     return max(1, (os.cpu_count() or 1) // config.train.threads)
 
 
-def print_outcomes(outcomes: Sequence[Outcome], config: Config) -> None:
-    """How training ended, seed by seed."""
-    measure = config.train.select_by
+def print_outcomes(outcomes: Sequence[Outcome], measure: str) -> None:
+    """How training ended, seed by seed; measure: of the validation, that the best is chosen by."""
     table = titled("Training", "seed", "steps", "ended", "best at", f"validation {measure}", "time")
     endings = {"done": "all steps done", "patience": "no progress", "stopped": "stopped"}
     for o in outcomes:
@@ -267,13 +311,16 @@ def _refuse_change(config: Config, directory: Path) -> None:
         )
 
 
-def _make_room(directory: Path, overwrite: bool) -> None:
-    """Refuse to train over a trained run, or remove it where that is asked for."""
+def make_room(directory: Path, overwrite: bool, *, trained: bool = True) -> None:
+    """Refuse to train over a trained run, or remove it where that is asked for.
+
+    trained: whether seeds that are there hold anything; what came to nothing is removed anyway
+    """
     from echelon.training.run import seed_directory, trained_seeds
 
     if not RunDirectory(directory).is_trained:
         return
-    if not overwrite:
+    if trained and not overwrite:
         raise UsageError(
             f"{directory}: holds a trained run. Go on with it (--resume {directory}), name another "
             "directory (--output-dir), or train anew in its place (--overwrite)."
@@ -284,11 +331,3 @@ def _make_room(directory: Path, overwrite: bool) -> None:
             locks.enter_context(exclusive_lock(place / ".train.lock", f"the training in {place}"))
         for part in ("seeds", "encoder", "evaluations", "report"):
             shutil.rmtree(directory / part, ignore_errors=True)
-
-
-def _how_to_go_on(outcomes: Sequence[Outcome], directory: Path, config: Config) -> str:
-    where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes) or "before the start"
-    return (
-        f"{where}; checkpoints are written. Go on with: echelon train --resume {directory}"
-        f"{trust_flags(config)}"
-    )

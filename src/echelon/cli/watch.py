@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from echelon.cli.console import err
 
 if TYPE_CHECKING:
-    from echelon.training.run import Outcome
-    from echelon.training.run import Progress as Standing
+    from echelon.training.loop import Outcome
+    from echelon.training.loop import Progress as Standing
 
 _FEW = 8
 

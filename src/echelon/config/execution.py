@@ -113,6 +113,12 @@ class ExecutionLearnerConfig(Section):
     distill_target: Literal["action", "distribution"] = "action"
     """OPD: imitate the teacher's likeliest action, or its whole distribution."""
 
+    @model_validator(mode="after")
+    def _an_order_for_every_copy(self) -> Self:
+        if self.copies > self.orders:
+            raise ValueError(f"copies = {self.copies} must be at most orders = {self.orders}")
+        return self
+
 
 class ExecutionConfig(CodeSection):
     """The execution layer (`echelon execution`): its bars are those of `data`."""
@@ -167,9 +173,9 @@ class ExecutionConfig(CodeSection):
 
     @model_validator(mode="after")
     def _book_as_a_whole(self) -> Self:
-        told = [name for name in ("book", "book_session", "book_split") if getattr(self, name)]
-        if told and self.price != "book":
-            raise ValueError(f"{', '.join(told)} is for price book, but price is {self.price}")
+        given = [name for name in ("book", "book_session", "book_split") if getattr(self, name)]
+        if given and self.price != "book":
+            raise ValueError(f"{', '.join(given)} is for price book, but price is {self.price}")
         if (self.book is None) != (self.book_session is None):
             raise ValueError("book and book_session go together: a file is cut into sessions")
         if self.book_split is not None:

@@ -46,8 +46,9 @@ from echelon.files import (
 )
 from echelon.runs import RunDirectory
 from echelon.training.executors import verify_days
+from echelon.training.loop import Outcome
 from echelon.training.many import SeedJob, train_seed
-from echelon.training.run import Outcome, TrainedRun, finished_outcome, seed_directory
+from echelon.training.run import TrainedRun, finished_outcome, seed_directory
 
 FORMAT = 1
 

@@ -7,7 +7,7 @@
 
 Orders of one day share its prices, so the day is the unit: a policy's measure is averaged over the
 orders of each date, and intervals are Student's over dates. Several seeds of a learned policy are
-averaged order by order first; each is also told by itself. Differences are paired, order by order,
+averaged order by order first; each is also shown by itself. Differences are paired, order by order,
 against each of the schedules (TWAP, VWAP, Almgren-Chriss), in `gain_twap`: basis points of the
 arrival price, unbiased on a martingale (see `execution.metrics`).
 
@@ -28,19 +28,17 @@ import polars as pl
 from scipy import stats
 
 from echelon.execution import History, ParentOrders, measure_orders
-from echelon.execution.history import order_frame
+from echelon.execution.history import BASIS_POINTS, order_frame
 from echelon.execution.metrics import gain_loss_ratio
-from echelon.execution.policies import ExecutionPolicy, run_orders
-from echelon.execution.schedules import AlmgrenChriss, Twap, Vwap
+from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs, run_orders
 from echelon.execution.simulator import steps_of
-from echelon.files import read_json, write_atomic, write_json
-from echelon.training.execution import ExecutionData, Split
-from echelon.training.execution_runs import open_trained
+from echelon.files import write_atomic, write_json
+from echelon.training.execution import open_trained
+from echelon.training.execution_data import ExecutionData
 from echelon.types import Floats
 
 SUMMARY, ORDERS, SHAPES = "summary.json", "orders.parquet", "shapes.parquet"
 HISTORY = "history.parquet"
-SCHEDULES = ("twap", "vwap", "almgren_chriss")
 _TAKEN = (*SCHEDULES, "minute", "volume")  # columns of shapes.parquet, all of them
 _NOISE = 1e-6
 """Basis points: a smaller gain or loss is of floating point."""
@@ -80,7 +78,7 @@ class ExecutionEvaluation:
     orders: one a row, see `order_frame`; steps: of every policy and seed, None: not kept
     """
 
-    split: Split
+    split: str
     dates: tuple[str, ...]
     policies: tuple[PolicyOrders, ...]
     volume: Floats
@@ -91,47 +89,50 @@ class ExecutionEvaluation:
     steps: pl.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.policies]
+        names = [policy.name for policy in self.policies]
         assert len(set(names)) == len(names), f"two policies have one name: {names}"
 
     def mean(self, name: str, measure: str) -> Mean:
         """Over dates, of one policy."""
-        return over_dates(self.of(name).measures[measure], self.dates)
+        return over_dates(self.policy(name).measures[measure], self.dates)
 
     def difference(self, name: str, against: str, measure: str = CLAIMED) -> Mean:
         """Paired order by order, then over dates."""
-        apart = self.of(name).measures[measure] - self.of(against).measures[measure]
+        apart = self.policy(name).measures[measure] - self.policy(against).measures[measure]
         return over_dates(np.asarray(apart), self.dates)
 
-    def of(self, name: str) -> PolicyOrders:
+    def policy(self, name: str) -> PolicyOrders:
         """By name."""
-        return next(one for one in self.policies if one.name == name)
+        return next(policy for policy in self.policies if policy.name == name)
 
     def summary(self) -> dict[str, Any]:
         """Means, intervals and differences, as JSON has them."""
         against = [name for name in SCHEDULES if any(p.name == name for p in self.policies)]
-        found: dict[str, Any] = {"split": self.split, "facts": dict(self.facts), "policies": {}}
-        for one in self.policies:
-            found["policies"][one.name] = {
-                "measures": {m: self.mean(one.name, m)._asdict() for m in one.measures},
-                "glr": _known(gain_loss_ratio(_without_noise(one.measures["pa"]))),
+        policies = {}
+        for policy in self.policies:
+            pa = policy.measures["pa"]
+            policies[policy.name] = {
+                "measures": {m: self.mean(policy.name, m)._asdict() for m in policy.measures},
+                "glr": _finite(gain_loss_ratio(np.where(np.abs(pa) < _NOISE, 0.0, pa))),
                 "seeds": {
-                    str(seed): {m: _known(float(v.mean())) for m, v in measures.items()}
-                    for seed, measures in one.seeds.items()
+                    str(seed): {m: _finite(float(v.mean())) for m, v in measures.items()}
+                    for seed, measures in policy.seeds.items()
                 },
                 "less": {
-                    other: self.difference(one.name, other)._asdict()
-                    for other in against
-                    if other != one.name
+                    name: self.difference(policy.name, name)._asdict()
+                    for name in against
+                    if name != policy.name
                 },
             }
-        return found
+        return {"split": self.split, "facts": dict(self.facts), "policies": policies}
 
     def write(self, directory: Path) -> Path:
         """Tables first, the summary last: where it is, all is."""
         directory.mkdir(parents=True, exist_ok=True)
         measures = {
-            f"{one.name}/{m}": values for one in self.policies for m, values in one.measures.items()
+            f"{policy.name}/{measure}": values
+            for policy in self.policies
+            for measure, values in policy.measures.items()
         }
         _write_table(self.orders.hstack(pl.DataFrame(measures)), directory / ORDERS)
         if self.steps is None:  # one of an earlier evaluation would be of other orders
@@ -139,28 +140,30 @@ class ExecutionEvaluation:
         else:
             _write_table(self.steps, directory / HISTORY)
         shapes = {"minute": self.clock, "volume": self.volume}
-        shapes |= {one.name: one.path for one in self.policies}
+        shapes |= {policy.name: policy.path for policy in self.policies}
         _write_table(pl.DataFrame(shapes), directory / SHAPES)
         target = directory / SUMMARY
         hourly = {
-            one.name: {str(h): list(v) for h, v in one.hourly.items()} for one in self.policies
+            policy.name: {str(h): list(v) for h, v in policy.hourly.items()}
+            for policy in self.policies
         }
         write_json(target, self.summary() | {"hourly": hourly})
         return target
 
 
-def schedules_of(data: ExecutionData, kappa: float) -> list[ExecutionPolicy]:
+def make_schedules(data: ExecutionData, kappa: float) -> list[ExecutionPolicy]:
     """The baselines; kappa: of the longest order's whole time."""
     longest = max(
         int(steps_of(orders, data.rules.ticks_per_step).max(initial=1))
         for orders in data.orders.values()
     )
-    return [Twap(), Vwap(data.profile), AlmgrenChriss(kappa / longest)]
+    given = ScheduleInputs(data.days.take(data.inside["train"]), longest, kappa)
+    return [make(given) for make in SCHEDULES.values()]
 
 
 def evaluate_trained(
     runs: Mapping[str, Path],
-    split: Split,
+    split: str,
     orders: Path | None = None,
     *,
     history: bool = False,
@@ -171,8 +174,8 @@ def evaluate_trained(
     orders: a file of them, in place of the run's own; history: keep every step
     trust_code: files of the runs' extensions that may run
     """
-    config, data, learned = open_trained(_apart(runs), split, orders, trust_code)
-    schedules = schedules_of(data, config.execution.kappa)
+    config, data, learned = open_trained(_rename_runs(runs), split, orders, trust_code)
+    schedules = make_schedules(data, config.execution.kappa)
     facts: dict[str, Any] = {
         "runs": {name: sorted(seeds) for name, seeds in learned.items()},
         "algo": config.execution.learner.algo,
@@ -184,19 +187,19 @@ def evaluate_trained(
     return evaluate_execution(data, split, schedules, learned, facts, history=history)
 
 
-def _apart(runs: Mapping[str, Path]) -> dict[str, Path]:
+def _rename_runs(runs: Mapping[str, Path]) -> dict[str, Path]:
     """Runs by names that no schedule has: a run called twap is `run twap`."""
-    found: dict[str, Path] = {}
+    renamed: dict[str, Path] = {}
     for name, run in runs.items():
-        while name in _TAKEN or name in found:
+        while name in _TAKEN or name in renamed:
             name = f"run {name}"
-        found[name] = run
-    return found
+        renamed[name] = run
+    return renamed
 
 
 def evaluate_execution(
     data: ExecutionData,
-    split: Split,
+    split: str,
     policies: Sequence[ExecutionPolicy],
     learned: Mapping[str, Mapping[int, ExecutionPolicy]],
     facts: Mapping[str, Any],
@@ -209,8 +212,8 @@ def evaluate_execution(
     """
     orders = data.orders[split]
     steps: list[pl.DataFrame] | None = [] if history else None
-    found = [_judged(one.name, {None: one}, data, split, steps) for one in policies]
-    found += [_judged(name, seeds, data, split, steps) for name, seeds in learned.items()]
+    worked = [_work_orders(p.name, {None: p}, data, split, steps) for p in policies]
+    worked += [_work_orders(name, seeds, data, split, steps) for name, seeds in learned.items()]
     share = data.days.volume[orders.day]
     total = np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
     dates = tuple(np.datetime_as_string(data.days.dates[orders.day], unit="D").tolist())
@@ -221,21 +224,21 @@ def evaluate_execution(
         "last": max(dates),
         "symbols": sorted(set(data.days.symbols)),
         "price": data.days.price_source,
-        "rules": {k: _known(float(v)) for k, v in data.rules._asdict().items()},
+        "rules": {k: _finite(float(v)) for k, v in data.rules._asdict().items()},
         "content": data.content,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    shown = orders.take(np.array([_typical(found[-1], orders)]))
-    each = {one.name: one for one in policies}
-    each |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
+    shown = orders.take(np.array([_typical(worked[-1], orders)]))
+    examples = {policy.name: policy for policy in policies}
+    examples |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
     return ExecutionEvaluation(
         split,
         dates,
-        tuple(found),
+        tuple(worked),
         np.asarray((share / total).mean(axis=0)),
         data.days.clock,
         provenance | dict(facts),
-        {name: run_orders(one, data.days, shown, data.rules) for name, one in each.items()},
+        {name: run_orders(p, data.days, shown, data.rules) for name, p in examples.items()},
         order_frame(orders, data.days),
         None if steps is None else pl.concat(steps),
     )
@@ -261,39 +264,33 @@ def over_dates(values: Floats, dates: Sequence[str]) -> Mean:
     return Mean(estimate, estimate - reach, estimate + reach, error)
 
 
-def read_summary(directory: Path) -> dict[str, Any]:
-    """What `write` left."""
-    return read_json(directory / SUMMARY, dict[str, Any], "Run `echelon execution evaluate` again.")
-
-
-def _judged(
+def _work_orders(
     name: str,
     seeds: Mapping[int, ExecutionPolicy] | Mapping[None, ExecutionPolicy],
     data: ExecutionData,
-    split: Split,
+    split: str,
     steps: list[pl.DataFrame] | None,
 ) -> PolicyOrders:
     """What a policy, by seed, makes of the orders; `steps` is added to, where there is one."""
-    by_seed, paths, hours = {}, [], []
+    by_seed, ticks = {}, []
     for seed, policy in seeds.items():
         # One history at a time: its [E,T] arrays are most of the memory.
         history = run_orders(policy, data.days, data.orders[split], data.rules)
         by_seed[seed] = measure_orders(history)
-        paths.append(_path(history))
-        hours.append(_hours(history))
+        ticks.append(_by_tick(history))
         if steps is not None:
-            steps.append(_kept(name, seed, history))
+            steps.append(_step_table(name, seed, history))
     names = next(iter(by_seed.values()))
     return PolicyOrders(
         name,
-        {m: np.mean([found[m] for found in by_seed.values()], axis=0) for m in names},
-        {seed: found for seed, found in by_seed.items() if seed is not None},
-        np.asarray(np.mean(paths, axis=0)),
-        _hourly(data.days.clock, np.mean(hours, axis=0)),
+        {m: np.mean([own[m] for own in by_seed.values()], axis=0) for m in names},
+        {seed: own for seed, own in by_seed.items() if seed is not None},
+        np.asarray(np.mean([share for share, _ in ticks], axis=0)),
+        _hourly(data.days.clock, np.mean(ticks, axis=0)),
     )
 
 
-def _kept(name: str, seed: int | None, history: History) -> pl.DataFrame:
+def _step_table(name: str, seed: int | None, history: History) -> pl.DataFrame:
     """Every step of every order, with whose it is; no price is null, as readers average it."""
     return history.steps_frame().select(
         pl.lit(name).alias("policy"),
@@ -303,36 +300,24 @@ def _kept(name: str, seed: int | None, history: History) -> pl.DataFrame:
     )
 
 
-def _path(history: History) -> Floats:
-    """[T] mean share of the order executed in each tick."""
-    assert history.ticks is not None, "evaluations record ticks"
-    share = history.ticks.executed / history.orders.amount[:, None]
-    return np.asarray(share.mean(axis=0))
-
-
-def _hours(history: History) -> Floats:
+def _by_tick(history: History) -> Floats:
     """[2,T] mean over orders of the share executed in each tick, and of its gain over TWAP."""
     assert history.ticks is not None, "evaluations record ticks"
     share = history.ticks.executed / history.orders.amount[:, None]
     price = np.where(share > 0.0, history.ticks.price, history.benchmarks.twap[:, None])
     apart = (price - history.benchmarks.twap[:, None]) / history.benchmarks.arrival[:, None]
-    gain = np.nan_to_num(-history.side[:, None] * apart * 1e4) * share
+    gain = np.nan_to_num(-history.side[:, None] * apart * BASIS_POINTS) * share
     return np.stack([share.mean(axis=0), gain.mean(axis=0)])
 
 
 def _hourly(clock: Floats, ticks: Floats) -> dict[int, tuple[float, float]]:
-    """By hour of the day: share of what was executed then, and its gain; ticks: see `_hours`."""
+    """By hour of the day: share of what was executed then, and its gain; ticks: see `_by_tick`."""
     hours = (clock // 60).astype(int)
-    found = {}
+    by_hour = {}
     for hour in sorted(set(hours.tolist())):
-        share, gained = (float(one) for one in ticks[:, hours == hour].sum(axis=1))
-        found[hour] = (share, gained / share if share > 0.0 else 0.0)
-    return found
-
-
-def _without_noise(values: Floats) -> Floats:
-    """Gains and losses so small that they are of floating point become none."""
-    return np.where(np.abs(values) < _NOISE, 0.0, values)
+        share, gained = (float(total) for total in ticks[:, hours == hour].sum(axis=1))
+        by_hour[hour] = (share, gained / share if share > 0.0 else 0.0)
+    return by_hour
 
 
 def _write_table(frame: pl.DataFrame, path: Path) -> None:
@@ -341,5 +326,5 @@ def _write_table(frame: pl.DataFrame, path: Path) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None

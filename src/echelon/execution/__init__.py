@@ -1,60 +1,36 @@
-"""Order execution: parent orders worked into the market of a day, many at once."""
+"""Order execution: parent orders worked into the market of a day, many at once.
 
-from echelon.execution.days import Days, PriceSource
-from echelon.execution.extensions import Extensions, execution_feature, load_extensions
-from echelon.execution.features import Past
+What users' own files and examples import; everything else is imported from its module.
+"""
+
+from echelon.execution.days import Days
+from echelon.execution.features import Extensions, Past, execution_feature, load_extensions
 from echelon.execution.history import History
 from echelon.execution.metrics import METRICS, measure_orders, metric
-from echelon.execution.orders import ParentOrders, check_orders, parent_orders
-from echelon.execution.portfolio import AlignedDays, IntradayExecutor, align_days
-from echelon.execution.rewards import (
-    PAPenalty,
-    Ratio,
-    Reward,
-    Risk,
-    Shortfall,
-    Weighted,
-    reward_of,
-)
-from echelon.execution.simulator import (
-    Benchmarks,
-    ExecutionRules,
-    Progress,
-    Simulator,
-    Steps,
-    Ticks,
-    steps_of,
-)
+from echelon.execution.orders import ParentOrders, parent_orders
+from echelon.execution.portfolio import IntradayExecutor
+from echelon.execution.rewards import PAPenalty, Ratio, Risk, Shortfall, Weighted
+from echelon.execution.simulator import ExecutionRules, OrderProgress, Simulator
 
 __all__ = [
     "METRICS",
-    "AlignedDays",
-    "Benchmarks",
     "Days",
     "ExecutionRules",
     "Extensions",
     "History",
     "IntradayExecutor",
+    "OrderProgress",
     "PAPenalty",
     "ParentOrders",
     "Past",
-    "PriceSource",
-    "Progress",
     "Ratio",
-    "Reward",
     "Risk",
     "Shortfall",
     "Simulator",
-    "Steps",
-    "Ticks",
     "Weighted",
-    "align_days",
-    "check_orders",
     "execution_feature",
     "load_extensions",
     "measure_orders",
     "metric",
     "parent_orders",
-    "reward_of",
-    "steps_of",
 ]

@@ -17,16 +17,30 @@ Parquet or CSV file of one recording with the columns
     asks_distance_0 …, asks_notional_0 …    the same of the asks, distances above 0
 
 Other columns are left alone. One recording is one day, even where it runs past midnight: its clock
-then goes beyond 1440.
+then goes beyond 1440. `cut_sessions` makes days to work orders on from a long one:
+
+1. The recording is parted where it pauses: where the next snapshot is more than `PAUSE` usual
+   distances away.
+2. Each part is cut, from its first snapshot on, into sessions of `length` ticks. A session ends
+   with the snapshot that begins the next one; nothing else is shared, so sessions follow one
+   another in time.
+3. What is left of a part is shorter than a session, and is left out.
+
+A session's date is the moment it begins, and its clock counts minutes from there: date and clock
+together are the time, as they are of a day that counts from midnight. Snapshots come at slightly
+uneven moments; the clock that all sessions share has their usual distance.
+
 
 Axes: `D` days, `T` snapshots of a day, `L` levels.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +56,11 @@ from echelon.execution.days import Days
 from echelon.execution.features import Quotes
 from echelon.types import Bools, Floats, Times
 
+PAUSE = 10.0
+"""A snapshot this many usual distances after the one before begins a new part."""
 _LEVELS = ("bid_price", "bid_size", "ask_price", "ask_size")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -178,7 +196,7 @@ def synthetic_book_days(
         assert block is not None, "the book came from this block"
         row = block.days == day
         high, low, close, lots = (
-            one[row][0, 1:n] for one in (block.high, block.low, block.close, block.lots)
+            part[row][0, 1:n] for part in (block.high, block.low, block.close, block.lots)
         )
         share = np.where(high > low, (close - low) / np.maximum(high - low, 1e-12), 0.5)
         # Trades of a minute come after the snapshot with which it begins.
@@ -202,7 +220,7 @@ def read_book(
     facts = inspect(path)
     n_levels = sum(f"bids_distance_{level}" in facts.columns for level in range(1000))
     fields = ("bids_distance", "bids_notional", "asks_distance", "asks_notional")
-    wanted = [f"{one}_{level}" for one in fields for level in range(n_levels)]
+    wanted = [f"{field}_{level}" for field in fields for level in range(n_levels)]
     columns = ["ts", "midpoint", "spread", "buys", "sells", *wanted]
     missing = [name for name in columns if name not in facts.columns]
     if missing or not n_levels:
@@ -215,8 +233,8 @@ def read_book(
     times = parse_times(frame["ts"], freq="1min", timezone=timezone)["time"]
     numbers = frame.select(pl.col(columns[1:]).cast(pl.Float64, strict=False).fill_null(np.nan))
     table = {
-        one: numbers.select(f"{one}_{level}" for level in range(n_levels)).to_numpy()
-        for one in fields
+        field: numbers.select(f"{field}_{level}" for level in range(n_levels)).to_numpy()
+        for field in fields
     }
     single = {name: numbers[name].to_numpy() for name in columns[1:5]}
     _refuse_rows(path, frame[ROW], times, single, table)
@@ -282,3 +300,48 @@ def _refuse_rows(
 def _not_outwards(distance: Floats) -> Bools:
     positive = (distance > 0.0).all(axis=1) & (distance < 1.0).all(axis=1)
     return np.asarray(~(positive & (np.diff(distance, axis=1) > 0.0).all(axis=1)))
+
+
+def cut_sessions(book: BookDays, length: int) -> BookDays:
+    """Sessions of `length` ticks, hence of length + 1 snapshots, from a recording of one day."""
+    n_days, n_snapshots, _ = book.shape
+    assert n_days == 1, "one recording is one day"
+    assert length >= 1, "a session has a tick"
+    if n_snapshots <= length:
+        raise DataError(
+            f"the book of {book.symbols[0]} has {n_snapshots} snapshots, too few for a session of "
+            f"{length} ticks. Set execution.book_session lower, or give a longer recording."
+        )
+    apart = np.diff(book.clock)
+    usual = float(np.median(apart))
+    bounds = [0, *(np.flatnonzero(apart > PAUSE * usual) + 1).tolist(), n_snapshots]
+    first = [begin for low, high in pairwise(bounds) for begin in range(low, high - length, length)]
+    if not first:
+        raise DataError(
+            f"the book of {book.symbols[0]} pauses {len(bounds) - 2} times, and no part in between "
+            f"has {length + 1} snapshots. Set execution.book_session lower."
+        )
+    left_out = n_snapshots - len(np.unique(np.add.outer(first, np.arange(length + 1))))
+    if left_out:
+        log.info("%d of %d snapshots are left out: shorter than a session", left_out, n_snapshots)
+    begins = np.array(first)
+    at = begins[:, None] + np.arange(length + 1)
+
+    def flow(shares: Floats) -> Floats:
+        cut = shares[0, at]
+        cut[:, -1] = 0.0  # what follows the last snapshot is the next session's
+        return np.ascontiguousarray(cut)
+
+    moments = np.round(book.clock[begins] * 60e6).astype("timedelta64[us]")
+    return replace(
+        book,
+        symbols=book.symbols * len(begins),
+        dates=book.dates[0] + moments,
+        clock=np.asarray(np.arange(length + 1) * usual, dtype=np.float64),
+        bid_price=np.ascontiguousarray(book.bid_price[0, at]),
+        bid_size=np.ascontiguousarray(book.bid_size[0, at]),
+        ask_price=np.ascontiguousarray(book.ask_price[0, at]),
+        ask_size=np.ascontiguousarray(book.ask_size[0, at]),
+        bought=flow(book.bought),
+        sold=flow(book.sold),
+    )

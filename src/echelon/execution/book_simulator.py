@@ -18,7 +18,16 @@ quote, or better, as the tick begins or ends: what trades at better prices is no
 At the order's last tick what rests is cancelled and the remainder crosses the book. Displayed sizes
 are those recorded: our own trades do not move the market. An order is done when less than 1e-6 is
 left or its time is over. The simulator changes through `step` alone; `tests/slow_book.py` is its
-plain twin, and `history` is measured like that of any other execution.
+plain twin, and its `History` is measured like that of any other execution.
+
+Two policies to compare with:
+
+    market_twap       a market order in every step: the spread is paid, and time is spread evenly
+    limit_at_touch    all that is left rests at the best quote of its side, cancelled and posted
+                      anew at each step; what does not fill crosses the book at the order's end
+
+A policy is asked step by step what to do with each order. It may read the book up to the snapshot
+of `progress.tick` and the trades before it: what trades after that snapshot is not known yet.
 
 Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order, `L` levels.
 """
@@ -26,8 +35,8 @@ Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order, `L` levels
 from __future__ import annotations
 
 import math
-from copy import deepcopy
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numba import njit
@@ -35,21 +44,14 @@ from numba import njit
 from echelon.errors import ConfigError, UsageError
 from echelon.execution.book_days import BookDays
 from echelon.execution.history import History
-from echelon.execution.orders import Ints, ParentOrders
-from echelon.execution.simulator import (
-    LEFT,
-    ExecutionRules,
-    Progress,
-    Simulator,
-    Steps,
-    Ticks,
-)
-from echelon.types import Bools, Floats
+from echelon.execution.orders import ParentOrders
+from echelon.execution.simulator import LEFT, OrderBatch, OrderProgress, StepRecords, TickRecords
+from echelon.types import Bools, Floats, Ints
 
 WAIT, MARKET, LIMIT, CANCEL = range(4)
 """Kinds of actions."""
 
-SLACK = 0.1
+PRICE_SLACK = 0.1
 """Prices this share of a tick apart are the same: those of files are rounded."""
 
 _compiled = njit(cache=True, error_model="numpy")
@@ -83,8 +85,8 @@ class Resting(NamedTuple):
     ahead: Floats
 
 
-class BookSimulator:
-    """Orders on days of a book, and how far they have come."""
+class BookSimulator(OrderBatch):
+    """Orders on days of a book; benchmarks are on the best quotes."""
 
     def __init__(
         self, book: BookDays, orders: ParentOrders, rules: BookRules, *, record: bool = True
@@ -92,24 +94,11 @@ class BookSimulator:
         """record: keep what every tick did, too."""
         if rules.ticks_per_step < 1 or rules.unit not in ("ticks", "bp"):
             raise ConfigError(f"{rules}: ticks_per_step is at least 1 and unit is ticks or bp.")
-        self.book, self.orders, self.rules = book, orders, rules
-        self.days = book.to_days(last=True)  # the remainder may cross the last snapshot
-        # Checks the orders, and has their benchmarks on the best quotes.
-        taker = Simulator(self.days, orders, ExecutionRules(rules.ticks_per_step), record=False)
-        self.benchmarks, self.n_steps = taker.benchmarks, taker.n_steps
-        self.progress, self.steps = taker.progress, taker.steps
+        # With the last snapshot: the remainder may cross it.
+        super().__init__(book.to_days(last=True), orders, rules.ticks_per_step, record=record)
+        self.book, self.rules = book, rules
         n = len(orders)
         self.resting = Resting(np.zeros(n), np.full(n, np.nan), np.zeros(n))
-        shape = (n, book.shape[1]) if record else (0, 0)
-        self._record = record
-        self._ticks = Ticks(
-            np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
-        )
-
-    @property
-    def over(self) -> bool:
-        """Whether every order is done."""
-        return bool(self.progress.done.all())
 
     def step(self, actions: BookActions) -> Ints:
         """Take one step with each order; those done ignore it. Number[E] of the step."""
@@ -131,21 +120,9 @@ class BookSimulator:
             self.resting,
             self.steps,
             self._ticks,
-            self._record,
+            self.records,
         )
         return number
-
-    def history(self) -> History:
-        """As it stands, for metrics and rewards; later steps do not change it."""
-        return History(
-            self.days,
-            self.orders,
-            self.benchmarks,
-            deepcopy(self.progress),
-            deepcopy(self.steps),
-            deepcopy(self._ticks) if self._record else None,
-            rest_cost=0.0,  # the last price is a quote: the spread is in it
-        )
 
     def _refuse(self, kind: Ints, size: Floats, offset: Floats) -> None:
         """Actions that are none: a policy's fault, named by order."""
@@ -192,7 +169,7 @@ def _ahead(
 
 
 @_compiled
-def _reached(price: Floats, d: int, t: int, side: float, limit: float, slack: float) -> bool:
+def _is_best(price: Floats, d: int, t: int, side: float, limit: float, slack: float) -> bool:
     """Whether no quote of its side is better than `limit` as tick t begins, or as it ends."""
     for u in range(t, min(t + 2, price.shape[1])):
         if not side * (price[d, u, 0] - limit) > slack:
@@ -213,7 +190,7 @@ def _place(
     in_bp: bool,
 ) -> tuple[float, float, float, float, float]:
     """A new limit order: shares and money taken at once, then what rests, its price, and ahead."""
-    slack = SLACK * tick_size
+    slack = PRICE_SLACK * tick_size
     best = own[0][d, t, 0]
     away = offset * 1e-4 * best / tick_size if in_bp else offset
     price = best - side * np.rint(away) * tick_size
@@ -234,10 +211,10 @@ def _advance(
     actions: tuple[Ints, Floats, Floats],
     rules: tuple[float, bool, bool],
     per_step: int,
-    progress: Progress,
+    progress: OrderProgress,
     resting: Resting,
-    steps: Steps,
-    ticks: Ticks,
+    steps: StepRecords,
+    ticks: TickRecords,
     record: bool,
 ) -> None:
     day, amount, buying, _, end = orders
@@ -278,7 +255,7 @@ def _advance(
                 beyond = own[2][d, t] - ahead
                 ahead = max(-beyond, 0.0)
                 if beyond > 0.0 and (
-                    not touch or _reached(own[0], d, t, side, limit, SLACK * tick_size)
+                    not touch or _is_best(own[0], d, t, side, limit, PRICE_SLACK * tick_size)
                 ):
                     part = min(rests, beyond)
                     rests -= part
@@ -314,3 +291,66 @@ def _advance(
         if progress.done[e]:
             rests, limit, ahead = 0.0, np.nan, 0.0
         resting.size[e], resting.price[e], resting.ahead[e] = rests, limit, ahead
+
+
+class BookPolicy(Protocol):
+    """Says how a parent order is worked on a book."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+
+    def act(self, simulator: BookSimulator) -> BookActions:
+        """What to do at the coming step; of orders that are done it does not count."""
+
+
+@dataclass(frozen=True)
+class MarketTwap:
+    """Market orders: of what is left, an even share of the steps that are left."""
+
+    name: str = "market_twap"
+
+    def act(self, simulator: BookSimulator) -> BookActions:
+        """[E]; all in the last step."""
+        left = simulator.progress.left
+        steps = np.maximum(simulator.n_steps - simulator.progress.step, 1)
+        kind = np.full(len(left), MARKET)
+        return BookActions(kind, np.maximum(left, 0.0) / steps, np.zeros(len(left)))
+
+
+@dataclass(frozen=True)
+class LimitAtTouch:
+    """All that is left at the best quote of its side, posted anew at every step.
+
+    Posting anew follows the quote where it goes, and loses the place in the queue. At the order's
+    last tick the simulator itself cancels what rests and crosses the book with it.
+
+    offset: behind the best quote, in the unit of the rules; ahead of it where negative
+    """
+
+    offset: float = 0.0
+    name: str = "limit_at_touch"
+
+    def act(self, simulator: BookSimulator) -> BookActions:
+        """[E]."""
+        left = simulator.progress.left
+        kind, offset = np.full(len(left), LIMIT), np.full(len(left), self.offset)
+        return BookActions(kind, np.maximum(left, 0.0), offset)
+
+
+def run_book_orders(
+    policy: BookPolicy,
+    book: BookDays,
+    orders: ParentOrders,
+    rules: BookRules,
+    *,
+    record: bool = True,
+) -> History:
+    """Work all orders to their end.
+
+    record: keep what every tick did, too
+    """
+    simulator = BookSimulator(book, orders, rules, record=record)
+    while not simulator.over:
+        simulator.step(policy.act(simulator))
+    return History.from_simulator(simulator)

@@ -9,15 +9,12 @@ Axes: `D` days (each of one symbol), `T` ticks of a day, `E` orders.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from echelon.types import Floats, Times
-
-Ints = NDArray[np.int64]
+from echelon.types import Bools, Floats, Ints, Times
 
 PriceSource = Literal["close", "vwap", "book"]
 """What a trade in a tick is priced at: the bar's close, its volume-weighted mean, or the best
@@ -88,8 +85,36 @@ class Days:
         begin, end = open_.argmax(axis=1), open_.shape[1] - open_[:, ::-1].argmax(axis=1)
         return begin[which], end[which]
 
+    def take(self, which: Ints | Bools) -> Days:
+        """Some of the days, in that order."""
+        which = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        buy, sell, known, volume = (
+            np.ascontiguousarray(array[which])
+            for array in (self.buy, self.sell, self.known, self.volume)
+        )
+        return replace(
+            self,
+            symbols=tuple(self.symbols[k] for k in which.tolist()),
+            dates=self.dates[which],
+            buy=buy,
+            sell=sell,
+            known=known,
+            volume=volume,
+        )
+
+    def by_symbol(self) -> list[tuple[Ints, Ints]]:
+        """For each symbol its days in order of date, and how many of them lie before each."""
+        _, number = np.unique(np.asarray(self.symbols), return_inverse=True)
+        order = np.lexsort((self.dates, number))
+        groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+        dates = [self.dates[which] for which in groups]
+        return [
+            (which, np.searchsorted(own, own, side="left").astype(np.int64))
+            for which, own in zip(groups, dates, strict=True)
+        ]
+
     @staticmethod
-    def of_prices(
+    def from_prices(
         price: Floats,
         volume: Floats,
         *,

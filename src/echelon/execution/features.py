@@ -14,10 +14,12 @@ of one day up to now and the days before it::
     public_features(days, {"range_10": last_minutes_range})
 
 In a file that the configuration names (`execution.extensions`) they are declared with
-`@execution_feature("range_10")`, and train, evaluate and compare find them.
+`@execution_feature("range_10")`, beside metrics (`@metric`), and train, evaluate and compare find
+them. Loading runs these files with the rights of the caller. Features belong to the configuration
+that names the file: two of them in one process never see each other's. Metrics are one table for
+the process (`METRICS`), in which a file that is loaded again replaces its own.
 
-What is to come cannot be read there: it has not been copied yet. For features made in another way
-`check_causal` replaces the future by noise and refuses what changes before it.
+What is to come cannot be read there: it has not been copied yet.
 
 Axes: `D` days, `T` ticks of a day, `F` features, `K` earlier days.
 """
@@ -25,25 +27,31 @@ Axes: `D` days, `T` ticks of a day, `F` features, `K` earlier days.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from echelon.config.code import RunCode
 from echelon.errors import FeatureError
 from echelon.execution.days import Days
-from echelon.execution.orders import Ints
+from echelon.execution.metrics import METRICS
+from echelon.execution.orders import TRAILING_DAYS
 from echelon.features.scaler import RunningMoments, Scaler
-from echelon.types import Bools, Floats, Floats32
+from echelon.features.user_files import read_user_file, run_user_file
+from echelon.types import Bools, Floats, Floats32, Ints
 
-TRAILING = 20
-"""Earlier days of the symbol that its volume is compared with."""
-CLIP = 10.0
+SCALED_MOST = 10.0
 """Scaled features are cut to ± this many standard deviations of the train days."""
 _FLOOR = 0.05  # of the mean tick's volume: so that an empty tick has a finite ratio
+_collecting: ContextVar[dict[str, Custom] | None] = ContextVar("_collecting", default=None)
 
 
 class Quotes(NamedTuple):
@@ -77,7 +85,7 @@ class PublicFeatures:
         assert self.today.dtype == self.yesterday.dtype == np.float32, "not float32"
 
 
-class Market:
+class FeatureInputs:
     """What shipped features are made from; every array is cumulative along the day."""
 
     def __init__(self, days: Days, quotes: Quotes | None) -> None:
@@ -97,7 +105,7 @@ class Market:
     def price(self) -> Floats:
         """[D,T+1] column 0: known as the day begins; t+1: last price up to tick t."""
         both = np.concatenate([self.days.known[:, :1], self._raw], axis=1)
-        return _filled(both)
+        return _fill_forward(both)
 
     @cached_property
     def moves(self) -> Floats:
@@ -107,14 +115,14 @@ class Market:
     @cached_property
     def profile(self) -> Floats:
         """[D,T] mean volume of the same tick on the symbol's earlier days; NaN without any."""
-        return trailing_profile(self.days, TRAILING)
+        return trailing_profile(self.days, TRAILING_DAYS)
 
 
 @dataclass(frozen=True)
 class _Shipped:
     """compute: [D,T] of a market, NaN where unknown; scaled: by the scaler; book: needs quotes."""
 
-    compute: Callable[[Market], Floats]
+    compute: Callable[[FeatureInputs], Floats]
     scaled: bool = True
     book: bool = False
 
@@ -123,18 +131,18 @@ FEATURES: dict[str, _Shipped] = {}
 """The features shipped, by name."""
 
 
-def _shipped(
+def _ship(
     name: str, *, scaled: bool = True, book: bool = False
-) -> Callable[[Callable[[Market], Floats]], Callable[[Market], Floats]]:
-    def add(compute: Callable[[Market], Floats]) -> Callable[[Market], Floats]:
+) -> Callable[[Callable[[FeatureInputs], Floats]], Callable[[FeatureInputs], Floats]]:
+    def add(compute: Callable[[FeatureInputs], Floats]) -> Callable[[FeatureInputs], Floats]:
         FEATURES[name] = _Shipped(compute, scaled, book)
         return compute
 
     return add
 
 
-def _return_over(ticks: int) -> Callable[[Market], Floats]:
-    def compute(market: Market) -> Floats:
+def _return_over(ticks: int) -> Callable[[FeatureInputs], Floats]:
+    def compute(market: FeatureInputs) -> Floats:
         price = np.log(market.price)
         before = np.maximum(np.arange(1, price.shape[1]) - ticks, 0)
         return np.asarray(np.where(market.traded, price[:, 1:] - price[:, before], np.nan))
@@ -143,25 +151,25 @@ def _return_over(ticks: int) -> Callable[[Market], Floats]:
 
 
 for _ticks in (1, 5, 20):
-    _shipped(f"return_{_ticks}")(_return_over(_ticks))
+    _ship(f"return_{_ticks}")(_return_over(_ticks))
 
 
-@_shipped("return_day")
-def return_day(market: Market) -> Floats:
+@_ship("return_day")
+def return_day(market: FeatureInputs) -> Floats:
     """Log return since the day began."""
     price = np.log(market.price)
     return np.asarray(price[:, 1:] - price[:, :1])
 
 
-@_shipped("volatility")
-def volatility(market: Market) -> Floats:
+@_ship("volatility")
+def volatility(market: FeatureInputs) -> Floats:
     """Realised volatility of a tick, from the day's ticks so far."""
     count = np.arange(1, market.moves.shape[1] + 1)
     return np.asarray(np.sqrt(np.cumsum(market.moves**2, axis=1) / count))
 
 
-@_shipped("vwap_deviation")
-def vwap_deviation(market: Market) -> Floats:
+@_ship("vwap_deviation")
+def vwap_deviation(market: FeatureInputs) -> Floats:
     """Log of the price over the day's volume-weighted mean so far."""
     volume = np.where(market.traded, market.days.volume, 0.0)
     price = np.nan_to_num(market.price[:, 1:], nan=0.0)
@@ -172,42 +180,42 @@ def vwap_deviation(market: Market) -> Floats:
     return np.asarray(np.log(out))
 
 
-@_shipped("volume")
-def volume(market: Market) -> Floats:
+@_ship("volume")
+def volume(market: FeatureInputs) -> Floats:
     """Log of the tick's volume over the same tick's mean on earlier days."""
     return _log_ratio(market.days.volume, market.profile)
 
 
-@_shipped("volume_day")
-def volume_day(market: Market) -> Floats:
+@_ship("volume_day")
+def volume_day(market: FeatureInputs) -> Floats:
     """Log of the day's volume so far over what earlier days had by then."""
     shares = np.cumsum(market.days.volume, axis=1)
     return _log_ratio(shares, np.cumsum(market.profile, axis=1))
 
 
-@_shipped("halted", scaled=False)
-def halted(market: Market) -> Floats:
+@_ship("halted", scaled=False)
+def halted(market: FeatureInputs) -> Floats:
     """1 where the tick has no price."""
     return np.where(market.traded, 0.0, 1.0)
 
 
-@_shipped("time", scaled=False)
-def time(market: Market) -> Floats:
+@_ship("time", scaled=False)
+def time(market: FeatureInputs) -> Floats:
     """Share of the day's ticks that are over, from 1/T to 1."""
     n_days, n_ticks = market.days.shape
     return np.tile((np.arange(n_ticks) + 1.0) / n_ticks, (n_days, 1))
 
 
-@_shipped("spread", book=True)
-def spread(market: Market) -> Floats:
+@_ship("spread", book=True)
+def spread(market: FeatureInputs) -> Floats:
     """Best ask less best bid, as a share of their mean."""
     assert market.quotes is not None
     bid, ask = market.quotes.bid, market.quotes.ask
     return np.asarray(2.0 * (ask - bid) / (ask + bid))
 
 
-@_shipped("imbalance", scaled=False, book=True)
-def imbalance(market: Market) -> Floats:
+@_ship("imbalance", scaled=False, book=True)
+def imbalance(market: FeatureInputs) -> Floats:
     """(bid depth - ask depth) / both, from -1 to 1."""
     assert market.quotes is not None
     bids, asks = market.quotes.bid_depth, market.quotes.ask_depth
@@ -280,22 +288,22 @@ def public_features(
     """
     assert scaler is None or train is None, "either a scaler or days to fit one on"
     extra = extra or {}
-    chosen = _chosen(names, extra, with_book=quotes is not None)
-    market = Market(days, quotes)
+    chosen = _check_names(names, extra, with_book=quotes is not None)
+    market = FeatureInputs(days, quotes)
     columns = [FEATURES[name].compute(market) for name in chosen]
     columns += [_custom(name, function, days) for name, function in extra.items()]
     raw = np.stack(columns, axis=2)
     every = (*chosen, *extra)
     if train is not None:
-        scaler = _fitted(every, raw, days, train)
+        scaler = _fit_scaler(every, raw, days, train)
     if scaler is not None and scaler.names != every:
         raise FeatureError(
             f"the scaler was fitted on {', '.join(scaler.names)}, but the features are "
-            f"{', '.join(every)}. Use the same features, or fit it anew."
+            f"{', '.join(every)}. Use the same features, or fit another."
         )
     today = np.nan_to_num(raw, nan=0.0).astype(np.float32)
     if scaler is not None:
-        today = np.clip(scaler.transform(raw), -CLIP, CLIP)
+        today = np.clip(scaler.transform(raw), -SCALED_MOST, SCALED_MOST)
     before = previous_days(days)
     has = before >= 0
     yesterday = np.where(has[:, None, None], today[before], np.float32(0.0))
@@ -305,19 +313,19 @@ def public_features(
 def previous_days(days: Days) -> Ints:
     """[D] number of the symbol's last earlier day in the data; -1 where there is none."""
     before = np.full(days.shape[0], -1, dtype=np.int64)
-    for which, earlier in days_by_symbol(days):
+    for which, earlier in days.by_symbol():
         has = earlier > 0
         before[which[has]] = which[earlier[has] - 1]
     return before
 
 
-def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
+def trailing_profile(days: Days, trailing: int = TRAILING_DAYS) -> Floats:
     """[D,T] mean volume of a tick on up to `trailing` earlier days on which the symbol traded.
 
     NaN on a symbol's first day.
     """
     out = np.full(days.shape, np.nan)
-    for which, earlier in days_by_symbol(days):
+    for which, earlier in days.by_symbol():
         shares = days.volume[which]
         active = np.flatnonzero(shares.sum(axis=1) > 0.0)
         # Of the days before this one, those that traded, of which the last few count.
@@ -328,23 +336,81 @@ def trailing_profile(days: Days, trailing: int = TRAILING) -> Floats:
     return out
 
 
-def days_by_symbol(days: Days) -> list[tuple[Ints, Ints]]:
-    """For each symbol its days in order of date, and how many of them lie before each."""
-    _, number = np.unique(np.asarray(days.symbols), return_inverse=True)
-    order = np.lexsort((days.dates, number))
-    groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
-    dates = [days.dates[which] for which in groups]
-    return [
-        (which, np.searchsorted(one, one, side="left").astype(np.int64))
-        for which, one in zip(groups, dates, strict=True)
-    ]
+@dataclass(frozen=True)
+class Extensions:
+    """What the files declare.
+
+    features: by name, in their order; digest: of the files' content; empty without files
+    """
+
+    features: Mapping[str, Custom] = field(default_factory=lambda: MappingProxyType({}))
+    digest: str = ""
+
+    def split_names(self, names: Sequence[str]) -> tuple[list[str] | None, dict[str, Custom]]:
+        """`names` apart: (those that are not one's own, one's own).
+
+        Without names: (None, all of one's own), with which `public_features` takes everything.
+        """
+        if not names:
+            return None, dict(self.features)
+        own = {name: self.features[name] for name in names if name in self.features}
+        return [name for name in names if name not in own], own
 
 
-def _chosen(
+def execution_feature(name: str) -> Callable[[Custom], Custom]:
+    """Declare the function below as a public feature of execution by this name.
+
+    It is asked once a day and tick, as the tick ends, and handed the past alone (`Past`); NaN
+    says that the value is not known. Outside a file that is being loaded it declares nothing.
+    """
+
+    def declare(function: Custom) -> Custom:
+        target = _collecting.get()
+        if target is not None:
+            if name in FEATURES or name in target:
+                raise FeatureError(
+                    f"execution feature {name!r} exists: give yours another name.", name
+                )
+            target[name] = function
+        return function
+
+    return declare
+
+
+def load_extensions(paths: Iterable[str | Path], run_code: RunCode | None = None) -> Extensions:
+    """Run the Python files `paths`: features are returned, metrics join the table of metrics.
+
+    run_code: where a run directory names the files, which run only if the user has named them
+    """
+    features: dict[str, Custom] = {}
+    digest = hashlib.sha256()
+    files = [Path(path) for path in paths]
+    for path in files:
+        content = read_user_file(path, "extension", "execution.extensions", run_code)
+        digest.update(hashlib.sha256(content).digest())
+        # Named by place, so that a file which was changed replaces its own metrics.
+        place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+        module = f"_echelon_extension_{place}"
+        known = len(features)
+        token = _collecting.set(features)
+        try:
+            run_user_file(path, content, module, "extension")
+        finally:
+            _collecting.reset(token)
+        measured = any(metric.__module__ == module for metric in METRICS.values())
+        if len(features) == known and not measured:
+            raise FeatureError(
+                f"{path}: the file declares neither a feature nor a metric. Put "
+                '@execution_feature("name") or @metric("name") above a function.'
+            )
+    return Extensions(MappingProxyType(features), digest.hexdigest()) if files else Extensions()
+
+
+def _check_names(
     names: Sequence[str] | None, extra: Mapping[str, Custom], *, with_book: bool
 ) -> tuple[str, ...]:
     if names is None:
-        names = [name for name, one in FEATURES.items() if with_book or not one.book]
+        names = [name for name, shipped in FEATURES.items() if with_book or not shipped.book]
     for name in names:
         if name not in FEATURES:
             near = difflib.get_close_matches(name, FEATURES, n=1)
@@ -372,16 +438,16 @@ def _custom(name: str, function: Custom, days: Days) -> Floats:
     """[D,T] of one's own feature, asked tick by tick."""
     out = np.full(days.shape, np.nan)
     ticks = np.stack([(days.buy + days.sell) / 2.0, days.volume, days.known], axis=2)
-    for which, earlier in days_by_symbol(days):
+    for which, earlier in days.by_symbol():
         for k, day in enumerate(which):
-            past = Past(days, int(day), which[max(earlier[k] - TRAILING, 0) : earlier[k]])
+            past = Past(days, int(day), which[max(earlier[k] - TRAILING_DAYS, 0) : earlier[k]])
             for tick in range(days.shape[1]):
                 past.end_tick(*ticks[day, tick])
-                out[day, tick] = _asked(name, function, past, f"{days.name(int(day))}, tick {tick}")
+                out[day, tick] = _ask(name, function, past, f"{days.name(int(day))}, tick {tick}")
     return out
 
 
-def _asked(name: str, function: Custom, past: Past, where: str) -> float:
+def _ask(name: str, function: Custom, past: Past, where: str) -> float:
     try:
         value = float(function(past))
     except Exception as error:
@@ -397,7 +463,7 @@ def _asked(name: str, function: Custom, past: Past, where: str) -> float:
     return value
 
 
-def _fitted(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Scaler:
+def _fit_scaler(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Scaler:
     assert train.shape == (days.shape[0],), "train is not [D]"
     if not train.any():
         raise FeatureError("no day to fit the scaler on. Choose a longer train window.")
@@ -410,7 +476,7 @@ def _fitted(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Sc
     return Scaler.fit(names, moments, kept, (first, last))
 
 
-def _filled(values: Floats) -> Floats:
+def _fill_forward(values: Floats) -> Floats:
     """Along the last axis, the last number again where there is none; NaN before the first."""
     known = values > 0.0
     at = np.maximum.accumulate(np.where(known, np.arange(values.shape[1]), 0), axis=1)

@@ -17,18 +17,18 @@ import numpy as np
 import polars as pl
 
 from echelon.execution.days import Days
-from echelon.execution.orders import Ints, ParentOrders
+from echelon.execution.orders import ParentOrders
 from echelon.execution.simulator import (
     LEFT,
     Benchmarks,
-    ExecutionRules,
-    Progress,
-    Simulator,
-    Steps,
-    Ticks,
+    OrderBatch,
+    OrderProgress,
+    StepRecords,
+    TickRecords,
 )
-from echelon.types import Bools, Floats, Times
+from echelon.types import Bools, Floats, Ints, Times
 
+BASIS_POINTS = 1e4
 _Arrays = TypeVar("_Arrays", bound="tuple[Any, ...]")
 
 
@@ -44,23 +44,24 @@ class History:
     days: Days
     orders: ParentOrders
     benchmarks: Benchmarks
-    progress: Progress
-    steps: Steps
-    ticks: Ticks | None
+    progress: OrderProgress
+    steps: StepRecords
+    ticks: TickRecords | None
     rest_cost: float
 
     @staticmethod
-    def of(simulator: Simulator) -> History:
-        """As it stands; later steps do not change it."""
+    def from_simulator(simulator: OrderBatch, *, copy: bool = True) -> History:
+        """As it stands; later steps do not change it, unless it is no copy."""
+        kept = _copy if copy else _same
         ticks = simulator.ticks if simulator.records else None
         return History(
             simulator.days,
             simulator.orders,
             simulator.benchmarks,
-            _copied(simulator.progress),
-            _copied(simulator.steps),
-            None if ticks is None else _copied(ticks),
-            rest_cost_of(simulator.rules),
+            kept(simulator.progress),
+            kept(simulator.steps),
+            None if ticks is None else kept(ticks),
+            simulator.rest_cost,
         )
 
     # --- in all, [E]
@@ -167,7 +168,7 @@ class History:
 
     def _steps(self, e: Ints, s: Ints) -> pl.DataFrame:
         """Step `s` of order `e`, one a row."""
-        fields = {name: getattr(self.steps, name)[e, s] for name in Steps._fields}
+        fields = {name: getattr(self.steps, name)[e, s] for name in StepRecords._fields}
         price, day = self.step_price[e, s], self.orders.day[e]
         return pl.DataFrame(
             {
@@ -186,7 +187,7 @@ class History:
         assert self.ticks is not None, "the simulator was told not to record ticks"
         which = np.arange(self.orders.start[e], self.progress.tick[e])
         order = np.full(len(which), e)
-        fields = {name: getattr(self.ticks, name)[e, which] for name in Ticks._fields}
+        fields = {name: getattr(self.ticks, name)[e, which] for name in TickRecords._fields}
         return pl.DataFrame(
             {
                 "tick": which,
@@ -202,10 +203,13 @@ class History:
 
     def _pa(self, price: Floats, e: Ints) -> Floats:
         """Price advantage of prices[…] of the orders e[…]; 0 where there is no price."""
-        # Not at the top: metrics are functions of this class.
-        from echelon.execution.metrics import price_advantage
-
         return price_advantage(price, self.benchmarks.twap[e], self.orders.buying[e])
+
+
+def price_advantage(price: Floats, base: Floats, buying: Bools) -> Floats:
+    """Basis points; 0 where there is no price, so that nothing executed gains nothing."""
+    share = price / base - 1.0
+    return np.nan_to_num(np.where(buying, -share, share) * BASIS_POINTS, nan=0.0)
 
 
 def order_frame(orders: ParentOrders, days: Days) -> pl.DataFrame:
@@ -240,13 +244,12 @@ def _end(days: Days, day: Ints, until: Ints) -> Times:
     return np.asarray(_begin(days, day, until - 1) + length)
 
 
-def rest_cost_of(rules: ExecutionRules) -> float:
-    """Half the spread and the impact of trading a tick to its cap, as a share of the price."""
-    return rules.half_spread + rules.temporary * rules.cap
+def _same(arrays: _Arrays) -> _Arrays:
+    return arrays
 
 
-def _copied(arrays: _Arrays) -> _Arrays:
-    return type(arrays)(*(one.copy() for one in arrays))
+def _copy(arrays: _Arrays) -> _Arrays:
+    return type(arrays)(*(array.copy() for array in arrays))
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:

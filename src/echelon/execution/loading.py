@@ -19,11 +19,12 @@ Axes: `D` days, `T` ticks of a day.
 from __future__ import annotations
 
 import difflib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Literal
+from threading import Lock
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -33,15 +34,88 @@ from echelon.data.bars import SourceInfo
 from echelon.data.manifest import Manifest
 from echelon.data.store import Store
 from echelon.errors import DataError, InvalidDataError, Problem, UniverseError, UsageError
-from echelon.execution.day_cache import DayCache, DayKey, OneDay
 from echelon.execution.days import Days, PriceSource
 from echelon.types import Floats
 
 _TOO_FAR = 0.01  # a mean price this far outside its bar is of other units, not a rounding
 _TOO_MANY = 0.01
+_COLUMNS = ("open", "high", "low", "close", "volume", "amount", "factor")
+
+
+class DayKey(NamedTuple):
+    """Everything that makes a loaded day what it is."""
+
+    content: str
+    symbol: str
+    day: date
+    clock: bytes
+    price_source: PriceSource
+    adjusted: bool
+    outside: str
+
+
+class DayArrays(NamedTuple):
+    """One symbol's day, [T]; `factor` is of its last bar."""
+
+    price: Floats
+    known: Floats
+    volume: Floats
+    factor: float
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes in memory."""
+        return int(self.price.nbytes + self.known.nbytes + self.volume.nbytes)
+
+
+class DayCache:
+    """The days used last, up to `max_bytes`; a day without bars is remembered as None."""
+
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
+        self.max_bytes = max_bytes
+        self.n_bytes = self.hits = self.misses = 0
+        self._days: OrderedDict[DayKey, DayArrays | None] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._days)
+
+    def __contains__(self, key: DayKey) -> bool:
+        return key in self._days
+
+    def get(self, key: DayKey) -> tuple[bool, DayArrays | None]:
+        """(whether it is there, the day)."""
+        with self._lock:
+            if key not in self._days:
+                self.misses += 1
+                return False, None
+            self.hits += 1
+            self._days.move_to_end(key)
+            return True, self._days[key]
+
+    def put(self, key: DayKey, day: DayArrays | None) -> None:
+        """Add a day, and drop those that were not used for longest."""
+        with self._lock:
+            if key in self._days:
+                self.n_bytes -= _size(self._days.pop(key))
+            self._days[key] = day
+            self.n_bytes += _size(day)
+            while self.n_bytes > self.max_bytes and self._days:
+                self.n_bytes -= _size(self._days.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        """Forget all days."""
+        with self._lock:
+            self._days.clear()
+            self.n_bytes = 0
+
+
+def _size(day: DayArrays | None) -> int:
+    return 256 + (0 if day is None else day.n_bytes)  # key and entry are some 256 bytes
+
+
 CACHE = DayCache()
 """The cache that `load_days` uses unless it is given another."""
-_COLUMNS = ("open", "high", "low", "close", "volume", "amount", "factor")
 
 
 @dataclass(frozen=True)
@@ -94,13 +168,13 @@ def load_days(
     dates = _candidates(manifest, first, last)
     clock = _grid(store, manifest, chosen, dates)
     request = _Request(store, manifest, clock, price_source, adjusted, outside)
-    found = _load(request, chosen, dates, cache if type(store) is Store else None)
+    loaded = _load(request, chosen, dates, cache if type(store) is Store else None)
     lives = {s: (a.date(), b.date()) for s, a, b in table["symbol", "first", "last"].iter_rows()}
     kept = [
-        (symbol, day, found[symbol, day])
+        (symbol, day, loaded[symbol, day])
         for symbol in chosen
         for day in dates
-        if found[symbol, day] is not None
+        if loaded[symbol, day] is not None
         or (halted and lives[symbol][0] <= day <= lives[symbol][1])
     ]
     if not kept:
@@ -109,7 +183,7 @@ def load_days(
             f"dataset {dataset!r} has no bars of {', '.join(chosen[:5])} from {first} to {last}; "
             f"it runs from {low.date()} to {high.date()}. Choose other dates or symbols."
         )
-    return _joined(kept, clock, price_source)
+    return _join_days(kept, clock, price_source)
 
 
 def session_clock(info: SourceInfo, first: date, last: date) -> Floats:
@@ -215,25 +289,25 @@ def _moments(first: date, last: date) -> tuple[datetime, datetime]:
 
 def _load(
     request: _Request, symbols: Sequence[str], dates: Sequence[date], cache: DayCache | None
-) -> dict[tuple[str, date], OneDay | None]:
-    found: dict[tuple[str, date], OneDay | None] = {}
+) -> dict[tuple[str, date], DayArrays | None]:
+    loaded: dict[tuple[str, date], DayArrays | None] = {}
     missing = []
     for symbol in symbols:
         for day in dates:
-            there, one = (False, None) if cache is None else cache.get(request.key(symbol, day))
-            found[symbol, day] = one
+            there, arrays = (False, None) if cache is None else cache.get(request.key(symbol, day))
+            loaded[symbol, day] = arrays
             if not there:
                 missing.append((symbol, day))
-    found |= _read(request, missing)
+    loaded |= _read(request, missing)
     if cache is not None:
         for symbol, day in missing:
-            cache.put(request.key(symbol, day), found[symbol, day])
-    return found
+            cache.put(request.key(symbol, day), loaded[symbol, day])
+    return loaded
 
 
 def _read(
     request: _Request, wanted: Sequence[tuple[str, date]]
-) -> dict[tuple[str, date], OneDay | None]:
+) -> dict[tuple[str, date], DayArrays | None]:
     """The days among `wanted` that have bars."""
     if not wanted:
         return {}
@@ -255,9 +329,9 @@ def _read(
         .filter(pl.col("day").is_in(days))
     )
     bars = _inside(bars, request)
-    _judge(bars, request)
+    _refuse_damaged(bars, request)
     asked = set(wanted)
-    return {place: one for place, one in _laid_out(bars, request).items() if place in asked}
+    return {place: day for place, day in _lay_out(bars, request).items() if place in asked}
 
 
 def _inside(bars: pl.DataFrame, request: _Request) -> pl.DataFrame:
@@ -273,7 +347,7 @@ def _inside(bars: pl.DataFrame, request: _Request) -> pl.DataFrame:
     return bars.filter(on_grid)
 
 
-def _judge(bars: pl.DataFrame, request: _Request) -> None:
+def _refuse_damaged(bars: pl.DataFrame, request: _Request) -> None:
     """Refuse what import refuses, in case the files were written by others."""
     name = request.manifest.name
     again = bars.filter(pl.struct("symbol", "time").is_duplicated())
@@ -294,10 +368,10 @@ def _judge(bars: pl.DataFrame, request: _Request) -> None:
     if problems:
         raise InvalidDataError(problems)
     if request.price_source == "vwap":
-        _judge_mean(bars, name)
+        _refuse_odd_money(bars, name)
 
 
-def _judge_mean(bars: pl.DataFrame, name: str) -> None:
+def _refuse_odd_money(bars: pl.DataFrame, name: str) -> None:
     """Refuse traded money of other units than price times volume."""
     mean = bars.filter(pl.col("volume") > 0.0).select(
         "low", "high", mean=pl.col("amount") / pl.col("volume")
@@ -317,7 +391,7 @@ def _judge_mean(bars: pl.DataFrame, name: str) -> None:
         )
 
 
-def _laid_out(bars: pl.DataFrame, request: _Request) -> dict[tuple[str, date], OneDay]:
+def _lay_out(bars: pl.DataFrame, request: _Request) -> dict[tuple[str, date], DayArrays]:
     """Bars scattered over the grids of their days."""
     bars = bars.sort("symbol", "time")
     group = bars.select(pl.struct("symbol", "day").rle_id()).to_series().to_numpy()
@@ -342,7 +416,7 @@ def _laid_out(bars: pl.DataFrame, request: _Request) -> dict[tuple[str, date], O
         last[group] = factor  # of a day's bars the last one stays
     # Copies, so that a day that the cache drops gives its memory back.
     return {
-        place: OneDay(price[k].copy(), known[k].copy(), volume[k].copy(), float(last[k]))
+        place: DayArrays(price[k].copy(), known[k].copy(), volume[k].copy(), float(last[k]))
         for k, place in enumerate(places)
     }
 
@@ -358,23 +432,23 @@ def _mean_price(columns: dict[str, Floats], shares: Floats) -> Floats:
     return np.asarray(np.clip(mean, low, high))
 
 
-def _joined(
-    kept: Sequence[tuple[str, date, OneDay | None]], clock: Floats, price_source: PriceSource
+def _join_days(
+    kept: Sequence[tuple[str, date, DayArrays | None]], clock: Floats, price_source: PriceSource
 ) -> Days:
     shape = (len(kept), len(clock))
     price, known, volume = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
     last: dict[str, tuple[float, float]] = {}
-    for k, (symbol, _, one) in enumerate(kept):
+    for k, (symbol, _, day) in enumerate(kept):
         before, factor = last.get(symbol, (np.nan, 1.0))
-        if one is None:
+        if day is None:
             known[k] = before
             continue
-        price[k], known[k], volume[k] = one.price, one.known, one.volume
+        price[k], known[k], volume[k] = day.price, day.known, day.volume
         # Up to the first price of the day, what was known is yesterday's, in today's units.
-        known[k, np.isnan(one.known)] = before * factor / one.factor
+        known[k, np.isnan(day.known)] = before * factor / day.factor
         if np.isnan(known[k, 0]):
             known[k, 0] = price[k, 0]  # a symbol's first day, without opens
-        last[symbol] = float(one.price[~np.isnan(one.price)][-1]), one.factor
+        last[symbol] = float(day.price[~np.isnan(day.price)][-1]), day.factor
     dates = np.array([day for _, day, _ in kept], dtype="datetime64[us]")
     symbols = tuple(symbol for symbol, _, _ in kept)
     return Days(symbols, dates, clock, price, price, known, volume, price_source)

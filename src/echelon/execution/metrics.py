@@ -19,7 +19,7 @@ A metric of one's own is a function from `History` to a number an order::
     def first_step_share(history: History) -> Floats:
         return history.steps.executed[:, 0] / history.orders.amount
 
-Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order.
+Axes: `E` orders.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from echelon.errors import UsageError
-from echelon.execution.history import History
+from echelon.execution.history import BASIS_POINTS, History, price_advantage
 from echelon.types import Bools, Floats
 
 Metric = Callable[[History], Floats]
 METRICS: dict[str, Metric] = {}
 """All metrics by name, one's own too."""
-
-BASIS_POINTS = 1e4
 
 
 def metric(name: str) -> Callable[[Metric], Metric]:
@@ -54,7 +52,7 @@ def metric(name: str) -> Callable[[Metric], Metric]:
 
 def measure_orders(history: History, names: Iterable[str] | None = None) -> dict[str, Floats]:
     """[E] of each metric; None: all there are."""
-    found = {}
+    measured = {}
     for name in METRICS if names is None else names:
         if name not in METRICS:
             near = difflib.get_close_matches(name, METRICS, n=1)
@@ -66,23 +64,14 @@ def measure_orders(history: History, names: Iterable[str] | None = None) -> dict
                 f"metric {name!r} gave {values.shape}, expected one number an order:"
                 f" {history.orders.amount.shape}."
             )
-        found[name] = values
-    return found
-
-
-def price_advantage(price: Floats, base: Floats, buying: Bools) -> Floats:
-    """Basis points; 0 where there is no price, so that nothing executed gains nothing."""
-    share = price / base - 1.0
-    return np.nan_to_num(np.where(buying, -share, share) * BASIS_POINTS, nan=0.0)
+        measured[name] = values
+    return measured
 
 
 def signed_gain(price: Floats, base: Floats, arrival: Floats, buying: Bools) -> Floats:
     """Basis points of the arrival price; 0 where there is no price."""
     gain = (price - base) / arrival
     return np.nan_to_num(np.where(buying, -gain, gain) * BASIS_POINTS, nan=0.0)
-
-
-# --- of the order
 
 
 @metric("ffr")
@@ -119,22 +108,6 @@ def gain_arrival(history: History) -> Floats:
 def shortfall(history: History) -> Floats:
     """Implementation shortfall, a cost: the whole order against the arrival price."""
     return -_gain(history, history.benchmarks.arrival)
-
-
-# --- by step and by tick
-
-
-def step_pa(history: History) -> Floats:
-    """[E,S] price advantage of each step."""
-    base, buying = history.benchmarks.twap[:, None], history.orders.buying[:, None]
-    return price_advantage(history.step_price, base, buying)
-
-
-def tick_pa(history: History) -> Floats:
-    """[E,T] price advantage of each tick."""
-    assert history.ticks is not None, "the simulator was told not to record ticks"
-    base, buying = history.benchmarks.twap[:, None], history.orders.buying[:, None]
-    return price_advantage(history.ticks.price, base, buying)
 
 
 def gain_loss_ratio(values: Floats) -> float:

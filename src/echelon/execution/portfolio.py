@@ -25,6 +25,7 @@ Axes: `E` books, `R` rows and `N` assets of the market, `D` days, `T` ticks of a
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ import numpy as np
 from echelon.errors import DataError
 from echelon.execution.days import Days
 from echelon.execution.history import History
-from echelon.execution.orders import Ints, ParentOrders, parent_orders
+from echelon.execution.orders import ParentOrders, parent_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.market.executor import ImmediateExecutor, Worked, nothing_worked
@@ -43,7 +44,7 @@ from echelon.market.rules import (
     Rules,
 )
 from echelon.market.types import Codes, MarketRows, Reason, Rows
-from echelon.types import Bools, Floats, Times
+from echelon.types import Floats, Ints, Times
 
 log = logging.getLogger(__name__)
 
@@ -170,30 +171,12 @@ def _on_basis(days: Days, ratio: Floats, up: Floats, down: Floats) -> Days:
     """The days at prices times ratio[D], without the ticks at the limits up, down[D]."""
     times = ratio[:, None]
     buy, sell = days.buy * times, days.sell * times
-    return Days(
-        symbols=days.symbols,
-        dates=days.dates,
-        clock=days.clock,
+    return replace(
+        days,
         buy=np.where(buy >= up[:, None] - _CENT, np.nan, buy),
         sell=np.where(sell <= down[:, None] + _CENT, np.nan, sell),
         known=days.known * times,
         volume=days.volume / times,
-        price_source=days.price_source,
-    )
-
-
-def take_days(days: Days, which: Ints | Bools) -> Days:
-    """Some of the days, in that order."""
-    which = np.flatnonzero(which) if which.dtype == np.bool_ else which
-    return Days(
-        symbols=tuple(days.symbols[k] for k in which.tolist()),
-        dates=days.dates[which],
-        clock=days.clock,
-        buy=np.ascontiguousarray(days.buy[which]),
-        sell=np.ascontiguousarray(days.sell[which]),
-        known=np.ascontiguousarray(days.known[which]),
-        volume=np.ascontiguousarray(days.volume[which]),
-        price_source=days.price_source,
     )
 
 
@@ -261,11 +244,11 @@ class IntradayExecutor:
         where = np.nonzero((parents != 0.0) & (day >= 0))
         if not len(where[0]):
             return worked
-        history = self._worked(parents[where], day[where])
+        history = self._run(parents[where], day[where])
         executed = np.where(history.left > 0.0, history.executed, history.orders.amount)
         executed = np.where(history.executed > 0.0, executed, 0.0)
         market, spread = _paid_for(history, self.rules.half_spread)
-        found = Worked(
+        result = Worked(
             worked=np.ones(len(executed), dtype=np.bool_),
             executed=np.minimum(executed, history.orders.amount),
             price=np.nan_to_num(history.price),
@@ -277,45 +260,45 @@ class IntradayExecutor:
             reason=_reasons(history),
         )
         for name in Worked._fields:
-            getattr(worked, name)[where] = getattr(found, name)
+            getattr(worked, name)[where] = getattr(result, name)
         return worked
 
     def history(self, parents: Floats, row: int) -> History:
         """All ticks of parents[N] worked during one row, for pictures; those without a day left."""
         day = self._aligned.day_of[row]
         where = (parents != 0.0) & (day >= 0)
-        return self._worked(parents[where], day[where])
+        return self._run(parents[where], day[where])
 
-    def _worked(self, amounts: Floats, day: Ints) -> History:
+    def _run(self, amounts: Floats, day: Ints) -> History:
         """amounts, day[O]."""
         days, orders = _orders_on(self._aligned, amounts, day, whole=self._whole)
         return run_orders(self.policy, days, orders, self.rules)
 
 
-class ImmediateBeside(ImmediateExecutor):
-    """Fills everything at once, bit for bit as without it, and tells TWAP and VWAP of the day.
+class ImmediateWithBenchmarks(ImmediateExecutor):
+    """Fills everything at once, bit for bit as without it, and reports TWAP and VWAP of the day.
 
     So that fills at the open are measured against what the executors are measured against.
     """
 
     def __init__(self, aligned: AlignedDays) -> None:
-        """aligned: the days that are told of."""
+        """aligned: the days of TWAP and VWAP."""
         self._aligned = aligned
 
     def work(self, parents: Floats, row: Rows) -> Worked:
         """Nothing is worked; twap and vwap[E,N] on each order's side, where there is a day."""
-        told = nothing_worked(parents.shape)
+        worked = nothing_worked(parents.shape)
         day = self._aligned.day_of[row]
         where = np.nonzero(day >= 0)
         if not len(where[0]):
-            return told
+            return worked
         # Money too little for a lot at the last close may buy one at the open: none is left out.
         amounts = np.where(parents == 0.0, 1.0, parents)[where]
         days, orders = _orders_on(self._aligned, amounts, day[where])
         rules = ExecutionRules(ticks_per_step=days.shape[1])
-        found = Simulator(days, orders, rules, record=False).benchmarks
-        told.twap[where], told.vwap[where] = found.twap, found.vwap
-        return told
+        marks = Simulator(days, orders, rules, record=False).benchmarks
+        worked.twap[where], worked.vwap[where] = marks.twap, marks.vwap
+        return worked
 
 
 def _orders_on(
@@ -329,7 +312,7 @@ def _orders_on(
     begin, end = begin[day], end[day]
     if not whole:
         shown, day = np.unique(day, return_inverse=True)
-        days = take_days(days, shown)
+        days = days.take(shown)
     return days, parent_orders(day, np.abs(amounts), amounts > 0.0, begin, end)
 
 
@@ -344,11 +327,10 @@ def _paid_for(history: History, half_spread: float) -> tuple[Floats, Floats]:
     crossed = np.abs(price - middle) + half_spread * price
     filled = ticks.executed > 0.0
     total = np.maximum(ticks.executed.sum(axis=1), np.finfo(np.float64).tiny)
-    means = (
-        np.where(filled, ticks.executed * each, 0.0).sum(axis=1) / total
-        for each in (middle, crossed)
+    market, spread = (
+        np.where(filled, ticks.executed * part, 0.0).sum(axis=1) / total
+        for part in (middle, crossed)
     )
-    market, spread = means
     return market, spread
 
 

@@ -21,12 +21,11 @@ from typing import Protocol
 
 import numpy as np
 
+from echelon.config.execution import ExecutionRewardConfig
 from echelon.errors import ConfigError, TrainingError
-from echelon.execution.history import History
-from echelon.execution.metrics import BASIS_POINTS, price_advantage
-from echelon.execution.orders import Ints
+from echelon.execution.history import BASIS_POINTS, History, price_advantage
 from echelon.execution.simulator import LEFT
-from echelon.types import Bools, Floats
+from echelon.types import Bools, Floats, Ints
 
 
 class Reward(Protocol):
@@ -140,6 +139,18 @@ class Weighted:
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]."""
         return np.asarray(sum(weight * reward(history, number) for weight, reward in self.parts))
+
+
+def reward_from_config(config: ExecutionRewardConfig) -> Weighted:
+    """The weighted sum that the section `execution.reward` says."""
+    parts: list[tuple[float, Reward]] = [
+        (config.pa_penalty, PAPenalty(config.penalty)),
+        (config.ratio, Ratio(config.thresholds, config.classes)),
+        (config.shortfall, Shortfall()),
+    ]
+    if config.risk > 0.0:
+        parts.append((1.0, Risk(config.risk)))
+    return Weighted([(weight, reward) for weight, reward in parts if weight > 0.0])
 
 
 def reward_of(reward: Reward, history: History, number: Ints, taken: Bools) -> Floats:

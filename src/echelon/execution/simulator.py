@@ -24,10 +24,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from echelon.config.execution import ExecutionConfig
 from echelon.errors import DataError
 from echelon.execution.days import Days
-from echelon.execution.orders import Ints, ParentOrders, check_orders
-from echelon.types import Bools, Floats
+from echelon.execution.orders import ParentOrders, check_orders
+from echelon.types import Bools, Floats, Ints
 
 LEFT = 1e-6
 """Less than this left of an order is nothing."""
@@ -48,13 +49,21 @@ class ExecutionRules(NamedTuple):
     temporary: float = 0.0
     permanent: float = 0.0
 
+    @staticmethod
+    def from_config(config: ExecutionConfig) -> ExecutionRules:
+        """As the section `execution` has them."""
+        cap = 1.0 if config.volume_cap is None else config.volume_cap
+        return ExecutionRules(
+            config.ticks_per_step, cap, config.half_spread, config.temporary, config.permanent
+        )
+
     @property
     def cap(self) -> float:
         """The volume cap that is in force."""
         return min(self.volume_cap, 1.0)
 
 
-class Progress(NamedTuple):
+class OrderProgress(NamedTuple):
     """Where the orders stand: what a policy may know of its own doing.
 
     tick, step[E]: next tick and step; left[E]: of the amount; done[E]
@@ -68,7 +77,7 @@ class Progress(NamedTuple):
     drift: Floats
 
 
-class Steps(NamedTuple):
+class StepRecords(NamedTuple):
     """What happened, by step: [E,S], 0 where a step was not taken (or nothing filled).
 
     first, last: ticks of the step, the latter excluded
@@ -90,7 +99,7 @@ class Steps(NamedTuple):
     left: Floats
 
 
-class Ticks(NamedTuple):
+class TickRecords(NamedTuple):
     """What happened, by tick of the day: [E,T]; price is NaN where nothing was executed."""
 
     requested: Floats
@@ -114,51 +123,67 @@ class Benchmarks(NamedTuple):
     volume: Floats
 
 
-class Simulator:
-    """Orders on their days, and how far they have come."""
+class OrderBatch:
+    """Orders on their days and how far they have come: what simulators of bars and books share.
+
+    n_steps[E]: that the orders have; rest_cost: what a share that is left at the end would still
+    pay, as a share of the price
+    """
+
+    rest_cost: float = 0.0
 
     def __init__(
-        self, days: Days, orders: ParentOrders, rules: ExecutionRules, *, record: bool = True
+        self, days: Days, orders: ParentOrders, ticks_per_step: int, *, record: bool
     ) -> None:
         """record: keep what every tick did, too (`ticks`)."""
         check_orders(orders, days)
-        self.days, self.orders, self.rules = days, orders, rules
+        self.days, self.orders, self.ticks_per_step = days, orders, ticks_per_step
         n = len(orders)
-        self.progress = Progress(
+        self.progress = OrderProgress(
             orders.start.copy(),
             np.zeros(n, np.int64),
             orders.amount.copy(),
             np.zeros(n, np.bool_),
             np.zeros(n),
         )
-        self.n_steps = steps_of(orders, rules.ticks_per_step)
+        self.n_steps = steps_of(orders, ticks_per_step)
         most = int(self.n_steps.max(initial=0))
-        self.steps = Steps(
+        self.steps = StepRecords(
             *np.zeros((2, n, most), np.int64), *np.zeros((4, n, most)), *np.zeros((3, n, most))
         )
         shape = (n, days.shape[1]) if record else (0, 0)
-        self._record = record
-        self._ticks = Ticks(
+        self.records = record
+        self._ticks = TickRecords(
             np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
         )
         self.benchmarks = Benchmarks(*np.full((5, n), np.nan))
-        _benchmarks(days.buy, days.sell, days.known, days.volume, *_plain(orders), *self.benchmarks)
+        _benchmarks(
+            days.buy, days.sell, days.known, days.volume, *_as_arrays(orders), *self.benchmarks
+        )
 
     @property
-    def records(self) -> bool:
-        """Whether it keeps what every tick did."""
-        return self._record
-
-    @property
-    def ticks(self) -> Ticks:
+    def ticks(self) -> TickRecords:
         """By tick; there only where they are recorded."""
-        assert self._record, "the simulator was told not to record ticks"
+        assert self.records, "the simulator was told not to record ticks"
         return self._ticks
 
     @property
     def over(self) -> bool:
         """Whether every order is done."""
         return bool(self.progress.done.all())
+
+
+class Simulator(OrderBatch):
+    """Orders worked on bars, or on the best quotes of a book."""
+
+    def __init__(
+        self, days: Days, orders: ParentOrders, rules: ExecutionRules, *, record: bool = True
+    ) -> None:
+        """record: keep what every tick did, too (`ticks`)."""
+        super().__init__(days, orders, rules.ticks_per_step, record=record)
+        self.rules = rules
+        # Half the spread and the impact of trading a tick to its cap.
+        self.rest_cost = rules.half_spread + rules.temporary * rules.cap
 
     def step(self, requested: Floats) -> Ints:
         """Ask for so many shares[E] of each order; those done ignore it. Number[E] of the step.
@@ -173,13 +198,13 @@ class Simulator:
             self.days.buy,
             self.days.sell,
             self.days.volume,
-            *_plain(self.orders),
+            *_as_arrays(self.orders),
             np.ascontiguousarray(requested, dtype=np.float64),
             self.rules,
             self.progress,
             self.steps,
             self._ticks,
-            self._record,
+            self.records,
         )
         if below_zero >= 0:
             raise DataError(
@@ -191,13 +216,37 @@ class Simulator:
         return number
 
 
+class NextStep(NamedTuple):
+    """The step that comes next.
+
+    end[E]: the tick after its last; ticks[E]: how many it has; left[E]: ticks to the order's end,
+    the step's own among them; final[E]: whether it is the order's last. Of orders that are done,
+    whose time may be over, ticks and left are 1 and final is true.
+    """
+
+    end: Ints
+    ticks: Ints
+    left: Ints
+    final: Bools
+
+
+def next_step(simulator: OrderBatch) -> NextStep:
+    """Where the next step of each order goes, by the simulator's own grid."""
+    tick, end = simulator.progress.tick, simulator.orders.end
+    per_step = simulator.ticks_per_step
+    until = np.minimum((tick // per_step + 1) * per_step, end)
+    return NextStep(
+        until, np.maximum(until - tick, 1), np.maximum(end - tick, 1), np.asarray(until >= end)
+    )
+
+
 def steps_of(orders: ParentOrders, ticks_per_step: int) -> Ints:
     """[E] how many steps the orders have; those that begin or end off the grid have short ones."""
     first = orders.start // ticks_per_step
     return np.asarray((orders.end - 1) // ticks_per_step - first + 1, dtype=np.int64)
 
 
-def _plain(orders: ParentOrders) -> tuple[Ints, Floats, Bools, Ints, Ints]:
+def _as_arrays(orders: ParentOrders) -> tuple[Ints, Floats, Bools, Ints, Ints]:
     """As the compiled functions take them: a NamedTuple with a length of its own is no tuple."""
     return orders.day, orders.amount, orders.buying, orders.start, orders.end
 
@@ -255,9 +304,9 @@ def _advance(
     end: Ints,
     requested: Floats,
     rules: ExecutionRules,
-    progress: Progress,
-    steps: Steps,
-    ticks: Ticks,
+    progress: OrderProgress,
+    steps: StepRecords,
+    ticks: TickRecords,
     record: bool,
 ) -> int:
     """Number of an order whose price was not above zero; -1: there is none."""

@@ -22,14 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.agents.execution import Public, Task
-from echelon.execution.act import coming_step
+from echelon.agents.execution import ExecutionTask, Public
 from echelon.execution.days import Days
-from echelon.execution.metrics import BASIS_POINTS
+from echelon.execution.history import BASIS_POINTS
 from echelon.execution.orders import ParentOrders, parent_orders
+from echelon.execution.policies import almgren_chriss_cost, eta_of, schedule_cost
 from echelon.execution.rewards import PAPenalty, Reward, Risk, Shortfall, Weighted
-from echelon.execution.schedules import almgren_chriss_cost, eta_of, schedule_cost
-from echelon.execution.simulator import ExecutionRules, Simulator
+from echelon.execution.simulator import ExecutionRules, Simulator, next_step
 from echelon.rng import stream
 from echelon.types import Floats, Floats32
 
@@ -44,9 +43,9 @@ class Drawn(NamedTuple):
     orders: ParentOrders
     rules: ExecutionRules
 
-    def task(self, reward: Reward) -> Task:
+    def task(self, reward: Reward) -> ExecutionTask:
         """To learn from."""
-        return Task(self.days, self.public, self.orders, self.rules, reward)
+        return ExecutionTask(self.days, self.public, self.orders, self.rules, reward)
 
 
 @dataclass(frozen=True)
@@ -120,17 +119,17 @@ class ImpactMarket:
         unit = eta_of(rules._replace(temporary=1.0), price=1.0, volume=volume)
         amount = 100.0
         rules = rules._replace(temporary=self.eta / (BASIS_POINTS * unit * amount))
-        days = Days.of_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
+        days = Days.from_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
         buying = np.arange(self.n_orders) % 2 == 0
         orders = parent_orders(0, amount, buying, 0, n_ticks)
-        return Drawn(days, Public.of(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
+        return Drawn(days, Public.from_today(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
 
 
 @dataclass(frozen=True)
 class DriftMarket:
     """Days that drift one way; features are the returns.
 
-    drift, noise: a tick, in basis points; persistence: chance that today goes yesterday's way
+    drift, noise: a tick, in basis points; persistence: probability that today goes yesterday's way
     With no drift it is a martingale.
     """
 
@@ -153,7 +152,7 @@ class DriftMarket:
         today = self._returns(rng, way)
         yesterday = self._returns(rng, before)
         price = _PRICE * (1.0 + np.cumsum(today, axis=1) / BASIS_POINTS)
-        return _drawn(
+        return _whole_day_orders(
             price,
             Public(self._features(today), self._features(yesterday)),
             ExecutionRules(self.ticks_per_step),
@@ -188,9 +187,9 @@ class DriftFilter:
     def start(self, simulator: Simulator) -> None:
         """Log odds[D,T] of a day that goes up, known as each tick begins."""
         market = self.market
-        told = 2.0 * market.drift / market.noise  # by a return in units of the noise
-        today = told * self.public.today[:, :, 0].astype(np.float64)
-        before = 1.0 / (1.0 + np.exp(-told * self.public.yesterday[:, :, 0].sum(axis=1)))
+        odds = 2.0 * market.drift / market.noise  # by a return in units of the noise
+        today = odds * self.public.today[:, :, 0].astype(np.float64)
+        before = 1.0 / (1.0 + np.exp(-odds * self.public.yesterday[:, :, 0].sum(axis=1)))
         up = market.persistence * before + (1.0 - market.persistence) * (1.0 - before)
         sofar = np.concatenate([np.zeros((len(today), 1)), today.cumsum(axis=1)[:, :-1]], axis=1)
         self._odds = np.log(up / (1.0 - up))[:, None] + sofar
@@ -200,7 +199,7 @@ class DriftFilter:
         orders, progress = simulator.orders, simulator.progress
         tick = np.minimum(progress.tick, simulator.days.shape[1] - 1)
         against = self._odds[orders.day, tick] * np.where(orders.buying, 1.0, -1.0) > 0.0
-        return np.where(against | coming_step(simulator).final, progress.left, 0.0)
+        return np.where(against | next_step(simulator).final, progress.left, 0.0)
 
 
 def martingale() -> DriftMarket:
@@ -246,12 +245,14 @@ class ForetoldMarket:
         price = _PRICE * (1.0 + path / BASIS_POINTS)
         temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
         rules = ExecutionRules(1, temporary=temporary)
-        return _drawn(price, Public.of(today), rules, rng)
+        return _whole_day_orders(price, Public.from_today(today), rules, rng)
 
 
-def _drawn(price: Floats, public: Public, rules: ExecutionRules, rng: np.random.Generator) -> Drawn:
+def _whole_day_orders(
+    price: Floats, public: Public, rules: ExecutionRules, rng: np.random.Generator
+) -> Drawn:
     """Orders of one share over whole days of volume 1 a tick, either side."""
     n_days, n_ticks = price.shape
-    days = Days.of_prices(price, np.ones_like(price))
+    days = Days.from_prices(price, np.ones_like(price))
     buying = rng.random(n_days) < 0.5
     return Drawn(days, public, parent_orders(np.arange(n_days), 1.0, buying, 0, n_ticks), rules)

@@ -31,8 +31,9 @@ from echelon.files import write_atomic
 from echelon.proving.planted import Draw
 from echelon.rng import stream
 from echelon.runs import RunDirectory
+from echelon.training.loop import Outcome, Progress
 from echelon.training.many import SeedJob, train_seed
-from echelon.training.run import Outcome, Progress, TrainedRun
+from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
 FIRST = date(2000, 1, 3)

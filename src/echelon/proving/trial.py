@@ -30,7 +30,8 @@ from echelon.proving.worlds import joined
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
 from echelon.training.learners import Worlds, ready
 from echelon.training.loading import load_policy
-from echelon.training.run import Outcome, Training, finished_outcome, resume_point
+from echelon.training.loop import Outcome
+from echelon.training.run import Training, finished_outcome, resume_point
 from echelon.types import Floats
 
 YEAR = 252.0

@@ -14,20 +14,16 @@ from echelon.data.store import Store
 from echelon.envs.world import World
 from echelon.errors import ConfigError, StoreError, UniverseError
 from echelon.execution.days import Days
-from echelon.execution.extensions import load_extensions
-from echelon.execution.features import FEATURES, public_features
+from echelon.execution.features import FEATURES, load_extensions
 from echelon.execution.loading import load_days
-from echelon.execution.policies import ExecutionPolicy
+from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs
 from echelon.execution.portfolio import (
-    ImmediateBeside,
+    ImmediateWithBenchmarks,
     IntradayExecutor,
     align_days,
     execution_rules,
-    take_days,
     ticks_in,
 )
-from echelon.execution.schedules import Twap, VolumeProfile, Vwap
-from echelon.features.scaler import Scaler
 from echelon.files import blaming
 
 
@@ -35,7 +31,7 @@ def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
     """The world with the configuration's executor in it.
 
     Where that is immediate: the world itself, or with a dataset of intraday bars one that fills in
-    the same way and tells what the fills cost against the day's TWAP and VWAP.
+    the same way and reports what the fills cost against the day's TWAP and VWAP.
     costs: as in `world_of`; what execution costs by its own keys is multiplied, too
     """
     market = config.market
@@ -52,7 +48,7 @@ def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
         price_limits=world.rules.price_limits,
     )
     if market.executor == "immediate":
-        return replace(world, executor=ImmediateBeside(aligned))
+        return replace(world, executor=ImmediateWithBenchmarks(aligned))
     rules = execution_rules(
         world.rules,
         ticks_in(days, market.executor_step_minutes),
@@ -105,48 +101,30 @@ def _load(world: World, config: Config) -> tuple[Days, str]:
 
 
 def _policy(days: Days, world: World, config: Config, ticks_per_step: int) -> ExecutionPolicy:
-    market = config.market
-    if market.executor == "twap":
-        return Twap()
-    if market.executor == "vwap":
-        rows = world.splits["train"]
-        train = np.isin(
-            days.dates.astype("datetime64[D]"),
-            world.times[rows.start : rows.stop].astype("datetime64[D]"),
-        )
-        if not train.any():
-            raise ConfigError(
-                "market.executor is 'vwap', whose volume profile is that of the train days, but "
-                f"{market.executor_dataset!r} has none of them. Import bars of split.train too, "
-                "or use 'twap'."
-            )
-        return Vwap(VolumeProfile.fit(take_days(days, train)))
-    return _learned(days, config, ticks_per_step)
+    if config.market.executor == "learned":
+        return _learned_policy(days, config, ticks_per_step)
+    rows = world.splits["train"]
+    train = np.isin(
+        days.dates.astype("datetime64[D]"),
+        world.times[rows.start : rows.stop].astype("datetime64[D]"),
+    )
+    n_steps = -(-days.shape[1] // ticks_per_step)
+    given = ScheduleInputs(days.take(train), n_steps, config.execution.kappa)
+    return SCHEDULES[config.market.executor](given)
 
 
-def _learned(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy:
-    """The stored policy, with the public features of these days.
-
-    `facts.scaler` of the file has what they were scaled with in training (`Scaler.to_dict`), or
-    null where they were not; `facts.rules`, where it is there, begins with the ticks of a step.
+def _learned_policy(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy:
+    """The stored policy; `facts.rules` of its file, where there are any, begin with the ticks of a
+    step that it learned with.
     """
     # The learners of execution need seconds to import.
-    from echelon.agents.execution.files import load_policy
-    from echelon.agents.execution.policy import LearnedPolicy
+    from echelon.agents.execution.files import load_execution_policy, policy_for_days
 
     path = config.market.executor_policy
     assert path is not None, "the configuration checks that it is there"
-    stored = load_policy(path)
-    if "scaler" not in stored.facts:
-        raise StoreError(
-            f"{path}: its facts have no 'scaler', expected what the features were scaled with in "
-            "training, or null. Train the policy again with `echelon execution train`."
-        )
-    again = "Train the policy again with `echelon execution train`."
-    with blaming(path, again):
+    stored = load_execution_policy(path)
+    with blaming(path, "Train the policy again with `echelon execution train`."):
         trained = stored.facts.get("rules", [ticks_per_step])[0]
-        given = stored.facts["scaler"]
-        scaler = None if given is None else Scaler.from_dict(given)
     if trained != ticks_per_step:
         raise ConfigError(
             f"{path} learned to decide every {trained} ticks, but market.executor_step_minutes is "
@@ -157,6 +135,4 @@ def _learned(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy
     # Files that it needs nothing of are not run.
     execution = config.execution
     files = execution.extensions if set(stored.features) - set(FEATURES) else ()
-    names, own = load_extensions(files, execution.run_code).chosen(stored.features)
-    public = public_features(days, own, scaler, names=names)
-    return LearnedPolicy(stored.net, public)
+    return policy_for_days(path, stored, days, load_extensions(files, execution.run_code))

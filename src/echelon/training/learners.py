@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from echelon.population.settings import refuse_settings
 from echelon.population.windows import parts_of
 from echelon.training.executors import with_executor
 from echelon.training.loading import is_sb3
-from echelon.types import Metrics
+from echelon.training.loop import RoundLearner
 
 
 class Worlds(NamedTuple):
@@ -49,32 +49,18 @@ class Worlds(NamedTuple):
         return Worlds(world, valid, str(prepared.manifest["content_hash"]))
 
 
-class Learner(Protocol):
-    """An agent that learns. `steps`: environment steps so far, one per book and bar."""
+class Learner(RoundLearner, Protocol):
+    """An agent that learns. `steps`: environment steps so far, one per book and bar.
 
-    steps: int
-
-    def train_once(self) -> Metrics:
-        """Collect and learn a little; what it tells has `charts/reward`, and nothing of losses
-        before the first update.
-
-        Raises `TrainingError` before a loss that is not a number can reach the weights.
-        """
+    A round collects and learns a little; it reports nothing of losses before the first update, and
+    raises `TrainingError` before a loss that is not a number can reach the weights.
+    """
 
     def policy(self) -> Policy:
         """The agent as it is now."""
 
     def weights(self) -> dict[str, Tensor]:
         """What `training.load_policy` makes the policy from again."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-
-    def close(self) -> None:
-        """Training has ended: remove what can be computed again."""
 
 
 def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:

@@ -12,14 +12,13 @@ from echelon.features.prepared import Prepared
 from echelon.files import exclusive_lock
 from echelon.training.executors import verify_days
 from echelon.training.learners import Worlds, ready
+from echelon.training.loop import Outcome, Progress
 from echelon.training.run import (
-    Outcome,
-    Progress,
     Training,
     finished_outcome,
+    outcome_before_start,
     resume_point,
     seed_directory,
-    unbegun,
 )
 
 
@@ -46,7 +45,7 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
             point = resume_point(directory)
         worlds = Worlds.of(Prepared.open(job.run), job.config)
         if not ready(job.config, worlds, directory, should_stop):
-            return unbegun(job.seed)
+            return outcome_before_start(job.seed)
         training = Training(job.config, worlds, directory, job.seed, resume=point)
         return training.run(report, should_stop)
 
@@ -56,8 +55,9 @@ def train_seeds(
     *,
     workers: int,
     on_progress: Callable[[Progress], None],
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] = train_seed,
 ) -> JobResults[Outcome]:
-    """Train every job, so many at a time."""
+    """Train every job, so many at a time; train: one of them, in a process of its own."""
 
     def pass_on(_job: int, message: object) -> None:
         assert isinstance(message, Progress)
@@ -65,4 +65,4 @@ def train_seeds(
 
     if workers > 1:
         verify_days(job.config for job in jobs)
-    return run_jobs(train_seed, jobs, workers=workers, on_report=pass_on)
+    return run_jobs(train, jobs, workers=workers, on_report=pass_on)

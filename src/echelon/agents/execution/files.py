@@ -8,6 +8,7 @@ Both are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +18,15 @@ from typing_extensions import TypedDict
 
 from echelon.agents.execution.learner import load_weights
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings
+from echelon.agents.execution.rollout import LearnedPolicy
 from echelon.errors import StoreError
+from echelon.execution.days import Days
+from echelon.execution.features import Extensions, Quotes, public_features
+from echelon.features.scaler import Scaler
 from echelon.files import blaming, check_tree
 from echelon.runs.tensor_files import TensorFiles
+
+log = logging.getLogger(__name__)
 
 _FILES = TensorFiles(
     "policy.safetensors", "policy.json", "execution policy", 1, "train the policy again"
@@ -38,28 +45,28 @@ class _Document(TypedDict):
 
 
 class StoredPolicy(NamedTuple):
-    """What was saved; features: names of the public ones; facts: whatever the writer told."""
+    """What was saved; features: names of the public ones; facts: whatever the writer adds."""
 
     net: ExecutionNet
     features: tuple[str, ...]
     facts: dict[str, Any]
 
 
-def save_policy(
+def save_execution_policy(
     path: Path, net: ExecutionNet, features: Sequence[str], facts: Mapping[str, Any] | None = None
 ) -> None:
     """Write a network and what it takes; `path` is a directory, replaced where there is one."""
     assert len(features) == net.n_features, "names are not one a public feature"
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {
+    document = {
         "network": asdict(net.settings),
         "features": list(features),
         "facts": dict(facts or {}),
     }
-    _FILES.write(path, net.state_dict(), told)
+    _FILES.write(path, net.state_dict(), document)
 
 
-def load_policy(path: Path, features: Sequence[str] | None = None) -> StoredPolicy:
+def load_execution_policy(path: Path, features: Sequence[str] | None = None) -> StoredPolicy:
     """Read one; features: names it is to be used with, refused where they are others."""
     read, data = _FILES.read(path, _REMEDY)
     document = check_tree(read, _Document, path / _FILES.document, _REMEDY)
@@ -75,6 +82,40 @@ def load_policy(path: Path, features: Sequence[str] | None = None) -> StoredPoli
         net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
     load_weights(net, tensors, str(path))
     return StoredPolicy(net, names, document["facts"])
+
+
+def policy_for_days(
+    path: Path,
+    stored: StoredPolicy,
+    days: Days,
+    extensions: Extensions,
+    quotes: Quotes | None = None,
+    name: str = "learned",
+) -> LearnedPolicy:
+    """A stored policy on days, with the public features it was trained with.
+
+    `facts.scaler` has what they were scaled with in training (`Scaler.to_dict`), whatever the train
+    window is here, or null where they were not. extensions: where its own features are
+    """
+    again = "Train the policy again with `echelon execution train`."
+    if "scaler" not in stored.facts:
+        raise StoreError(
+            f"{path}: its facts have no 'scaler', expected what the features were scaled with in "
+            f"training, or null. {again}"
+        )
+    with blaming(path, again):
+        given = stored.facts["scaler"]
+        scaler = None if given is None else Scaler.from_dict(given)
+    names, own = extensions.split_names(stored.features)
+    if own and stored.facts.get("extensions") != extensions.digest:
+        log.warning(
+            "%s was trained with other versions of the files in execution.extensions; its features "
+            "(%s) may mean something else now",
+            path,
+            ", ".join(own),
+        )
+    public = public_features(days, own, scaler, names=names, quotes=quotes)
+    return LearnedPolicy(stored.net, public, name)
 
 
 def _few(names: Sequence[str]) -> str:

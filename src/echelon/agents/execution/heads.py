@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.execution.act import Fractions, TwapRate
+from echelon.execution.interpreters import Fractions, TwapRate
 from echelon.execution.simulator import Simulator
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.types import Floats
@@ -64,7 +64,7 @@ class FractionHead:
     @property
     def n_outputs(self) -> int:
         """One logit a fraction."""
-        return self.act.n_actions
+        return len(self.act.values)
 
     def first_bias(self) -> Tensor:
         """All alike."""

@@ -1,4 +1,4 @@
-"""What PPO and DQN share: network, optimizer, chance, the scale of rewards, and their state.
+"""What PPO and DQN share: network, optimizer, randomness, the scale of rewards, and their state.
 
 Axes: `E` orders, `S` steps.
 """
@@ -6,6 +6,7 @@ Axes: `E` orders, `S` steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
-from echelon.agents.execution.policy import LearnedPolicy
-from echelon.agents.execution.task import PublicArrays, Task
+from echelon.agents.execution.rollout import LearnedPolicy
+from echelon.agents.execution.task import ExecutionTask, PublicArrays
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import StoreError, TrainingError
 from echelon.execution.orders import ParentOrders
 from echelon.rng import stream
@@ -65,19 +67,18 @@ class ExecutionLearner:
 
     def __init__(
         self,
+        config: ExecutionLearnerConfig,
         network: NetworkSettings,
-        task: Task,
+        task: ExecutionTask,
         seed: int,
-        *,
-        lr: float,
-        normalize_rewards: bool,
     ) -> None:
+        self.config = config
         self.task = task
         self.seed = seed
         weights = int(stream(seed, "execution", "weights").integers(2**62))
         self.net = build_net(network, task.n_features, weights)
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr, fused=True)
-        self.scale = ReturnScale(on=normalize_rewards)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=config.lr, fused=True)
+        self.scale = ReturnScale(on=config.normalize_rewards)
         self.steps = 0
         self._order_rng = stream(seed, "execution", "orders")
         self._action_generator = torch.Generator().manual_seed(
@@ -129,6 +130,14 @@ class ExecutionLearner:
         self.scale.count = float(state["returns"]["count"])
         self.steps = int(state["steps"])
 
+    def close(self) -> None:
+        """Training has ended: there is nothing to remove."""
+
+    def _set_learning_rate(self) -> None:
+        """It falls linearly to 0 at the last step."""
+        share = max(0.0, 1.0 - self.steps / self.config.total_steps)
+        self.optimizer.param_groups[0]["lr"] = self.config.lr * share
+
     def _draw_orders(self, count: int, copies: int = 1) -> ParentOrders:
         """Some of the task's orders, each at most once, `copies` times side by side."""
         n = len(self.task.orders)
@@ -149,6 +158,11 @@ class ExecutionLearner:
             )
         self.optimizer.step()
         return norm
+
+
+def mean_metrics(updates: Sequence[Metrics]) -> Metrics:
+    """Of each metric, over updates that all have it."""
+    return {name: sum(m[name] for m in updates) / len(updates) for name in updates[0]}
 
 
 def load_weights(net: ExecutionNet, tensors: dict[str, Tensor], where: str) -> None:

@@ -10,6 +10,10 @@
    for the value. Nearly all that the market says has the opposite sense for the opposite side, so
    the product saves the network from finding that out.
 
+Sequences are read causally, by a GRU, an LSTM or a block of self-attention: what comes out at a
+place depends on it and on what is before it. Each runs over a whole sequence, or place by place
+with a hidden state; both give the same numbers.
+
 Sequences may be read in blocks of several ticks (`NetworkSettings.block`): those of a block side
 by side are one input. What a block says is known when it is whole, so that a step which begins
 inside one knows the ticks before it. A day of 390 minutes has 39 inputs at ten ticks a block.
@@ -20,27 +24,109 @@ observations of Stable-Baselines3, every order would carry the whole day and hav
 at each of its steps.
 
 Axes: `E` orders, `D` days, `T` ticks, `F` features, `S` steps, `H` hidden units, `A` numbers that
-say a policy.
+say a policy; `B` sequences, `L` places, `I` inputs.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from echelon.agents.execution.heads import head_of
-from echelon.agents.execution.sequences import Memory, SequenceKind, sequence_net
 from echelon.agents.execution.task import PRIVATE, PublicArrays, step_ticks
+from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError
-from echelon.execution.act import QLIB_FRACTIONS, Fractions, TwapRate
+from echelon.execution.interpreters import QLIB_FRACTIONS, Fractions, TwapRate
 from echelon.execution.orders import ParentOrders
 
 _DAYS_AT_ONCE = 128
 """Days encoded together where no gradient is wanted: their tables stay in the cache."""
+
+SequenceKind = Literal["gru", "lstm", "attention"]
+HiddenState = Any
+"""What a sequence network carries from place to place; None at the beginning."""
+
+
+class SequenceNet(nn.Module, ABC):
+    """Inputs[B,L,I] → out[B,L,H]."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        """[B,L,H] of x[B,L,I]; first[B,H]: what is known before the first place."""
+
+    @abstractmethod
+    def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
+        """(out[B,H], state) of one place x[B,I]."""
+
+
+class Recurrent(SequenceNet):
+    """A GRU or an LSTM, after a layer that mixes the inputs."""
+
+    def __init__(self, kind: Literal["gru", "lstm"], n_inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inputs = nn.Linear(n_inputs, hidden)
+        make = nn.GRU if kind == "gru" else nn.LSTM
+        self.cells = make(hidden, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        """See `SequenceNet`."""
+        state: HiddenState = None
+        if first is not None:
+            h = first[None].contiguous()
+            state = h if self.kind == "gru" else (h, torch.zeros_like(h))
+        out: Tensor = self.cells(torch.relu(self.inputs(x)), state)[0]
+        return out
+
+    def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
+        """See `SequenceNet`."""
+        out, state = self.cells(torch.relu(self.inputs(x))[:, None], state)
+        return out[:, 0], state
+
+
+class CausalAttention(SequenceNet):
+    """One block: attention to this and earlier places, then a layer of its own for each place."""
+
+    def __init__(self, n_inputs: int, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs = nn.Linear(n_inputs, hidden)
+        self.before = nn.LayerNorm(hidden)
+        self.to_heads = nn.Linear(hidden, 3 * hidden)
+        self.mixed = nn.Linear(hidden, hidden)
+        self.between = nn.LayerNorm(hidden)
+        self.own = nn.Sequential(
+            nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden)
+        )
+
+    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
+        """See `SequenceNet`; `first` is a place before the others."""
+        h = self.inputs(x)
+        h = h + _places(h.shape[1], h.shape[2])
+        if first is None:
+            return self._block(h)
+        return self._block(torch.cat([first[:, None], h], dim=1))[:, 1:]
+
+    def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
+        """See `SequenceNet`; the state is all inputs so far."""
+        seen = x[:, None] if state is None else torch.cat([state, x[:, None]], dim=1)
+        return self(seen)[:, -1], seen
+
+    def _block(self, h: Tensor) -> Tensor:
+        batch, length, hidden = h.shape
+        parts = self.to_heads(self.before(h)).view(batch, length, 3, self.heads, -1)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.mixed(seen.transpose(1, 2).reshape(batch, length, hidden))
+        out: Tensor = h + self.own(self.between(h))
+        return out
 
 
 @dataclass(frozen=True)
@@ -83,12 +169,23 @@ class NetworkSettings:
         return Fractions(self.fractions) if self.fractions else TwapRate(self.rate_max)
 
     @staticmethod
+    def from_config(config: ExecutionConfig) -> NetworkSettings:
+        """As the section `execution` has it."""
+        return NetworkSettings(
+            sequence=config.sequence,
+            hidden=config.hidden,
+            fractions=config.fractions if config.actions == "fractions" else (),
+            rate_max=config.rate_max,
+            block=config.block,
+        )
+
+    @staticmethod
     def from_json(facts: dict[str, Any]) -> NetworkSettings:
         """As `asdict` gave it, through JSON."""
         return NetworkSettings(**{**facts, "fractions": tuple(facts["fractions"])})
 
 
-class Output(NamedTuple):
+class PolicyOutput(NamedTuple):
     """params[…,A]: of the policy; value[…]: expected of the steps to come."""
 
     params: Tensor
@@ -106,7 +203,9 @@ class ExecutionNet(nn.Module):
         hidden = settings.hidden
 
         def over_time(n_inputs: int) -> nn.Module:
-            return sequence_net(settings.sequence, n_inputs, hidden, settings.heads)
+            if settings.sequence == "attention":
+                return CausalAttention(n_inputs, hidden, settings.heads)
+            return Recurrent(settings.sequence, n_inputs, hidden)
 
         n_inputs = settings.block * n_features
         self.yesterday = over_time(n_inputs)
@@ -138,24 +237,24 @@ class ExecutionNet(nn.Module):
         known = torch.relu(self.public(torch.cat(parts, dim=-1)))
         return known if block == 1 else known.repeat_interleave(block, dim=1)[:, :n_ticks]
 
-    def sequence(self, public: Tensor, private: Tensor, side: Tensor) -> Output:
+    def sequence(self, public: Tensor, private: Tensor, side: Tensor) -> PolicyOutput:
         """params[E,S,A], value[E,S] of public[E,S,H], private[E,S,P] and side[E]: ±1."""
         return self._mix(public, self.private(private), side[:, None].expand(public.shape[:2]))
 
     def step(
-        self, public: Tensor, private: Tensor, side: Tensor, memory: Memory
-    ) -> tuple[Output, Memory]:
+        self, public: Tensor, private: Tensor, side: Tensor, state: HiddenState
+    ) -> tuple[PolicyOutput, HiddenState]:
         """The same, one step at a time: public[E,H], private[E,P], side[E]."""
-        own, memory = self.private.step(private, memory)  # type: ignore[operator]
-        return self._mix(public, own, side), memory
+        own, state = self.private.step(private, state)  # type: ignore[operator]
+        return self._mix(public, own, side), state
 
-    def _mix(self, public: Tensor, private: Tensor, side: Tensor) -> Output:
+    def _mix(self, public: Tensor, private: Tensor, side: Tensor) -> PolicyOutput:
         side = side[..., None]
         joined = torch.cat([public, public * side, private, side], dim=-1)
         params = self.actor(joined)
         if len(self.log_std):
             params = torch.cat([params, self.log_std.expand_as(params)], dim=-1)
-        return Output(params, self.critic(joined).squeeze(-1))
+        return PolicyOutput(params, self.critic(joined).squeeze(-1))
 
 
 def look_up(
@@ -213,3 +312,10 @@ def _mixer(n_inputs: int, hidden: int, n_outputs: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(hidden, n_outputs),
     )
+
+
+def _places(length: int, hidden: int) -> Tensor:
+    """[L,H] sines and cosines of the place (Vaswani et al., 2017)."""
+    place = torch.arange(length, dtype=torch.float32)[:, None]
+    rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
+    return torch.cat([torch.sin(place * rate), torch.cos(place * rate)], dim=1)[:, :hidden]

@@ -6,7 +6,9 @@ Policy Distillation", AAAI 2021).
 2. The **student**, which sees what can be seen, works orders. At every state it comes to, the
    teacher is asked what it would do there: same order, same position, with the future known.
 3. Student's loss = PPO's + μ · L_d, with L_d = −mean log π_student(teacher's action), or, by
-   setting, the mean KL(π_teacher ‖ π_student). The published weights are μ = 0.01, value 1.
+   setting, the mean KL(π_teacher ‖ π_student). The published weight is μ = 0.01 throughout; with
+   `distill_decay` it falls to 0: what is mostly right is where to begin and not where to end, as it
+   takes no account of how much is at stake, which the reward does.
 
 What the teacher does hangs on the future, of which the student can know part. Made likelier in each
 state is what was *mostly* right there: a target with the market's noise in it once, in one action,
@@ -17,7 +19,7 @@ Axes: `E` orders, `S` steps, `A` numbers that say a policy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -26,41 +28,20 @@ from torch import Tensor
 from echelon.agents.execution.learner import load_weights
 from echelon.agents.execution.losses import taken_mean
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, look_up, side_of
-from echelon.agents.execution.ppo import PPO, PPOSettings
-from echelon.agents.execution.rollout import Rollout
-from echelon.agents.execution.task import Task
+from echelon.agents.execution.ppo import PPO
+from echelon.agents.execution.rollout import OrderRollout
+from echelon.agents.execution.task import ExecutionTask
+from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
-from echelon.execution.orders import Ints
 from echelon.runs.checkpoint import below_prefix, with_prefix
-from echelon.types import Metrics
+from echelon.types import Ints, Metrics
 
 
-@dataclass(frozen=True)
-class DistillSettings:
-    """How the student listens to the teacher.
-
-    weight: μ; target: the teacher's action (as published) or its whole distribution
-    decay_steps: steps of orders at which the weight, falling linearly, is 0; None: it stays, as
-        published. What is mostly right is where to begin and not where to end: it takes no account
-        of how much is at stake, which the reward does.
-    """
-
-    weight: float = 0.01
-    target: Literal["action", "distribution"] = "action"
-    decay_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0.0:
-            raise ConfigError(f"distillation weight = {self.weight} must be from 0. Correct it.")
-        if self.target not in ("action", "distribution"):
-            raise ConfigError(
-                f"distillation target = {self.target!r} must be 'action' or 'distribution'."
-            )
-
-
-def teacher_of(settings: PPOSettings, network: NetworkSettings, task: Task, seed: int) -> PPO:
+def make_teacher(
+    config: ExecutionLearnerConfig, network: NetworkSettings, task: ExecutionTask, seed: int
+) -> PPO:
     """The learner of a teacher: PPO with a network that sees the whole day."""
-    return PPO(settings, replace(network, oracle=True), task, seed)
+    return PPO(config, replace(network, oracle=True), task, seed)
 
 
 def distillation(
@@ -79,14 +60,13 @@ class Student(PPO):
 
     def __init__(
         self,
-        settings: PPOSettings,
-        distill: DistillSettings,
+        config: ExecutionLearnerConfig,
         network: NetworkSettings,
-        task: Task,
+        task: ExecutionTask,
         teacher: ExecutionNet,
         seed: int,
     ) -> None:
-        super().__init__(settings, network, task, seed)
+        super().__init__(config, network, task, seed)
         if teacher.settings.act != network.act:
             raise ConfigError(
                 f"the teacher's actions are {teacher.settings.act}, the student's {network.act}: "
@@ -94,18 +74,19 @@ class Student(PPO):
             )
         if network.oracle:
             raise ConfigError("a student must not see the future. Set oracle to false.")
-        self.distill = distill
         self.teacher = teacher
         self._taught = torch.zeros(0)
 
     @property
     def weight(self) -> float:
         """Μ now."""
-        until = self.distill.decay_steps
-        share = 1.0 if until is None else max(0.0, 1.0 - self.steps / until)
-        return self.distill.weight * share
+        decay = self.config.distill_decay
+        if decay is None:
+            return self.config.distill
+        until = max(1, round(decay * self.config.total_steps))
+        return self.config.distill * max(0.0, 1.0 - self.steps / until)
 
-    def update(self, rollout: Rollout) -> Metrics:
+    def update(self, rollout: OrderRollout) -> Metrics:
         """Ask the teacher about all states of the rollout, then learn."""
         with torch.no_grad():
             public = look_up(
@@ -127,6 +108,6 @@ class Student(PPO):
 
     def _further(self, params: Tensor, which: Ints, taken: Tensor) -> tuple[Tensor, Metrics]:
         taught = self._taught[: len(params), torch.from_numpy(which)]
-        apart = distillation(params, taught, self.net, self.distill.target)
+        apart = distillation(params, taught, self.net, self.config.distill_target)
         loss = taken_mean(apart, taken)
         return self.weight * loss, {"losses/distillation": float(loss.detach())}

@@ -1,6 +1,6 @@
-"""Work many orders at once with a network, and keep what is to be learned from.
+"""Work many orders at once with a network: to keep what is to be learned from, or as a policy.
 
-Axes: `E` orders, `S` steps, `P` private inputs, `A` numbers that say a policy.
+Axes: `E` orders, `S` steps, `H` hidden units, `P` private inputs, `A` numbers that say a policy.
 """
 
 from __future__ import annotations
@@ -12,18 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.network import ExecutionNet, Output, look_up, side_of
-from echelon.agents.execution.task import Task, private_inputs
-from echelon.execution.history import History, rest_cost_of
-from echelon.execution.orders import Ints, ParentOrders
+from echelon.agents.execution.network import (
+    ExecutionNet,
+    HiddenState,
+    PolicyOutput,
+    look_up,
+    side_of,
+)
+from echelon.agents.execution.task import ExecutionTask, PublicArrays, check_public, private_inputs
+from echelon.errors import DataError
+from echelon.execution.history import History
+from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import reward_of
 from echelon.execution.simulator import Simulator
+from echelon.types import Floats, Ints
 
-Choose = Callable[[Output], Tensor]
+Choose = Callable[[PolicyOutput], Tensor]
 """From what the net says to actions[E]."""
 
 
-class Rollout(NamedTuple):
+class OrderRollout(NamedTuple):
     """Whole orders; steps first where time runs, orders first where sequences are encoded.
 
     private[E,S,P]; params[S,E,A], value[S,E]: of the net that acted
@@ -44,37 +52,40 @@ class Rollout(NamedTuple):
         """Steps that orders have taken."""
         return int(self.taken.sum())
 
-    def some(self, which: Ints) -> Rollout:
+    def some(self, which: Ints) -> OrderRollout:
         """Of some orders."""
         e = torch.from_numpy(which)
         rest = (part[:, e] for part in self[2:])
-        return Rollout(self.orders.take(which), self.private[e], *rest)
+        return OrderRollout(self.orders.take(which), self.private[e], *rest)
 
 
 @torch.no_grad()
-def roll_out(net: ExecutionNet, task: Task, orders: ParentOrders, choose: Choose) -> Rollout:
+def roll_out(
+    net: ExecutionNet, task: ExecutionTask, orders: ParentOrders, choose: Choose
+) -> OrderRollout:
     """Work `orders` to their end."""
     public = look_up(net, task.public, orders, task.rules.ticks_per_step)
     side = side_of(orders)
     simulator = Simulator(task.days, orders, task.rules, record=False)
-    memory = None
-    private, said, actions, reward, taken, ended = [], [], [], [], [], []
+    state: HiddenState = None
+    private, outputs, actions, reward, taken, ended = [], [], [], [], [], []
     for k in range(public.shape[1]):
         live = ~simulator.progress.done
         private.append(torch.from_numpy(private_inputs(simulator)))
-        output, memory = net.step(public[:, k], private[k], side, memory)
-        said.append(output)
+        output, state = net.step(public[:, k], private[k], side, state)
+        outputs.append(output)
         actions.append(choose(output))
         number = simulator.step(net.head.shares(actions[k], simulator))
-        history = _as_it_stands(simulator)
+        # Without a copy: it is read and dropped before the next step.
+        history = History.from_simulator(simulator, copy=False)
         reward.append(torch.from_numpy(reward_of(task.reward, history, number, live)))
         taken.append(torch.from_numpy(live))
         ended.append(torch.from_numpy(simulator.progress.done.copy()))
-    return Rollout(
+    return OrderRollout(
         orders,
         torch.stack(private, dim=1),
-        torch.stack([one.params for one in said]),
-        torch.stack([one.value for one in said]),
+        torch.stack([output.params for output in outputs]),
+        torch.stack([output.value for output in outputs]),
         torch.stack(actions),
         torch.stack(reward).float(),
         torch.stack(taken).float(),
@@ -85,7 +96,7 @@ def roll_out(net: ExecutionNet, task: Task, orders: ParentOrders, choose: Choose
 def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[Ints]:
     """Numbers of the orders in `parts` groups of one size, those of a day together.
 
-    A day is then encoded for one group, not for all; which days meet is left to chance.
+    A day is then encoded for one group, not for all; which days meet is random.
     """
     days, which = np.unique(orders.day, return_inverse=True)
     place = rng.permutation(len(days))[which]
@@ -95,14 +106,45 @@ def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[I
     return [part for part in np.array_split(sorted_by_day, parts) if len(part)]
 
 
-def _as_it_stands(simulator: Simulator) -> History:
-    """Without copies: it is read and dropped before the next step."""
-    return History(
-        simulator.days,
-        simulator.orders,
-        simulator.benchmarks,
-        simulator.progress,
-        simulator.steps,
-        None,
-        rest_cost_of(simulator.rules),
-    )
+class LearnedPolicy:
+    """Does the likeliest, or the mean; it does not explore.
+
+    `start` encodes the days of the orders, whole; by the network's construction what it looks up
+    for a step has seen only the ticks before it.
+    """
+
+    def __init__(self, net: ExecutionNet, public: PublicArrays, name: str = "learned") -> None:
+        self.net = net
+        self.public = public
+        self.name = name
+        self._known: Tensor | None = None
+        self._side: Tensor | None = None
+        self._state: HiddenState = None
+        features = int(public.today.shape[2])
+        if features != net.n_features:
+            raise DataError(
+                f"policy {name!r} was made for {net.n_features} public features, these days have "
+                f"{features}. Use the features it was trained with."
+            )
+
+    def start(self, simulator: Simulator) -> None:
+        """Encode the days."""
+        check_public(self.public, simulator.days)
+        self.net.eval()
+        with torch.no_grad():
+            self._known = look_up(
+                self.net, self.public, simulator.orders, simulator.rules.ticks_per_step
+            )
+        self._side = side_of(simulator.orders)
+        self._state = None
+
+    @torch.no_grad()
+    def request(self, simulator: Simulator) -> Floats:
+        """[E] shares."""
+        assert self._known is not None, "the policy was asked before it was told of the orders"
+        assert self._side is not None, "the policy was asked before it was told of the orders"
+        # Orders step side by side, so that those not done are all at the same step.
+        k = int(simulator.progress.step.max())
+        private = torch.from_numpy(private_inputs(simulator))
+        output, self._state = self.net.step(self._known[:, k], private, self._side, self._state)
+        return self.net.head.shares(self.net.head.greedy(output.params), simulator)

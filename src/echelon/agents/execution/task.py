@@ -11,12 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from echelon.errors import DataError
-from echelon.execution.act import coming_step
 from echelon.execution.days import Days
-from echelon.execution.orders import Ints, ParentOrders
+from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import Reward
-from echelon.execution.simulator import ExecutionRules, Simulator, steps_of
-from echelon.types import Floats32
+from echelon.execution.simulator import ExecutionRules, Simulator, next_step, steps_of
+from echelon.types import Floats32, Ints
 
 PRIVATE = ("left", "time_left", "day_left", "day_gone", "even", "executed", "filled")
 """What an order knows of itself, each about between 0 and 1: share of the amount left; share of the
@@ -45,13 +44,13 @@ class Public:
     yesterday: Floats32
 
     @staticmethod
-    def of(today: Floats32) -> Public:
+    def from_today(today: Floats32) -> Public:
         """Without a yesterday."""
         return Public(today, np.zeros_like(today))
 
 
 @dataclass(frozen=True)
-class Task:
+class ExecutionTask:
     """Orders to learn from, and what they are paid."""
 
     days: Days
@@ -95,7 +94,7 @@ def private_inputs(simulator: Simulator) -> Floats32:
     """[E,P] as the coming step begins; in the order of `PRIVATE`."""
     progress, orders, steps = simulator.progress, simulator.orders, simulator.steps
     n_ticks = simulator.days.shape[1]
-    coming = coming_step(simulator)
+    coming = next_step(simulator)
     left = np.maximum(orders.end - progress.tick, 0)
     at = (np.arange(len(orders)), np.maximum(progress.step - 1, 0))
     began = progress.step > 0

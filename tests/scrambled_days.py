@@ -1,7 +1,7 @@
 """Replace the future of days by noise, and see whether anything before it changes.
 
 What an agent decides at a tick may depend on the ticks before it and on days before; nothing else.
-`scrambled_after` makes days that agree up to a moment and then go another way; whatever is
+`scramble_after` makes days that agree up to a moment and then go another way; whatever is
 computed from both must agree up to that moment, too.
 
 Axes: `D` days, `T` ticks of a day.
@@ -21,7 +21,7 @@ from echelon.rng import stream
 from echelon.types import Bools
 
 
-def scrambled_after(days: Days, day: int, tick: int, seed: int = 0) -> Days:
+def scramble_after(days: Days, day: int, tick: int, seed: int = 0) -> Days:
     """Days that are the same up to the end of `tick` of `day`, and noise after that.
 
     After it come the day's later ticks, and those of any symbol on the same date, and all later
@@ -52,7 +52,7 @@ def check_causal(
     rng = stream(seed, "execution", "cuts")
     for _ in range(cuts):
         day, tick = (int(rng.integers(n)) for n in days.shape)
-        other = compute(scrambled_after(days, day, tick, seed))
+        other = compute(scramble_after(days, day, tick, seed))
         shown = _until(days, day, tick)
         whole = days.dates <= days.dates[day]  # whose yesterday is over
         for f, name in enumerate(true.names):
