@@ -140,7 +140,7 @@ DAY_ARRAYS = ("dates", "clock", "buy", "sell", "known", "volume")
 
 def test_profiles_that_cannot_be_used_are_refused() -> None:
     halted = Days.from_prices(np.full((2, 4), np.nan), np.zeros((2, 4)))
-    with pytest.raises(DataError, match="none of the 2 days"):
+    with pytest.raises(DataError, match="none of the 2 train days"):
         VolumeProfile.fit(halted)
     profile = VolumeProfile.fit(IMPACT)
     short = Days.from_prices(np.full((1, 4), 1.0), np.ones((1, 4)))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from echelon.agents.execution import (
     DQN,
