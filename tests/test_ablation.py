@@ -31,7 +31,7 @@ from echelon.evaluation.variants import (
     variant_configs,
 )
 from echelon.ops.measures import LABELS
-from echelon.report.ablation import _grid_lines, _variant_lines, draw_ablation
+from echelon.report.charts.variants import draw_ablation, grid_rows, variant_rows
 
 TWO = "gamma: [train.gamma=0.5]\nfew: ['features.indicators={}', window=6]\n"
 """Two variants: one with the base's features, one with others."""
@@ -168,7 +168,7 @@ def test_picture_groups_variants_by_factor_and_marks_the_base(tmp_path: Path) ->
         _row("window-60", [], Setting("window", "60")),
     )
     base = _config("qtmrl")
-    lines = list(_variant_lines(result, base))
+    lines = list(variant_rows(result, base))
     assert [(line.group, line.label) for line in lines] == [
         ("", "base"),
         ("window (base: 20)", "30"),
@@ -185,7 +185,7 @@ def test_picture_groups_variants_by_factor_and_marks_the_base(tmp_path: Path) ->
 def test_picture_of_a_grid_shows_levels_over_all_combinations(tmp_path: Path) -> None:
     base = _config("qtmrl")
     rows = [_row(v.name, [float(k), k + 1.0], *v.settings) for k, v in enumerate(full_grid(base))]
-    lines = {(line.group, line.label): line for line in _grid_lines(_result(*rows), base)}
+    lines = {(line.group, line.label): line for line in grid_rows(_result(*rows), base)}
     own, other = lines["window", "20 (base)"], lines["window", "60"]
     assert len(own.points) == len(other.points) == len(rows) // 3
     # Windows vary slowest: the first third of the rows has the base's, the last third 60.

@@ -30,7 +30,7 @@ from echelon.evaluation.comparison import (
     agent_config,
 )
 from echelon.ops.measures import LABELS
-from echelon.report.comparison import comparison_lines, draw_comparison
+from echelon.report.charts.variants import comparison_rows, draw_comparison
 from echelon.training.run import TrainedRun
 
 SMALL = (
@@ -229,7 +229,7 @@ def test_table_and_picture_show_spread_difference_and_failures(
         None,
         0.3,
     )
-    lines = {line.label: line for line in comparison_lines(result)}
+    lines = {line.label: line for line in comparison_rows(result)}
     assert list(lines)[:2] == ["sb3-ppo, 320,000 steps", "sac, 320,000 steps"]
     assert lines["sac, 320,000 steps"].is_base
     assert lines["min_variance"].reference == 1.5

@@ -30,7 +30,9 @@ from echelon.execution.policies import SCHEDULES, Twap, run_orders
 from echelon.execution.rewards import reward_from_config
 from echelon.execution.simulator import ExecutionRules
 from echelon.files import exclusive_lock
-from echelon.report.execution import draw_day, render, write_execution_report
+from echelon.report.charts.execution import day_chart
+from echelon.report.charts.slides import Slide, draw_slide
+from echelon.report.execution import render, write_execution_report
 from echelon.report.texts import Words
 from echelon.training.execution import (
     is_trained,
@@ -453,7 +455,8 @@ def test_page_has_the_day_and_heads_over_both_columns_of_a_policy(
 
 def test_the_picture_of_a_day_is_drawn(data: ExecutionData) -> None:
     history = run_orders(Twap(), data.days, data.orders["test"], data.rules)
-    assert draw_day({"twap": history, "again": history}, Words("en")).startswith(b"\x89PNG")
+    chart = day_chart({"twap": history, "again": history}, Words("en"), "again")
+    assert draw_slide(Slide("a day", "", chart)).startswith(b"\x89PNG")
 
 
 # --- settings

@@ -27,16 +27,16 @@ from echelon.proving.planted import PLANTED
 from echelon.proving.planted_proof import BESIDE
 from echelon.proving.regimes import BLIND, CHOOSING
 from echelon.report.certificate import render, rows_of, write_certificate
-from echelon.report.certificate_pictures import (
+from echelon.report.certificate_words import CertificateWords
+from echelon.report.charts.svg import (
     Lane,
     LaneWords,
-    Line,
-    Mark,
+    PolicyRow,
+    Threshold,
     dots,
     lanes,
     strip,
 )
-from echelon.report.certificate_words import CertificateWords
 
 ABOUT = {
     "command": "echelon prove --quick -o 'a=<b>'",
@@ -340,8 +340,8 @@ def test_other_languages_are_refused() -> None:
 
 
 def test_dots_stand_where_their_values_are() -> None:
-    line = Line("a", (0.0, 1.0), strong=True)
-    picture = dots([line], unit="share", bars=[Mark(0.5, "50 %")])
+    line = PolicyRow("a", (0.0, 1.0), strong=True)
+    picture = dots([line], unit="share", thresholds=[Threshold(0.5, "50 %")])
     rings = [float(x) for x in re.findall(r'class="ring strong" cx="([\d.]+)"', picture)]
     (mean,) = [float(x) for x in re.findall(r'class="mean strong" cx="([\d.]+)"', picture)]
     (bar,) = [float(x) for x in re.findall(r'class="bar" x1="([\d.]+)"', picture)]
@@ -350,7 +350,7 @@ def test_dots_stand_where_their_values_are() -> None:
 
 
 def test_strip_draws_a_tick_a_value_and_zero() -> None:
-    picture = strip([Line("<b>", (-1.0, -0.5, 1.0), right="1 / 3")], head="claims")
+    picture = strip([PolicyRow("<b>", (-1.0, -0.5, 1.0), right="1 / 3")], head="claims")
     assert picture.count('class="tick"') == 3
     assert picture.count('class="bar"') == 1
     assert "&lt;b&gt;" in picture

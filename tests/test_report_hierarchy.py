@@ -20,7 +20,7 @@ from command_records import make_book, make_history, make_record
 from test_report import data_of, days, figures, make_run, three_splits
 from worlds import make_world
 
-from echelon.agents.mfpbt import FOUNDER, Kind, Life
+from echelon.agents.mfpbt import FOUNDER, DecisionKind, Life
 from echelon.backtest.baselines import Momentum
 from echelon.envs.world import World
 from echelon.errors import StoreError
@@ -30,31 +30,35 @@ from echelon.population.attribution import SUMMED
 from echelon.population.record import CommandRecord, has_record, remove_record
 from echelon.report import hierarchy as hierarchy_module
 from echelon.report import write_report
+from echelon.report.charts.hierarchy import router_sentence
+from echelon.report.charts.interactive import page_chart
+from echelon.report.charts.population import (
+    LIFE_SYMBOLS,
+    lineage_chart,
+    member_names,
+    population_slide,
+    rounds_chart,
+)
+from echelon.report.charts.run import draw_slides, run_slides
+from echelon.report.charts.slides import draw_slide
 from echelon.report.document import new_data
 from echelon.report.gather import gather
-from echelon.report.hierarchy import attribution_card, risk_card, router_sentence
+from echelon.report.hierarchy import attribution_card, risk_card
 from echelon.report.hierarchy_data import (
     MARKS,
     attribution_of,
     correlations,
     family_tree,
-    market_of,
+    market_baseline,
     market_returns,
     plane,
+    recent_entropy,
     reigns,
     trailing_mean,
     usage,
-    usage_entropy,
     whole_entropy,
 )
-from echelon.report.hierarchy_pictures import draw_hierarchy
 from echelon.report.page import render
-from echelon.report.population_charts import (
-    LIFE_SYMBOLS,
-    lineage_chart,
-    member_names,
-    rounds_chart,
-)
 from echelon.report.texts import Words, catalogue
 from echelon.risk import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
@@ -170,15 +174,17 @@ def test_report_in_chinese_has_the_same_sections(run: Path, tmp_path: Path) -> N
     html = render(data, ZH, "echelon report")
     for key in ("command", "attribution", "risk_events", "population"):
         assert f">{ZH(key)}</h2>" in html
-    draw_hierarchy(data, ZH, tmp_path)
-    assert len(list(tmp_path.glob("*.png"))) == 3
+    draw_slides(data, ZH, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        f"{name}.zh.png" for name in ("command", "experts", "population")
+    }
 
 
 def test_every_kind_of_event_and_life_has_words_and_a_mark() -> None:
     for kind in RiskKind:
         assert MARKS[kind].key in catalogue("en")
         assert f"risk_{kind}" in catalogue("en")
-    for kind in (FOUNDER, *get_args(Kind)):
+    for kind in (FOUNDER, *get_args(DecisionKind)):
         assert kind in LIFE_SYMBOLS
         assert f"life_{kind}" in catalogue("en")
 
@@ -192,8 +198,7 @@ def test_report_without_record_or_population_has_none_of_it(run: Path, tmp_path:
     html = render(data, EN, "echelon report")
     for key in ("command", "attribution", "risk_events", "population"):
         assert f">{EN(key)}</h2>" not in html
-    draw_hierarchy(data, EN, tmp_path)
-    assert not list(tmp_path.glob("*.png"))
+    assert set(run_slides(data, EN)) == {"equity", "monthly", "holdings", "training"}
 
 
 def test_evaluation_writes_the_record_of_the_costs_configured_and_removes_old_ones(
@@ -268,7 +273,7 @@ def test_marks_stand_on_the_curve_where_the_event_was(run: Path, page: str) -> N
     at = 259 // 2
     assert masked["x"] == [str(agent.times[at].astype("datetime64[D]"))]
     assert masked["y"][0] == pytest.approx(agent.growth[at], rel=1e-5)
-    assert masked["text"] == ["Masked: Reversal<br>Forced decision: Reversal"]
+    assert masked["hovertext"] == ["Masked: Reversal<br>Forced decision: Reversal"]
     cuts = next(t for t in chart["data"] if t["name"] == EN("mark_cut"))
     assert cuts["visible"] == "legendonly"
 
@@ -290,13 +295,13 @@ def test_attribution_table_adds_up_and_names_its_market(run: Path, page: str) ->
 
 def test_market_is_equal_weight_before_its_costs(run: Path) -> None:
     split = gather(run, None).main
-    assert market_of(split) == "equal_weight"
+    assert market_baseline(split) == "equal_weight"
     book = next(r for r in split.baselines if r.key == "equal_weight")
     paid = book.tables.equity["commission"].to_numpy()[1:]
     expected = (book.value[1:] + paid) / book.value[:-1] - 1.0
     np.testing.assert_allclose(market_returns(split, len(expected)), expected, atol=1e-12)
     alone = replace(split, baselines=())
-    assert market_of(alone) is None
+    assert market_baseline(alone) is None
     assert not market_returns(alone, 5).any()
 
 
@@ -358,7 +363,7 @@ def test_usage_and_its_entropy_worked_out_by_hand() -> None:
     )
     found = usage(record, "month")
     np.testing.assert_allclose(found.shares, [[0.5, 0.5, 0, 0], [0.5, 0, 1 / 6, 2 / 6]])
-    curve = usage_entropy(record, decisions=4)
+    curve = recent_entropy(record, decisions=4)
     assert len(curve.values) == 5
     assert curve.values[0] == pytest.approx(
         -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
@@ -441,18 +446,16 @@ def test_members_of_a_niche_are_numbered() -> None:
 
 
 def test_few_rounds_are_marked_on_the_lines_of_a_population() -> None:
-    few, many = (rounds_chart(make_history(3, 1, n), 0.25, 0.4, EN) for n in (1, 200))
+    few, many = (page_chart(rounds_chart(make_history(3, 1, n), 0.25, 0.4, EN)) for n in (1, 200))
     assert {t["mode"] for t in few["data"] if t["name"] == "MAPD"} == {"lines+markers"}
     assert {t["mode"] for t in many["data"] if t["name"] == "MAPD"} == {"lines"}
 
 
-def test_thirty_two_members_can_be_drawn(tmp_path: Path, run: Path) -> None:
+def test_thirty_two_members_can_be_drawn(run: Path) -> None:
     data = gather(run, None)
     history = make_history(4, 8, 60)
     chart = lineage_chart(history, EN)
     assert chart is not None
-    assert len(chart["layout"]["yaxis"]["ticktext"]) == 32
-    alone = tuple(replace(agent, command=None) for agent in data.main.agents)
-    many = replace(data, splits=(replace(data.main, agents=alone),), populations={42: history})
-    draw_hierarchy(many, EN, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["population.png"]
+    assert len(page_chart(chart)["layout"]["yaxis"]["ticktext"]) == 32
+    slide = population_slide(replace(data, populations={42: history}), 42, EN)
+    assert draw_slide(slide).startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 from browsers import draw_page, drawn_charts
 from shells import Shell
-from test_report import data_of, figures, own_part
+from test_report import equity_arrays, figures, own_part
 from walks import make_walk
 
 from echelon.errors import StoreError
@@ -82,17 +82,20 @@ def test_charts_are_what_plotly_accepts(page: str) -> None:
 
 def test_windows_are_drawn_from_their_first_day_to_their_last(page: str, walk: WalkData) -> None:
     train, valid, test = figures(page)["stitched/windows"]["data"]
-    assert train["y"] == valid["y"] == test["y"] == list(FOLDS)
+    rows = [base + thick / 2 for base, thick in zip(train["base"], train["y"], strict=True)]
+    assert rows == pytest.approx(range(len(FOLDS)))
+    assert train["base"] == valid["base"] == test["base"]
     fold = walk.steps[1].fold
-    assert valid["base"][1] == str(fold.valid[0])
     days = (fold.valid[1] - fold.valid[0]).days + 1
-    assert valid["x"][1] == days * 24 * 3600 * 1000
-    assert test["customdata"][1] == [str(fold.test[0]), str(fold.test[1]), 80]
+    assert valid["width"][1] == days * 24 * 3600 * 1000
+    middle = np.datetime64(fold.valid[0], "ms") + np.timedelta64(valid["width"][1] // 2, "ms")
+    assert np.datetime64(valid["x"][1]) == middle
+    assert test["hovertext"][1] == f"fold-1: {fold.test[0]} – {fold.test[1]} (80)"
 
 
 def test_equity_is_the_product_of_the_stitched_returns(directory: Path, page: str) -> None:
     returns = pl.read_parquet(directory / "stitched.parquet")
-    arrays = data_of(page)["arrays"]["stitched"]
+    arrays = equity_arrays(page, "stitched/equity", (42, 43))
     assert len(arrays["times"]) == len(returns) + 1
     for key in ("seed-42", "equal_weight"):
         growth = np.concatenate([[1.0], np.cumprod(1.0 + returns[key].to_numpy())])
@@ -100,7 +103,7 @@ def test_equity_is_the_product_of_the_stitched_returns(directory: Path, page: st
         deepest = float((1.0 - growth / np.maximum.accumulate(growth)).max())
         assert -min(arrays[f"drawdown {key}"]) == pytest.approx(deepest, rel=1e-4)
     lines = figures(page)["stitched/equity"]["layout"]["shapes"]
-    assert len(lines) == len(FOLDS) - 1  # where a new fold begins
+    assert len(lines) == 2 * (len(FOLDS) - 1)  # where a new fold begins, in both plots
 
 
 def test_every_fold_has_its_measures_beside_two_baselines(page: str, walk: WalkData) -> None:

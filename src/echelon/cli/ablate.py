@@ -93,7 +93,7 @@ def ablate(
 def run_ablation(ablation: Ablation, workers: int, quarantine: bool) -> None:
     """Prepare, train, evaluate, print, write and draw; raises at the end where a variant failed."""
     from echelon.evaluation.ablation import summarise
-    from echelon.report.ablation import draw_ablation
+    from echelon.report.charts.variants import draw_ablation
 
     batch, directory = ablation.batch, ablation.batch.directory
     course = run_batch(batch, workers, quarantine)

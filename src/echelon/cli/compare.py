@@ -152,7 +152,7 @@ def compare(
 def run_comparison(comparison: Comparison, workers: int, quarantine: bool) -> None:
     """Prepare, train, evaluate, print, write and draw; raises at the end where an agent failed."""
     from echelon.evaluation.comparison import summarise
-    from echelon.report.comparison import draw_comparison
+    from echelon.report.charts.variants import draw_comparison
 
     batch, directory, split = (
         comparison.batch,

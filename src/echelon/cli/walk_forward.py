@@ -97,8 +97,8 @@ def walk_forward(
 def run_walk(walk: WalkForward, workers: int, quarantine: bool) -> None:
     """Prepare, train, test, print, write and draw; raises at the end where a fold failed."""
     from echelon.evaluation.walkforward import summarise
+    from echelon.report.charts.walkforward import draw_splits
     from echelon.report.walkforward import write_walk_forward_report
-    from echelon.report.walkforward_picture import draw_splits
 
     batch, directory = walk.batch, walk.batch.directory
     picture = directory / "splits.png"

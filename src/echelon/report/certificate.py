@@ -16,18 +16,18 @@ from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, Check, MarketResult
 from echelon.proving.claims import CHEAP
 from echelon.proving.prove import MARKETS
-from echelon.report.certificate_pictures import (
+from echelon.report.certificate_words import CertificateWords
+from echelon.report.charts.palette import css_variables
+from echelon.report.charts.svg import (
     Lane,
     LaneWords,
-    Line,
-    Mark,
+    PolicyRow,
+    Threshold,
     dots,
     lanes,
     strip,
 )
-from echelon.report.certificate_words import CertificateWords
 from echelon.report.languages import file_name, language_links, languages_with
-from echelon.report.palette import css_variables
 from echelon.report.rules import rules_line
 from echelon.report.texts import Words
 
@@ -204,8 +204,8 @@ def _planted(market: MarketResult, words: CertificateWords) -> Iterator[tuple[st
             label = f"{words.policy(signal)}: {words.policy(name)}"
             lines.append(_line(label, shares, check))
     asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
-    marks = [Mark(value, f"{100 * value:.0f} %") for value in reversed(asked)]
-    yield words("pic_share"), dots(lines, unit="share", bars=marks)
+    marks = [Threshold(value, f"{100 * value:.0f} %") for value in reversed(asked)]
+    yield words("pic_share"), dots(lines, unit="share", thresholds=marks)
 
 
 def _regime(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -214,7 +214,7 @@ def _regime(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str
         for name, values in market.rows.items()
     ]
     title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
-    yield words(title), dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
+    yield words(title), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
     if "shown" in market.facts:
         yield _in_charge(market.facts, words)
 
@@ -256,7 +256,7 @@ def _null(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, 
         claims = [v for c in market.checks if c.name == "null_power" for v in c.count or ()]
         k, n = market.facts["claims"][policy] if place == "null" else claims
         label = f"{name}: {words.policy(policy)}"
-        lines.append(Line(label, tuple(values), right=f"{k} / {n}", strong=place == "trend"))
+        lines.append(PolicyRow(label, tuple(values), right=f"{k} / {n}", strong=place == "trend"))
     yield words("pic_low"), strip(lines, head=words("claims"))
 
 
@@ -265,7 +265,7 @@ def _leaky(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str,
         _line(words.policy(name), values, None, strong=name == "peeking")
         for name, values in market.rows.items()
     ]
-    yield words("pic_sharpe"), dots(lines, unit="sharpe", bars=[Mark(5.0, "5")])
+    yield words("pic_sharpe"), dots(lines, unit="sharpe", thresholds=[Threshold(5.0, "5")])
 
 
 def _costly(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
@@ -276,16 +276,16 @@ def _costly(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str
             if found == kind:
                 label = words("at_fee", policy=words.policy(name), fee=fee)
                 lines.append(_line(label, values, None, strong=name == "agent"))
-        yield words(title), dots(lines, unit="sharpe", bars=[Mark(0.0, "")])
+        yield words(title), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
 
 
 def _line(
     label: str, values: Sequence[float], check: Check | None, *, strong: bool | None = None
-) -> Line:
+) -> PolicyRow:
     interval = None
     if check is not None and check.low is not None and check.high is not None:
         interval = (check.low, check.high)
-    return Line(
+    return PolicyRow(
         label, tuple(values), interval, strong=check is not None if strong is None else strong
     )
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from echelon.report.figures import MEAN
-from echelon.report.palette import DARK, LIGHT, css_variables
+from echelon.report.charts.chart import Chart
+from echelon.report.charts.interactive import PlotlyTree, page_chart
+from echelon.report.charts.palette import DARK, LIGHT, css_variables
+from echelon.report.series import MEAN
 from echelon.report.texts import Words
 
 POLICY = (
@@ -26,9 +28,11 @@ POLICY = (
 
 
 def new_data() -> dict[str, Any]:
-    """What the script of a page reads: palettes, and charts and arrays, which come later."""
-    palette = {"light": dict(LIGHT), "dark": dict(DARK)}
-    return {"palette": palette, "charts": {}, "arrays": {}}
+    """What the script of a page reads: palettes, and charts, which come later.
+
+    A chart is a `Chart`, or several by key, of which the one chosen in `choice` is seen.
+    """
+    return {"palette": {"light": dict(LIGHT), "dark": dict(DARK)}, "charts": {}}
 
 
 def document(title: str, words: Words, body: Sequence[str], data: Mapping[str, Any]) -> str:
@@ -60,8 +64,15 @@ def document(title: str, words: Words, body: Sequence[str], data: Mapping[str, A
 
 def _json(data: Mapping[str, Any]) -> str:
     """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    drawn = dict(data) | {"charts": {key: _tree(chart) for key, chart in data["charts"].items()}}
+    text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def _tree(chart: Chart | Mapping[str, Chart]) -> PlotlyTree:
+    if isinstance(chart, Chart):
+        return page_chart(chart)
+    return {"variants": {key: page_chart(variant) for key, variant in chart.items()}}
 
 
 def card(title: str, note: str, html: str, tools: str = "") -> str:

@@ -25,7 +25,7 @@ from echelon.ops.measures import LABELS
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.record import CommandRecord, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
-from echelon.report.palette import BASELINES
+from echelon.report.charts.palette import BASELINES
 from echelon.report.series import carried
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics

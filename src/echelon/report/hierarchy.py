@@ -16,24 +16,26 @@ import numpy as np
 from echelon.config import Config
 from echelon.ops.measures import LABELS, Label, mean_std
 from echelon.population.artefacts import PopulationHistory
-from echelon.population.attribution import COSTS, SUMMED, Attribution, HitRate, Part
+from echelon.population.attribution import COSTS, SUMMED, Attribution, Part
 from echelon.population.record import CommandRecord
-from echelon.report import hierarchy_charts as charts
-from echelon.report.charts import MOST_BARS
+from echelon.report.charts import hierarchy as charts
+from echelon.report.charts.books import MOST_BARS
+from echelon.report.charts.hierarchy import router_sentence
+from echelon.report.charts.palette import LIGHT
+from echelon.report.charts.population import lineage_chart, rounds_chart
 from echelon.report.document import book_names, card, chart, choice, panes, part, two
 from echelon.report.gather import Record, RunData, SplitData
 from echelon.report.hierarchy_data import (
     attribution_of,
+    commanding_agents,
     expert_role,
-    market_of,
+    market_baseline,
     newest_first,
     plane,
     portfolio_plane,
     whole_entropy,
 )
 from echelon.report.hierarchy_sayings import event_kind, event_text, said_name
-from echelon.report.palette import LIGHT
-from echelon.report.population_charts import lineage_chart, rounds_chart
 from echelon.report.series import shortest_period
 from echelon.report.tables import table
 from echelon.report.texts import Words
@@ -48,7 +50,7 @@ _PARTS = (*SUMMED, *COSTS)
 
 def hierarchy_cards(run: RunData, split: SplitData, words: Words, data: dict[str, Any]) -> str:
     """All sections of a split; nothing where no agent commands others. Charts go into `data`."""
-    agents = commanding(split)
+    agents = commanding_agents(split)
     if not agents:
         return ""
     found = {agent.key: attribution_of(split, agent, run.config) for agent in agents}
@@ -57,13 +59,6 @@ def hierarchy_cards(run: RunData, split: SplitData, words: Words, data: dict[str
         + attribution_card(split, found, words, data)
         + risk_card(split, agents, words)
     )
-
-
-def commanding(split: SplitData) -> list[Record]:
-    """Agents that command others, the median one first."""
-    every = [r for r in split.agents if r.command is not None]
-    median = split.median_agent
-    return [median, *(r for r in every if r is not median)] if median in every else every
 
 
 def command_card(
@@ -150,7 +145,7 @@ def attribution_card(
         )
     known = {key: one for key, one in found.items() if one is not None}
     seeds = part(words("by_seed_parts"), seeds_table(known, words)) if len(known) > 1 else ""
-    market = market_of(split)
+    market = market_baseline(split)
     name = words("market_cash") if market is None else words.in_text(market)
     note = words("attribution_note", market=name)
     tools = _seed_choice(group, split, shown, words)
@@ -198,21 +193,6 @@ def accounts_table(found: Attribution, record: CommandRecord, words: Words) -> s
         swatch = f'<i class="swatch" style="background:{colour}"></i>'
         rows.append([swatch + escape(name), *(f"<td>{escape(text)}</td>" for text in cells)])
     return table(head, rows, "measures")
-
-
-def router_sentence(found: HitRate, words: Words) -> str:
-    """How often the router chose right, and how often chance would have."""
-    if not found.decisions:
-        return words("router_hits_none")
-    fields = {
-        "rate": _SHARE.format(found.rate),
-        "n": f"{found.decisions:,}",
-        "chance": _SHARE.format(found.random_rate),
-    }
-    if math.isnan(found.low):
-        return words("router_hits_bare", **fields)
-    low, high = _SHARE.format(found.low), _SHARE.format(found.high)
-    return words("router_hits", low=low.removesuffix(" %"), high=high, **fields)
 
 
 def seeds_table(found: Mapping[str, Attribution], words: Words) -> str:

@@ -15,7 +15,7 @@ from echelon.config import Config
 from echelon.ops.diversity import entropy
 from echelon.population import monitor
 from echelon.population.artefacts import PopulationHistory
-from echelon.population.attribution import Attribution, RealBook, attribute
+from echelon.population.attribution import COSTS, Attribution, RealBook, attribute
 from echelon.population.record import CommandRecord
 from echelon.report.gather import Record, SplitData
 from echelon.report.series import Period, period_numbers, period_starts
@@ -33,21 +33,20 @@ _MARK_WIDTH = 0.013
 """Of a mark in a family tree, as a share of all rounds."""
 
 
-class Mark(NamedTuple):
-    """How a kind of risk event is shown on a curve: words' key, colour and both symbols."""
+class EventMark(NamedTuple):
+    """How a kind of risk event is shown on a curve: words' key, colour and symbol."""
 
     key: str
     role: str
-    plotly: str
-    matplotlib: str
+    symbol: str
 
 
-_STOPPED = Mark("mark_halted", "loss", "x", "X")
-_MASKED = Mark("mark_masked", "loss", "triangle-down", "v")
-_HALVED = Mark("mark_halved", "slippage", "diamond", "D")
-_FREED = Mark("mark_freed", "gain", "circle-open", "o")
-_CUT = Mark("mark_cut", "faint", "line-ns-open", "|")
-_FAILED = Mark("mark_failed", "ink", "star", "*")
+_STOPPED = EventMark("mark_halted", "loss", "x")
+_MASKED = EventMark("mark_masked", "loss", "triangle-down")
+_HALVED = EventMark("mark_halved", "slippage", "diamond")
+_FREED = EventMark("mark_freed", "gain", "circle-open")
+_CUT = EventMark("mark_cut", "faint", "line-ns-open")
+_FAILED = EventMark("mark_failed", "ink", "star")
 MARKS = {
     RiskKind.HALTED: _STOPPED,
     RiskKind.MASKED: _MASKED,
@@ -102,21 +101,21 @@ def usage(record: CommandRecord, period: Period) -> Usage:
     return Usage(period_starts(record.times, period), np.asarray(shares))
 
 
-class Curve(NamedTuple):
+class UsageEntropy(NamedTuple):
     """times[P], values[P]."""
 
     times: Times
     values: Floats
 
 
-def usage_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) -> Curve:
+def recent_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) -> UsageEntropy:
     """Entropy of the last decisions, at each decision that has as many before it.
 
     As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
     """
     at = np.flatnonzero(record.decided)
     shares = monitor.usage_entropy(record.in_charge[at], len(record.choices), decisions)
-    return Curve(record.times[at[decisions - 1 :]], shares[decisions - 1 :])
+    return UsageEntropy(record.times[at[decisions - 1 :]], shares[decisions - 1 :])
 
 
 def whole_entropy(record: CommandRecord) -> float:
@@ -206,7 +205,7 @@ class Copy(NamedTuple):
     weights: bool
 
 
-class Tree(NamedTuple):
+class FamilyTree(NamedTuple):
     """A lineage as lines to draw.
 
     last: round at which the living end
@@ -221,7 +220,7 @@ class Tree(NamedTuple):
     lead: float
 
 
-def family_tree(history: PopulationHistory) -> Tree | None:
+def family_tree(history: PopulationHistory) -> FamilyTree | None:
     """The population's lineage as branches and copies; None where none was kept."""
     lives = history.lineage
     if not lives:
@@ -253,7 +252,7 @@ def family_tree(history: PopulationHistory) -> Tree | None:
                     copies.append(Copy(member, life.member, life.niche, marks[life.id], weights))
     gaps = np.diff(np.unique([life.round for life in lives]))
     lead = min(0.05 * last, 0.6 * float(gaps.min())) if len(gaps) else 0.0
-    return Tree(branches, tuple(copies), history.members, last, lead)
+    return FamilyTree(branches, tuple(copies), history.members, last, lead)
 
 
 def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:
@@ -262,34 +261,41 @@ def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:
     return [events[n] for n in order]
 
 
-class Marked(NamedTuple):
+class MarkedEvents(NamedTuple):
     """Events of one kind of mark: rows of the equity they stand at, each once, and the events."""
 
-    mark: Mark
+    mark: EventMark
     rows: tuple[int, ...]
     events: tuple[tuple[RiskEvent, ...], ...]
 
 
-def marked(record: CommandRecord) -> list[Marked]:
+def marked_events(record: CommandRecord) -> list[MarkedEvents]:
     """Risk events by mark, in the order of `MARKS`; the frequent cuts come first, below others."""
-    found: dict[Mark, dict[int, list[RiskEvent]]] = {_CUT: {}}
+    found: dict[EventMark, dict[int, list[RiskEvent]]] = {_CUT: {}}
     for event in record.events:
         found.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
     return [
-        Marked(mark, tuple(rows), tuple(tuple(events) for events in rows.values()))
+        MarkedEvents(mark, tuple(rows), tuple(tuple(events) for events in rows.values()))
         for mark, rows in found.items()
         if rows
     ]
 
 
+def commanding_agents(split: SplitData) -> list[Record]:
+    """Agents that command others, the median one first."""
+    every = [r for r in split.agents if r.command is not None]
+    median = split.median_agent
+    return [median, *(r for r in every if r is not median)] if median in every else every
+
+
 def real_book(record: Record) -> RealBook:
     """Values and costs of a saved backtest."""
     equity = record.tables.equity
-    paid = [equity[kind].to_numpy()[1:] for kind in ("commission", "stamp", "slippage")]
+    paid = [equity[kind].to_numpy()[1:] for kind in COSTS]
     return RealBook(record.value, *paid)
 
 
-def market_of(split: SplitData) -> str | None:
+def market_baseline(split: SplitData) -> str | None:
     """The baseline that stands for the market: equal weight, or the index; None: cash."""
     known = {r.key for r in split.baselines}
     return next((key for key in _MARKET if key in known), None)
@@ -297,7 +303,7 @@ def market_of(split: SplitData) -> str | None:
 
 def market_returns(split: SplitData, bars: int) -> Floats:
     """[bars] simple returns of the market, before costs; after its ruin 0."""
-    key = market_of(split)
+    key = market_baseline(split)
     out = np.zeros(bars)
     if key is None:
         return out

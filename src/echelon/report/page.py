@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from echelon.report import charts, tables
+from echelon.report import tables
+from echelon.report.charts import books as charts
+from echelon.report.charts.training import training_chart
 from echelon.report.document import (
     book_names,
     card,
@@ -20,7 +22,6 @@ from echelon.report.document import (
     two,
 )
 from echelon.report.execution_costs import worked_card
-from echelon.report.figures import MEAN
 from echelon.report.gather import RunData, SplitData
 from echelon.report.headline import lead
 from echelon.report.hierarchy import hierarchy_cards, population_card
@@ -28,9 +29,8 @@ from echelon.report.languages import language_links
 from echelon.report.other_runs import beside_card
 from echelon.report.reference_policies import companions_card
 from echelon.report.rules import idle_text, recorded_rules
-from echelon.report.series import shortest_period
+from echelon.report.series import MEAN, shortest_period
 from echelon.report.texts import Words
-from echelon.report.training import training_chart
 from echelon.report.trust import trust_card
 
 _RANGES = ((1, "range_1m"), (3, "range_3m"), (6, "range_6m"), (12, "range_1y"), (36, "range_3y"))
@@ -109,10 +109,15 @@ def _summary(run: RunData, split: SplitData, words: Words) -> str:
     )
 
 
-def equity_card(split: SplitData, words: Words, data: dict[str, Any]) -> str:
-    """Growth and drawdown, with buttons for the span and the scale; its chart goes into `data`."""
+def equity_card(
+    split: SplitData, words: Words, data: dict[str, Any], fold_starts: Sequence[str] = ()
+) -> str:
+    """Growth and drawdown, with buttons for the span and the scale; its chart goes into `data`.
+
+    fold_starts: days on which a new fold begins
+    """
     key = f"{split.name}/equity"
-    data["charts"][key], data["arrays"][split.name] = charts.equity_chart(split, words)
+    data["charts"][key] = charts.equity_chart(split, words, fold_starts)
     note = words("equity_note" if len(split.agents) > 1 else "equity_note_one")
     period = shortest_period(split.times, charts.MOST_POINTS)
     if period != "bar":
@@ -161,7 +166,7 @@ def _holdings(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     figures = charts.holdings_charts(split, words)
     median = split.median_agent.key
     chosen = {median: figures[median]} | figures
-    data["charts"][key] = {"variants": chosen}
+    data["charts"][key] = chosen
     names = book_names(chosen, words, median=median if len(split.agents) > 1 else None)
     tools = choice(key, names, words)
     return card(words("holdings"), words("holdings_note"), chart(key), tools)
@@ -170,7 +175,7 @@ def _holdings(split: SplitData, words: Words, data: dict[str, Any]) -> str:
 def _actions(split: SplitData, words: Words, data: dict[str, Any]) -> str:
     key = f"{split.name}/actions"
     figures = _mean_first(charts.actions_charts(split, words))
-    data["charts"][key] = {"variants": figures}
+    data["charts"][key] = figures
     period = shortest_period(split.times, charts.MOST_BARS)
     note = words("actions_note", period=words(f"period_{period}"))
     if tables.is_targets(split.agents[0]):
@@ -181,7 +186,7 @@ def _actions(split: SplitData, words: Words, data: dict[str, Any]) -> str:
 def _costs(run: RunData, split: SplitData, words: Words, data: dict[str, Any]) -> str:
     over, total = f"{split.name}/costs", f"{split.name}/costs-by-book"
     figures = _mean_first(charts.costs_over_time(split, words))
-    data["charts"][over] = {"variants": figures}
+    data["charts"][over] = figures
     data["charts"][total] = charts.costs_by_book(split, words)
     both = two(
         part(words("costs_over_time"), chart(over)), part(words("costs_by_book"), chart(total))

@@ -1,5 +1,5 @@
-// Draws the charts of the page from the trees in #report-data (see charts.py) and wires the
-// controls. Nodes {"$": role} become colours of the palette, {"#": name} arrays of the split.
+// Draws the charts of the page from the trees in #report-data (see charts/interactive.py) and wires the
+// controls. Nodes {"$": role} become colours of the palette, {"#": name} arrays of the tree.
 "use strict";
 (() => {
   const report = JSON.parse(document.getElementById("report-data").textContent);
@@ -10,6 +10,12 @@
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
     toImageButtonOptions: { format: "png", scale: 2, filename: "echelon" },
   };
+  const dates = [
+    { dtickrange: [null, 43200000], value: "%m-%d %H:%M" },
+    { dtickrange: [86400000, 2592000000], value: "%Y-%m-%d" },
+    { dtickrange: ["M1", "M6"], value: "%Y-%m" },
+    { dtickrange: ["M12", null], value: "%Y" },
+  ];
   const state = {}; // chart → { variant, scale, months }
   let paper = false;
 
@@ -32,11 +38,37 @@
     return chart.variants[of(key).variant ?? Object.keys(chart.variants)[0]];
   }
 
+  // What all charts share.
+  function template(palette) {
+    const clear = "rgba(0,0,0,0)", faint = { size: 11, color: palette.faint };
+    const axis = {
+      gridcolor: palette.line, linecolor: palette.line, zerolinecolor: palette.line,
+      zerolinewidth: 1, tickfont: faint, title: { font: faint, standoff: 8 },
+      exponentformat: "power",
+    };
+    return { layout: {
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: palette.soft },
+      paper_bgcolor: clear, plot_bgcolor: clear, dragmode: "zoom", bargap: 0.12,
+      hoverlabel: {
+        bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
+      modebar: { bgcolor: clear, color: palette.faint, activecolor: palette.accent },
+      legend: { font: { size: 12, color: palette.soft } },
+      annotationdefaults: {
+        xanchor: "left", yanchor: "bottom", showarrow: false,
+        font: { size: 13, color: palette.ink } },
+      xaxis: axis, yaxis: axis,
+    } };
+  }
+
   function draw(key) {
     const at = element(key);
     const palette = report.palette[dark.matches && !paper ? "dark" : "light"];
-    const figure = resolve(tree(key), palette, report.arrays[key.split("/")[0]]);
+    const { arrays, ...chart } = tree(key);
+    const figure = resolve(chart, palette, arrays);
     figure.layout.uirevision = "kept";
+    figure.layout.template = template(palette);
+    for (const axis of Object.values(figure.layout))
+      if (axis?.type === "date") axis.tickformatstops = dates;
     if (of(key).scale === "log") figure.layout.yaxis.type = "log";
     const shown = at.data?.map((trace) => trace.visible);
     if (shown?.length === figure.data.length)

@@ -16,7 +16,7 @@ from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.statistics.overfitting import MIN_CONFIGURATIONS
 from echelon.evaluation.trust import LEAST_BARS, SHOWN
 from echelon.ops.measures import LABELS
-from echelon.report.charts import differences_chart
+from echelon.report.charts.books import differences_chart
 from echelon.report.document import card, chart, part, two
 from echelon.report.gather import SplitData
 from echelon.report.tables import grouped_table, measure_name, table

@@ -20,6 +20,7 @@ from echelon.evaluation.walkforward import AGENT, KIND, STITCHED
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, Label
 from echelon.report import tables
+from echelon.report.charts.walkforward import sharpe_chart, windows_chart
 from echelon.report.document import (
     card,
     chart,
@@ -50,7 +51,6 @@ from echelon.report.trust import (
     with_difference,
     yearly,
 )
-from echelon.report.walkforward_charts import fold_starts, sharpe_chart, windows_chart
 from echelon.report.walkforward_data import WalkData, gather_walk
 
 SHOWN = ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown")
@@ -84,14 +84,12 @@ def write_walk_forward_report(directory: Path, lang: str = "en") -> Path:
 def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
     data = new_data()
-    data["arrays"][STITCHED] = {}
     stitched = walk.stitched
     parts = [_summary(walk, words), _windows(walk, words, data)]
     if stitched is not None:
         parts.append(_trust(walk, stitched, words, data))
-        parts.append(equity_card(stitched, words, data))
-        starts = [str(step.fold.test[0]) for step in walk.steps]
-        data["charts"][f"{STITCHED}/equity"]["layout"]["shapes"] = fold_starts(starts)
+        starts = [str(step.fold.test[0]) for step in walk.steps[1:]]
+        parts.append(equity_card(stitched, words, data, starts))
     parts += [_by_fold(walk, words, data), _companions(walk, words)]
     if stitched is not None:
         parts += [measures_card(stitched, words), monthly_card(stitched, words)]

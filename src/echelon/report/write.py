@@ -26,11 +26,10 @@ from echelon.files import (
     swap_directory,
     sync_tree,
 )
+from echelon.report.charts.run import draw_slides
 from echelon.report.gather import gather
-from echelon.report.hierarchy_pictures import draw_hierarchy
 from echelon.report.languages import file_name, language_of, languages_with
 from echelon.report.page import STEM, render
-from echelon.report.pictures import draw_pictures
 from echelon.report.texts import Words
 
 
@@ -50,8 +49,7 @@ def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en
         try:
             with staging_directory(run, ".report-") as staging:
                 (staging / file_name(STEM, "html", lang)).write_text(page, encoding="utf-8")
-                draw_pictures(data, words, staging)
-                draw_hierarchy(data, words, staging)
+                draw_slides(data, words, staging)
                 for file in target.iterdir() if target.is_dir() else ():
                     if file.is_file() and language_of(file.name) != lang:
                         link_or_copy(file, staging / file.name)

@@ -1,4 +1,4 @@
-"""Pictures of the certificate as inline SVG: a line a policy, values along one axis.
+"""Pictures of a certificate as inline SVG: a row a policy, values along one axis.
 
 `dots` and `strip` show values; `lanes` shows who was in charge, bar by bar, of what was hidden.
 Colours come from the page's style sheet by class, so a picture is right in light, dark and print.
@@ -19,7 +19,7 @@ _ROW, _TOP, _BOTTOM = 26, 18, 30
 _NEAR = 40
 
 
-class Mark(NamedTuple):
+class Threshold(NamedTuple):
     """A vertical line at a value, and what stands above it."""
 
     value: float
@@ -27,8 +27,8 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line: the rings or ticks, the interval of their mean, what stands at its right end."""
+class PolicyRow:
+    """One row: the rings or ticks, the interval of their mean, what stands at its right end."""
 
     label: str
     values: tuple[float, ...]
@@ -88,48 +88,50 @@ class _Axis:
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
-def dots(lines: Sequence[Line], *, unit: Literal["share", "sharpe"], bars: Sequence[Mark]) -> str:
+def dots(
+    rows: Sequence[PolicyRow], *, unit: Literal["share", "sharpe"], thresholds: Sequence[Threshold]
+) -> str:
     """A ring a value, a dot at the mean, its interval, and the mean in figures at the right."""
-    shown = [value for line in lines for value in line.values]
-    shown += [bar.value for bar in bars] + [0.0]
+    shown = [value for row in rows for value in row.values]
+    shown += [line.value for line in thresholds] + [0.0]
     axis = _Axis(shown, unit)
     parts = []
-    for k, line in enumerate(lines):
+    for k, row in enumerate(rows):
         y = _middle(k)
-        strong = " strong" if line.strong else ""
-        parts.append(_label(line, y))
-        found = seed_interval(line.values)
-        ends = line.interval or ((found.low, found.high) if found.n > 1 else None)
+        strong = " strong" if row.strong else ""
+        parts.append(_label(row, y))
+        over_seeds = seed_interval(row.values)
+        ends = row.interval or ((over_seeds.low, over_seeds.high) if over_seeds.n > 1 else None)
         if ends is not None:
             low, high = (axis.at(end) for end in ends)
             parts.append(f'<line class="reach{strong}" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>')
-        if len(line.values) > 1:
+        if len(row.values) > 1:
             parts += [
                 f'<circle class="ring{strong}" cx="{axis.at(v)}" cy="{y}" r="4"/>'
-                for v in line.values
+                for v in row.values
             ]
-        mean = found.estimate
+        mean = over_seeds.estimate
         parts.append(f'<circle class="mean{strong}" cx="{axis.at(mean)}" cy="{y}" r="5"/>')
         text = f"{mean:.1%}" if unit == "share" else f"{mean:.2f}"
         parts.append(_right(text, y, strong))
-    return _svg(lines, axis, bars, parts)
+    return _svg(rows, axis, thresholds, parts)
 
 
-def strip(lines: Sequence[Line], *, head: str) -> str:
+def strip(rows: Sequence[PolicyRow], *, head: str) -> str:
     """A tick a value, and a line at zero."""
-    axis = _Axis([value for line in lines for value in line.values] + [0.0], "sharpe")
+    axis = _Axis([value for row in rows for value in row.values] + [0.0], "sharpe")
     parts = [f'<text class="faint" x="{_WIDTH - _RIGHT + 24}" y="12">{escape(head)}</text>']
-    for k, line in enumerate(lines):
+    for k, row in enumerate(rows):
         y = _middle(k)
-        strong = " strong" if line.strong else ""
-        parts.append(_label(line, y))
+        strong = " strong" if row.strong else ""
+        parts.append(_label(row, y))
         parts += [
             f'<line class="tick{strong}" x1="{axis.at(v)}" x2="{axis.at(v)}" '
             f'y1="{y - 8}" y2="{y + 8}"/>'
-            for v in line.values
+            for v in row.values
         ]
-        parts.append(_right(line.right, y, strong))
-    return _svg(lines, axis, [Mark(0.0, "")], parts)
+        parts.append(_right(row.right, y, strong))
+    return _svg(rows, axis, [Threshold(0.0, "")], parts)
 
 
 def lanes(
@@ -150,12 +152,15 @@ def lanes(
         f'<text class="faint" x="{left}" y="12">{escape(words.in_charge)}</text>',
         f'<text class="faint" x="{right}" y="12" text-anchor="end">{escape(words.of_that)}</text>',
     ]
-    lines = [Line(words.hidden, (), strong=True), *(Line(lane.label, ()) for lane in choices)]
-    for k, line in enumerate(lines):
+    rows = [
+        PolicyRow(words.hidden, (), strong=True),
+        *(PolicyRow(lane.label, ()) for lane in choices),
+    ]
+    for k, row in enumerate(rows):
         y = _middle(k)
         number = choices[k - 1].number if k else None
-        here = [number is None or one == number for one in chosen]
-        parts.append(_label(line, y))
+        here = [number is None or choice == number for choice in chosen]
+        parts.append(_label(row, y))
         for state, kind in ((1, "up"), (-1, "down")):
             runs = _runs([a and b == state for a, b in zip(here, hidden, strict=True)])
             drawn = "".join(
@@ -172,7 +177,7 @@ def lanes(
             f'<text class="figure" x="{right}" y="{y + 4}" text-anchor="end">'
             f"{f'{up / bars:.0%}' if bars else '–'}</text>"
         )
-    return _svg(lines, axis, [], parts)
+    return _svg(rows, axis, [], parts)
 
 
 def _runs(here: Sequence[bool]) -> list[tuple[int, int]]:
@@ -195,9 +200,9 @@ def _middle(k: int) -> int:
     return _TOP + _ROW * k + _ROW // 2
 
 
-def _label(line: Line, y: int) -> str:
-    strong = " class='strong'" if line.strong else ""
-    return f'<text{strong} x="0" y="{y + 4}">{escape(line.label)}</text>'
+def _label(row: PolicyRow, y: int) -> str:
+    strong = " class='strong'" if row.strong else ""
+    return f'<text{strong} x="0" y="{y + 4}">{escape(row.label)}</text>'
 
 
 def _right(text: str, y: int, strong: str) -> str:
@@ -206,8 +211,10 @@ def _right(text: str, y: int, strong: str) -> str:
     )
 
 
-def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequence[str]) -> str:
-    bottom = _TOP + _ROW * len(lines)
+def _svg(
+    rows: Sequence[PolicyRow], axis: _Axis, thresholds: Sequence[Threshold], parts: Sequence[str]
+) -> str:
+    bottom = _TOP + _ROW * len(rows)
     height = bottom + _BOTTOM
     grid = []
     for tick in axis.ticks():
@@ -217,16 +224,16 @@ def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequen
             f'<text class="faint" x="{x}" y="{bottom + 17}" text-anchor="middle">'
             f"{axis.text(tick)}</text>"
         )
-    for bar in bars:
-        x = axis.at(bar.value)
+    for threshold in thresholds:
+        x = axis.at(threshold.value)
         grid.append(f'<line class="bar" x1="{x}" x2="{x}" y1="{_TOP - 3}" y2="{bottom}"/>')
-        if bar.label:
-            anchor = _anchor(x, [axis.at(other.value) for other in bars])
+        if threshold.label:
+            anchor = _anchor(x, [axis.at(line.value) for line in thresholds])
             grid.append(
                 f'<text class="bar-label" x="{x}" y="11" text-anchor="{anchor}">'
-                f"{escape(bar.label)}</text>"
+                f"{escape(threshold.label)}</text>"
             )
-    label = escape("; ".join(line.label for line in lines))
+    label = escape("; ".join(row.label for row in rows))
     return (
         f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">'
         f"{''.join(grid)}{''.join(parts)}</svg>"
@@ -234,7 +241,7 @@ def _svg(lines: Sequence[Line], axis: _Axis, bars: Sequence[Mark], parts: Sequen
 
 
 def _anchor(x: float, places: Sequence[float]) -> str:
-    """Labels of bars side by side grow away from one another."""
-    if any(0 < other - x < _NEAR for other in places):
+    """Labels of thresholds side by side grow away from one another."""
+    if any(0 < place - x < _NEAR for place in places):
         return "end"
-    return "start" if any(0 < x - other < _NEAR for other in places) else "middle"
+    return "start" if any(0 < x - place < _NEAR for place in places) else "middle"

@@ -1,0 +1,10 @@
+"""The charts of a report: each is said once and drawn on pages and on slides.
+
+chart.py          what a chart is: plots of lines, points, bars, spans and cells
+interactive.py    draws one on a page, through plotly.js
+slides.py         draws one as a PNG, through matplotlib
+books.py, hierarchy.py, population.py, training.py, walkforward.py, execution.py    the charts
+rows.py           pictures of a line a policy: ablation, comparison
+svg.py            the same of a certificate, as SVG without a script
+palette.py        colours by role
+"""

@@ -1,0 +1,310 @@
+"""Charts of backtests: equity, monthly returns, holdings, actions, costs, differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from echelon.envs.act import Action
+from echelon.population.attribution import COSTS
+from echelon.report.charts.chart import (
+    DATES,
+    Axis,
+    Bars,
+    Cells,
+    Chart,
+    Line,
+    Plot,
+    Points,
+    Rule,
+)
+from echelon.report.charts.palette import ASSET_COLOURS, colour_of
+from echelon.report.charts.slides import Slide
+from echelon.report.gather import Record, RunData, SplitData
+from echelon.report.headline import lead, rivals
+from echelon.report.series import (
+    MEAN,
+    action_shares,
+    decisions,
+    largest_weights,
+    shortest_period,
+    thinned,
+)
+from echelon.report.tables import monthly_by_key
+from echelon.report.texts import Words
+from echelon.types import Floats
+
+MOST_POINTS = 3000
+"""Of a line; longer ones are thinned."""
+MOST_AREA_POINTS = 700
+MOST_BARS = 84
+_ALWAYS_SHOWN = ("benchmark", "equal_weight", "buy_and_hold")
+_HEAT_LIMIT = 0.10
+
+
+def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()) -> Chart:
+    """Growth above, drawdown below, on one time axis.
+
+    Where it is thinned, the deepest drawdowns stay in. fold_starts: days with a thin line
+    """
+    deepest = [int(r.tables.equity["drawdown"].to_numpy().argmax()) for r in split.records]
+    rows = thinned(split.times, MOST_POINTS, deepest)
+    times = split.times[rows]
+    starts = [Rule(day, "x", "dot", 0.7, role="faint") for day in fold_starts]
+    growth: list[Line] = []
+    drawdown: list[Line] = []
+
+    def add(upper: Floats, lower: Floats, line: Line) -> None:
+        growth.append(replace(line, y=upper[rows]))
+        below = replace(line, y=-lower[rows], listed=False, hover=line.hover and ".1%")
+        drawdown.append(below)
+
+    always = {*_ALWAYS_SHOWN, *(r.key for r in rivals(split))}
+    for record in split.baselines:
+        key = record.key
+        look = Line(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
+        dash = {"random": "dot", "cash": "dot", "benchmark": "dash"}.get(key, "solid")
+        shown = key in always
+        add(*_curves(split, record), replace(look, dash=dash, shown=shown, hover=".3f"))  # type: ignore[arg-type]
+    for k, record in enumerate(split.agents if len(split.agents) > 1 else ()):
+        look = Line(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
+        add(*_curves(split, record), replace(look, listed=k == 0, hover=""))
+    look = Line(times, (), 3.0, name=_agent_name(split, words), group=MEAN, lead=True, hover=".3f")
+    add(split.mean_growth, split.mean_drawdown, look)
+    drawdown[-1] = replace(drawdown[-1], width=2.0, fill="zero")
+    upper = Plot([*starts, *growth], DATES, Axis(words("growth")))
+    lower = Plot([*starts, *drawdown], DATES, Axis(words("drawdown"), form="percent"))
+    return Chart(((upper,), (lower,)), 560, (2.5, 1), shared=True)
+
+
+def _agent_name(split: SplitData, words: Words) -> str:
+    if len(split.agents) > 1:
+        return words("agent_mean", n=len(split.agents))
+    return words("agent_one", seed=split.agents[0].seed)
+
+
+def _curves(split: SplitData, record: Record) -> tuple[Floats, Floats]:
+    drawdown = record.tables.equity["drawdown"].to_numpy()
+    return split.whole(record.growth), split.whole(drawdown)
+
+
+def monthly_chart(split: SplitData, words: Words) -> Chart:
+    """Returns of the first book by month, and by year in the last column."""
+    returns = next(iter(monthly_by_key(split).values()))
+    totals = returns.totals[:, None]
+    written = [
+        [_per_cent(value) for value in months] + [_per_cent(total, " %")]
+        for months, total in zip(returns.months.tolist(), returns.totals.tolist(), strict=True)
+    ]
+    values = np.concatenate([returns.months, np.full_like(totals, np.nan)], axis=1)
+    months = Axis(kind="category", labels=[*words("months").split(), words("year")], top=True)
+    years = Axis(kind="category", labels=[str(year) for year in returns.years])
+    return Chart([[Plot([Cells(values, written, _HEAT_LIMIT)], months, years)]], 300)
+
+
+def _per_cent(value: float, unit: str = "") -> str:
+    if math.isnan(value):
+        return ""
+    text = f"{value * 100:.1f}"
+    return ("0.0" if text == "-0.0" else text) + unit
+
+
+def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
+    """Key of an agent, or `mean` → stacked shares: assets from the bottom up, the rest, cash.
+
+    An asset has one place and one colour, whichever seed is looked at: by its mean over all.
+    """
+    stacks = {r.key: _weights(split, r) for r in split.agents}
+    overall = np.mean(list(stacks.values()), axis=0)
+    if len(stacks) > 1:
+        stacks[MEAN] = overall
+    symbols = [c for c in split.agents[0].tables.weights.columns if c != "time"]
+    shown, rest = largest_weights(overall[:, :-1], ASSET_COLOURS)
+    rows = thinned(split.times, MOST_AREA_POINTS)
+    times = split.times[rows]
+    axis = Axis(words("share"), form="percent", low=0, high=1)
+    charts = {}
+    for key, stack in stacks.items():
+        parts = [(symbols[n], f"asset{k}", stack[:, n]) for k, n in enumerate(shown)]
+        if len(rest):
+            parts.append((words("other_assets", n=len(rest)), "rest", stack[:, rest].sum(axis=1)))
+        parts.append((words("free_cash"), "free_cash", stack[:, -1]))
+        layers = [
+            Line(times, share[rows], fill="stack", name=name, role=role, hover=".1%")
+            for name, role, share in parts
+        ]
+        charts[key] = Chart([[Plot(layers, DATES, axis)]], 430, legend="right")
+    return charts
+
+
+def _weights(split: SplitData, record: Record) -> Floats:
+    """[T,N+1] shares of the assets and, last, of cash; a ruined book stays where it ended."""
+    weights = record.tables.weights.drop("time").to_numpy().astype(np.float64)
+    cash = record.tables.equity["cash_share"].to_numpy().astype(np.float64)
+    columns = [*weights.T, cash]
+    return np.stack([split.whole(column) for column in columns], axis=1)
+
+
+def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
+    """Key of an agent, or `mean` → share of buys, holds and sells by period."""
+    period = shortest_period(split.times, MOST_BARS)
+    shares, starts = {}, split.times[:0]
+    for record in split.agents:
+        actions = record.tables.actions
+        chosen = decisions(actions, record.tables.weights)
+        own = action_shares(actions["time"].to_numpy(), chosen, period)
+        shares[record.key] = own.shares
+        starts = max(starts, own.starts, key=len)
+    if len(shares) > 1:
+        shares[MEAN] = _mean_known(list(shares.values()))
+    axis = Axis(words("decided"), form="percent", low=0, high=1)
+    return {
+        key: Chart(
+            [
+                [
+                    Plot(
+                        [
+                            Bars(
+                                starts[: len(own)],
+                                own[:, action],
+                                name=words(action.name.lower()),
+                                role=action.name.lower(),
+                                hover=".1%",
+                            )
+                            for action in (Action.BUY, Action.HOLD, Action.SELL)
+                        ],
+                        DATES,
+                        axis,
+                    )
+                ]
+            ],
+            300,
+        )
+        for key, own in shares.items()
+    }
+
+
+def _mean_known(parts: Sequence[Floats]) -> Floats:
+    """[P,3] mean of several tables, of which some end early, over those that have the row."""
+    most = max(len(part) for part in parts)
+    total, count = np.zeros((most, len(Action))), np.zeros((most, 1))
+    for part in parts:
+        total[: len(part)] += part
+        count[: len(part)] += 1
+    return np.asarray(total / count)
+
+
+def costs_over_time(split: SplitData, words: Words) -> dict[str, Chart]:
+    """Key of an agent, or `mean` → costs so far, stacked, in per cent of the initial value."""
+    paid = {r.key: _costs(split, r) for r in split.agents}
+    if len(paid) > 1:
+        paid[MEAN] = np.mean(list(paid.values()), axis=0)
+    rows = thinned(split.times, MOST_AREA_POINTS)
+    axis = Axis(words("of_initial"), low=0)
+    charts = {}
+    for key, costs in paid.items():
+        layers = [
+            Line(split.times[rows], costs[rows, k], fill="stack", name=name, role=kind, hover=".2f")
+            for k, kind, name in _kinds(split, words)
+        ]
+        charts[key] = Chart([[Plot(layers, DATES, axis)]], 320)
+    return charts
+
+
+def costs_by_book(split: SplitData, words: Words) -> Chart:
+    """What each agent and baseline paid in all, as stacked bars."""
+    records = [r for r in split.records if r.key not in ("benchmark", "cash")]
+    paid = np.array([_costs(split, r)[-1] for r in records])
+    layers = [
+        Bars(range(len(records)), paid[:, k], across=True, name=name, role=kind, hover=".2f")
+        for k, kind, name in _kinds(split, words)
+    ]
+    books = Axis(labels=[words.name(r.key) for r in records])
+    plot = Plot(layers, Axis(words("of_initial"), low=0), books)
+    return Chart([[plot]], 320, legend="none", hover="y unified")
+
+
+def _kinds(split: SplitData, words: Words) -> Iterator[tuple[int, str, str]]:
+    """Kinds of cost that any book paid, with number and name; commission also where it is zero."""
+    for k, kind in enumerate(COSTS):
+        paid = any(r.tables.equity[kind].to_numpy().any() for r in split.records)
+        if paid or kind == "commission":
+            yield k, kind, words(kind)
+
+
+def _costs(split: SplitData, record: Record) -> Floats:
+    """[T,3] costs so far, in per cent of the initial value."""
+    parts = [np.cumsum(record.tables.equity[kind].to_numpy()) for kind in COSTS]
+    share = 100.0 / record.value[0]
+    return np.stack([split.whole(part * share) for part in parts], axis=1)
+
+
+def differences_chart(
+    differences: Mapping[str, Mapping[str, Any]], annual: float, words: Words
+) -> Chart:
+    """Sharpe ratios of the agents minus those of baselines, with intervals and a line at zero.
+
+    differences: baseline → `single` and `double`, as in trust.json, from the top down
+    annual: what makes a ratio per period one a year
+    """
+    names = [words.name(key) for key in differences]
+    layers: list[Points | Rule] = [Rule(0.0, "x", "solid", role="loss")]
+    looks = (("single", -0.14, "accent", 9), ("double", 0.14, "faint", 6))
+    titles = {"single": words("interval_95"), "double": words("interval_double")}
+    for kind, shift, role, size in looks:
+        intervals = [both[kind] for both in differences.values()]
+        ends = [
+            annual * np.array([math.nan if i[end] is None else i[end] for i in intervals])
+            for end in ("estimate", "low", "high")
+        ]
+        texts = [
+            f"{name}<br>{estimate:.2f} ({low:.2f}, {high:.2f})"
+            for name, estimate, low, high in zip(names, *ends, strict=True)
+        ]
+        y = [row + shift for row in range(len(names))]
+        points = Points(ends[0], y, size=size, low=ends[1], high=ends[2])
+        layers.append(replace(points, name=titles[kind], role=role, texts=texts))
+    plot = Plot(layers, Axis(words("sharpe_less")), Axis(labels=names))
+    return Chart([[plot]], 100 + 38 * len(names), hover="closest")
+
+
+# --- slides
+
+
+def book_slides(run: RunData, words: Words) -> dict[str, Slide]:
+    """Equity, monthly returns and holdings on the main split, by the names of their files."""
+    split = run.main
+    span = span_text(split, words)
+    first = next(iter(monthly_by_key(split)))
+    who = words("mean_of_seeds") if first == MEAN else words.name(first)
+    median = split.median_agent
+    headline = lead(split, words, "sharpe_annual")
+    equity = Slide(f"{run.name} · {words('equity')}", headline, equity_chart(split, words), span)
+    monthly = f"{run.name} · {words('monthly')} (%)"
+    holdings = holdings_charts(split, words)[median.key]
+    return {
+        "equity": equity,
+        "monthly": Slide(monthly, f"{who} · {span}", monthly_chart(split, words)),
+        "holdings": Slide(
+            f"{run.name} · {words('holdings')}", f"{agent_text(split, median, words)}", holdings
+        ),
+    }
+
+
+def span_text(split: SplitData, words: Words) -> str:
+    """Which split, from when to when."""
+    facts = split.facts
+    span = words("span", first=facts["first"], last=facts["last"], bars=f"{facts['bars']:,}")
+    return f"{words(f'split_{split.name}')} · {span}"
+
+
+def agent_text(split: SplitData, agent: Record, words: Words) -> str:
+    """Which agent of a split, and the split."""
+    name = words.name(agent.key)
+    if len(split.agents) > 1 and agent is split.median_agent:
+        name = words("median_seed", name=name)
+    return f"{name} · {span_text(split, words)}"

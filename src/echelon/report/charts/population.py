@@ -1,0 +1,175 @@
+"""Charts of a population in training: how different, how fit, who came from whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from echelon.population.artefacts import PopulationHistory
+from echelon.report.charts.chart import Axis, Chart, Layer, Line, Plot, Points, Rule
+from echelon.report.charts.slides import Slide
+from echelon.report.gather import RunData
+from echelon.report.hierarchy_data import FamilyTree, expert_role, family_tree
+from echelon.report.hierarchy_sayings import event_kind, said_name
+from echelon.report.texts import Words
+
+LIFE_SYMBOLS: Mapping[str, str] = {
+    "founder": "circle",
+    "exploit": "triangle-up",
+    "migrate": "triangle-right",
+    "borrow": "square",
+    "propose": "circle-open",
+    "keep": "cross",
+    "revert": "triangle-left",
+    "reseed": "star",
+}
+"""Kind of a life → its symbol."""
+_MOST_MARKED_ROUNDS = 20
+"""Rounds that are marked on a line: one alone would not be seen."""
+
+
+def rounds_chart(history: PopulationHistory, threshold: float, floor: float, words: Words) -> Chart:
+    """MAPD, population volume, entropy of usage and fitness by round, a plot each."""
+    mapd, entropy, fitness = _round_plots(history, threshold, floor, words)
+    watched = [look.round for look in history.watched]
+    volumes = [look.volume for look in history.watched]
+    volume = _round_plot([_round_line(watched, volumes, words("volume"))], words("volume"))
+    with_title = [
+        replace(plot, x=replace(plot.x, title=words("round"))) for plot in (entropy, fitness)
+    ]
+    return Chart(((mapd, volume), with_title), 520)
+
+
+def _round_plots(
+    history: PopulationHistory, threshold: float, floor: float, words: Words
+) -> tuple[Plot, Plot, Plot]:
+    """MAPD, entropy of usage and fitness."""
+    rounds = [r.round for r in history.rounds]
+    watched = [look.round for look in history.watched]
+    most = math.log(len(history.experts)) or 1.0
+    entropies = [r.usage_entropy / most for r in history.rounds]
+    mapd: list[Layer] = [
+        _round_line(watched, [look.mapd for look in history.watched], "MAPD"),
+        Rule(threshold, name=words("threshold", value=f"{threshold:g}"), role="loss"),
+    ]
+    used: list[Layer] = [
+        _round_line(rounds, entropies, words("usage_entropy")),
+        Rule(floor, name=words("entropy_floor", value=f"{floor:g}"), role="loss"),
+    ]
+    fitness: list[Layer] = []
+    for k, name in enumerate(history.experts):
+        line = _round_line(rounds, [r.fitness[k] for r in history.rounds], said_name(name, words))
+        role = expert_role(k, len(history.experts))
+        fitness.append(replace(line, role=role, width=1.6, listed=True))
+    return (
+        _round_plot(mapd, words("mapd_axis")),
+        _round_plot(used, words("usage_entropy_rounds")),
+        replace(_round_plot(fitness, words("fitness")), y=Axis(ticks=5)),
+    )
+
+
+def _round_line(rounds: Sequence[int], values: Sequence[float], name: str) -> Line:
+    marked = len(rounds) <= _MOST_MARKED_ROUNDS
+    return Line(rounds, values, 2.0, marked=marked, name=name, listed=False)
+
+
+def _round_plot(layers: Sequence[Layer], title: str) -> Plot:
+    x = Axis(form="integer", ticks=6)
+    return Plot(layers, x, Axis(low=0, ticks=5), title, legend="inside")
+
+
+def lineage_chart(history: PopulationHistory, words: Words) -> Chart | None:
+    """The family tree: a line a member, rounds from left to right, what was copied from whom."""
+    tree = family_tree(history)
+    if tree is None:
+        return None
+    height = 110 + max(200, min(22 * tree.members, 900))
+    return Chart([[_lineage_plot(tree, history, words)]], height, hover="closest")
+
+
+def _lineage_plot(tree: FamilyTree, history: PopulationHistory, words: Words) -> Plot:
+    layers = [*_branch_lines(tree), *_copy_lines(tree, words), *_life_points(tree, words)]
+    low, high = -0.02 * tree.last - 0.5, 1.02 * tree.last + 0.5
+    x = Axis(words("round"), form="integer", low=low, high=high)
+    y = Axis(labels=member_names(history, words))
+    return Plot(layers, x, y, legend="above")
+
+
+def member_names(history: PopulationHistory, words: Words) -> list[str]:
+    """[M] what members are called: as their expert, with a number where a niche has several."""
+    niches: dict[int, list[int]] = {}
+    for life in history.lineage:
+        members = niches.setdefault(life.niche, [])
+        if life.member not in members:
+            members.append(life.member)
+    names = [""] * history.members
+    for niche, members in niches.items():
+        named = niche < len(history.experts)
+        name = said_name(history.experts[niche], words) if named else f"niche {niche}"
+        for place, member in enumerate(sorted(members)):
+            names[member] = name if len(members) == 1 else f"{name} · {place + 1}"
+    return names
+
+
+def _branch_lines(tree: FamilyTree) -> list[Line]:
+    """A layer a niche, with breaks between the lines of its lives."""
+    lines: dict[int, tuple[list[float], list[float]]] = {}
+    for branch in tree.branches:
+        x, y = lines.setdefault(branch.niche, ([], []))
+        x += [branch.first, branch.last, math.nan]
+        y += [branch.member, branch.member, math.nan]
+    return [
+        Line(x, y, 2.4, role=expert_role(niche, 10**6), hover="") for niche, (x, y) in lines.items()
+    ]
+
+
+def _copy_lines(tree: FamilyTree, words: Words) -> list[Line]:
+    lines = []
+    for weights, key, role in ((True, "copy_weights", "soft"), (False, "copy_hyper", "faint")):
+        copies = [copy for copy in tree.copies if copy.weights is weights]
+        x = [v for c in copies for v in (c.at - tree.lead, c.at, math.nan)]
+        y = [v for c in copies for v in (c.source, c.member, math.nan)]
+        if copies:
+            line = Line(x, y, 1.3, name=words(key), role=role, hover="")
+            lines.append(line if weights else replace(line, dash="dot"))
+    return lines
+
+
+def _life_points(tree: FamilyTree, words: Words) -> list[Points]:
+    points = []
+    for kind in [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
+        lives = [branch for branch in tree.branches if branch.kind == kind]
+        if lives:
+            name = event_kind(kind, words)
+            points.append(
+                Points(
+                    np.array([branch.mark for branch in lives]),
+                    [branch.member for branch in lives],
+                    LIFE_SYMBOLS.get(kind, "diamond"),
+                    13.0 if kind == "reseed" else 9.0,
+                    name=name,
+                    role="loss" if kind == "reseed" else "ink",
+                    texts=[f"{name}, {words('round')} {branch.first}" for branch in lives],
+                )
+            )
+    return points
+
+
+def population_slide(run: RunData, seed: int, words: Words) -> Slide:
+    """Rounds above, lineage below."""
+    history = run.populations[seed]
+    threshold, floor = run.config.trainer.diversity_threshold, run.config.meta_router.entropy_floor
+    mapd, entropy, fitness = _round_plots(history, threshold, floor, words)
+    tree = family_tree(history)
+    rows: list[list[Plot | None]] = [[mapd, entropy, fitness]]
+    if tree is not None or len(history.experts) > 8:
+        # The lineage names the same colours.
+        rows = [[mapd, entropy, replace(fitness, legend="none")]]
+    if tree is not None:
+        rows.append([replace(_lineage_plot(tree, history, words), title=words("lineage"))])
+    below = f"{words('seed_n', seed=seed)} · {words('lineage_note')}"
+    ratios = (1.0, 1.9)[: len(rows)]
+    return Slide(f"{run.name} · {words('population')}", below, Chart(rows, 0, ratios))
