@@ -19,9 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from echelon.agents.offpolicy import Batch
+from echelon.agents.offpolicy import ReplayBatch
+from echelon.config.agents import ExpertConfig, TrainConfig
 
 Floats = NDArray[np.float32]
+
+
+class CoreSettings(NamedTuple):
+    """What SAC and TD3 are told: the sections of a configuration."""
+
+    train: TrainConfig
+    expert: ExpertConfig
+
+
+def core_settings(**values: Any) -> CoreSettings:
+    """Sections with these values; unlike a configuration's they may lie outside of its bounds."""
+    train = {k: v for k, v in values.items() if k in TrainConfig.model_fields}
+    expert = {k: v for k, v in values.items() if k not in train}
+    rates = {"lr_actor": 3e-4, "lr_critic": 3e-4}
+    return CoreSettings(
+        TrainConfig.model_construct(**(rates | train)), ExpertConfig.model_construct(**expert)
+    )
 
 
 class GaussianMLP(nn.Module):
@@ -177,11 +195,11 @@ class Ring:
         self.reward[k], self.discount[k] = reward, discount
         self.added += 1
 
-    def sample(self, n: int, rng: np.random.Generator) -> Batch:
+    def sample(self, n: int, rng: np.random.Generator) -> ReplayBatch:
         """Draw n of them, with repetition."""
         slots = rng.integers(0, min(self.added, len(self.reward)), n)
         parts = (self.obs, self.action, self.reward, self.discount, self.next_obs)
-        return Batch(*(torch.from_numpy(part.take(slots, axis=0)) for part in parts))
+        return ReplayBatch(*(torch.from_numpy(part.take(slots, axis=0)) for part in parts))
 
 
 class Lived(NamedTuple):

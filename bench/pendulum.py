@@ -38,8 +38,8 @@ from scipy import stats
 from stable_baselines3.common.noise import NormalActionNoise
 from torch import Tensor
 
-from bench._control import GaussianMLP, Ring, TwinMLP
-from echelon.agents.offpolicy import OffPolicy, OffPolicySettings
+from bench._control import GaussianMLP, Ring, TwinMLP, core_settings
+from echelon.agents.offpolicy import OffPolicy
 from echelon.agents.sac import SAC
 from echelon.agents.td3 import TD3
 from echelon.files import write_atomic
@@ -72,7 +72,7 @@ def train_ours(algo: str, seed: int, steps: int) -> Policy:
         torch.manual_seed(int(stream(seed, "weights").integers(2**62)))
         actor = GaussianMLP(N_OBS, N_ACTIONS, HIDDEN)
         critic = TwinMLP(N_OBS, N_ACTIONS, HIDDEN)
-    settings = OffPolicySettings(
+    settings = core_settings(
         lr_actor=LR,
         lr_critic=LR,
         tau=TAU,
@@ -80,7 +80,7 @@ def train_ours(algo: str, seed: int, steps: int) -> Policy:
         grad_clip=math.inf,
         warmup_updates=0,
     )
-    core = ALGOS[algo](actor, critic, settings, seed)
+    core = ALGOS[algo](actor, critic, *settings, seed)
     acting = torch.Generator().manual_seed(int(stream(seed, "actions").integers(2**62)))
     lots = stream(seed, "lots")
     ring = Ring(steps, N_OBS, N_ACTIONS)

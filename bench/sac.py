@@ -61,7 +61,7 @@ from bench._sac_peer import (
     see_windows,
 )
 from bench.a2c import ASSETS, FEATURES, SEED, make_world
-from echelon.agents.expert import ExpertLearner
+from echelon.agents.expert import ExpertLearner, SACLearner
 from echelon.agents.offpolicy import OffPolicy
 from echelon.agents.replay import Replay
 from echelon.agents.tables import EmbeddingTable
@@ -324,7 +324,7 @@ def on_embeddings(asked: Sequence[str], rounds: int) -> tuple[bool, Contestant]:
     """(Whether the goal is met, ours); prints parts 1 and 2."""
     config = config_of(asked)
     world = make_world(config, BARS)
-    learner = ExpertLearner(config, world, SEED, make_encoder(config, world))
+    learner = SACLearner(config, world, SEED, make_encoder(config, world))
     # Rows without a whole window before them are never shown.
     z = torch.zeros(BARS, ASSETS, config.model.d_model)
     z[world.window - 1 :] = learner.table.look(np.arange(world.window - 1, BARS))
@@ -417,7 +417,7 @@ def on_memory(asked: Sequence[str]) -> bool:
     windows = world.window * ASSETS * FEATURES + ASSETS + 1
     embeddings = ASSETS * (config.model.d_model + 1) + 1
     mine = Replay(1, ASSETS).bytes_per_transition
-    table = EmbeddingTable(world, config.model.d_model).nbytes
+    table = 4 * len(world.times) * world.n_assets * config.model.d_model
     capacity = config.expert.buffer_size
     counted = mine + table / capacity
     print(f"4. bytes of a transition; the table ({table / 1e6:.0f} MB) over {capacity:,} of them")

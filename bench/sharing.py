@@ -11,7 +11,7 @@ Rewards of shared steps are the learner's own, computed anew. Conditions, with t
 steps, updates, batches, first weights and starting states:
 
     own        own data only, Retrace (data grow old: policies of the past differ too)
-    naive      everybody's, `Correction(corrected=False)`: traces are never cut. Each step still
+    naive      everybody's, `SharingConfig(corrected=False)`: traces are never cut. Each step still
                bootstraps with the learner's own values (the Q^π(λ) of Harutyunyan et al., 2016), so
                the values of π remain a fixed point; what is lost is the contraction towards it
     n-step     everybody's, rewards of up to five steps summed as if one had acted oneself: what
@@ -58,9 +58,11 @@ from bench._control import (
     Lived,
     TwinGroup,
     TwinMLP,
+    core_settings,
 )
-from echelon.agents.offpolicy import Batch, Correction, OffPolicySettings, Stretches
+from echelon.agents.offpolicy import ReplayBatch, SequenceBatch
 from echelon.agents.sac import SAC
+from echelon.config.hierarchy import SharingConfig
 from echelon.evaluation.statistics.seeds import Interval, seed_interval
 from echelon.files import write_atomic
 from echelon.ops.squashed import squash_log_det
@@ -80,7 +82,7 @@ RELATIONS = {"itself": (0,), "neighbours": (1, 3), "opposite": (2,)}
 HIDDEN, LR, GAMMA, TAU, TEMPERATURE = (32, 32), 2e-3, 0.98, 0.01, 0.01
 LENGTH, SEQUENCES, OWN_SHARE, FRESH = 5, 32, 0.5, 20
 """Steps and sequences of a batch, the share of own fresh ones, and how many episodes are fresh."""
-CORRECTION = Correction(trace=1.0, kl_limit=1.0)
+SHARING = SharingConfig(trace=1.0, kl_limit=1.0)
 JUDGED_FROM = 32
 """Fixed starting states, the same for every learner, seed and condition."""
 
@@ -129,7 +131,7 @@ class Learners:
                     torch.manual_seed(int(stream(seed, "weights", k).integers(2**62)))
                     actors.append(GaussianMLP(point.N_OBS, point.N_ACTIONS, HIDDEN))
                     critics.append(TwinMLP(point.N_OBS, point.N_ACTIONS, HIDDEN))
-        settings = OffPolicySettings(
+        settings = core_settings(
             lr_actor=LR,
             lr_critic=LR,
             tau=TAU,
@@ -139,7 +141,7 @@ class Learners:
         )
         rng = [stream(seeds[0], name, *seeds) for name in ("updates", "actions")]
         drawn = [int(source.integers(2**62)) for source in rng]
-        self.core = SAC(GaussianGroup(actors), TwinGroup(critics), settings, drawn[0])
+        self.core = SAC(GaussianGroup(actors), TwinGroup(critics), *settings, drawn[0])
         self.acting = torch.Generator().manual_seed(drawn[1])
         self.starting = stream(seeds[0], "starts", *seeds)
         self.lots = stream(seeds[0], "lots", *seeds)
@@ -185,19 +187,19 @@ class Learners:
             trace = torch.ones_like(batch.reward)
             dropped = torch.zeros_like(trace, dtype=torch.bool)
         else:
-            correction = CORRECTION._replace(corrected=condition != "naive")
-            traced = self.core.update_sequences(batch, correction, want_metrics=False)
+            sharing = SharingConfig(trace=1.0, kl_limit=1.0, corrected=condition != "naive")
+            traced = self.core.update_sequences(batch, sharing, want_metrics=False)
             trace, dropped = traced.trace, traced.dropped
         further = (drawn.source - torch.arange(self.count)) % K
         return by_source(further.flatten(), trace, dropped, K)
 
 
-def as_stretches(drawn: Drawn, goals: Tensor) -> Stretches:
+def as_stretches(drawn: Drawn, goals: Tensor) -> SequenceBatch:
     """Sequences as SAC takes them, B = n·G, paid by each learner's own reward; goals[G,2]."""
     steps = drawn.steps
     reward = point.reward(goals, steps.obs, steps.action).flatten(1)
     shared = drawn.source != torch.arange(len(goals))
-    return Stretches(
+    return SequenceBatch(
         obs=steps.obs.flatten(0, 2),
         action=steps.action.flatten(0, 2),
         raw=steps.raw.flatten(0, 2),
@@ -207,14 +209,14 @@ def as_stretches(drawn: Drawn, goals: Tensor) -> Stretches:
         truncated=drawn.last.flatten(1),
         next_obs=steps.next_obs.flatten(0, 2),
         # The core takes the mean over all rows: each learner is to have the mean over its own.
-        weight=torch.full_like(reward, len(goals)),
+        loss_weights=torch.full_like(reward, len(goals)),
         shared=shared.flatten(),
         mean=steps.mean.flatten(0, 2),
         log_std=steps.log_std.flatten(0, 2),
     )
 
 
-def n_step(batch: Stretches, alpha: float) -> Batch:
+def n_step(batch: SequenceBatch, alpha: float) -> ReplayBatch:
     """Transitions from every step to the end of its sequence, rewards in between summed.
 
     Soft returns, as if the learner had drawn the actions itself: of every action but the first
@@ -226,7 +228,9 @@ def n_step(batch: Stretches, alpha: float) -> Batch:
         total[t] += batch.discount[t] * (total[t + 1] - alpha * log_prob[t + 1])
         discount[t] *= discount[t + 1]
     last = batch.next_obs.view(*total.shape, -1)[-1:].expand(*total.shape, -1)
-    return Batch(batch.obs, batch.action, total.view(-1), discount.view(-1), last.flatten(0, 1))
+    return ReplayBatch(
+        batch.obs, batch.action, total.view(-1), discount.view(-1), last.flatten(0, 1)
+    )
 
 
 def judged_from() -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from markets import write_qtmrl_parquet
 from worlds import prepared_run
 
-from echelon.agents.policy import ActorPolicy
+from echelon.agents.a2c import ActorPolicy
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest

@@ -17,9 +17,9 @@ from echelon.agents import a2c as module
 from echelon.agents.a2c import (
     A2C,
     learning_rate_share,
+    portfolio_inputs,
     sample,
 )
-from echelon.agents.acting import portfolio_inputs
 from echelon.config import Config
 from echelon.envs import Action, ActionRule, Books, World
 from echelon.envs.act import Holdings
@@ -345,7 +345,7 @@ def test_explained_variance_is_of_the_returns_and_values_of_the_whole_update(
         every = torch.ones(*rollout.portfolio.shape[:4], 3, dtype=torch.bool)
         market = rollout.market.map(lambda part: part[:, :, None])
         value = agent.net(market, rollout.portfolio, rollout.present, every).value
-        returns = module.targets(rollout, value, normalize=False, trace=0.9).returns
+        returns = module.targets(rollout, value, agent.config.train).returns
     error = (returns - value[:, :-1]).numpy().astype(np.float64)
     wanted = 1.0 - error.var() / returns.numpy().astype(np.float64).var()
     found = agent.update(rollout)["charts/explained_variance"]

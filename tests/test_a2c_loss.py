@@ -19,6 +19,7 @@ from worlds import make_config
 
 from echelon.agents import a2c as module
 from echelon.agents.a2c import Losses, Rollout, a2c_losses, losses_by_piece
+from echelon.config.agents import TrainConfig
 from echelon.models import ActorCritic, MarketTensors, build_actor_critic
 
 
@@ -122,6 +123,12 @@ def slow_losses(
     )
 
 
+def settings(normalize: bool = False, peers: bool = False, trace: float = 1.0) -> TrainConfig:
+    return TrainConfig.model_construct(
+        normalize_advantages=normalize, peer_baseline=peers, gae_lambda=trace
+    )
+
+
 @pytest.mark.parametrize("peers", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(
@@ -131,7 +138,7 @@ def test_losses_equal_those_worked_out_book_by_book(
     overrides: tuple[str, ...], normalize: bool, peers: bool
 ) -> None:
     case = made_up(*overrides)
-    fast = a2c_losses(case.net, case.rollout, normalize=normalize, peers=peers)
+    fast = a2c_losses(case.net, case.rollout, settings(normalize, peers)).losses
     slow = slow_losses(case.net, case.rollout, normalize=normalize, peers=peers)
     for name in Losses._fields:
         found, wanted = getattr(fast, name), getattr(slow, name)
@@ -143,9 +150,9 @@ def test_what_happens_to_all_books_of_a_group_moves_no_policy_that_looks_at_peer
     alive = rollout._replace(discount=torch.full_like(rollout.discount, GAMMA))
     shock = torch.randn(2, 4, 1)
     shaken = alive._replace(reward=alive.reward + shock)
-    calm, storm = (a2c_losses(net, r, normalize=False, peers=True) for r in (alive, shaken))
+    calm, storm = (a2c_losses(net, r, settings(peers=True)).losses for r in (alive, shaken))
     torch.testing.assert_close(calm.policy, storm.policy, rtol=1e-4, atol=1e-5)
-    alone = [a2c_losses(net, r, normalize=False).policy for r in (alive, shaken)]
+    alone = [a2c_losses(net, r, settings()).losses.policy for r in (alive, shaken)]
     assert not torch.allclose(*alone, atol=1e-3)
 
 
@@ -155,7 +162,7 @@ def test_gradients_equal_those_of_the_loss_worked_out_book_by_book() -> None:
     found = [
         torch.autograd.grad(sum(losses), parameters, retain_graph=True)
         for losses in (
-            a2c_losses(case.net, case.rollout, normalize=True),
+            a2c_losses(case.net, case.rollout, settings(normalize=True)).losses,
             slow_losses(case.net, case.rollout, normalize=True),
         )
     ]
@@ -169,14 +176,13 @@ def test_pieces_add_up_to_the_loss_and_to_its_gradients(
     bars: int, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, rollout = made_up(*overrides)
-    options = {"normalize": True, "trace": 0.7, "peers": True}
-    whole = a2c_losses(net, rollout, **options)  # type: ignore[arg-type]
-    once = next(losses_by_piece(net, rollout, **options)).valued  # type: ignore[arg-type]
+    train = settings(normalize=True, trace=0.7, peers=True)
+    whole, *once = a2c_losses(net, rollout, train)
     monkeypatch.setattr(module, "_PIECE_ROWS", bars * 2 * 3 * 5)
-    found = list(losses_by_piece(net, rollout, **options))  # type: ignore[arg-type]
+    found = list(losses_by_piece(net, rollout, train))
     pieces = [piece.losses for piece in found]
     assert len(pieces) == math.ceil(4 / bars)
-    for part, wanted in zip(zip(*(p.valued for p in found), strict=True), once, strict=True):
+    for part, wanted in zip(zip(*(p[1:] for p in found), strict=True), once, strict=True):
         torch.testing.assert_close(torch.cat(part, dim=1), wanted, rtol=1e-5, atol=1e-6)
     added = Losses(*(torch.stack(parts).sum() for parts in zip(*pieces, strict=True)))
     parameters = list(net.parameters())
@@ -189,7 +195,7 @@ def test_pieces_add_up_to_the_loss_and_to_its_gradients(
 
 def test_policy_loss_teaches_the_value_nothing_and_the_target_is_no_variable() -> None:
     net, rollout = made_up("model.shared_encoder=false")
-    losses = a2c_losses(net, rollout, normalize=False)
+    losses = a2c_losses(net, rollout, settings()).losses
     policy = torch.autograd.grad(
         losses.policy, net.critic_parameters(), retain_graph=True, allow_unused=True
     )
@@ -232,7 +238,7 @@ def test_losses_by_hand_of_one_book_and_two_heads() -> None:
         actions=torch.tensor([[0, 1], [2, 2]]).view(1, 2, 1, 2),
         reward=torch.tensor([3.0, 1.0]).view(1, 2, 1),
     )
-    losses = a2c_losses(net, rollout, normalize=False)
+    losses = a2c_losses(net, rollout, settings()).losses
     log_2 = math.log(2.0)
     # log π: −log 2 − log 4 = −3 log 2, and −4 log 2.
     assert float(losses.policy) == pytest.approx((3 * 3.5 + 4 * 1.0) * log_2 / 2)
@@ -251,7 +257,7 @@ def test_value_after_the_rollout_counts_unless_the_book_was_ruined() -> None:
         discount=torch.tensor([0.5, 0.0]).view(1, 1, 2),
     )
     # Returns 1 + ½·10 = 6 and 1; values 0.
-    assert float(a2c_losses(net, rollout, normalize=False).value) == pytest.approx((36 + 1) / 2)
+    assert float(a2c_losses(net, rollout, settings()).losses.value) == pytest.approx((36 + 1) / 2)
 
 
 @pytest.mark.parametrize("trace", [1.0, 0.8, 0.0])
@@ -270,9 +276,9 @@ def test_losses_equal_those_of_stable_baselines3(trace: float) -> None:
         reward=reward.view(1, n_steps, 1),
         discount=torch.full((1, n_steps, 1), 0.96),
     )
-    ours = a2c_losses(net, rollout, normalize=False, trace=trace)
-    settings = {"gamma": 0.96, "gae_lambda": trace}
-    theirs = _peer_losses(logits, value, actions, reward, settings)
+    ours = a2c_losses(net, rollout, settings(trace=trace)).losses
+    peers = {"gamma": 0.96, "gae_lambda": trace}
+    theirs = _peer_losses(logits, value, actions, reward, peers)
     assert float(ours.policy) == pytest.approx(theirs["train/policy_loss"], abs=1e-6)
     assert float(ours.value) == pytest.approx(theirs["train/value_loss"], abs=1e-6)
     assert -float(ours.entropy) == pytest.approx(theirs["train/entropy_loss"], abs=1e-6)

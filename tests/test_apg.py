@@ -21,7 +21,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
-from echelon.training.loading import load_policy
+from echelon.training.learners import load_policy
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=APG"),
@@ -145,7 +145,7 @@ def test_books_begin_with_portfolios_of_what_is_there() -> None:
     world = gappy_world()
     learner = make_learner(world)
     rows = torch.arange(10, 60)
-    weights, cash = learner._drawn_weights(rows)
+    weights, cash = learner._draw_weights(rows)
     torch.testing.assert_close(weights.sum(-1) + cash, torch.ones(50))
     assert (weights[~torch.from_numpy(world.present[10:60])] == 0.0).all()
     assert weights.std() > 0.05

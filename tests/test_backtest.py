@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from worlds import make_config, make_world
 
-from echelon.agents import policy as policy_module
-from echelon.agents.policy import ActorPolicy
+from echelon.agents import tables
+from echelon.agents.a2c import ActorPolicy
 from echelon.backtest import baselines
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.files import Tables, load_tables, save_backtest, tables_of
@@ -321,7 +321,7 @@ def test_actor_encodes_long_spans_in_pieces_with_the_same_result(
         config = make_config(*NET, f"model.shared_encoder={shared}")
         whole = run_backtest(actor(config), world, range(3, 90), config)
         with monkeypatch.context() as patch:
-            patch.setattr(policy_module, "_CHUNK", 7)
+            patch.setattr(tables, "_SPAN_BARS", 7)
             pieces = run_backtest(actor(config), world, range(3, 90), config)
         assert np.array_equal(whole.actions, pieces.actions)
 

@@ -9,7 +9,7 @@ import torch
 from bench import sac
 from bench._sac_peer import Setting, make_learner, see_embeddings, see_windows
 from bench.a2c import ASSETS, FEATURES, make_world
-from echelon.agents.expert import ExpertLearner
+from echelon.agents.expert import ExpertLearner, SACLearner
 from echelon.agents.replay import Replay
 from echelon.config import Config, load_config
 from echelon.envs.world import World
@@ -35,7 +35,7 @@ def world(config: Config) -> World:
 
 @pytest.fixture
 def learner(config: Config, world: World) -> ExpertLearner:
-    return ExpertLearner(config, world, 1, sac.make_encoder(config, world))
+    return SACLearner(config, world, 1, sac.make_encoder(config, world))
 
 
 def table_of(learner: ExpertLearner) -> torch.Tensor:

@@ -23,7 +23,7 @@ from bench._control import (
     TwinMLP,
 )
 from bench.sharing import CONDITIONS, GAMMA, Budget, Learners, as_stretches, n_step
-from echelon.agents.offpolicy import Correction
+from echelon.config.hierarchy import SharingConfig
 from echelon.rng import stream
 
 TINY = Budget(rounds=2, episodes=2, updates=2, points=2)
@@ -131,7 +131,7 @@ def test_no_learner_moves_another(condition: str) -> None:
             learners.core.update(n_step(batch, 0.1))
         else:
             learners.core.update_sequences(
-                batch, Correction(1.0, 1.0, corrected=condition != "naive")
+                batch, SharingConfig(trace=1.0, kl_limit=1.0, corrected=condition != "naive")
             )
         parts = (learners.core.actor, learners.core.critic)
         found = [p.detach().clone() for part in parts for p in part.parameters()]

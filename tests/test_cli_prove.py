@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from echelon.cli import app
 from echelon.config import load_config
+from echelon.config.algorithms import FLAT_SETTINGS
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.proving.claims import NullCheapPart
-from echelon.proving.prove import MARKETS, SHIPPED, plan
+from echelon.proving.prove import MARKETS, plan
 from echelon.proving.sizes import (
     FULL,
     QUICK,
@@ -180,7 +181,7 @@ def test_signals_can_be_named_alone_and_experts_have_all_seeds_on_each() -> None
 def test_without_a_configuration_the_shipped_agent_is_proved(tmp_path: Path) -> None:
     result = prove("regime", "--output-dir", str(tmp_path), config=False)
     assert certificate(tmp_path)["markets"][0]["name"] == "regime", result.output
-    shipped, named = load_config(None, SHIPPED), load_config(CONFIGS / "qtmrl-fast.yaml")
+    shipped, named = load_config(None, FLAT_SETTINGS), load_config(CONFIGS / "qtmrl-fast.yaml")
     for section in ("window", "fee_rate", "buy_pct", "sell_pct", "model", "train", "reward"):
         assert getattr(shipped, section) == getattr(named, section), section
     for section in ("state", "market", "eval", "normalization", "seed"):

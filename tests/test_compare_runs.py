@@ -82,7 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> Path:
             shutil.copytree(base / "prepared", root / name / "prepared")
         prepared = Prepared.open(root / name)
         for seed in SEEDS[name]:
-            worlds = Worlds.of(prepared, config)
+            worlds = Worlds.from_prepared(prepared, config)
             Training(config, worlds, seed_directory(root / name, seed), seed).run()
         facts = {
             "data": prepared.manifest["dataset"],

@@ -25,8 +25,7 @@ from test_evolution import Toy
 from test_executor_portfolio import Line
 from worlds import make_world
 
-from echelon.agents.a2c import A2C
-from echelon.agents.policy import ActorPolicy
+from echelon.agents.a2c import A2C, ActorPolicy
 from echelon.agents.pretrain import pretrain
 from echelon.backtest.baselines import make_baseline, run_baselines
 from echelon.backtest.run import run_backtest
@@ -307,7 +306,7 @@ def _decided(bench: Bench, *overrides: str) -> object:
 
 def _fees(bench: Bench, *overrides: str) -> object:
     config = bench.config(*overrides)
-    return Worlds.of(bench.prepared(*overrides), config).valid.rules
+    return Worlds.from_prepared(bench.prepared(*overrides), config).valid.rules
 
 
 def _baselines(bench: Bench, *overrides: str) -> object:

@@ -48,7 +48,7 @@ def _one_thread() -> Iterator[None]:
 
 def train(run: Path, seed: int) -> None:
     config = load_config(run / "config.yaml")
-    worlds = Worlds.of(Prepared.open(run), config)
+    worlds = Worlds.from_prepared(Prepared.open(run), config)
     Training(config, worlds, seed_directory(run, seed), seed).run()
 
 
@@ -233,7 +233,7 @@ def test_without_fees_trading_costs_nothing_in_evaluation_and_validation(run: Pa
     change_config(run, "eval.use_fee=false", "train.total_env_steps=40")
     shutil.rmtree(run / "seeds")
     config = load_config(run / "config.yaml")
-    worlds = Worlds.of(Prepared.open(run), config)
+    worlds = Worlds.from_prepared(Prepared.open(run), config)
     assert worlds.train.rules.commission == 0.0005
     assert worlds.valid.rules.commission == 0.0
     train(run, 1)
@@ -285,4 +285,4 @@ def test_features_that_are_not_numbers_are_refused(
     with pytest.raises(DataError, match=r"is not a number at 2016.*row 300"):
         evaluate(TrainedRun.open(run), "test")
     with pytest.raises(DataError, match="is not a number"):
-        Worlds.of(Prepared.open(run), load_config(run / "config.yaml"))
+        Worlds.from_prepared(Prepared.open(run), load_config(run / "config.yaml"))

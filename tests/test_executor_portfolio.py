@@ -463,7 +463,7 @@ def test_one_trained_agent_is_evaluated_with_every_executor(line: Line, tmp_path
     config = override_config(line.config, [*TINY, "market.executor_dataset=minutes"])
     prepare(config, path)
     RunDirectory(path).record(config, "prepare")
-    worlds = Worlds.of(Prepared.open(path), config)
+    worlds = Worlds.from_prepared(Prepared.open(path), config)
     assert worlds.valid.executor is None
     Training(config, worlds, seed_directory(path, 1), 1).run()
     run = TrainedRun.open(path)
@@ -530,10 +530,10 @@ def test_volume_profile_is_of_train_days_alone(line: Line) -> None:
 
 
 def test_learners_collect_at_once_and_validate_through_the_day(line: Line) -> None:
-    worlds = Worlds.of(line.prepared, line.with_("market.executor=twap"))
+    worlds = Worlds.from_prepared(line.prepared, line.with_("market.executor=twap"))
     assert worlds.train.executor is None
     assert worlds.valid.executor is not None
-    assert Worlds.of(line.prepared, line.config).valid.executor is None
+    assert Worlds.from_prepared(line.prepared, line.config).valid.executor is None
 
 
 def test_a_learned_policy_works_orders_from_its_file(line: Line, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.collector import Starts, by_lot
-from echelon.agents.expert import METRICS, ExpertLearner
-from echelon.agents.policy import WeightPolicy
+from echelon.agents.collector import Starts, draw_evenly
+from echelon.agents.expert import ExpertLearner, SACLearner
+from echelon.agents.expert_core import WeightPolicy
+from echelon.agents.learner import learner_class
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.envs import World
@@ -22,8 +23,7 @@ from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import ExpertActor, ExpertObs, build_encoder
 from echelon.rng import stream
-from echelon.training.learners import Worlds, ready
-from echelon.training.loading import load_policy
+from echelon.training.learners import Worlds, load_policy, ready
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=SAC"),
@@ -55,7 +55,7 @@ def make_learner(
     config = make_config(*(overrides or SMALL))
     torch.manual_seed(3)
     encoder = build_encoder(config, world.x.shape[2])
-    return ExpertLearner(config, world, seed, encoder, tables)
+    return learner_class(config)(config, world, seed, encoder, tables)
 
 
 def trained(learner: ExpertLearner, rounds: int) -> ExpertLearner:
@@ -126,19 +126,19 @@ def test_every_log_line_has_the_same_names(world: World) -> None:
         learner = make_learner(world, *SMALL, f"train.algo={algo}")
         lines = [learner.train_once() for _ in range(4)]
         assert len({frozenset(line) for line in lines}) == 1
-        assert set(METRICS[algo]) < set(lines[0])
+        assert set(learner.metrics) < set(lines[0])
         assert lines[-1]["losses/critic"] > 0.0
         assert all(np.isfinite(value) for line in lines for value in line.values())
 
 
 def test_the_adapter_and_the_table_move_and_the_base_does_not(world: World, tmp_path: Path) -> None:
     learner = make_learner(world, *LORA, tables=tmp_path)
-    assert learner.adapter is not None
-    base = {k: v.clone() for k, v in learner.adapter.encoder.state_dict().items()}
+    assert learner.networks.adapter is not None
+    base = {k: v.clone() for k, v in learner.networks.adapter.encoder.state_dict().items()}
     rows = np.array(world.span("train"))
     first = learner.table.look(rows)
     trained(learner, 12)
-    after = learner.adapter.encoder.state_dict()
+    after = learner.networks.adapter.encoder.state_dict()
     moved = {name for name in base if not torch.equal(base[name], after[name])}
     assert moved
     assert all(".lora_" in name for name in moved)
@@ -146,18 +146,18 @@ def test_the_adapter_and_the_table_move_and_the_base_does_not(world: World, tmp_
     assert any("target" in name for name in moved)
     assert learner.table.version > 1
     assert not torch.equal(first, learner.table.look(rows))
-    assert learner.adapter.norm > 0.0
+    assert learner.networks.adapter.norm > 0.0
     # What serves has no adapters, and computes what the adapted encoder did at the last refresh.
     assert not any("lora" in name for name in learner.serving.state_dict())
 
 
 def test_the_table_is_what_the_adapted_encoder_gives(world: World) -> None:
     learner = trained(make_learner(world, *LORA), 9)
-    assert learner.adapter is not None
-    learner.adapter.serve(learner.serving, learner.table)
+    assert learner.networks.adapter is not None
+    learner.networks.adapter.serve(learner.serving, learner.table)
     rows = np.array(world.span("train"))
     with torch.no_grad():
-        direct = learner.adapter.encode(rows)
+        direct = learner.networks.adapter.encode(rows)
     assert torch.allclose(learner.table.look(rows), direct, atol=1e-6)
 
 
@@ -210,7 +210,7 @@ def test_a_loss_that_is_no_number_stops_before_the_weights_change(world: World) 
 
 def test_actions_by_lot_have_the_density_of_an_even_draw() -> None:
     free = torch.tensor([[True, True, False]]).expand(20_000, 3)
-    drawn = by_lot(free, torch.Generator().manual_seed(0))
+    drawn = draw_evenly(free, torch.Generator().manual_seed(0))
     assert drawn.action[:, 2].abs().max() == 0.0
     assert drawn.action[:, :2].abs().max() < 1.0
     assert torch.allclose(torch.tanh(drawn.raw), drawn.action, atol=1e-6)
@@ -301,20 +301,23 @@ def test_expert_that_does_not_see_its_book_is_asked_once_a_row() -> None:
         Holdings(rich.weights[:2], rich.cash_share[:2], rich.allowed[:2]),
     )
     np.testing.assert_allclose(found[:2], expected, atol=1e-6)
+    keeping = WeightPolicy(encoder, actor, config, 1, keep=True)
+    keeping.start(world, range(10, 50))
     with torch.no_grad():
         actor.last.weight.add_(0.5)
-    policy.start(world, range(10, 50))
-    assert np.abs(policy.decide(row, rich) - found).max() > 1e-3
+    for learned in (policy, keeping):  # what is kept is the encoder's, not the actor's
+        learned.start(world, range(10, 50))
+        assert np.abs(learned.decide(row, rich) - found).max() > 1e-3
 
 
 def test_losses_are_told_from_the_first_update_on(world: World, tmp_path: Path) -> None:
     config = make_config(*SMALL, "expert.learning_starts=40")
     torch.manual_seed(3)
-    learner = ExpertLearner(config, world, 7, build_encoder(config, world.x.shape[2]), tmp_path)
+    learner = SACLearner(config, world, 7, build_encoder(config, world.x.shape[2]), tmp_path)
     first = learner.train_once()
     assert learner.core.updates == 0
-    assert not [name for name in first if name in METRICS["SAC"]]
+    assert not [name for name in first if name in learner.metrics]
     assert "charts/reward" in first
     while not learner.core.updates:
         told = learner.train_once()
-    assert set(METRICS["SAC"]) <= set(told)
+    assert set(learner.metrics) <= set(told)

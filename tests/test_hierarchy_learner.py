@@ -19,8 +19,7 @@ from markets import CONFIGS
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.encoder_files import Origin, write_encoder
-from echelon.agents.pretrain import load_encoder
+from echelon.agents.pretrain import Origin, read_encoder, write_encoder
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
 from echelon.envs import World
@@ -29,7 +28,7 @@ from echelon.ops.diversity import KlWeightRule
 from echelon.population.artefacts import PopulationHistory
 from echelon.population.bonus import Deeds, Learned
 from echelon.population.policies import load_hierarchy
-from echelon.population.settings import refuse_settings
+from echelon.population.settings import refuse_hierarchy
 from echelon.population.windows import (
     own_returns,
     parts_of,
@@ -278,9 +277,9 @@ def test_settings_that_cannot_learn_are_refused_before_the_encoder_is_trained(
 
 def test_a_first_lesson_with_too_few_bars_behind_it_is_refused() -> None:
     more = ("trainer.training_schedule.experts={freq: 1, steps: 16}", "expert.learning_starts=1")
-    refuse_settings(make_config(*SMALL, *more, "trainer.round_steps=12"))
+    refuse_hierarchy(make_config(*SMALL, *more, "trainer.round_steps=12"))
     with pytest.raises(ConfigError, match=r"sequence_steps = 3 is more than the 2 bars"):
-        refuse_settings(make_config(*SMALL, *more, "trainer.round_steps=8"))
+        refuse_hierarchy(make_config(*SMALL, *more, "trainer.round_steps=8"))
 
 
 def test_the_first_lessons_come_where_the_refusal_says(world: World, tmp_path: Path) -> None:
@@ -309,9 +308,9 @@ def test_absurd_settings_are_no_configuration(override: str, said: str) -> None:
 def test_shipped_hierarchies_can_be_trained_but_not_in_too_few_steps(name: str) -> None:
     config = load_config(CONFIGS / f"{name}.yaml")
     assert config.train.algo == "HIERARCHY"
-    refuse_settings(config)
+    refuse_hierarchy(config)
     with pytest.raises(ConfigError, match="ends before the experts learn for the first time"):
-        refuse_settings(override_config(config, ["train.total_env_steps=100"]))
+        refuse_hierarchy(override_config(config, ["train.total_env_steps=100"]))
 
 
 @pytest.mark.parametrize("how", ["flipped bit", "cut short"])
@@ -519,9 +518,10 @@ def test_a_checkpoint_is_refused_with_another_encoder(world: World, tmp_path: Pa
     assert load_checkpoint(point).state["encoder"] == training.encoder
     Training(config, worlds, place, 7, resume=point)
     # The same origin, other weights: as of one that was made again by another version.
-    stored = load_encoder(tmp_path, config, world.x.shape[2])
-    origin = Origin.of(config, world.x.shape[2], "data", config.seed)
-    other = {name: value + 1.0 for name, value in stored.encoder.state_dict().items()}
+    origin = Origin.from_config(config, world.x.shape[2], "data", config.seed)
+    stored = read_encoder(tmp_path, origin)
+    assert stored is not None
+    other = {name: value + 1.0 for name, value in stored.tensors.items()}
     write_encoder(tmp_path, origin, other, dict(stored.facts))
     with pytest.raises(StoreError, match=r"another encoder.*start a new run"):
         Training(config, worlds, place, 7, resume=point)

@@ -20,13 +20,13 @@ from echelon.agents.mfpbt import (
     PopulationPlan,
     Proposal,
     Range,
+    conclude_trial,
     evolve,
     perturb_hyperparameters,
     propose,
     rank_members,
     reseed,
     restart_members,
-    settle,
 )
 from echelon.errors import ConfigError, StoreError
 from echelon.rng import stream
@@ -255,7 +255,7 @@ def test_weakest_of_five_is_tried_with_other_hyperparameters_and_keeps_what_does
     assert trial.hyperparameters == perturb_hyperparameters(FIVE, present[1], 4, 1, 1)
     assert trial.hyperparameters["lr"] != present[1]["lr"]
     for now, kind in ((0.3, "keep"), (0.2, "keep"), (0.19, "revert"), (NAN, "revert")):
-        end = settle(proposal, 5, now)
+        end = conclude_trial(proposal, 5, now)
         kept = trial.hyperparameters if kind == "keep" else present[1]
         assert (end.kind, end.member, end.round, end.hyperparameters) == (kind, 1, 5, kept)
         assert not end.fresh

@@ -19,18 +19,17 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from bench._control import GaussianMLP, TwinMLP, load_sb3
+from bench._control import CoreSettings, GaussianMLP, TwinMLP, core_settings, load_sb3
 from bench.pendulum import judge, train_ours
-from echelon.agents.offpolicy import Batch, Descent, OffPolicy, OffPolicySettings, Target
+from echelon.agents.offpolicy import Descent, OffPolicy, ReplayBatch, Target
 from echelon.agents.sac import SAC
 from echelon.agents.td3 import TD3
-from echelon.config import Config
 from echelon.errors import TrainingError
 from echelon.ops.squashed import LOG_STD, squash_log_det
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 N_OBS, N_ACTIONS, HIDDEN, BATCH = 5, 3, (16, 16), 32
-PLAIN = OffPolicySettings(lr_actor=1e-3, lr_critic=2e-3, grad_clip=math.inf, warmup_updates=0)
+PLAIN = core_settings(lr_actor=1e-3, lr_critic=2e-3, grad_clip=math.inf, warmup_updates=0)
 """Without warm-up and clipping."""
 BOTH = pytest.mark.parametrize("algo", [SAC, TD3])
 
@@ -43,20 +42,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_core(
-    algo: type[OffPolicy], settings: OffPolicySettings = PLAIN, seed: int = 0
-) -> OffPolicy:
+def make_core(algo: type[OffPolicy], settings: CoreSettings = PLAIN, seed: int = 0) -> OffPolicy:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         actor = GaussianMLP(N_OBS, N_ACTIONS, HIDDEN)
         critic = TwinMLP(N_OBS, N_ACTIONS, HIDDEN)
-    return algo(actor, critic, settings, seed)
+    return algo(actor, critic, *settings, seed)
 
 
-def make_batch(seed: int = 0) -> Batch:
+def make_batch(seed: int = 0) -> ReplayBatch:
     generator = torch.Generator().manual_seed(seed)
     ended = torch.rand(BATCH, generator=generator) < 0.2
-    return Batch(
+    return ReplayBatch(
         obs=torch.randn(BATCH, N_OBS, generator=generator),
         action=2 * torch.rand(BATCH, N_ACTIONS, generator=generator) - 1,
         reward=torch.randn(BATCH, generator=generator),
@@ -151,14 +148,14 @@ class LinearCritic(nn.Module):
 def test_log_std_is_kept_within_its_bounds() -> None:
     seen = Seen(torch.zeros(4000), torch.ones(4000, 1, dtype=torch.bool))
     for given, kept in ((-9.0, LOG_STD[0]), (5.0, LOG_STD[1])):
-        core = SAC(FixedActor(0.0, given), LinearCritic((0.0, 0.0), (0.0, 0.0)), PLAIN, 0)
+        core = SAC(FixedActor(0.0, given), LinearCritic((0.0, 0.0), (0.0, 0.0)), *PLAIN, 0)
         drawn = core.act(seen, torch.Generator().manual_seed(0), explore=True)
         assert float(drawn.raw.std()) == pytest.approx(math.exp(kept), rel=0.05)
 
 
 @BOTH
 def test_masked_dimensions_act_zero_and_count_in_no_probability(algo: type[OffPolicy]) -> None:
-    core = algo(FixedActor(0.3, -0.5), LinearCritic((0.1, 0.2), (0.3, 0.4)), PLAIN, 0)
+    core = algo(FixedActor(0.3, -0.5), LinearCritic((0.1, 0.2), (0.3, 0.4)), *PLAIN, 0)
     s = torch.tensor([1.0, -2.0, 0.5])
     free = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
     every = torch.ones_like(free)
@@ -182,12 +179,12 @@ def test_masked_dimensions_act_zero_and_count_in_no_probability(algo: type[OffPo
 def test_target_entropy_counts_free_dimensions_only() -> None:
     free = torch.tensor([[True, False], [False, False], [True, True], [True, False]])
     seen = Seen(torch.tensor([1.0, -2.0, 0.5, 0.1]), free)
-    settings = OffPolicySettings(target_entropy=-0.7, warmup_updates=0, lr_actor=1e-2)
-    core = SAC(FixedActor(0.3, -0.5), LinearCritic((0.1, 0.2), (0.3, 0.4)), settings, 0)
+    settings = core_settings(target_entropy=-0.7, warmup_updates=0, lr_actor=1e-2)
+    core = SAC(FixedActor(0.3, -0.5), LinearCritic((0.1, 0.2), (0.3, 0.4)), *settings, 0)
     generator = torch.Generator()
     generator.set_state(core.generator.get_state())
     log_prob = core.act(seen, generator, explore=True).log_prob
-    batch = Batch(seen, torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), seen)
+    batch = ReplayBatch(seen, torch.zeros(4, 2), torch.zeros(4), torch.zeros(4), seen)
     core.update(batch)
     excess = float((log_prob - 0.7 * free.sum(1)).mean())
     assert core.log_alpha.grad is not None
@@ -204,16 +201,16 @@ def adam_first_step(weight: float, gradient: float, lr: float) -> float:
 def test_sac_update_is_the_one_worked_out_by_hand() -> None:
     slope, log_std, state, action_w = 0.4, -0.3, (0.5, -0.2), (0.7, 0.9)
     lr, alpha, tau = 1e-2, 0.2, 0.1
-    settings = OffPolicySettings(
+    settings = core_settings(
         lr_actor=lr, lr_critic=lr, grad_clip=math.inf, warmup_updates=0, entropy=alpha, tau=tau
     )
-    core = SAC(FixedActor(slope, log_std), LinearCritic(state, action_w), settings, 0)
+    core = SAC(FixedActor(slope, log_std), LinearCritic(state, action_w), *settings, 0)
     generator = torch.Generator()
     generator.set_state(core.generator.get_state())
     noise, noise_next = (torch.randn(2, 1, generator=generator)[:, 0].tolist() for _ in range(2))
     s, s_next, a, r, discount = [1.0, -0.5], [0.2, 0.8], [0.3, -0.6], [1.0, -2.0], [0.9, 0.0]
     every = torch.ones(2, 1, dtype=torch.bool)
-    batch = Batch(
+    batch = ReplayBatch(
         Seen(torch.tensor(s), every),
         torch.tensor(a)[:, None],
         torch.tensor(r),
@@ -278,7 +275,7 @@ class Space(gymnasium.Env[Any, Any]):
 class SameBatch:
     """A replay buffer of SB3's that knows one batch."""
 
-    def __init__(self, batch: Batch, gamma: float) -> None:
+    def __init__(self, batch: ReplayBatch, gamma: float) -> None:
         self.batch = batch
         self.ended = 1.0 - batch.discount[:, None] / gamma
 
@@ -289,8 +286,8 @@ class SameBatch:
         )
 
 
-def make_peer(name: str, batch: Batch) -> Any:
-    lr = PLAIN.lr_critic
+def make_peer(name: str, batch: ReplayBatch) -> Any:
+    lr = PLAIN.train.lr_critic
     net_arch = {"net_arch": list(HIDDEN)}
     peer = getattr(sb3, name)(
         "MlpPolicy", Space(), learning_rate=lr, gamma=0.9, policy_kwargs=net_arch, device="cpu"
@@ -308,15 +305,15 @@ def test_updates_are_those_of_stable_baselines3(algo: type[OffPolicy]) -> None:
         peer = make_peer(algo.__name__, batch)
         if algo is SAC:
             peer.actor.action_dist.epsilon = 0.0  # SB3 adds 1e-6 under the logarithm; we need not
-        settings = OffPolicySettings(
-            lr_actor=PLAIN.lr_critic,
-            lr_critic=PLAIN.lr_critic,
+        settings = core_settings(
+            lr_actor=PLAIN.train.lr_critic,
+            lr_critic=PLAIN.train.lr_critic,
             grad_clip=math.inf,
             warmup_updates=0,
         )
         core = make_core(algo, settings)
         load_sb3(peer.policy, core.actor, core.critic)
-        core = algo(core.actor, core.critic, settings, 0)  # its targets begin where SB3's do
+        core = algo(core.actor, core.critic, *settings, 0)  # its targets begin where SB3's do
         theirs = make_core(algo)
         theirs.actor.load_state_dict(core.actor.state_dict())
         torch.manual_seed(5)
@@ -363,7 +360,7 @@ def test_own_adam_step_is_torchs_bit_for_bit() -> None:
 
 @BOTH
 def test_learning_rates_rise_linearly_over_the_warmup(algo: type[OffPolicy]) -> None:
-    settings = OffPolicySettings(lr_actor=1e-3, lr_critic=4e-3, warmup_updates=4, policy_delay=1)
+    settings = core_settings(lr_actor=1e-3, lr_critic=4e-3, warmup_updates=4, policy_delay=1)
     core = make_core(algo, settings)
     rates = []
     for _ in range(6):
@@ -376,7 +373,7 @@ def test_learning_rates_rise_linearly_over_the_warmup(algo: type[OffPolicy]) -> 
 @BOTH
 def test_gradients_of_each_network_are_clipped_to_the_norm(algo: type[OffPolicy]) -> None:
     clip = 1e-3
-    core = make_core(algo, OffPolicySettings(grad_clip=clip, warmup_updates=0, policy_delay=1))
+    core = make_core(algo, core_settings(grad_clip=clip, warmup_updates=0, policy_delay=1))
     metrics = core.update(make_batch())
     for descent in core._descents()[:2]:
         # After one step Adam's first moment is a tenth of the gradient it was given.
@@ -409,25 +406,25 @@ def test_td3_moves_actor_and_targets_at_every_second_update_only() -> None:
 
 
 def test_td3_explores_with_noise_of_the_given_size_and_says_no_density() -> None:
-    core = make_core(TD3, OffPolicySettings(exploration_noise=0.1))
+    core = make_core(TD3, core_settings(exploration_noise=0.1))
     obs = torch.zeros(20_000, N_OBS)
     still = core.act(obs, torch.Generator(), explore=False)
     drawn = core.act(obs, torch.Generator().manual_seed(0), explore=True)
     assert float((drawn.action - still.action).std()) == pytest.approx(0.1, rel=0.02)
     torch.testing.assert_close(torch.tanh(drawn.raw), drawn.action)
     assert not drawn.log_prob.any()
-    wild = make_core(TD3, OffPolicySettings(exploration_noise=50.0))
+    wild = make_core(TD3, core_settings(exploration_noise=50.0))
     drawn = wild.act(obs, torch.Generator().manual_seed(0), explore=True)
     assert torch.isfinite(drawn.raw).all()
     assert float(drawn.action.abs().max()) <= 1.0
 
 
 def test_td3_smooths_the_target_with_noise_within_its_clip() -> None:
-    settings = OffPolicySettings(target_noise=5.0, noise_clip=0.3)
-    core = TD3(FixedActor(0.0, 0.0), LinearCritic((0.0, 0.0), (1.0, 1.0)), settings, 0)
+    settings = core_settings(target_noise=5.0, noise_clip=0.3)
+    core = TD3(FixedActor(0.0, 0.0), LinearCritic((0.0, 0.0), (1.0, 1.0)), *settings, 0)
     seen = Seen(torch.zeros(1000), torch.ones(1000, 1, dtype=torch.bool))
     zeros = torch.zeros(1000)
-    smoothed = core._target_action(Batch(seen, zeros[:, None], zeros, zeros, seen))
+    smoothed = core._target_action(ReplayBatch(seen, zeros[:, None], zeros, zeros, seen))
     assert float(smoothed.max()) == pytest.approx(0.3)
     assert float(smoothed.min()) == pytest.approx(-0.3)
     assert 0.0 < float((smoothed.abs() < 0.29).float().mean()) < 0.1
@@ -462,8 +459,8 @@ def test_critics_gradient_reaches_the_observation_and_the_actors_does_not(
     algo: type[OffPolicy],
 ) -> None:
     plain = make_core(algo)
-    settings = OffPolicySettings(warmup_updates=0, policy_delay=1)
-    core = algo(Joined(plain.actor), Joined(plain.critic), settings, 0)
+    settings = core_settings(warmup_updates=0, policy_delay=1)
+    core = algo(Joined(plain.actor), Joined(plain.critic), *settings, 0)
     batch = make_batch()
     weight = torch.eye(N_OBS).requires_grad_()
     encoded = batch.obs @ weight  # stands for an encoder with an adapter
@@ -476,7 +473,7 @@ def test_critics_gradient_reaches_the_observation_and_the_actors_does_not(
     # The same by hand: the critic's loss alone, with the weights of before.
     twin = make_core(algo)
     twin.critic.load_state_dict({n.removeprefix("net."): v for n, v in before.items()})
-    fresh = algo(twin.actor, twin.critic, settings, 0)
+    fresh = algo(twin.actor, twin.critic, *settings, 0)
     with torch.no_grad():
         if isinstance(fresh, SAC):
             fresh.act(batch.obs, fresh.generator, explore=True)
@@ -524,7 +521,7 @@ def test_actor_that_is_no_number_is_refused_before_any_weight_changes() -> None:
 
 @BOTH
 def test_restored_learner_goes_on_bit_for_bit(algo: type[OffPolicy], tmp_path: Path) -> None:
-    settings = OffPolicySettings(warmup_updates=5)
+    settings = core_settings(warmup_updates=5)
     core = make_core(algo, settings)
     for k in range(3):
         core.update(make_batch(k))
@@ -548,27 +545,6 @@ def test_same_seed_gives_the_same_weights_with_or_without_metrics(algo: type[Off
     assert not changed(weights(cores[0]), weights(cores[1]))
 
 
-@BOTH
-def test_best_tensors_are_a_copy_of_the_actor(algo: type[OffPolicy]) -> None:
-    core = make_core(algo)
-    kept = core.best_tensors()
-    assert kept.keys() == core.actor.state_dict().keys()
-    before = {name: value.clone() for name, value in kept.items()}
-    for k in range(2):
-        core.update(make_batch(k))
-    assert all(torch.equal(kept[name], before[name]) for name in kept)
-
-
-def test_settings_are_those_of_the_configuration() -> None:
-    expert = {"tau": 0.01, "warmup_updates": 7, "entropy": 0.3, "policy_delay": 3}
-    config = Config.model_validate(
-        {"expert": expert, "train": {"lr_actor": 1e-3, "lr_critic": 2e-3, "grad_clip": 0.5}}
-    )
-    found = OffPolicySettings.of(config)
-    assert {name: getattr(found, name) for name in expert} == expert
-    assert (found.lr_actor, found.lr_critic, found.grad_clip) == (1e-3, 2e-3, 0.5)
-
-
 # --- learning ---------------------------------------------------------------------------------
 
 
@@ -576,14 +552,14 @@ def test_settings_are_those_of_the_configuration() -> None:
 def test_one_step_task_is_solved(algo: type[OffPolicy]) -> None:
     """Paid is −(a − ½ sign(s))²: the answer is ±½ by the sign of what is seen."""
     torch.manual_seed(0)
-    settings = OffPolicySettings(lr_actor=3e-3, lr_critic=3e-3, warmup_updates=10)
-    core = algo(GaussianMLP(1, 1, (32,)), TwinMLP(1, 1, (32, 32)), settings, 0)
+    settings = core_settings(lr_actor=3e-3, lr_critic=3e-3, warmup_updates=10)
+    core = algo(GaussianMLP(1, 1, (32,)), TwinMLP(1, 1, (32, 32)), *settings, 0)
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
         s = 2.0 * (torch.rand(128, 1, generator=generator) < 0.5) - 1.0
         a = 2.0 * torch.rand(128, 1, generator=generator) - 1.0
         paid = -(a - 0.5 * s).square()[:, 0]
-        core.update(Batch(s, a, 10.0 * paid, torch.zeros(128), s), want_metrics=False)
+        core.update(ReplayBatch(s, a, 10.0 * paid, torch.zeros(128), s), want_metrics=False)
     answer = core.act(torch.tensor([[1.0], [-1.0]]), generator, explore=False).action
     torch.testing.assert_close(answer[:, 0], torch.tensor([0.5, -0.5]), rtol=0, atol=0.1)
 

@@ -15,11 +15,17 @@ import torch
 from markets import CONFIGS
 from worlds import make_config, make_world
 
-from echelon.agents import encoder_files, pretraining
-from echelon.agents.forecast import (
+from echelon.agents import pretrain as pretrain_module
+from echelon.agents import pretraining
+from echelon.agents.pretrain import (
+    Pretrained,
+    ensure_encoder,
+    pretrain,
+    summary,
+)
+from echelon.agents.pretraining import (
     Forecasts,
     Scale,
-    beats,
     fit_linear,
     fit_scale,
     last_values,
@@ -27,14 +33,6 @@ from echelon.agents.forecast import (
     outcomes,
     scores,
     target_names,
-)
-from echelon.agents.pretrain import (
-    Pretrained,
-    PretrainProgress,
-    ensure_encoder,
-    load_encoder,
-    pretrain,
-    summary,
 )
 from echelon.config import Config, load_config
 from echelon.envs.world import World
@@ -178,7 +176,7 @@ def test_ridge_finds_a_linear_law_and_shrinks_noise_away() -> None:
 def test_ridge_equals_least_squares_where_it_hardly_shrinks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from echelon.agents import forecast
+    from echelon.agents import pretraining as forecast
 
     monkeypatch.setattr(forecast, "_STRENGTHS", (1e-9,))
     monkeypatch.setattr(forecast, "_CHUNK_CELLS", 1000)  # several chunks
@@ -206,9 +204,9 @@ def test_scores_say_who_was_better_and_by_how_much() -> None:
     np.testing.assert_allclose(score["r2"]["last"], -3.0, rtol=1e-4)
     np.testing.assert_allclose(score["over_linear"]["estimate"], 0.24 * square, rtol=1e-4)
     assert score["over_linear"]["low"] < 0.24 * square < score["over_linear"]["high"]
-    assert all(beats(score, rival) for rival in ("linear", "last", "mean"))
+    assert all(score[f"over_{rival}"]["low"] > 0.0 for rival in ("linear", "last", "mean"))
     worse = scores(Forecasts(y, 0.5 * y, 0.9 * y, -y), (1,), 0)["return_1"]
-    assert not beats(worse, "linear")
+    assert worse["over_linear"]["low"] < 0.0
     json.dumps(found, allow_nan=False)
 
 
@@ -217,7 +215,6 @@ def test_scores_of_too_few_bars_have_no_interval_and_beat_nobody() -> None:
     score = scores(Forecasts(y, y, 0 * y, np.full_like(y, np.nan)), (1,), 0)["return_1"]
     assert score["over_linear"]["low"] is None
     assert score["mse"]["last"] is None
-    assert not beats(score, "linear")
     assert scores(Forecasts(*(np.full_like(y, np.nan),) * 4), (1,), 0)["return_1"] == {"cells": 0}
 
 
@@ -245,14 +242,12 @@ def test_interval_of_a_constant_is_that_constant() -> None:
 
 @pytest.mark.parametrize("kind", ["TimeCNN", "Transformer", "TimesNet"])
 def test_pretraining_gives_an_encoder_and_its_facts(kind: str) -> None:
-    seen: list[PretrainProgress] = []
     config = tiny(f"model.encoder={kind}")
-    found = pretrain(config, a_world(160), 3, report=lambda message: seen.append(message))  # type: ignore[arg-type]
+    found = pretrain(config, a_world(160), 3)
     assert found is not None
     facts = found.facts
     assert not found.encoder.training
-    assert [p.epoch for p in seen] == [1, 2]
-    assert facts["valid_loss"] == [p.valid_loss for p in seen]
+    assert len(facts["valid_loss"]) == len(facts["train_loss"]) == facts["epochs"] == 2
     assert facts["best_epoch"] == 1 + int(np.argmin(facts["valid_loss"]))
     assert list(facts["scores"]) == ["return_1", "return_3", "volatility_1", "volatility_3"]
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
@@ -459,13 +454,11 @@ def test_encoder_is_computed_once_and_loaded_afterwards(
     torch.manual_seed(7)
     before = torch.get_rng_state()
     again = ensured(tmp_path, config, world)
-    loaded = load_encoder(tmp_path, config, 4)
     assert torch.equal(torch.get_rng_state(), before)
-    for found in (again, loaded):
-        assert_same(state_of(found), state_of(first))
-        assert found is not None
-        assert found.facts == first.facts
-        assert not found.encoder.training
+    assert_same(state_of(again), state_of(first))
+    assert again is not None
+    assert again.facts == first.facts
+    assert not again.encoder.training
 
 
 def _fail(*_: object) -> None:
@@ -474,25 +467,22 @@ def _fail(*_: object) -> None:
 
 def test_encoder_of_something_else_is_refused(tmp_path: Path) -> None:
     world, config = a_world(), tiny()
+    wider = make_world(n_rows=120, n_features=5, window=W)
     ensured(tmp_path, config, world)
     for refused, word in (
         (lambda: ensured(tmp_path, tiny("pretrain.lr=0.1"), world), "configuration"),
         (lambda: ensured(tmp_path, tiny("model.d_model=16"), world), "configuration"),
         (lambda: ensured(tmp_path, config, world, data="xyz"), "data"),
         (lambda: ensured(tmp_path, config, world, seed=1), "seed"),
-        (lambda: load_encoder(tmp_path, config, 5), "features"),
-        (lambda: load_encoder(tmp_path, config, 4, seed=2), "seed"),
+        (lambda: ensured(tmp_path, config, wider), "features"),
     ):
         with pytest.raises(StoreError, match=rf"encoder\.json.*another .*{word}"):
             refused()
     # What pre-training does not depend on may change.
     other = tiny("train.gamma=0.5", "lora.enabled=true", "model.hidden=8", "fee_rate=0.01")
-    assert load_encoder(tmp_path, other, 4).facts["enabled"]
-
-
-def test_missing_encoder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no pre-trained encoder"):
-        load_encoder(tmp_path, tiny(), 4)
+    same = ensured(tmp_path, other, world)
+    assert same is not None
+    assert same.facts["enabled"]
 
 
 def _flip_a_byte(path: Path) -> None:
@@ -524,18 +514,18 @@ def test_file_of_another_format_is_refused(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"format": 99}))
     with pytest.raises(StoreError, match="format 99"):
-        load_encoder(tmp_path, config, 4)
+        ensured(tmp_path, config, world)
     path.write_text("[]")
     with pytest.raises(StoreError, match="Input should be an object"):
-        load_encoder(tmp_path, config, 4)
+        ensured(tmp_path, config, world)
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     config = tiny()
-    origin = encoder_files.Origin.of(config, 4, "abc", 0)
-    encoder_files.write_encoder(tmp_path, origin, {"w": torch.zeros(2)}, {"enabled": False})
+    origin = pretrain_module.Origin.from_config(config, 4, "abc", 0)
+    pretrain_module.write_encoder(tmp_path, origin, {"w": torch.zeros(2)}, {"enabled": False})
     with pytest.raises(StoreError, match=r"weights\.safetensors.*another network"):
-        load_encoder(tmp_path, config, 4)
+        ensured(tmp_path, config, a_world())
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])
@@ -558,7 +548,7 @@ def test_kill_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     world, config = a_world(), tiny("pretrain.epochs=1")
     first = ensured(tmp_path, config, world)
     (tmp_path / "encoder").rename(tmp_path / ".encoder-0123.old")
-    assert_same(state_of(load_encoder(tmp_path, config, 4)), state_of(first))
+    assert_same(state_of(ensured(tmp_path, config, world)), state_of(first))
 
 
 # The planted market
@@ -580,9 +570,8 @@ def test_on_the_planted_trend_it_beats_linear_and_last_value_on_unseen_draws() -
     assert found is not None
     for name in ("return_1", "return_5"):
         score = found.facts["scores"][name]
-        assert beats(score, "linear"), (name, score)
-        assert beats(score, "last"), (name, score)
-        assert beats(score, "mean"), (name, score)
+        for rival in ("linear", "last", "mean"):
+            assert score[f"over_{rival}"]["low"] > 0.0, (name, rival, score)
         # Nobody can foresee more than the Bayes filter, here on the same cells.
         assert score["r2"]["encoder"] < _bayes_r2(market, worlds[9:], int(name[7:])) + 0.002
 
@@ -601,14 +590,14 @@ def _bayes_r2(market: PlantedMarket, worlds: list[World], horizon: int) -> float
 
 
 def test_facts_are_read_without_the_weights_and_only_whole(tmp_path: Path) -> None:
-    assert encoder_files.read_facts(tmp_path) is None
+    assert pretrain_module.read_encoder_facts(tmp_path) is None
     made = ensured(tmp_path, tiny("pretrain.epochs=1"), a_world())
     assert made is not None
     (tmp_path / "encoder" / "weights.safetensors").unlink()
-    assert encoder_files.read_facts(tmp_path) == made.facts
+    assert pretrain_module.read_encoder_facts(tmp_path) == made.facts
     _flip_a_byte(tmp_path / "encoder" / "encoder.json")
     with pytest.raises(StoreError, match=r"encoder\.json.*damaged"):
-        encoder_files.read_facts(tmp_path)
+        pretrain_module.read_encoder_facts(tmp_path)
 
 
 def test_summary_tells_rivals_that_are_beaten_from_those_that_are_not() -> None:

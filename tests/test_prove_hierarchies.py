@@ -31,7 +31,7 @@ from echelon.proving.hierarchies import (
     with_hierarchy,
 )
 from echelon.proving.parts import Done, Finding
-from echelon.proving.prove import MARKETS, SHIPPED, plan
+from echelon.proving.prove import MARKETS, plan
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regime_references import FOLLOW, OPPOSE, run_references
 from echelon.proving.regimes import by_pair
@@ -106,7 +106,7 @@ def test_hedge_of_the_proof_is_that_of_the_references(
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_flat_agents_learn_on_the_same_draws_for_as_many_steps(tmp_path: Path, shown: bool) -> None:
-    config = flat_config(make_config(*TINY), "sac", SHIPPED)
+    config = flat_config(make_config(*TINY), "sac")
     assert config.train.algo == "SAC"
     assert config.train.total_env_steps == 200
     part = RegimeFlatPart(config, MARKET, DRAWS, 5, "sac", shown)
@@ -117,7 +117,7 @@ def test_flat_agents_learn_on_the_same_draws_for_as_many_steps(tmp_path: Path, s
 
 
 def test_flat_a2c_has_the_settings_it_was_proved_with() -> None:
-    config = flat_config(make_config(*TINY), "a2c", SHIPPED)
+    config = flat_config(make_config(*TINY), "a2c")
     assert config.train.algo == "A2C"
     assert config.train.peer_baseline
     assert config.train.total_env_steps == 200

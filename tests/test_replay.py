@@ -293,7 +293,7 @@ def test_state_that_keeps_other_columns_is_refused() -> None:
 def test_mapped_buffer_is_the_one_in_memory_and_others_can_read_it(tmp_path: Path) -> None:
     mapped, memory = with_behaviour(33, tmp_path / "ring"), with_behaviour(33)
     files = {path.name for path in (tmp_path / "ring").iterdir()}
-    assert files == {f"{name}.bin" for name in module.layout(N, behaviour=True)}
+    assert files == {f"{name}.bin" for name in module.replay_columns(N, behaviour=True)}
     other = Replay(31, N, behaviour=True, directory=tmp_path / "ring")
     assert len(other) == 0  # what files hold is nothing before somebody vouches for it
     other.mark = mapped.mark

@@ -14,7 +14,7 @@ import pytest
 import torch
 from shells import Shell, tiny
 
-from echelon.agents.encoder_files import Origin, read_encoder, write_encoder
+from echelon.agents.pretrain import Origin, read_encoder, write_encoder
 from echelon.backtest.files import load_tables
 from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.evaluate import load_evaluation
@@ -60,7 +60,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "evaluations/test/summary.json": lambda d: load_evaluation(d, "test"),
     "evaluations/test/trust.json": lambda d: load_trust(d, "test"),
     "risk_events.jsonl": lambda d: read_events(d / "risk_events.jsonl"),
-    "encoder/encoder.json": lambda d: read_encoder(d, Origin("", 1, None, None)),
+    "encoder/encoder.json": lambda d: read_encoder(d, Origin("", 1, "", 0)),
     "state.json": load_checkpoint,
 }
 

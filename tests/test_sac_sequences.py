@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench._control import GaussianMLP, TwinMLP
-from echelon.agents.offpolicy import Batch, Correction, OffPolicySettings, Stretches
+from bench._control import GaussianMLP, TwinMLP, core_settings
+from echelon.agents.offpolicy import ReplayBatch, SequenceBatch
 from echelon.agents.sac import SAC
+from echelon.config.hierarchy import SharingConfig
 from echelon.ops.squashed import gaussian_log_prob
 
 N_OBS, N_ACTIONS, HIDDEN = 5, 3, (16, 16)
 STEPS, SEQUENCES, GAMMA = 4, 6, 0.9
-PLAIN = OffPolicySettings(lr_actor=1e-3, lr_critic=2e-3, grad_clip=math.inf, warmup_updates=0)
-FULL = Correction(trace=0.9, kl_limit=math.inf)
+PLAIN = core_settings(lr_actor=1e-3, lr_critic=2e-3, grad_clip=math.inf, warmup_updates=0)
+FULL = SharingConfig.model_construct(trace=0.9, kl_limit=math.inf)
 
 
 def make_core(seed: int = 0) -> SAC:
@@ -24,10 +25,10 @@ def make_core(seed: int = 0) -> SAC:
         torch.manual_seed(seed)
         actor = GaussianMLP(N_OBS, N_ACTIONS, HIDDEN)
         critic = TwinMLP(N_OBS, N_ACTIONS, HIDDEN)
-    return SAC(actor, critic, PLAIN, seed)
+    return SAC(actor, critic, *PLAIN, seed)
 
 
-def stretches(steps: int = STEPS, seed: int = 0, **other: Tensor) -> Stretches:
+def stretches(steps: int = STEPS, seed: int = 0, **other: Tensor) -> SequenceBatch:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -38,7 +39,7 @@ def stretches(steps: int = STEPS, seed: int = 0, **other: Tensor) -> Stretches:
     raw = mean + log_std.exp() * noise
     ended = torch.rand(steps, SEQUENCES, generator=generator) < 0.2
     ended[:-1] = False  # a sequence stays within an episode
-    made = Stretches(
+    made = SequenceBatch(
         obs=normal(n, N_OBS),
         action=torch.tanh(raw),
         raw=raw,
@@ -47,7 +48,7 @@ def stretches(steps: int = STEPS, seed: int = 0, **other: Tensor) -> Stretches:
         discount=torch.where(ended, 0.0, GAMMA),
         truncated=torch.zeros(steps, SEQUENCES, dtype=torch.bool),
         next_obs=normal(n, N_OBS),
-        weight=torch.ones(steps, SEQUENCES),
+        loss_weights=torch.ones(steps, SEQUENCES),
         shared=torch.arange(SEQUENCES) % 2 == 0,
         mean=mean,
         log_std=log_std,
@@ -59,15 +60,17 @@ def weights(core: SAC, part: str) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in core.state()[0].items() if k.split(".")[0] == part}
 
 
-def moved(core: SAC, batch: Stretches, correction: Correction = FULL) -> dict[str, Tensor]:
-    core.update_sequences(batch, correction)
+def moved(core: SAC, batch: SequenceBatch, sharing: SharingConfig = FULL) -> dict[str, Tensor]:
+    core.update_sequences(batch, sharing)
     return weights(core, "critic") | weights(core, "actor")
 
 
 def test_a_sequence_of_one_step_teaches_what_the_transition_does() -> None:
     batch = stretches(steps=1)
     single, sequence = make_core(), make_core()
-    transition = Batch(batch.obs, batch.action, batch.reward[0], batch.discount[0], batch.next_obs)
+    transition = ReplayBatch(
+        batch.obs, batch.action, batch.reward[0], batch.discount[0], batch.next_obs
+    )
     metrics = single.update(transition)
     traced = sequence.update_sequences(batch, FULL)
     for name, value in traced.metrics.items():
@@ -126,7 +129,7 @@ def test_a_cut_stops_the_trace_and_still_bootstraps() -> None:
     changed.reward[2:] += 5.0
     # With no weight on the later steps only their trace could carry their rewards back.
     for batch in (whole, cut, changed):
-        batch.weight[2:] = 0.0
+        batch.loss_weights[2:] = 0.0
     one, other = moved(make_core(), cut), moved(make_core(), changed)
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert any(
@@ -136,7 +139,7 @@ def test_a_cut_stops_the_trace_and_still_bootstraps() -> None:
 
 def test_shared_steps_of_a_distant_policy_are_dropped_and_own_ones_never() -> None:
     core, batch = make_core(), stretches()
-    strict = Correction(trace=0.9, kl_limit=0.0)
+    strict = SharingConfig.model_construct(trace=0.9, kl_limit=0.0)
     traced = core.update_sequences(batch, strict)
     assert torch.equal(traced.dropped, batch.shared.expand(STEPS, SEQUENCES))
     assert (traced.trace[:, batch.shared] == 0).all()
@@ -149,19 +152,19 @@ def test_shared_steps_of_a_distant_policy_are_dropped_and_own_ones_never() -> No
 
 
 def test_uncorrected_learning_takes_every_step_for_its_own() -> None:
-    traced = make_core().update_sequences(stretches(), Correction(0.9, 0.0, corrected=False))
+    traced = make_core().update_sequences(stretches(), SharingConfig(trace=0.9, corrected=False))
     assert (traced.trace == 0.9).all()
     assert not traced.dropped.any()
 
 
 def test_weights_scale_the_losses_step_by_step() -> None:
     batch = stretches()
-    none = batch._replace(weight=torch.zeros_like(batch.weight))
+    none = batch._replace(loss_weights=torch.zeros_like(batch.loss_weights))
     core = make_core()
     before = weights(core, "critic") | weights(core, "actor")
     after = moved(core, none)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    twice = moved(make_core(), batch._replace(weight=2.0 * batch.weight))
+    twice = moved(make_core(), batch._replace(loss_weights=2.0 * batch.loss_weights))
     once = moved(make_core(), batch)
     # Adam's first step has the size of the learning rate whatever the gradient's.
     for name, value in once.items():

@@ -23,8 +23,7 @@ from echelon.errors import TrainingError
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.planted_proof import own_draws
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
-from echelon.training.learners import Worlds, make_learner
-from echelon.training.loading import load_policy
+from echelon.training.learners import Worlds, load_policy, make_learner
 
 SMALL = (
     *("window=4", "train.books=4", "train.rollout_steps=10", "train.episode_steps=12"),

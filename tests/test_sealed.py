@@ -50,7 +50,7 @@ def _one_thread() -> Iterator[None]:
 def trained_run(directory: Path, bars: Path) -> Path:
     run = prepared_run(directory / "runs" / "a", bars, *SMALL)
     config = load_config(run / "config.yaml")
-    worlds = Worlds.of(Prepared.open(run), config)
+    worlds = Worlds.from_prepared(Prepared.open(run), config)
     Training(config, worlds, seed_directory(run, 1), 1).run()
     return run
 
@@ -121,7 +121,7 @@ def test_result_on_the_test_window_does_change(runs: tuple[Path, Path]) -> None:
 
 def test_worlds_of_training_end_where_validation_does(runs: tuple[Path, Path]) -> None:
     prepared, config = Prepared.open(runs[0]), load_config(runs[0] / "config.yaml")
-    for world in Worlds.of(prepared, config)[:2]:
+    for world in Worlds.from_prepared(prepared, config)[:2]:
         assert len(world.times) == len(world.x) == prepared.splits["valid"].rows.stop
         assert len(world.rows.close) == len(world.times)
         assert world.times[-1] < np.datetime64(TEST_STARTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shells import Shell
 
-from echelon.agents.replay import layout
+from echelon.agents.replay import replay_columns
 from echelon.config import Config, load_config
 from echelon.config import sizes as module
 from echelon.config.sizes import bytes_of_transition, memory_available, refuse_sizes
@@ -129,7 +129,7 @@ def test_memory_error_of_a_library_is_no_bug(shell: Shell, monkeypatch: pytest.M
 @pytest.mark.parametrize("n_assets", [1, 7, 8, 9, 500])
 @pytest.mark.parametrize("behaviour", [False, True])
 def test_bytes_of_a_transition_are_those_of_the_ring(n_assets: int, behaviour: bool) -> None:
-    columns = layout(n_assets, behaviour=behaviour)
+    columns = replay_columns(n_assets, behaviour=behaviour)
     each = sum(column.bytes for column in columns.values())
     assert bytes_of_transition(n_assets, behaviour=behaviour) == each
 

@@ -12,7 +12,7 @@ from memories import sequences
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from echelon.agents.collector import by_lot
+from echelon.agents.collector import draw_evenly
 from echelon.agents.replay import Replay, Transitions
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.ops.traces import (
@@ -60,7 +60,7 @@ def test_log_ratio_is_that_of_the_squashed_actions() -> None:
 
 def test_log_ratio_of_actions_by_lot_is_against_the_even_density() -> None:
     free = some_free()
-    lot = by_lot(free, torch.Generator().manual_seed(0))
+    lot = draw_evenly(free, torch.Generator().manual_seed(0))
     mean, log_std = normal(3).float(), 0.3 * normal(5).float()
     got = log_ratio(lot.raw, lot.raw_log_prob, mean, log_std, free)
     wanted = squashed_log_prob(lot.raw, mean, log_std, free) - math.log(0.5) * free.sum(-1)

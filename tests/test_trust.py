@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, bars_file: Path) -> TrainedRun
     """Three trained seeds, evaluated on valid once, then on test once."""
     path = prepared_run(tmp_path_factory.mktemp("trust") / "runs" / "a", bars_file, *SMALL)
     config = load_config(path / "config.yaml")
-    worlds = Worlds.of(Prepared.open(path), config)
+    worlds = Worlds.from_prepared(Prepared.open(path), config)
     for seed in SEEDS:
         Training(config, worlds, seed_directory(path, seed), seed).run()
     opened = TrainedRun.open(path)

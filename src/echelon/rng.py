@@ -7,8 +7,14 @@ shifts the numbers another one sees.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
@@ -20,3 +26,23 @@ def stream(seed: int, *name: str | int) -> np.random.Generator:
     digest = hashlib.sha256("/".join(map(str, name)).encode()).digest()
     words = np.frombuffer(digest, dtype="<u4")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words.tolist()])))
+
+
+def torch_generator(seed: int, *name: str | int) -> torch.Generator:
+    """A generator of torch's that begins where the stream called `name` says."""
+    import torch
+
+    return torch.Generator().manual_seed(int(stream(seed, *name).integers(2**62)))
+
+
+@contextmanager
+def global_draws(seed: int, *name: str | int) -> Iterator[None]:
+    """Inside, torch's global generator begins where the stream says; then it is as it was before.
+
+    For the first weights of modules, which are drawn from it.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(seed, *name).integers(2**62)))
+        yield

@@ -16,24 +16,26 @@ The encodings of step 1 serve both the acting and the loss: the weights do not c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.acting import portfolio_inputs, sample
-from echelon.agents.policy import ActorPolicy
+from echelon.agents.learner import Learner, TrainingSetup, learning_rate_share
+from echelon.agents.tables import encode_span
 from echelon.config import Config
-from echelon.envs.act import ActionRule, Holdings
+from echelon.config.agents import TrainConfig
+from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError, TrainingError
+from echelon.market import Rows
 from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors, build_actor_critic
 from echelon.ops.returns import explained_variance, lambda_returns, standardized
-from echelon.rng import stream
+from echelon.rng import global_draws, stream, torch_generator
 from echelon.runs.checkpoint import (
     below_prefix,
     flatten_optimizer,
@@ -43,6 +45,7 @@ from echelon.runs.checkpoint import (
 )
 from echelon.types import Metrics
 
+_TINY = torch.finfo(torch.float32).tiny
 _PIECE_ROWS = 10_240
 """Bars × books × assets that the heads work on at a time in an update: 3 MB a tensor."""
 
@@ -64,7 +67,7 @@ class Rollout(NamedTuple):
     discount: Tensor
 
 
-class A2C:
+class A2C(Learner):
     """The learner: network, optimizer, books, and where they stand."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
@@ -79,8 +82,7 @@ class A2C:
                 f"train.episode_steps={self.episode} does not fit into split.train, in which a "
                 f"book can take {len(self.span) - 1} steps. Shorten the episode."
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(stream(seed, "weights").integers(2**62)))
+        with global_draws(seed, "weights"):
             self.net = build_actor_critic(config, world.x.shape[2])
         self._fit_encoders()
         self.optimizer = torch.optim.Adam(
@@ -91,9 +93,7 @@ class A2C:
             fused=True,
         )
         self.steps = 0
-        self._action_generator = torch.Generator().manual_seed(
-            int(stream(seed, "actions").integers(2**62))
-        )
+        self._action_generator = torch_generator(seed, "actions")
         self._dropout_seed = int(stream(seed, "dropout").integers(2**62))
         self._start_rng = stream(seed, "starts")
         rule = ActionRule.from_config(config, "discrete")
@@ -102,6 +102,20 @@ class A2C:
         self.rows = np.full(groups, self.span.start, dtype=np.int64)
         self.ends = self.rows.copy()
         self._begin_episodes(first=True)
+
+    @classmethod
+    def from_setup(cls, setup: TrainingSetup) -> Self:
+        """On the train window alone; it has an encoder of its own."""
+        return cls(setup.config, setup.train, setup.seed)
+
+    @classmethod
+    def load_policy(
+        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+    ) -> ActorPolicy:
+        """The actor of what `weights` gave."""
+        net = build_actor_critic(config, n_features)
+        net.load_state_dict(dict(weights))
+        return ActorPolicy(net, config, seed, name)
 
     @property
     def books_per_group(self) -> int:
@@ -188,23 +202,16 @@ class A2C:
         Returns: the parts of the loss, without a history, and the explained variance
         """
         gathered = rollout.market.cut()
-        train = self.config.train
-        done: list[Losses] = []
-        told: list[Valued] = []
-        for part, valued in losses_by_piece(
-            self.net,
-            rollout._replace(market=gathered),
-            normalize=train.normalize_advantages,
-            trace=train.gae_lambda,
-            peers=train.peer_baseline,
+        pieces = []
+        for piece in losses_by_piece(
+            self.net, rollout._replace(market=gathered), self.config.train
         ):
-            self._total(part).backward()  # type: ignore[no-untyped-call]
-            done.append(Losses(*(loss.detach() for loss in part)))
-            told.append(valued)
+            self._total(piece.losses).backward()  # type: ignore[no-untyped-call]
+            pieces.append(piece._replace(losses=Losses(*(part.detach() for part in piece.losses))))
         rollout.market.backward(gathered)
-        losses = Losses(*(torch.stack(parts).sum() for parts in zip(*done, strict=True)))
-        whole = Valued(*(torch.cat(parts, dim=1) for parts in zip(*told, strict=True)))
-        return losses, explained_variance(whole.returns, whole.values)
+        parts, returns, values = zip(*pieces, strict=True)
+        losses = Losses(*(torch.stack(part).sum() for part in zip(*parts, strict=True)))
+        return losses, explained_variance(torch.cat(returns, dim=1), torch.cat(values, dim=1))
 
     def _total(self, losses: Losses) -> Tensor:
         train = self.config.train
@@ -215,7 +222,7 @@ class A2C:
         return ActorPolicy(self.net, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What a policy is made from again, in `training.load_policy`."""
+        """What `load_policy` makes the policy from again."""
         return dict(self.net.state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -245,9 +252,6 @@ class A2C:
         self._action_generator.set_state(tensors["chance.actions"])
         self._start_rng = unpack_generator(state["starts"])
         self.steps = int(state["steps"])
-
-    def close(self) -> None:
-        """Nothing was kept outside of it."""
 
     def _fit_encoders(self) -> None:
         """Show the train window to the encoders, which may choose something by it."""
@@ -318,18 +322,12 @@ class Losses(NamedTuple):
     entropy: Tensor
 
 
-class Valued(NamedTuple):
-    """Returns and what the critic had expected of them: both [G,L,B], without a history."""
-
-    returns: Tensor
-    values: Tensor
-
-
-class Piece(NamedTuple):
-    """Some bars' share of the loss, and how they were valued."""
+class PieceLosses(NamedTuple):
+    """Some bars' share of the loss; returns and the critic's value of them[G,L,B], detached."""
 
     losses: Losses
-    valued: Valued
+    returns: Tensor
+    value: Tensor
 
 
 class Targets(NamedTuple):
@@ -339,40 +337,21 @@ class Targets(NamedTuple):
     advantage: Tensor
 
 
-def a2c_losses(
-    net: ActorCritic,
-    rollout: Rollout,
-    *,
-    normalize: bool,
-    trace: float = 1.0,
-    peers: bool = False,
-) -> Losses:
+def a2c_losses(net: ActorCritic, rollout: Rollout, train: TrainConfig) -> PieceLosses:
     """The parts of the loss on a rollout; gradients flow into the network."""
-    return _whole(net, rollout, normalize=normalize, trace=trace, peers=peers).losses
-
-
-def _whole(
-    net: ActorCritic, rollout: Rollout, *, normalize: bool, trace: float, peers: bool
-) -> Piece:
     length = rollout.reward.shape[1]
     market = rollout.market.map(lambda part: part[:, :, None])
     # The row after the last step has a value only; what is allowed there does not matter.
     allowed = torch.nn.functional.pad(rollout.allowed, (0, 0, 0, 0, 0, 0, 0, 1), value=True)
     output = net(market, rollout.portfolio, rollout.present, allowed)
-    value = output.value.detach()
-    aims = targets(rollout, value, normalize=normalize, trace=trace, peers=peers)
+    aims = targets(rollout, output.value.detach(), train)
     until = ActorCriticOutput(output.logits[:, :length], output.value[:, :length])
     return _losses(until, rollout.actions, aims)
 
 
 def losses_by_piece(
-    net: ActorCritic,
-    rollout: Rollout,
-    *,
-    normalize: bool,
-    trace: float = 1.0,
-    peers: bool = False,
-) -> Iterator[Piece]:
+    net: ActorCritic, rollout: Rollout, train: TrainConfig
+) -> Iterator[PieceLosses]:
     """The same in parts that add up to it, some bars at a time.
 
     Their gradients add up too. All at once, the tensors of a large rollout are tens of MB each,
@@ -382,65 +361,57 @@ def losses_by_piece(
     groups, length, per_group, n_assets = rollout.actions.shape
     bars = max(1, _PIECE_ROWS // (groups * per_group * n_assets))
     if length <= bars:
-        yield _whole(net, rollout, normalize=normalize, trace=trace, peers=peers)
+        yield a2c_losses(net, rollout, train)
         return
-    firsts = range(0, length, bars)
     with torch.no_grad():
         values = [
             net.values(*_bars(rollout, first, min(bars, length + 1 - first)))
             for first in range(0, length + 1, bars)
         ]
-    value = torch.cat(values, dim=1)
-    aims = targets(rollout, value, normalize=normalize, trace=trace, peers=peers)
-    for first in firsts:
+    aims = targets(rollout, torch.cat(values, dim=1), train)
+    for first in range(0, length, bars):
         count = min(bars, length - first)
         output = net(*_bars(rollout, first, count), rollout.allowed.narrow(1, first, count))
         aim = Targets(*(part.narrow(1, first, count) for part in aims))
-        losses, valued = _losses(output, rollout.actions.narrow(1, first, count), aim)
-        yield Piece(Losses(*(loss * (count / length) for loss in losses)), valued)
+        piece = _losses(output, rollout.actions.narrow(1, first, count), aim)
+        share = Losses(*(loss * (count / length) for loss in piece.losses))
+        yield piece._replace(losses=share)
 
 
-def targets(
-    rollout: Rollout,
-    values: Tensor,
-    *,
-    normalize: bool,
-    trace: float = 1.0,
-    peers: bool = False,
-) -> Targets:
+def targets(rollout: Rollout, values: Tensor, train: TrainConfig) -> Targets:
     """Returns and advantages of a rollout, given values[G,L+1,B]; no gradient flows.
 
-    peers: from each book's advantage the mean of its group's other books at the same bar is taken.
-           They traded the same bars, so that what the market did to all of them cancels, and what
-           is left is what acting otherwise than they did was worth. Their actions do not depend on
-           the book's own, so the gradient stays unbiased.
+    With `train.peer_baseline` the mean of its group's other books at the same bar is taken from
+    each book's advantage. They traded the same bars, so that what the market did to all of them
+    cancels, and what is left is what acting otherwise than they did was worth. Their actions do not
+    depend on the book's own, so the gradient stays unbiased.
     """
     length = rollout.reward.shape[1]
     returns = lambda_returns(
         rollout.reward.transpose(0, 1).flatten(1),
         rollout.discount.transpose(0, 1).flatten(1),
         values.transpose(0, 1).flatten(1),
-        trace,
+        train.gae_lambda,
     )
     returns = returns.view(length, *values.shape[::2]).transpose(0, 1)
     advantage = returns - values[:, :length]
-    if peers:
+    if train.peer_baseline:
         others = advantage.shape[-1] - 1
         advantage = (advantage - advantage.mean(-1, keepdim=True)) * ((others + 1) / others)
-    return Targets(returns, standardized(advantage) if normalize else advantage)
+    return Targets(returns, standardized(advantage) if train.normalize_advantages else advantage)
 
 
-def _losses(output: ActorCriticOutput, actions: Tensor, aims: Targets) -> Piece:
+def _losses(output: ActorCriticOutput, actions: Tensor, aims: Targets) -> PieceLosses:
     """Means over the books and bars that are there: logits[G,L,B,N,3], value[G,L,B]."""
     log_pi = torch.log_softmax(output.logits, dim=-1)
-    chosen = log_pi.gather(-1, actions[..., None]).squeeze(-1).sum(-1)
+    log_prob = log_pi.gather(-1, actions[..., None]).squeeze(-1).sum(-1)
     entropy = -(log_pi.exp() * log_pi).sum((-1, -2))
     losses = Losses(
-        policy=-(chosen * aims.advantage).mean(),
+        policy=-(log_prob * aims.advantage).mean(),
         value=(output.value - aims.returns).square().mean(),
         entropy=entropy.mean(),
     )
-    return Piece(losses, Valued(aims.returns, output.value.detach()))
+    return PieceLosses(losses, aims.returns, output.value.detach())
 
 
 def _bars(rollout: Rollout, first: int, count: int) -> tuple[MarketTensors, Tensor, Tensor]:
@@ -452,11 +423,55 @@ def _bars(rollout: Rollout, first: int, count: int) -> tuple[MarketTensors, Tens
     )
 
 
-def learning_rate_share(schedule: str, progress: float) -> float:
-    """What is left of a learning rate after `progress` ∈ [0, 1] of the training."""
-    done = min(max(progress, 0.0), 1.0)
-    if schedule == "linear":
-        return 1.0 - done
-    if schedule == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * done))
-    return 1.0
+class ActorPolicy:
+    """The most probable action of every head, or a draw from it."""
+
+    kind: ActionKind = "discrete"
+
+    def __init__(self, net: ActorCritic, config: Config, seed: int, name: str = "agent") -> None:
+        """seed: of the draws, where `eval.deterministic` is off."""
+        self.name = name
+        self._net = net
+        self._config = config
+        self._seed = seed
+
+    def start(self, world: World, span: range) -> None:
+        """Encode every row of the span, once."""
+        self._net.eval()
+        self._first = span.start
+        present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
+        self._generator = torch_generator(self._seed, "evaluation")
+        actor = encode_span(lambda x: self._net.encode(x).actor, world, span)
+        # An axis for the one book that looks at each row asked about.
+        self._acting = Acting(self._net, MarketTensors(actor[:, None], None), present[:, None])
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+        """Look the encodings of the rows up and ask the actor."""
+        at = torch.from_numpy(row - self._first)
+        portfolio = portfolio_inputs(held, self._config)
+        allowed = torch.from_numpy(held.allowed)
+        logits = self._acting.logits(at, portfolio[:, None], allowed[:, None])[:, 0]
+        if self._config.eval.deterministic:
+            chosen = logits.argmax(-1)
+        else:
+            chosen = sample(logits, self._generator)
+        return np.asarray(chosen.numpy().astype(np.int8))
+
+
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw from softmax(logits) over the last axis, by the Gumbel-max trick."""
+    # Not `exponential_`, which takes three times as long. At 0 the noise would be infinite, and
+    # with it an action chosen that is not allowed.
+    chances = torch.rand(logits.shape, generator=generator).clamp_(min=_TINY)
+    return (logits - chances.log_().neg_().log_()).argmax(-1)
+
+
+def portfolio_inputs(held: Holdings, config: Config) -> Tensor:
+    """[E,N,P]: weight of the holding and cash share, those of them the state includes."""
+    state, shape = config.state, held.weights.shape
+    inputs = np.empty((*shape, state.include_pos + state.include_cash), dtype=np.float32)
+    if state.include_pos:
+        inputs[..., 0] = held.weights
+    if state.include_cash:
+        inputs[..., -1] = held.cash_share[:, None]
+    return torch.from_numpy(inputs)

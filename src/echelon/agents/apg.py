@@ -19,7 +19,6 @@ make the return depend on an order's size are refused.
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.a2c import learning_rate_share
 from echelon.agents.collector import Starts
-from echelon.agents.policy import WeightPolicy
-from echelon.agents.tables import EmbeddingTable
+from echelon.agents.expert_core import SingleExpert, draw_networks, frozen_copy
+from echelon.agents.learner import learning_rate_share
+from echelon.agents.offpolicy import warmup_share
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs.act import EXPERT_GAIN
@@ -44,7 +43,7 @@ from echelon.market.differentiable import (
     diff_weights_of_scores,
     differentiable_step,
 )
-from echelon.models import Encoder, ExpertActor, ExpertObs
+from echelon.models import Encoder, ExpertObs
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -56,37 +55,28 @@ from echelon.runs.checkpoint import (
 )
 from echelon.types import Metrics
 
-_SCALE_ROWS = 4_096
-"""Rows of the train window that the scale of embeddings is taken from."""
 
-
-class Run(NamedTuple):
+class BookPaths(NamedTuple):
     """What books did over H bars, with gradients: gain, cash[H,E], the share of it after each."""
 
     gain: Tensor
     cash: Tensor
 
 
-class APG:
+class APG(SingleExpert):
     """The learner: actor, optimizer, table, and the chance that books begin by."""
 
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
         """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
-        refuse_settings(config, world)
-        self.config = config
-        self.world = world
-        self.seed = seed
-        self.steps = 0
+        self.refuse_world(config, world)
+        super().__init__(config, world, seed, encoder, tables)
         self.updates = 0
         self.market = _market(world)
-        self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
-        path = None if tables is None else tables / "embeddings.npy"
-        self.table = EmbeddingTable(world, encoder.d_model, path)
-        self.table.refresh(self.serving)
+        self.serving = frozen_copy(encoder)
         self.starts = Starts(world.spans("train"), config.expert.horizon, stream(seed, "starts"))
-        self.actor = self._new_actor(encoder.d_model)
+        self.actor = draw_networks(config, world, self.table, seed).actor
         self.optimizer = torch.optim.AdamW(
             self.actor.parameters(),
             lr=config.train.lr_actor,
@@ -95,23 +85,49 @@ class APG:
         )
         self._present = torch.from_numpy(np.array(world.present))
         self._known = torch.from_numpy(np.array(world.present & (world.rows.close > 0.0)))
-        self._policy = WeightPolicy(self.serving, self.actor, config, seed, keep=True)
+
+    @classmethod
+    def refuse_world(cls, config: Config, world: World) -> None:
+        """Raise where the configuration asks for what gradients through the market cannot give."""
+        _market(world)  # refuses rules by name
+        reward = config.reward
+        limits = [
+            (reward.kind not in ("return", "log_return"), f"reward.kind={reward.kind}", "return"),
+            *(
+                (getattr(reward, name) > 0, f"reward.{name}={getattr(reward, name):g}", "0")
+                for name in ("drawdown_penalty", "cvar_penalty")
+            ),
+            (config.lora.enabled, "lora.enabled=true", "false"),
+        ]
+        wrong = [f"{given} (take {instead})" for bad, given, instead in limits if bad]
+        if wrong:
+            raise ConfigError(
+                f"train.algo=APG cannot learn with {', '.join(wrong)}: its gradient is that of "
+                "each bar's return and of its square, and adapters are moved by critics, of which "
+                "it has none. Change these, or learn with SAC or TD3."
+            )
+        shortest = min(len(span) for span in world.spans("train"))
+        if config.expert.horizon + 1 > shortest:
+            raise DataError(
+                f"expert.horizon={config.expert.horizon} does not fit into split.train, in which a "
+                f"book can take {shortest - 1} steps. Shorten the horizon."
+            )
 
     def train_once(self) -> Metrics:
         """Let the books trade, and move the actor along the gradient of what they made of it."""
         first, _ = self.starts.draw(self.config.train.books)
         rows = torch.from_numpy(first)
-        weights, cash = self._drawn_weights(rows)
+        weights, cash = self._draw_weights(rows)
         self.actor.train()
-        run = self.trade(rows, weights, cash)
-        self.steps += run.gain.numel()
-        paid = utility(run.gain, self.config.reward)
+        paths = self.trade(rows, weights, cash)
+        self.steps += paths.gain.numel()
+        paid = utility(paths.gain, self.config.reward)
         return self._descend(-paid.mean()) | {
             "charts/reward": float(paid.detach().mean()),
-            "charts/exposure": 1.0 - float(run.cash.detach().mean()),
+            "charts/exposure": 1.0 - float(paths.cash.detach().mean()),
         }
 
-    def trade(self, rows: Tensor, weights: Tensor, cash: Tensor) -> Run:
+    def trade(self, rows: Tensor, weights: Tensor, cash: Tensor) -> BookPaths:
         """H bars of books that stand at rows[E] with weights[E,N] and cash[E]."""
         horizon = self.config.expert.horizon
         passed = rows[None, :] + torch.arange(horizon)[:, None]
@@ -124,16 +140,7 @@ class APG:
             gain, weights, cash = differentiable_step(self.market, weights, cash, target, row)
             gains.append(gain)
             shares.append(cash)
-        return Run(torch.stack(gains), torch.stack(shares))
-
-    def policy(self) -> WeightPolicy:
-        """The actor on the encoder."""
-        return self._policy
-
-    def weights(self) -> dict[str, Tensor]:
-        """What `training.load_policy` makes the policy from again."""
-        encoder = with_prefix("encoder.", self.serving.state_dict())
-        return encoder | with_prefix("actor.", self.actor.state_dict())
+        return BookPaths(torch.stack(gains), torch.stack(shares))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
@@ -154,21 +161,7 @@ class APG:
         self.starts.rng = unpack_generator(state["starts"])
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
 
-    def close(self) -> None:
-        """Remove the file of the table."""
-        self.table.close()
-
-    def _new_actor(self, d_model: int) -> ExpertActor:
-        """The actor, with the scale of the embeddings on the train window."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(stream(self.seed, "weights").integers(2**62)))
-            actor = ExpertActor(d_model, self.config.expert.hidden, self.config.state)
-        rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
-        some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
-        actor.scale.fit(self.table.look(some), torch.from_numpy(self.world.present[some]))
-        return actor
-
-    def _drawn_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw_weights(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(weights[E,N], cash[E]) drawn evenly from all portfolios of what is there at rows[E]."""
         n_assets = self.world.n_assets
         lots = self.starts.rng.standard_exponential((len(rows), n_assets + 1), dtype=np.float32)
@@ -198,7 +191,7 @@ class APG:
 
     def _set_learning_rate(self) -> float:
         train, warmup = self.config.train, self.config.expert.warmup_updates
-        warmth = min(1.0, (self.updates + 1) / warmup) if warmup else 1.0
+        warmth = warmup_share(self.updates, warmup)
         share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
         rate = train.lr_actor * share * warmth
         self.optimizer.param_groups[0]["lr"] = rate
@@ -218,28 +211,3 @@ def _market(world: World) -> DiffMarket:
         fill_open=world.fill_open,
         members=world.present & world.member,
     )
-
-
-def refuse_settings(config: Config, world: World) -> None:
-    """Raise where the configuration asks for what gradients through the market cannot give."""
-    _market(world)  # refuses rules by name
-    reward = config.reward
-    found = [
-        (reward.kind not in ("return", "log_return"), f"reward.kind={reward.kind}", "return"),
-        (reward.drawdown_penalty > 0, f"reward.drawdown_penalty={reward.drawdown_penalty:g}", "0"),
-        (reward.cvar_penalty > 0, f"reward.cvar_penalty={reward.cvar_penalty:g}", "0"),
-        (config.lora.enabled, "lora.enabled=true", "false"),
-    ]
-    wrong = [f"{given} (take {instead})" for bad, given, instead in found if bad]
-    if wrong:
-        raise ConfigError(
-            f"train.algo=APG cannot learn with {', '.join(wrong)}: its gradient is that of each "
-            "bar's return and of its square, and adapters are moved by critics, of which it has "
-            "none. Change these, or learn with SAC or TD3."
-        )
-    shortest = min(len(span) for span in world.spans("train"))
-    if config.expert.horizon + 1 > shortest:
-        raise DataError(
-            f"expert.horizon={config.expert.horizon} does not fit into split.train, in which a "
-            f"book can take {shortest - 1} steps. Shorten the horizon."
-        )

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.offpolicy import OffPolicy, Sampled
-from echelon.agents.policy import expert_obs
+from echelon.agents.expert_core import expert_obs
+from echelon.agents.offpolicy import ActionSample, OffPolicy
 from echelon.agents.replay import Transitions
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
@@ -25,11 +25,11 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.market import Rows
-from echelon.rng import stream
+from echelon.rng import stream, torch_generator
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator
 from echelon.types import Bools, Floats
 
-_LOT_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
+_EVEN_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
 
 
 class Starts:
@@ -72,7 +72,7 @@ class Collected(NamedTuple):
     """One bar of E books: what is remembered of it, how the actions came about, bar_return[E]."""
 
     transitions: Transitions
-    chosen: Sampled
+    chosen: ActionSample
     bar_return: Floats
 
 
@@ -87,9 +87,7 @@ class Collector:
         rule = ActionRule.from_config(config, "weights")
         self.books = Books(world, rule, config.reward, config.train.books, self.starts.whole)
         self.ends = np.empty(config.train.books, dtype=np.int64)
-        self._generator = torch.Generator().manual_seed(
-            int(stream(seed, "actions").integers(2**62))
-        )
+        self._generator = torch_generator(seed, "actions")
         self._begin(np.ones(config.train.books, dtype=bool))
 
     @property
@@ -102,7 +100,7 @@ class Collector:
         row, held, before = self.books.row, self.books.holdings(), self.books.value
         obs = expert_obs(table.look(row), self.present[torch.from_numpy(row)], held)
         chosen = (
-            by_lot(obs.free, self._generator)
+            draw_evenly(obs.free, self._generator)
             if lot
             else core.act(obs, self._generator, explore=True)
         )
@@ -151,12 +149,14 @@ class Collector:
         self.starts.rng = unpack_generator(state)
 
 
-def by_lot(free: Tensor, generator: torch.Generator) -> Sampled:
+def draw_evenly(free: Tensor, generator: torch.Generator) -> ActionSample:
     """Actions drawn evenly from (−1, 1), for collecting before there is a policy."""
     action = (2.0 * torch.rand(free.shape, generator=generator) - 1.0) * (1.0 - 1e-6) * free
     density = torch.full_like(action, math.log(0.5)) * free
     # Of what comes before the tanh: da/du = 1 − a².
     raw_density = density + torch.log1p(-action.square())
     # Seen from before the tanh these are half a logistic variable, of this mean and deviation.
-    mean, log_std = torch.zeros_like(action), torch.full_like(action, _LOT_LOG_STD)
-    return Sampled(action, torch.atanh(action), density.sum(-1), raw_density.sum(-1), mean, log_std)
+    mean, log_std = torch.zeros_like(action), torch.full_like(action, _EVEN_LOG_STD)
+    return ActionSample(
+        action, torch.atanh(action), density.sum(-1), raw_density.sum(-1), mean, log_std
+    )

@@ -15,8 +15,8 @@ is there to prevent. One evolution, of round r, in this order:
    or slower, gives its hyperparameters (`between_niches`).
 
 All copies are of the population as it was before the round. With one member per niche there are no
-quarters: `propose` changes the weakest's hyperparameters, `settle` keeps the change unless fitness
-fell, and `reseed` begins the worst niche anew where the experts have become alike.
+quarters: `propose` changes the weakest's hyperparameters, `conclude_trial` keeps the change unless
+fitness fell, and `reseed` begins the worst niche anew where the experts have become alike.
 
 Nothing here holds a network: decisions are records that the caller carries out (with "weights" go
 the optimizer's state and the adapter). A fitness that is not finite ranks last and is copied by
@@ -236,7 +236,7 @@ def propose(
     return Proposal(decision, dict(present[weakest]), float(fit[weakest]))
 
 
-def settle(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
+def conclude_trial(proposal: Proposal, round_: int, fitness_now: float) -> Decision:
     """The end of the trial: the change stays unless fitness fell, or is no longer a number.
 
     `revert` gives the former hyperparameters back; the weights stay what training made of them.

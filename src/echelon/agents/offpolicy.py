@@ -1,4 +1,4 @@
-"""What SAC and TD3 have in common: their inputs, their settings, a careful step of descent.
+"""What SAC and TD3 have in common: their inputs, a careful step of descent, targets, states.
 
 The cores know nothing of trading. An observation is a tensor or a NamedTuple of tensors, [B,…]
 each; actions are in (−1, 1), one per dimension; `free` says which dimensions of which observation
@@ -14,16 +14,15 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from echelon.config import Config
+from echelon.config.agents import ExpertConfig, TrainConfig
 from echelon.errors import TrainingError
-from echelon.rng import stream
+from echelon.rng import torch_generator
 from echelon.runs.checkpoint import (
     FlatOptimizer,
     below_prefix,
@@ -66,7 +65,7 @@ class TwinCritic(Protocol):
         """As of any module."""
 
 
-class Batch(NamedTuple):
+class ReplayBatch(NamedTuple):
     """Transitions to learn from.
 
     action[B,A]: squashed; reward[B]; discount[B]: γ, 0 where the episode ended for good
@@ -80,12 +79,12 @@ class Batch(NamedTuple):
     next_obs: Obs
 
 
-class Stretches(NamedTuple):
+class SequenceBatch(NamedTuple):
     """Sequences of L steps, B side by side, made by this policy or by others.
 
     obs, next_obs, action, raw: of all steps, time first: [L·B,…]; raw: action before the tanh
-    raw_log_prob, reward, discount[L,B]: of the step, as in `Batch`; truncated[L,B] bool
-    weight[L,B]: of the step in the losses of critics and actor
+    raw_log_prob, reward, discount[L,B]: of the step, as in `ReplayBatch`; truncated[L,B] bool
+    loss_weights[L,B]: of the step in the losses of critics and actor
     shared[B] bool: made by another policy; mean, log_std[L·B,A]: the Gaussian it was drawn from
     slow_obs: obs as the target critics see them, where that is by other embeddings (those that
     next_obs has, which follow slowly); None: as they are
@@ -99,26 +98,14 @@ class Stretches(NamedTuple):
     discount: Tensor
     truncated: Tensor
     next_obs: Obs
-    weight: Tensor
+    loss_weights: Tensor
     shared: Tensor
     mean: Tensor
     log_std: Tensor
     slow_obs: Obs | None = None
 
 
-class Correction(NamedTuple):
-    """How far sequences of others are believed.
-
-    trace: λ; kl_limit: per dimension, beyond which a shared step is dropped
-    corrected: false: all are taken for this policy's own, to show what that does
-    """
-
-    trace: float
-    kl_limit: float
-    corrected: bool = True
-
-
-class Sampled(NamedTuple):
+class ActionSample(NamedTuple):
     """Actions and how probable they were.
 
     action[B,A] = tanh(raw); raw[B,A]: before the tanh; both 0 where not free
@@ -132,47 +119,6 @@ class Sampled(NamedTuple):
     raw_log_prob: Tensor
     mean: Tensor
     log_std: Tensor
-
-
-@dataclass(frozen=True)
-class OffPolicySettings:
-    """Settings of SAC and TD3; each is explained at its key in `expert` or `train`."""
-
-    lr_actor: float = 3e-4
-    lr_critic: float = 3e-4
-    grad_clip: float = 1.0
-    tau: float = 0.005
-    warmup_updates: int = 1_000
-    entropy: float | Literal["auto"] = "auto"
-    first_temperature: float = 1.0
-    target_entropy: float = -1.0
-    exploration_noise: float = 0.1
-    target_noise: float = 0.2
-    noise_clip: float = 0.5
-    policy_delay: int = 2
-
-    @classmethod
-    def of(cls, config: Config) -> OffPolicySettings:
-        """Those of a configuration."""
-        train, expert = config.train, config.expert
-        return cls(
-            lr_actor=train.lr_actor,
-            lr_critic=train.lr_critic,
-            grad_clip=train.grad_clip,
-            tau=expert.tau,
-            warmup_updates=expert.warmup_updates,
-            entropy=expert.entropy,
-            first_temperature=expert.first_temperature,
-            target_entropy=expert.target_entropy,
-            exploration_noise=expert.exploration_noise,
-            target_noise=expert.target_noise,
-            noise_clip=expert.noise_clip,
-            policy_delay=expert.policy_delay,
-        )
-
-    def warmth(self, updates: int) -> float:
-        """Share of the learning rates at an update, `updates` having gone before: (0, 1]."""
-        return min(1.0, (updates + 1) / self.warmup_updates) if self.warmup_updates else 1.0
 
 
 class _Moments(NamedTuple):
@@ -288,30 +234,36 @@ class OffPolicy(ABC):
     """A learner from replayed transitions: actor, twin critics, their optimizers and targets."""
 
     def __init__(
-        self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
+        self,
+        actor: GaussianActor,
+        critic: TwinCritic,
+        train: TrainConfig,
+        expert: ExpertConfig,
+        seed: int,
     ) -> None:
         self.actor = actor
         self.critic = critic
-        self.settings = settings
+        self.expert = expert
         self.updates = 0
-        self.target_critic = Target(as_module(critic), settings.tau)
-        clip = settings.grad_clip
-        self.actor_descent = Descent("actor", actor.parameters(), settings.lr_actor, clip)
-        self.critic_descent = Descent("critic", critic.parameters(), settings.lr_critic, clip)
-        self.generator = torch.Generator().manual_seed(int(stream(seed, "updates").integers(2**62)))
+        self.target_critic = Target(as_module(critic), expert.tau)
+        clip = train.grad_clip
+        self.actor_descent = Descent("actor", actor.parameters(), train.lr_actor, clip)
+        self.critic_descent = Descent("critic", critic.parameters(), train.lr_critic, clip)
+        self.generator = torch_generator(seed, "updates")
         """Of the noise inside updates; acting has the caller's."""
 
+    @property
+    def warmth(self) -> float:
+        """Share of the learning rates at the next update."""
+        return warmup_share(self.updates, self.expert.warmup_updates)
+
     @abstractmethod
-    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> ActionSample:
         """Actions for observations, without gradients; explore: with the noise of collecting."""
 
     @abstractmethod
-    def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
+    def update(self, batch: ReplayBatch, *, want_metrics: bool = True) -> Metrics:
         """One step of gradient descent of each network that is due."""
-
-    def best_tensors(self) -> dict[str, Tensor]:
-        """Weights of the actor: all that acting needs."""
-        return {name: value.clone() for name, value in self.actor.state_dict().items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
@@ -364,7 +316,7 @@ class OffPolicy(ABC):
         value = loss.item()
         if not (math.isfinite(value) and math.isfinite(descent.norm)):
             self._refuse({f"losses/{descent.name}": value, **_norm(descent)}, descent.name)
-        descent.step(self.settings.warmth(self.updates))
+        descent.step(self.warmth)
 
     def _refuse(self, metrics: Metrics, name: str) -> NoReturn:
         shown = ", ".join(f"{key} = {value}" for key, value in metrics.items())
@@ -375,7 +327,12 @@ class OffPolicy(ABC):
         )
 
 
-def detached(obs: Obs) -> Obs:
+def warmup_share(updates: int, warmup_updates: int) -> float:
+    """Share of the learning rates at an update, `updates` having gone before: (0, 1]."""
+    return min(1.0, (updates + 1) / warmup_updates) if warmup_updates else 1.0
+
+
+def detach_obs(obs: Obs) -> Obs:
     """The same observation without a history."""
     if isinstance(obs, Tensor):
         return obs.detach()

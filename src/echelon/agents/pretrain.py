@@ -1,45 +1,129 @@
-"""Pre-training: an encoder learns on the train window to foresee returns and volatilities.
+"""The pre-trained encoder of a run: made once, kept on disk, loaded by whoever stands on it.
 
-How it learns and what it is compared with stands in `agents.pretraining` and `agents.forecast`;
-here it is asked for. `ensure_encoder` does it once for a directory and loads the result afterwards
-(see `agents.encoder_files`).
+    RUN/encoder/weights.safetensors    the encoder's tensors
+    RUN/encoder/encoder.json           what it was made of, hashes, how pre-training went
+
+`ensure_encoder` pre-trains it (`agents.pretraining`) or loads what is there. Both files are whole
+or an error, and nothing is unpickled: see `runs.tensor_files`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from echelon.agents.encoder_files import (
-    Origin,
-    encoder_path,
-    foreign_weights,
-    locked,
-    read_encoder,
-    write_encoder,
-)
-from echelon.agents.jobs import Report, ShouldStop
-from echelon.agents.pretraining import Pretraining, PretrainProgress, whole_windows
+from echelon.agents.pretraining import Pretraining, whole_windows
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import StoreError
+from echelon.errors import DamagedError, StoreError, shorten
+from echelon.files import (
+    check_tree,
+    exclusive_lock,
+    json_line,
+    recover_directory,
+    standing_directory,
+)
 from echelon.models import build_encoder
 from echelon.models.encoders import Encoder
-from echelon.rng import stream
+from echelon.rng import global_draws
+from echelon.runs.tensor_files import TensorFiles
 
-__all__ = [
-    "PretrainProgress",
-    "Pretrained",
-    "ensure_encoder",
-    "load_encoder",
-    "pretrain",
-    "summary",
-]
+_WEIGHTS, _FACTS = "weights.safetensors", "encoder.json"
+_FILES = TensorFiles(_WEIGHTS, _FACTS, "encoder", 1, "another directory")
+_NAME = "encoder"
+_SECTIONS = ("window", "features", "normalization", "split", "pretrain")
+_MODEL_KEYS = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
+"""Parts of the configuration, and of its `model`, that an encoder depends on."""
+
+
+class Origin(NamedTuple):
+    """What an encoder was made of."""
+
+    config: str
+    n_features: int
+    data: str
+    seed: int
+
+    @staticmethod
+    def from_config(config: Config, n_features: int, data: str, seed: int) -> Origin:
+        """config: its hash is of the parts that pre-training depends on"""
+        tree = config.model_dump(mode="json")
+        parts = {name: tree[name] for name in _SECTIONS}
+        parts["model"] = {name: tree["model"][name] for name in _MODEL_KEYS}
+        text = json_line(parts, sort_keys=True, allow_nan=True)
+        return Origin(hashlib.sha256(text.encode()).hexdigest(), n_features, data, seed)
+
+
+class Stored(NamedTuple):
+    """What was saved. hash: of the weights"""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    hash: str
+
+
+class _Document(TypedDict):
+    """What encoder.json says beside versions and hashes."""
+
+    origin: Origin
+    facts: dict[str, Any]
+
+
+def write_encoder(
+    directory: Path, origin: Origin, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Write both files, or none."""
+    target = directory / _NAME
+    try:
+        recover_directory(target)
+        document = {"origin": origin._asdict(), "facts": dict(facts)}
+        _FILES.write(target, tensors, document, allow_nan=False)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: the pre-trained encoder cannot be written ({error.strerror or error}). "
+            "Make room or mend the disk, then start again."
+        ) from error
+
+
+def read_encoder(directory: Path, origin: Origin) -> Stored | None:
+    """Read and check what `write_encoder` wrote; None where there is nothing.
+
+    origin: what it must be made of
+    """
+    path = standing_directory(directory / _NAME)
+    if path is None:
+        return None
+    remedy = _remedy(path)
+    document, data = _FILES.read(path, remedy)
+    written = check_tree(document, _Document, path / _FACTS, remedy)
+    _require_origin(path / _FACTS, written["origin"], origin)
+    tensors = _FILES.unpack(data, path, remedy)
+    return Stored(tensors, written["facts"], str(document["tensors_sha256"]))
+
+
+def read_encoder_facts(directory: Path) -> dict[str, Any] | None:
+    """What is known of the encoder of a run, checked; None where it has none."""
+    path = standing_directory(directory / _NAME)
+    if path is None:
+        return None
+    remedy = _remedy(path)
+    document = _FILES.read_document(path, remedy)
+    return check_tree(document, _Document, path / _FACTS, remedy)["facts"]
+
+
+def encoder_file_hash(directory: Path) -> str | None:
+    """Hash of the weights of the encoder of a run; None where it has none."""
+    path = standing_directory(directory / _NAME)
+    if path is None:
+        return None
+    return str(_FILES.read_document(path, _remedy(path))["tensors_sha256"])
 
 
 @dataclass(frozen=True)
@@ -48,7 +132,7 @@ class Pretrained:
 
     facts: as JSON has it; `enabled`, and where that is true `epochs`, `best_epoch`, `ending`,
         `train_loss`, `valid_loss` (one per pass), `cells`, `masked_r2` and `scores`
-        (see `agents.forecast.scores`)
+        (see `pretraining.scores`)
     """
 
     encoder: Encoder
@@ -61,22 +145,20 @@ def pretrain(
     seed: int,
     *,
     valid: World | None = None,
-    report: Report = lambda _message: None,
-    should_stop: ShouldStop = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Pretrained | None:
     """Pre-train the encoder that `config.model` asks for; None: stopped before the end.
 
     valid: where the validation window is, if in another world than the train window
     """
     torch.set_num_threads(config.train.threads)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(seed, "pretrain").integers(2**62)))
+    with global_draws(seed, "pretrain"):
         encoder = build_encoder(config, world.x.shape[2])
         encoder.fit(whole_windows(world, world.spans("train")))
         facts: Mapping[str, Any] | None = {"enabled": False}
         if config.pretrain.enabled:
             training = Pretraining(config, world, valid or world, encoder, seed)
-            facts = training.run(report, should_stop)
+            facts = training.run(should_stop)
     return None if facts is None else Pretrained(encoder.eval(), facts)
 
 
@@ -85,8 +167,7 @@ def ensure_encoder(
     world: World,
     directory: Path,
     seed: int,
-    report: Report = lambda _message: None,
-    should_stop: ShouldStop = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
     *,
     valid: World | None = None,
     data: str,
@@ -99,41 +180,19 @@ def ensure_encoder(
     data: hash of what the worlds were made from
     """
     n_features = world.x.shape[2]
-    with locked(directory):
-        stored = read_encoder(directory, Origin.of(config, n_features, data, seed))
+    origin = Origin.from_config(config, n_features, data, seed)
+    with exclusive_lock(directory / ".encoder.lock", f"the encoder in {directory}", wait=True):
+        stored = read_encoder(directory, origin)
         if stored is not None:
             torch.set_num_threads(config.train.threads)
-            return Pretrained(_rebuilt(config, n_features, directory, stored.tensors), stored.facts)
-        found = pretrain(config, world, seed, valid=valid, report=report, should_stop=should_stop)
-        if found is not None:
-            origin = Origin.of(config, n_features, data, seed)
-            write_encoder(directory, origin, found.encoder.state_dict(), found.facts)
-        return found
+            return Pretrained(_rebuild(config, n_features, directory, stored.tensors), stored.facts)
+        made = pretrain(config, world, seed, valid=valid, should_stop=should_stop)
+        if made is not None:
+            write_encoder(directory, origin, made.encoder.state_dict(), made.facts)
+        return made
 
 
-def load_encoder(
-    directory: Path,
-    config: Config,
-    n_features: int,
-    *,
-    data: str | None = None,
-    seed: int | None = None,
-) -> Pretrained:
-    """The encoder that `ensure_encoder` left; data, seed: those it must be of, None: any.
-
-    Raises:
-        StoreError: if there is none, if it is damaged or made of something else.
-    """
-    stored = read_encoder(directory, Origin.of(config, n_features, data, seed))
-    if stored is None:
-        raise StoreError(
-            f"{encoder_path(directory)}: there is no pre-trained encoder. Train the expert anew; "
-            "it is pre-trained first."
-        )
-    return Pretrained(_rebuilt(config, n_features, directory, stored.tensors), stored.facts)
-
-
-def _rebuilt(
+def _rebuild(
     config: Config, n_features: int, directory: Path, tensors: Mapping[str, Tensor]
 ) -> Encoder:
     with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
@@ -141,8 +200,30 @@ def _rebuilt(
     try:
         encoder.load_state_dict(dict(tensors))
     except RuntimeError as error:
-        raise foreign_weights(directory, str(error)) from None
+        path = directory / _NAME
+        what = f"of another network: {error}"
+        raise DamagedError(path / _WEIGHTS, what, _remedy(path)) from None
     return encoder.eval()
+
+
+def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
+    words = {
+        "config": "configuration (window, features, normalization, split, model, pretrain)",
+        "n_features": "number of features",
+        "data": "data",
+        "seed": "seed",
+    }
+    for name, value in wanted._asdict().items():
+        if getattr(written, name) != value:
+            there, here = shorten(getattr(written, name))[:12], str(value)[:12]
+            raise StoreError(
+                f"{path}: the encoder was pre-trained with another {words[name]}: {there}, "
+                f"expected {here}. Go on with what it was made of, or use another directory."
+            )
+
+
+def _remedy(path: Path) -> str:
+    return f"Remove the directory {path}, and it is pre-trained anew."
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
@@ -179,13 +260,17 @@ def _order(name: str) -> tuple[str, int]:
 
 def _verdict(score: Mapping[str, Any]) -> str:
     """Which rivals the encoder is better than, not told apart from, worse than."""
-    found: dict[str, list[str]] = {"better than": [], "not told apart from": [], "worse than": []}
+    verdicts: dict[str, list[str]] = {
+        "better than": [],
+        "not told apart from": [],
+        "worse than": [],
+    }
     for rival in ("linear", "last", "mean"):
         interval = score.get(f"over_{rival}") or {}
         if interval.get("low") is None:
             continue
         above, below = interval["low"] > 0.0, interval["high"] < 0.0
         word = "better than" if above else "worse than" if below else "not told apart from"
-        found[word].append(rival)
-    told = [f"{word} {' and '.join(rivals)}" for word, rivals in found.items() if rivals]
-    return ", ".join(told) or "too few bars to compare them"
+        verdicts[word].append(rival)
+    parts = [f"{word} {' and '.join(rivals)}" for word, rivals in verdicts.items() if rivals]
+    return ", ".join(parts) or "too few bars to compare them"

@@ -41,7 +41,7 @@ from echelon.errors import ConfigError, DataError, StoreError
 from echelon.types import Bools, Floats32, Ints
 
 Columns = dict[str, NDArray[Any]]
-"""Arrays by name, [C,…] each, as `layout` has them."""
+"""Arrays by name, [C,…] each, as `replay_columns` has them."""
 
 _TERMINATED, _TRUNCATED = np.uint8(1), np.uint8(2)
 _BITS = ("free", "next_free")
@@ -105,7 +105,7 @@ class ReplayColumn(NamedTuple):
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.kind).itemsize
 
 
-def layout(n_assets: int, *, behaviour: bool = False) -> dict[str, ReplayColumn]:
+def replay_columns(n_assets: int, *, behaviour: bool = False) -> dict[str, ReplayColumn]:
     """The columns of a ring: masks packed into bits, both kinds of end in one byte."""
     one, each = ReplayColumn((), np.float32), ReplayColumn((n_assets,), np.float32)
     bits = ReplayColumn(((n_assets + 7) // 8,), np.uint8)
@@ -191,19 +191,19 @@ class Replay:
         """capacity: transitions (`setting`); the number of books is the first add's.
 
         behaviour: keep `Behaviour` too; directory: map the columns from files there
-        columns: arrays of `layout` that were allocated elsewhere
+        columns: arrays of `replay_columns` that were allocated elsewhere
         """
         self.capacity = capacity
         self.n_assets = n_assets
         self.setting = setting
         self.mark = RingMark()
         self.behaviour = behaviour
-        kinds = layout(n_assets, behaviour=behaviour)
+        kinds = replay_columns(n_assets, behaviour=behaviour)
         self.bytes_per_transition = sum(column.bytes for column in kinds.values())
         if columns is None:
             columns = allocate(kinds, capacity, setting, directory)
         self.columns = columns
-        self._plain = {name: columns[name] for name in layout(n_assets)}
+        self._plain = {name: columns[name] for name in replay_columns(n_assets)}
 
     def __len__(self) -> int:
         return self.mark.size

@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from echelon.agents.offpolicy import (
-    Batch,
-    Correction,
+    ActionSample,
     Descent,
     GaussianActor,
     Obs,
     OffPolicy,
-    OffPolicySettings,
-    Sampled,
-    Stretches,
+    ReplayBatch,
+    SequenceBatch,
     TwinCritic,
-    detached,
+    detach_obs,
 )
+from echelon.config.agents import ExpertConfig, TrainConfig
+from echelon.config.hierarchy import SharingConfig
 from echelon.ops.offpolicy_returns import retrace
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
 from echelon.ops.traces import kl_per_dimension, log_ratio, too_far, trace_coefficients
@@ -47,7 +47,7 @@ from echelon.types import Metrics
 
 
 class Traced(NamedTuple):
-    """Metrics of an update on sequences, and how its steps were believed: c, dropped[L,B]."""
+    """Metrics of an update on sequences, and which of its steps counted: c, dropped[L,B]."""
 
     metrics: Metrics
     trace: Tensor
@@ -58,24 +58,29 @@ class SAC(OffPolicy):
     """Actor, twin critics, temperature."""
 
     def __init__(
-        self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
+        self,
+        actor: GaussianActor,
+        critic: TwinCritic,
+        train: TrainConfig,
+        expert: ExpertConfig,
+        seed: int,
     ) -> None:
-        super().__init__(actor, critic, settings, seed)
-        given = settings.entropy
-        first = settings.first_temperature if given == "auto" else given
+        super().__init__(actor, critic, train, expert, seed)
+        first = expert.first_temperature if expert.entropy == "auto" else expert.entropy
+        self.target_entropy = expert.target_entropy
         self.log_alpha = nn.Parameter(torch.tensor([math.log(first)]))
         self.alpha_descent = Descent(
-            "temperature", iter([self.log_alpha]), settings.lr_actor, math.inf
+            "temperature", iter([self.log_alpha]), train.lr_actor, math.inf
         )
 
     @torch.no_grad()
-    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> ActionSample:
         """Actions for observations, without gradients; explore: drawn, otherwise the middle."""
         return self._sample(obs, generator if explore else None)
 
-    def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
+    def update(self, batch: ReplayBatch, *, want_metrics: bool = True) -> Metrics:
         """One step of gradient descent of temperature, critics and actor."""
-        obs = detached(batch.obs)
+        obs = detach_obs(batch.obs)
         now = self._sample(obs, self.generator)
         alpha = math.exp(float(self.log_alpha.detach()))
         with torch.no_grad():
@@ -85,10 +90,14 @@ class SAC(OffPolicy):
         return self._learn(batch.obs, obs, batch.action, now, target_q, want_metrics=want_metrics)
 
     def update_sequences(
-        self, batch: Stretches, correction: Correction, *, want_metrics: bool = True
+        self, batch: SequenceBatch, sharing: SharingConfig, *, want_metrics: bool = True
     ) -> Traced:
-        """One step of gradient descent of temperature, critics and actor, on sequences."""
-        obs = detached(batch.obs)
+        """One step of gradient descent of temperature, critics and actor, on sequences.
+
+        sharing: how far those of others count: λ, the divergence beyond which a step is dropped,
+        or no correction at all
+        """
+        obs = detach_obs(batch.obs)
         now = self._sample(obs, self.generator)
         shape = batch.reward.shape
         with torch.no_grad():
@@ -98,7 +107,7 @@ class SAC(OffPolicy):
             v_next = (q_next - alpha * ahead.log_prob).view(shape)
             slow = obs if batch.slow_obs is None else batch.slow_obs
             q_taken = torch.minimum(*self.target_critic.net(slow, batch.action)).view(shape)
-            trace, dropped = self._believed(batch, obs, now, correction)
+            trace, dropped = self._trace_and_dropped(batch, obs, now, sharing)
             target_q = retrace(
                 batch.reward,
                 batch.discount,
@@ -113,34 +122,34 @@ class SAC(OffPolicy):
             batch.action,
             now,
             target_q.view(-1),
-            weight=(batch.weight * ~dropped).view(-1),
-            actor_weight=batch.weight.view(-1),
+            weight=(batch.loss_weights * ~dropped).view(-1),
+            actor_weight=batch.loss_weights.view(-1),
             want_metrics=want_metrics,
         )
         return Traced(metrics, trace, dropped)
 
-    def _believed(
-        self, batch: Stretches, obs: Obs, now: Sampled, correction: Correction
+    def _trace_and_dropped(
+        self, batch: SequenceBatch, obs: Obs, now: ActionSample, sharing: SharingConfig
     ) -> tuple[Tensor, Tensor]:
         """(c[L,B], dropped[L,B]): trace coefficients, and which steps are left out."""
         shape = batch.reward.shape
-        if not correction.corrected:
-            everywhere = torch.full_like(batch.reward, correction.trace)
+        if not sharing.corrected:
+            everywhere = torch.full_like(batch.reward, sharing.trace)
             return everywhere, torch.zeros(shape, dtype=torch.bool)
         free = self.actor.free(obs)
         ratio = log_ratio(
             batch.raw, batch.raw_log_prob.reshape(-1), now.mean, now.log_std, free
         ).view(shape)
         kl = kl_per_dimension(now.mean, now.log_std, batch.mean, batch.log_std, free).view(shape)
-        dropped = too_far(kl, batch.shared.expand(shape), correction.kl_limit)
-        return trace_coefficients(ratio, correction.trace) * ~dropped, dropped
+        dropped = too_far(kl, batch.shared.expand(shape), sharing.kl_limit)
+        return trace_coefficients(ratio, sharing.trace) * ~dropped, dropped
 
     def _learn(
         self,
         obs_with_history: Obs,
         obs: Obs,
         action: Tensor,
-        now: Sampled,
+        now: ActionSample,
         target_q: Tensor,
         *,
         weight: Tensor | None = None,
@@ -148,7 +157,7 @@ class SAC(OffPolicy):
         want_metrics: bool,
     ) -> Metrics:
         """Steps of critics, actor and temperature towards target_q[B]."""
-        alpha = math.exp(float(self.log_alpha.detach()))
+        alpha, warmth = math.exp(float(self.log_alpha.detach())), self.warmth
         excess = self._excess(obs, now)
         critic_loss = self._learn_critic(obs_with_history, action, target_q, 0.5, weight)
 
@@ -158,9 +167,9 @@ class SAC(OffPolicy):
         self.actor_descent.gradient(actor_loss, only=True)
         self._descend(self.actor_descent, actor_loss)
 
-        if self.settings.entropy == "auto":
+        if self.expert.entropy == "auto":
             self.log_alpha.grad = torch.full_like(self.log_alpha, -excess)
-            self.alpha_descent.step(self.settings.warmth(self.updates))
+            self.alpha_descent.step(warmth)
         self.target_critic.follow()
         self.updates += 1
         if not want_metrics:
@@ -174,10 +183,10 @@ class SAC(OffPolicy):
             "charts/temperature": alpha,
             "charts/entropy": -float(now.log_prob.detach().mean()),
             "charts/value": q.detach().mean().item(),
-            "charts/learning_rate": self.settings.lr_actor * self.settings.warmth(self.updates - 1),
+            "charts/learning_rate": self.actor_descent.lr * warmth,
         }
 
-    def _sample(self, obs: Obs, generator: torch.Generator | None) -> Sampled:
+    def _sample(self, obs: Obs, generator: torch.Generator | None) -> ActionSample:
         """Reparameterised actions; without chance, those of the mean."""
         mean, log_std = self.actor(obs)
         free = self.actor.free(obs)
@@ -191,15 +200,15 @@ class SAC(OffPolicy):
             raw = raw * free
         raw_log_prob = gaussian_log_prob(noise, log_std, free)
         log_prob = raw_log_prob - squash_log_det(raw, free)
-        return Sampled(
+        return ActionSample(
             torch.tanh(raw), raw, log_prob, raw_log_prob, mean.detach(), log_std.detach()
         )
 
-    def _excess(self, obs: Obs, sampled: Sampled) -> float:
+    def _excess(self, obs: Obs, sampled: ActionSample) -> float:
         """Mean of log π + H̄: how much too little is left to chance."""
         free = self.actor.free(obs)
         n_free = sampled.action.shape[1] if free is None else float(free.sum()) / len(free)
-        excess = float(sampled.log_prob.detach().mean()) + self.settings.target_entropy * n_free
+        excess = float(sampled.log_prob.detach().mean()) + self.target_entropy * n_free
         if not math.isfinite(excess):
             self._refuse({"losses/entropy": excess}, "networks")
         return excess

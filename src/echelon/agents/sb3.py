@@ -17,9 +17,11 @@ The rest is `training.run`'s: validation, the best weights, checkpoints, going o
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import gymnasium
 import numpy as np
@@ -34,6 +36,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.sac.policies import MultiInputPolicy
 from torch import Tensor
 
+from echelon.agents.learner import Learner, TrainingSetup
 from echelon.config import Config
 from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.env_spec import EnvSpec
@@ -58,25 +61,9 @@ _BUFFER = 1_000_000
 """SB3's default: transitions that SAC keeps."""
 _MEMORY = ("actions", "rewards", "dones", "timeouts")
 """Arrays of SB3's replay buffer beside the observations."""
-_TOLD: Mapping[str, Mapping[str, str]] = {
-    "SB3-PPO": {
-        "train/policy_gradient_loss": "losses/policy",
-        "train/value_loss": "losses/value",
-        "train/explained_variance": "charts/explained_variance",
-        "train/approx_kl": "charts/approx_kl",
-    },
-    "SB3-SAC": {
-        "train/critic_loss": "losses/critic",
-        "train/actor_loss": "losses/actor",
-        "train/ent_coef": "charts/temperature",
-    },
-}
-"""What SB3 calls its numbers → what our logs call them."""
-_LAST_LAYER = {"SB3-PPO": "action_net.bias", "SB3-SAC": "mu.bias"}
-"""As long as an action: a score for each asset and one for cash."""
 
 
-class Sight:
+class WindowLookup:
     """What networks see of a row: its window of features and which assets have any.
 
     All networks of a policy share one, so that it can be pointed at another world.
@@ -110,10 +97,10 @@ class Sight:
         return self._present[row]
 
 
-class Lookup(BaseFeaturesExtractor):
+class WindowExtractor(BaseFeaturesExtractor):
     """Row numbers, weights and cash → what SB3's own extractor makes of windows, in its order."""
 
-    def __init__(self, observation_space: gymnasium.Space[Any], sight: Sight) -> None:
+    def __init__(self, observation_space: gymnasium.Space[Any], sight: WindowLookup) -> None:
         assert isinstance(observation_space, spaces.Dict)
         shown = {name: math.prod(space.shape or ()) for name, space in observation_space.items()}
         del shown["row"]
@@ -142,7 +129,7 @@ class _GlobalRng:
         self.numpy = np.random.Generator(np.random.MT19937(int(lots.integers(2**62))))
 
     @contextmanager
-    def drawn(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Inside, the global generators are the agent's."""
         outer_torch, outer_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
         torch.set_rng_state(self.torch)
@@ -171,23 +158,42 @@ class _Watch(BaseCallback):
         return True
 
 
-class Sb3Learner:
-    """SB3's PPO or SAC, as `training.learners.Learner` wants it."""
+class Sb3Learner(Learner):
+    """SB3's PPO or SAC, and where it stands.
+
+    policy_class: that SB3 makes of `MultiInputPolicy`
+    last_layer: its name among the weights; as long as an action, a score for each asset and for
+        cash
+    metrics: what SB3 calls its numbers → what our logs call them
+    """
+
+    policy_class: ClassVar[type[MultiInputActorCriticPolicy] | type[MultiInputPolicy]]
+    last_layer: ClassVar[str]
+    metrics: ClassVar[Mapping[str, str]]
+    model: PPO | SAC
+    _round: int
+    """Environment steps of one `train_once`."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
         self.config = config
         self.world = world
         self.seed = seed
         self.steps = 0
-        self._sight = Sight(world.window, *world.x.shape[1:])
+        self._sight = WindowLookup(world.window, *world.x.shape[1:])
         self._sight.look_at(world)
         self._global_rng = _GlobalRng(seed, "training")
         self.env = BatchedVecEnv(
             world, config, config.train.books, actions="weights", observation="index"
         )
         self.env.seed(int(stream(seed, "starts").integers(2**31)))
-        with self._global_rng.drawn():
-            self.model = self._model()
+        with self._global_rng.in_use():
+            looks = {
+                "features_extractor_class": WindowExtractor,
+                "features_extractor_kwargs": {"sight": self._sight},
+            }
+            self.model = self._make_model(
+                policy="MultiInputPolicy", env=self.env, policy_kwargs=looks, device="cpu"
+            )
         self.model.set_logger(Logger(folder=None, output_formats=[]))
         self.model.action_space.seed(int(stream(seed, "actions").integers(2**31)))
         # As `learn` would, but before the first checkpoint, which can be gone on from too.
@@ -195,50 +201,55 @@ class Sb3Learner:
         self.model._last_episode_starts = np.ones(config.train.books, dtype=bool)
         self._latest: Metrics = {}
 
-    def _model(self) -> PPO | SAC:
-        train = self.config.train
-        looks = {
-            "features_extractor_class": Lookup,
-            "features_extractor_kwargs": {"sight": self._sight},
-        }
-        if train.algo == "SB3-PPO":
-            self._round = ppo_steps(train.books, train.total_env_steps) * train.books
-            return PPO(
-                "MultiInputPolicy",
-                self.env,
-                n_steps=self._round // train.books,
-                batch_size=_BATCH,
-                policy_kwargs=looks,
-                device="cpu",
+    @classmethod
+    def from_setup(cls, setup: TrainingSetup) -> Self:
+        """On the train window alone; it sees windows of features."""
+        return cls(setup.config, setup.train, setup.seed)
+
+    @classmethod
+    def load_policy(
+        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+    ) -> Sb3Policy:
+        """The policy of what `weights` gave."""
+        last = weights.get(cls.last_layer)
+        if last is None:
+            raise RuntimeError(
+                f"{cls.last_layer} is missing: not the weights of {config.train.algo}"
             )
-        self._round = train.rollout_steps * train.books
-        updates = self.config.expert.updates_per_step * train.books
-        return SAC(
-            "MultiInputPolicy",
-            self.env,
-            buffer_size=max(min(_BUFFER, train.total_env_steps + self._round), train.books),
-            train_freq=max(1, round(1.0 / updates)),
-            gradient_steps=max(1, round(updates)),
-            policy_kwargs=looks,
-            device="cpu",
-        )
+        n_assets = len(last) - 1
+        sight = WindowLookup(config.window, n_assets, n_features)
+        with torch.random.fork_rng(devices=[]):  # its first weights, drawn by lot, are not kept
+            policy = cls.policy_class(
+                _index_space(config, n_assets),
+                spaces.Box(-1.0, 1.0, (n_assets + 1,), np.float32),
+                lambda _left: 0.0,
+                features_extractor_class=WindowExtractor,
+                features_extractor_kwargs={"sight": sight},
+            )
+        _acting_part(policy).load_state_dict(dict(weights))
+        return Sb3Policy(policy, sight, config, seed, name)
+
+    @abstractmethod
+    def _make_model(self, **common: Any) -> PPO | SAC:  # noqa: ANN401
+        """SB3's algorithm; common: settings of both."""
 
     def train_once(self) -> Metrics:
         """PPO: one update. SAC: `train.rollout_steps` bars of every book and their updates."""
         self._sight.look_at(self.world)
         watch = _Watch()
-        with self._global_rng.drawn():
+        with self._global_rng.in_use():
             self.model.learn(
                 self._round,
                 callback=watch,
                 log_interval=None,  # type: ignore[arg-type]  # never: SB3's lines are ours to write
                 reset_num_timesteps=False,
             )
-        told = self.model.logger.name_to_value
-        refuse_divergence(told, self.model.num_timesteps)
+        logged = self.model.logger.name_to_value
+        refuse_divergence(logged, self.model.num_timesteps)
         self.steps = self.model.num_timesteps
-        names = _TOLD[self.config.train.algo]
-        self._latest |= {ours: float(told[name]) for name, ours in names.items() if name in told}
+        self._latest |= {
+            ours: float(logged[name]) for name, ours in self.metrics.items() if name in logged
+        }
         return self._latest | {
             "charts/reward": float(np.mean(watch.rewards)),
             "charts/updates": float(self.model._n_updates),
@@ -249,11 +260,8 @@ class Sb3Learner:
         return Sb3Policy(self.model.policy, self._sight, self.config, self.seed)
 
     def weights(self) -> dict[str, Tensor]:
-        """What `load_sb3_policy` makes the policy from again: of SAC, the actor."""
-        return dict(_acting(self.model.policy).state_dict())
-
-    def close(self) -> None:
-        """Nothing is left behind."""
+        """What `load_policy` makes the policy from again: of SAC, the actor."""
+        return dict(_acting_part(self.model.policy).state_dict())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
@@ -323,7 +331,12 @@ class Sb3Policy:
     kind: ActionKind = "weights"
 
     def __init__(
-        self, policy: BasePolicy, sight: Sight, config: Config, seed: int, name: str = "agent"
+        self,
+        policy: BasePolicy,
+        sight: WindowLookup,
+        config: Config,
+        seed: int,
+        name: str = "agent",
     ) -> None:
         """seed: of the draws, where `eval.deterministic` is off."""
         self.name = name
@@ -352,37 +365,55 @@ class Sb3Policy:
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Show the books as the environment does, and take scores as it does."""
         seen = self._spec.observe(row, held)
-        with self._global_rng.drawn():
+        with self._global_rng.in_use():
             scores, _ = self._policy.predict(seen, deterministic=self._config.eval.deterministic)
         return self._spec.actions(scores, held)
 
 
-def load_sb3_policy(
-    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
-) -> Sb3Policy:
-    """The policy of an `Sb3Learner`'s weights; raises RuntimeError where they do not fit."""
-    algo = config.train.algo
-    last = weights.get(_LAST_LAYER[algo])
-    if last is None:
-        raise RuntimeError(f"{_LAST_LAYER[algo]} is missing: not the weights of {algo}")
-    n_assets = len(last) - 1
-    sight = Sight(config.window, n_assets, n_features)
-    with torch.random.fork_rng(devices=[]):  # its first weights, drawn by lot, are not kept
-        policy = _POLICIES[algo](
-            _index_space(config, n_assets),
-            spaces.Box(-1.0, 1.0, (n_assets + 1,), np.float32),
-            lambda _left: 0.0,
-            features_extractor_class=Lookup,
-            features_extractor_kwargs={"sight": sight},
+class Sb3PPO(Sb3Learner):
+    """SB3's PPO."""
+
+    policy_class = MultiInputActorCriticPolicy
+    last_layer = "action_net.bias"
+    metrics = MappingProxyType(
+        {
+            "train/policy_gradient_loss": "losses/policy",
+            "train/value_loss": "losses/value",
+            "train/explained_variance": "charts/explained_variance",
+            "train/approx_kl": "charts/approx_kl",
+        }
+    )
+
+    def _make_model(self, **common: Any) -> PPO:  # noqa: ANN401
+        train = self.config.train
+        steps = ppo_steps(train.books, train.total_env_steps)
+        self._round = steps * train.books
+        return PPO(n_steps=steps, batch_size=_BATCH, **common)
+
+
+class Sb3SAC(Sb3Learner):
+    """SB3's SAC."""
+
+    policy_class = MultiInputPolicy
+    last_layer = "mu.bias"
+    metrics = MappingProxyType(
+        {
+            "train/critic_loss": "losses/critic",
+            "train/actor_loss": "losses/actor",
+            "train/ent_coef": "charts/temperature",
+        }
+    )
+
+    def _make_model(self, **common: Any) -> SAC:  # noqa: ANN401
+        train = self.config.train
+        self._round = train.rollout_steps * train.books
+        updates = self.config.expert.updates_per_step * train.books
+        return SAC(
+            buffer_size=max(min(_BUFFER, train.total_env_steps + self._round), train.books),
+            train_freq=max(1, round(1.0 / updates)),
+            gradient_steps=max(1, round(updates)),
+            **common,
         )
-    _acting(policy).load_state_dict(dict(weights))
-    return Sb3Policy(policy, sight, config, seed, name)
-
-
-_POLICIES: Mapping[str, type[MultiInputActorCriticPolicy] | type[MultiInputPolicy]] = {
-    "SB3-PPO": MultiInputActorCriticPolicy,
-    "SB3-SAC": MultiInputPolicy,
-}
 
 
 def ppo_steps(books: int, total: int) -> int:
@@ -391,9 +422,9 @@ def ppo_steps(books: int, total: int) -> int:
     return least * max(1, round(min(_ROLLOUT, total) / (books * least)))
 
 
-def refuse_divergence(told: Mapping[str, Any], steps: int) -> None:
+def refuse_divergence(logged: Mapping[str, Any], steps: int) -> None:
     """Raise `TrainingError` where a loss that SB3 logged is not a finite number."""
-    bad = sorted(k for k, v in told.items() if "loss" in k and not math.isfinite(float(v)))
+    bad = sorted(k for k, v in logged.items() if "loss" in k and not math.isfinite(float(v)))
     if bad:
         raise TrainingError(
             f"{', '.join(bad)} of Stable-Baselines3 is not a finite number after {steps:,} steps: "
@@ -412,7 +443,7 @@ def _index_space(config: Config, n_assets: int) -> spaces.Dict:
     return spaces.Dict(parts)
 
 
-def _acting(policy: BasePolicy) -> torch.nn.Module:
+def _acting_part(policy: BasePolicy) -> torch.nn.Module:
     """The part of a policy that acts."""
     return policy.actor if isinstance(policy, MultiInputPolicy) else policy
 

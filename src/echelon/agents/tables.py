@@ -11,7 +11,7 @@ Axes: `T` rows, `N` assets, `D` embedding, `W` window, `B` rows asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +30,8 @@ from echelon.types import Bools, Floats32
 
 _CHUNK_BARS = 256
 """Rows encoded at a time: W - 1 rows more are read for each chunk, so few of them cost."""
+_SPAN_BARS = 512
+"""The same for spans: memory stays small however long they are."""
 
 
 class EmbeddingTable:
@@ -43,14 +45,10 @@ class EmbeddingTable:
         self.version = 0
         self._world = world
         self._path = path
+        self.d_model = d_model
         self._shape = (len(world.times), world.n_assets, d_model)
         self._standing = standing_rows(world)
         self._z: Floats32 | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of one version."""
-        return int(np.prod(self._shape)) * 4
 
     def refresh(self, encoder: Encoder) -> None:
         """Encode all rows anew, as the encoder is now: the next version."""
@@ -112,9 +110,17 @@ class EmbeddingTable:
                 for run in runs_of(self._standing):
                     for first in range(run.start, run.stop, _CHUNK_BARS):
                         rows = range(first, min(first + _CHUNK_BARS, run.stop))
-                        yield rows, encoder(_stretch(self._world, rows)).numpy()
+                        yield rows, encoder(_windows_of(self._world, rows)).numpy()
         finally:
             encoder.train(was_training)
+
+
+def encode_span(encode: Callable[[Tensor], Tensor], world: World, span: range) -> Tensor:
+    """Encodings[T,N,…] of every row of a span, without gradients, some rows at a time."""
+    starts = range(span.start, span.stop, _SPAN_BARS)
+    chunks = (range(low, min(low + _SPAN_BARS, span.stop)) for low in starts)
+    with torch.no_grad():
+        return torch.cat([encode(_windows_of(world, rows)) for rows in chunks])
 
 
 def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Tensor:
@@ -161,7 +167,7 @@ def runs_of(mask: Bools) -> list[range]:
     return [range(a, b) for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)]
 
 
-def _stretch(world: World, rows: range) -> Tensor:
+def _windows_of(world: World, rows: range) -> Tensor:
     """Features of `rows` and of the W - 1 rows before them."""
     x = np.array(world.x[rows.start - world.window + 1 : rows.stop])
     return torch.from_numpy(x)

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from echelon.agents.offpolicy import (
-    Batch,
+    ActionSample,
     GaussianActor,
     Obs,
     OffPolicy,
-    OffPolicySettings,
-    Sampled,
+    ReplayBatch,
     Target,
     TwinCritic,
     as_module,
-    detached,
+    detach_obs,
 )
+from echelon.config.agents import ExpertConfig, TrainConfig
 from echelon.types import Metrics
 
 _LARGEST = 1.0 - 2.0**-20
@@ -42,38 +42,44 @@ class TD3(OffPolicy):
     """Actor, twin critics, and targets of both."""
 
     def __init__(
-        self, actor: GaussianActor, critic: TwinCritic, settings: OffPolicySettings, seed: int
+        self,
+        actor: GaussianActor,
+        critic: TwinCritic,
+        train: TrainConfig,
+        expert: ExpertConfig,
+        seed: int,
     ) -> None:
-        super().__init__(actor, critic, settings, seed)
-        self.target_actor = Target(as_module(actor), settings.tau)
+        super().__init__(actor, critic, train, expert, seed)
+        self.target_actor = Target(as_module(actor), expert.tau)
         self._actor_loss = 0.0
 
     @torch.no_grad()
-    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> Sampled:
+    def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> ActionSample:
         """Actions for observations, without gradients; explore: with Gaussian noise on them."""
         mean, _ = self.actor(obs)
         raw = mean
-        if explore and self.settings.exploration_noise:
+        if explore and self.expert.exploration_noise:
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
-            action = torch.tanh(mean) + self.settings.exploration_noise * noise
+            action = torch.tanh(mean) + self.expert.exploration_noise * noise
             raw = torch.atanh(action.clamp(-_LARGEST, _LARGEST))
         free = self.actor.free(obs)
         if free is not None:
             raw = raw * free
         nothing = mean.new_zeros(len(mean))
-        return Sampled(
+        return ActionSample(
             torch.tanh(raw), raw, nothing, nothing, mean, torch.full_like(mean, -math.inf)
         )
 
-    def update(self, batch: Batch, *, want_metrics: bool = True) -> Metrics:
+    def update(self, batch: ReplayBatch, *, want_metrics: bool = True) -> Metrics:
         """One step of gradient descent of the critics and, where it is due, of the actor."""
         with torch.no_grad():
             action = self._target_action(batch)
             q_next = torch.minimum(*self.target_critic.net(batch.next_obs, action))
             target_q = batch.reward + batch.discount * q_next
+        warmth = self.warmth
         critic_loss = self._learn_critic(batch.obs, batch.action, target_q, scale=1.0)
-        if (self.updates + 1) % self.settings.policy_delay == 0:
-            self._learn_actor(detached(batch.obs))
+        if (self.updates + 1) % self.expert.policy_delay == 0:
+            self._learn_actor(detach_obs(batch.obs))
             self.target_critic.follow()
             self.target_actor.follow()
         self.updates += 1
@@ -85,7 +91,7 @@ class TD3(OffPolicy):
             "losses/critic_gradient_norm": self.critic_descent.norm,
             "losses/actor_gradient_norm": self.actor_descent.norm,
             "charts/value": float(target_q.mean()),
-            "charts/learning_rate": self.settings.lr_actor * self.settings.warmth(self.updates - 1),
+            "charts/learning_rate": self.actor_descent.lr * warmth,
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -101,9 +107,9 @@ class TD3(OffPolicy):
         self._actor_loss = float(state["actor_loss"])
         self.actor_descent.norm = float(state["actor_norm"])
 
-    def _target_action(self, batch: Batch) -> Tensor:
+    def _target_action(self, batch: ReplayBatch) -> Tensor:
         """The target actor's actions at the next observations, smoothed."""
-        settings = self.settings
+        settings = self.expert
         mean, _ = self.target_actor.net(batch.next_obs)
         noise = torch.randn(mean.shape, generator=self.generator, dtype=mean.dtype)
         noise.mul_(settings.target_noise).clamp_(-settings.noise_clip, settings.noise_clip)

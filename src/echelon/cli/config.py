@@ -37,8 +37,7 @@ def validate(
 ) -> None:
     """Check configuration files; says what is wrong and where, exit code 3 if anything is."""
     from echelon.config import fingerprint, load_config
-    from echelon.config.sizes import refuse_sizes
-    from echelon.population.settings import refuse_settings
+    from echelon.config.sizes import refuse_settings, refuse_sizes
 
     for path in files:
         tree = load_config(path, override or ())

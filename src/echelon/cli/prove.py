@@ -190,11 +190,11 @@ class PartsDisplay:
 
 def _configured(config: Path | None, override: list[str] | None, level: LogLevel) -> Config:
     """The configuration named, or the shipped agent; overrides go over either."""
-    from echelon.proving.prove import SHIPPED
+    from echelon.config.algorithms import FLAT_SETTINGS
 
     if config is not None:
         return configured(config, override, level)
-    return configured(None, [*SHIPPED, *(override or ())], level)
+    return configured(None, [*FLAT_SETTINGS, *(override or ())], level)
 
 
 def _only_named(sizes: Sizes, chosen: set[str]) -> Sizes:

@@ -129,8 +129,8 @@ def train_run(
     on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
+    from echelon.config.sizes import refuse_settings
     from echelon.envs.world import rules_of
-    from echelon.population.settings import refuse_settings
 
     refuse_settings(config)
     RunDirectory.claim(directory)
@@ -220,15 +220,14 @@ class _TellOnce:
 
     def __call__(self, seed: int) -> None:
         """seed: one that trains"""
-        from echelon.agents.encoder_files import read_facts
-        from echelon.agents.pretrain import summary
+        from echelon.agents.pretrain import read_encoder_facts, summary
         from echelon.training.learner_facts import read_learner_facts
         from echelon.training.run import seed_directory
 
         if self._run is None:
             return
         run, self._run = self._run, None
-        encoder = read_facts(run)
+        encoder = read_encoder_facts(run)
         lines = [] if encoder is None else summary(encoder)
         for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
             err.print(Text(line), soft_wrap=True)

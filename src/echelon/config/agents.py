@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from echelon.config._base import Section
+from echelon.config.algorithms import AlgorithmName
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -163,7 +164,7 @@ class ExpertConfig(Section):
 class TrainConfig(Section):
     """Training of an agent."""
 
-    algo: Literal["A2C", "SAC", "TD3", "APG", "SB3-PPO", "SB3-SAC", "HIERARCHY"] = "A2C"
+    algo: AlgorithmName = "A2C"
     """Learning algorithm: A2C buys, sells and holds; the others say target weights. SB3's are
     Stable-Baselines3's, to compare with, and keep its networks, learning rates and discount.
     HIERARCHY: a population of SAC experts under a router (`experts`, `meta_router`, `trainer`)."""

@@ -9,12 +9,14 @@ that would fit.
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from echelon.config.algorithms import ALGORITHMS
 from echelon.config.tree import Config
 from echelon.errors import ConfigError
 from echelon.types import MOST_PROCESSES, MOST_SEEDS
@@ -107,6 +109,14 @@ def _excess(need: Need, available: int) -> float:
     return need.value / fits if fits else 0.0
 
 
+def refuse_settings(config: Config) -> None:
+    """Raise where the configuration alone says that nothing could be learned."""
+    refuses = ALGORITHMS[config.train.algo].refuses
+    if refuses is not None:
+        module, _, name = refuses.partition(":")
+        getattr(importlib.import_module(module), name)(config)
+
+
 def memory_available() -> int:
     """Bytes that can still be had, as far as the system tells: memory, its control group, ulimit.
 
@@ -137,7 +147,7 @@ def memory_available() -> int:
 
 
 def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
-    """Bytes of a step in a replay buffer (see `agents.replay.layout`)."""
+    """Bytes of a step in a replay buffer (see `agents.replay.replay_columns`)."""
     plain = 3 * n_assets * _FLOAT + 2 * ((n_assets + 7) // 8) + 5 * _FLOAT + 1
     return plain + (2 * n_assets * _FLOAT + 3 * _FLOAT if behaviour else 0)
 
@@ -154,8 +164,8 @@ def _needs(config: Config) -> Iterator[Need]:
     if synthetic:
         yield from _market_needs(config)
     yield from _model_needs(config)
-    train = config.train
-    if train.algo == "A2C":
+    train, memory = config.train, ALGORITHMS[config.train.algo].memory
+    if memory == "rollout":
         # A rollout keeps, of each book and asset, what was held and what was done.
         each = n_assets * 3 * _FLOAT
         yield Need("train.books", train.books, lambda n: n * train.rollout_steps * each)
@@ -171,14 +181,14 @@ def _market_needs(config: Config) -> Iterator[Need]:
     day = {"1d": 1, "5min": -(-market.minutes_per_day // 5), "1min": market.minutes_per_day}[freq]
     minutes = market.minutes_per_day * 8
     yield Need("data.synthetic.minutes_per_day", market.minutes_per_day, lambda n: n * 8 * 64)
-    for key, value, other in (
+    for key, value, factor in (
         ("n_symbols", market.n_symbols, market.n_days),
         ("n_days", market.n_days, market.n_symbols),
     ):
         yield Need(
             f"data.synthetic.{key}",
             value,
-            lambda n, other=other: n * other * day * _BAR + minutes,  # type: ignore[misc]
+            lambda n, factor=factor: n * factor * day * _BAR + minutes,  # type: ignore[misc]
         )
 
 
@@ -199,20 +209,20 @@ def _model_needs(config: Config) -> Iterator[Need]:
 
 
 def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
-    algo, expert, experts = config.train.algo, config.expert, config.experts
-    if algo in ("A2C", "SB3-PPO"):
+    memory, expert, experts = ALGORITHMS[config.train.algo].memory, config.expert, config.experts
+    if memory in (None, "rollout"):
         return
     width, d_model = expert.hidden, config.model.d_model
-    if algo in ("SAC", "TD3", "SB3-SAC"):
+    if memory == "replay":
         each = bytes_of_transition(n_assets)
         yield Need("expert.buffer_size", expert.buffer_size, lambda n: n * each)
     batch = n_assets * d_model * _FLOAT
     yield Need("expert.batch_size", expert.batch_size, lambda n: n * batch)
     yield Need("expert.hidden", width, lambda n: n * (n + d_model) * 3 * _LEARNED)
-    if algo == "APG":
+    if memory == "horizon":
         books = config.train.books * n_assets * _FLOAT
         yield Need("expert.horizon", expert.horizon, lambda n: n * books)
-    if algo != "HIERARCHY":
+    if memory != "population":
         return
     router, sharing = config.meta_router, experts.sharing
     if sharing.enabled and not sharing.on_disk:

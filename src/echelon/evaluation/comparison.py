@@ -30,8 +30,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from echelon.config import Config, fingerprint
-from echelon.config.agents import ModelConfig
+from echelon.config import Config, fingerprint, load_config
+from echelon.config.algorithms import ALGORITHMS, FLAT_SETTINGS
 from echelon.errors import UsageError
 from echelon.evaluation.batch import (
     Batch,
@@ -52,39 +52,16 @@ from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.types import Floats
 
 AGENTS: Mapping[str, str] = MappingProxyType(
-    {
-        "a2c": "A2C",
-        "sb3-ppo": "SB3-PPO",
-        "sb3-sac": "SB3-SAC",
-        "sac": "SAC",
-        "td3": "TD3",
-        "apg": "APG",
-    }
+    {algo.lower(): algo for algo, it in ALGORITHMS.items() if it.family != "hierarchy"}
 )
 """Name → `train.algo`."""
 REFERENCE = "sac"
-_EXPERTS = ("SAC", "TD3", "APG")
 _SPLITS = ("valid", "test")
-
-QTMRL_MODEL = ModelConfig(encoder="TimeCNN", d_model=32, n_layers=2, dropout=0.0)
-QTMRL_TRAIN: Mapping[str, Any] = MappingProxyType(
-    {
-        "gamma": 0.96,
-        "entropy_coef": 0.003,
-        "value_coef": 0.02,
-        "lr_actor": 1.0e-3,
-        "lr_critic": 1.0e-3,
-        "lr_schedule": "linear",
-        "grad_clip": 1.0,
-        "rollout_steps": 50,
-        "books": 64,
-        "offset_groups": 8,
-        "gae_lambda": 1.0,
-        "peer_baseline": True,
-        "normalize_advantages": True,
-    }
+_BASES = (
+    *("total_env_steps", "episode_steps", "log_interval_steps"),
+    *("validate_every_steps", "checkpoint_every_steps"),
 )
-"""How configs/qtmrl-fast.yaml learns; how long, and how often it is validated, is the base's."""
+"""Keys of `train` that say how long and how often: the base's, whatever the agent."""
 
 
 def _kind(split: SplitName) -> Kind:
@@ -157,7 +134,8 @@ class Comparison:
 def agent_config(base: Config, name: str, steps: int | None = None) -> Config:
     """The base with this agent instead of its own. steps: another number than the base's"""
     algo = AGENTS[name]
-    if algo in _EXPERTS and base.train.algo not in _EXPERTS:
+    family, basis = ALGORITHMS[algo].family, ALGORITHMS[base.train.algo].family
+    if family == "expert" and basis != "expert":
         raise UsageError(
             f"agent {name!r} takes its settings from the configuration, whose train.algo is "
             f"{base.train.algo}, not an expert's. Start from one such as configs/sac.yaml and "
@@ -165,9 +143,11 @@ def agent_config(base: Config, name: str, steps: int | None = None) -> Config:
         )
     train: dict[str, Any] = {"algo": algo}
     parts: dict[str, Any] = {}
-    if algo == "A2C" and base.train.algo != "A2C":
-        train |= QTMRL_TRAIN
-        parts["model"] = QTMRL_MODEL
+    if family == "flat" and basis != "flat":
+        flat = load_config(None, FLAT_SETTINGS)
+        keys = flat.train.model_fields_set.difference(_BASES)
+        train |= {key: getattr(flat.train, key) for key in keys}
+        parts["model"] = flat.model
     if steps is not None:
         train["total_env_steps"] = steps
     return base.model_copy(update=parts | {"train": base.train.model_copy(update=train)})

@@ -24,7 +24,6 @@ import torch.nn.functional as fn
 from torch import Tensor, nn
 
 from echelon.config.agents import StateConfig
-from echelon.errors import ConfigError
 from echelon.models.encoders import init_linear
 
 _HEADS = 4
@@ -90,14 +89,9 @@ class ExpertActor(nn.Module):
     def __init__(
         self, d_model: int, hidden: int, state: StateConfig = _ALL, skill_dim: int = 0
     ) -> None:
-        """skill_dim: 0 for an expert that has no skill"""
+        """hidden: a multiple of 4 (`expert.hidden`); skill_dim: 0 for who has no skill"""
         super().__init__()
         self.state = state
-        if hidden % _HEADS:
-            raise ConfigError(
-                f"expert.hidden = {hidden} cannot be split over the {_HEADS} heads of the "
-                f"attention; take a multiple of {_HEADS}."
-            )
         self.scale = InputScale(d_model)
         self.first = init_linear(nn.Linear(d_model + 2, hidden), _RELU_GAIN)
         self.ask = init_linear(nn.Linear(hidden, 3 * hidden))

@@ -36,11 +36,11 @@ from echelon.agents.mfpbt import (
     PopulationPlan,
     Proposal,
     Range,
+    conclude_trial,
     evolve,
     propose,
     reseed,
     restart_members,
-    settle,
 )
 from echelon.config import Config
 from echelon.errors import StoreError
@@ -259,7 +259,7 @@ class Evolution:
         decisions = []
         if self.pending is not None:
             now = float(self._fit[self.pending.decision.member])
-            decisions += self._record([settle(self.pending, self.round, now)])
+            decisions += self._record([conclude_trial(self.pending, self.round, now)])
             self.pending = None
         anew = self._record(self._alike(mapd))
         if not self.enabled:
@@ -335,7 +335,7 @@ class RouterEvolution:
         if self.pending is not None:
             if learned == self._learned:
                 return []
-            done.append(settle(self.pending, self.round, fit))
+            done.append(conclude_trial(self.pending, self.round, fit))
             self.pending = None
             self.values = dict(done[0].hyperparameters)
         self.pending = propose(self._plan, self.round, np.array([fit]), [self.values], self.seed)

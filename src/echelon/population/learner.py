@@ -26,14 +26,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from echelon.agents.expert_core import WeightPolicy
+from echelon.agents.learner import Learner, TrainingSetup
 from echelon.agents.mfpbt import Hyperparameters
-from echelon.agents.policy import WeightPolicy
 from echelon.agents.replay import RingMark
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
@@ -51,11 +52,11 @@ from echelon.population.factory import MemberFactory
 from echelon.population.member import TOLD, Brief
 from echelon.population.meta_env import MetaEnv
 from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
-from echelon.population.policies import expert_policy
+from echelon.population.policies import expert_policy, load_hierarchy
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.recovery import Members
 from echelon.population.router import Router, probabilities_along
-from echelon.population.settings import refuse_settings
+from echelon.population.settings import refuse_hierarchy
 from echelon.population.shared_replay import SharedReplay
 from echelon.population.windows import parts_of, routed_weights, row_weights, window_sharpes
 from echelon.rng import stream
@@ -74,14 +75,14 @@ _MISHAPS = ("worker_lost", "quarantine")
 _PHASES = ("collect", "experts", "router", "population")
 
 
-class HierarchyLearner:
+class HierarchyLearner(Learner):
     """Population, router, and where they stand. `steps`: of all experts and of the router."""
 
     def __init__(
         self, config: Config, train: World, valid: World, directory: Path, seed: int, base: Encoder
     ) -> None:
         """base: the pre-trained encoder; directory: the seed's own"""
-        refuse_settings(config)
+        refuse_hierarchy(config)
         self.config = config
         self.seed = seed
         self.directory = directory
@@ -141,6 +142,26 @@ class HierarchyLearner:
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
         self._experts_market: Floats32 | None = None
+
+    @classmethod
+    def from_setup(cls, setup: TrainingSetup) -> Self:
+        """On the run's encoder."""
+        assert setup.encoder is not None, "experts stand on a pre-trained encoder"
+        return cls(
+            setup.config, setup.train, setup.valid, setup.directory, setup.seed, setup.encoder
+        )
+
+    @classmethod
+    def load_policy(
+        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+    ) -> HierarchyPolicy:
+        """The hierarchy of what `weights` gave."""
+        return load_hierarchy(config, weights, n_features, seed, name)
+
+    @classmethod
+    def pretraining_world(cls, config: Config, train: World) -> World:
+        """The experts' part: what the router learns on is unseen by everything below it."""
+        return parts_of(train, config.meta_router.window_share).experts
 
     # --- the loop
 
@@ -397,7 +418,7 @@ class HierarchyLearner:
         return self._policy
 
     def weights(self) -> dict[str, Tensor]:
-        """What `training.loading.load_policy` makes the policy from again."""
+        """What `load_policy` makes the policy from again."""
         tensors = with_prefix("encoder.", self.base.state_dict())
         answers = self.members.each("acting", dict.fromkeys(self._best, ()))
         for k, m in enumerate(self._best):

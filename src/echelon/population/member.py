@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.adapter import AdapterTraining, table_file
 from echelon.agents.collector import Collected, Collector
-from echelon.agents.offpolicy import Correction, OffPolicySettings
-from echelon.agents.policy import WeightPolicy
+from echelon.agents.expert_core import AdapterTraining, WeightPolicy, table_file
 from echelon.agents.replay import Behaviour
 from echelon.agents.sac import SAC
 from echelon.agents.tables import EmbeddingTable
@@ -154,7 +151,7 @@ class Member:
         actor.scale.fit(z, present)
         critic.scale.fit(z, present)
         self.actor = actor
-        self.core = SAC(actor, critic, OffPolicySettings.of(config), self._life_seed())
+        self.core = SAC(actor, critic, config.train, config.expert, self._life_seed())
         self._policy = WeightPolicy(
             self.serving, actor, config, self.seed, f"expert {self.place.niche}", tables=self.tables
         )
@@ -176,10 +173,7 @@ class Member:
         lr, lr_critic = values["lr"], values["lr"] * train.lr_critic / train.lr_actor
         core.actor_descent.lr = core.alpha_descent.lr = lr
         core.critic_descent.lr = lr_critic
-        entropy = values.get("target_entropy", self.config.expert.target_entropy)
-        core.settings = replace(
-            core.settings, lr_actor=lr, lr_critic=lr_critic, target_entropy=entropy
-        )
+        core.target_entropy = values.get("target_entropy", self.config.expert.target_entropy)
 
     @property
     def _beta(self) -> float:
@@ -284,8 +278,7 @@ class Member:
         batch = lesson.stretches(reward, self.hyperparameters["gamma"], brief.weight)
         if adapter is not None:
             batch = batch._replace(slow_obs=lesson.obs._replace(z=slow.look(rows)))
-        correction = Correction(sharing.trace, sharing.kl_limit, sharing.corrected)
-        traced = self.core.update_sequences(batch, correction)
+        traced = self.core.update_sequences(batch, sharing)
         if adapter is not None:
             if moves:
                 adapter.step()

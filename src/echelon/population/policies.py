@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from echelon.agents.policy import WeightPolicy
+from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.models import Encoder, ExpertActor, build_encoder

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from echelon.agents.mfpbt import Hyperparameters, PopulationPlan, Range
 from echelon.config import Config
-from echelon.config.sizes import refuse_idle_expert
 from echelon.errors import ConfigError
 from echelon.rng import stream
 
@@ -131,12 +130,8 @@ def _values(config: Config) -> dict[str, float]:
     return values
 
 
-def refuse_settings(config: Config) -> None:
-    """Raise where nothing could be learned, or where evolution could not begin."""
-    if config.train.algo in ("SAC", "TD3"):
-        refuse_idle_expert(config)
-    if config.train.algo != "HIERARCHY":
-        return
+def refuse_hierarchy(config: Config) -> None:
+    """Raise where a hierarchy would learn nothing, or where evolution could not begin."""
     refuse_outside(config)
     members = plan_of(config).members
     _refuse_updates(config)

@@ -43,9 +43,9 @@ from echelon.agents.replay import (
     Transitions,
     allocate,
     draw_sequences,
-    layout,
     read_behaviour,
     read_columns,
+    replay_columns,
     ring_window,
 )
 from echelon.errors import ConfigError, StoreError
@@ -92,14 +92,14 @@ class SharedReplay:
                 f"{SETTING} = {capacity:,} leaves none of the {n_experts} experts a single step. "
                 f"Take at least {n_experts} times the books (train.books)."
             )
-        kinds = layout(n_assets, behaviour=True)
+        kinds = replay_columns(n_assets, behaviour=True)
         self.capacity = each * n_experts
         self.n_experts = n_experts
         self.n_assets = n_assets
         self.directory = directory
         self._asked = capacity
         self._columns = allocate(kinds, self.capacity, SETTING, directory)
-        self._plain = {name: self._columns[name] for name in layout(n_assets)}
+        self._plain = {name: self._columns[name] for name in replay_columns(n_assets)}
         self._rings = tuple(
             Replay(
                 each,
@@ -127,7 +127,7 @@ class SharedReplay:
     @property
     def bytes_without_behaviour(self) -> int:
         """Of a transition alone, as the single expert's replay keeps it."""
-        return sum(column.bytes for column in layout(self.n_assets).values())
+        return sum(column.bytes for column in replay_columns(self.n_assets).values())
 
     def size(self, expert: int) -> int:
         """Transitions in an expert's ring."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.offpolicy import Stretches
+from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.sac import Traced
 from echelon.models import ExpertObs
 from echelon.ops.traces import by_source
@@ -47,10 +47,10 @@ class Lesson(NamedTuple):
         assert raw.shape == (len(rows), z.shape[1]), "actions are not [L·B,N]"
         return Lesson(drawn, obs, next_obs, raw, torch.tanh(raw))
 
-    def stretches(self, reward: Tensor, gamma: float, weight: Floats32) -> Stretches:
+    def stretches(self, reward: Tensor, gamma: float, weight: Floats32) -> SequenceBatch:
         """As SAC wants it; reward[L,B]; weight[T]: of each row in the losses."""
         step, who = self.drawn.transitions, self.drawn.behaviour
-        return Stretches(
+        return SequenceBatch(
             obs=self.obs,
             action=self.action,
             raw=self.raw,
@@ -59,7 +59,7 @@ class Lesson(NamedTuple):
             discount=torch.where(torch.from_numpy(step.terminated), 0.0, gamma),
             truncated=torch.from_numpy(step.truncated),
             next_obs=self.next_obs,
-            weight=torch.from_numpy(weight[step.row]).view(reward.shape),
+            loss_weights=torch.from_numpy(weight[step.row]).view(reward.shape),
             shared=torch.from_numpy(self.drawn.shared),
             mean=_flat(who.mean),
             log_std=_flat(who.log_std),

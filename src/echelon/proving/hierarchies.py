@@ -30,6 +30,7 @@ from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config, override_config
 from echelon.config.agents import StateConfig
+from echelon.config.algorithms import FLAT_SETTINGS
 from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.market import Rows
@@ -186,12 +187,12 @@ class RegimeFlatPart:
         return {"seed": self.seed, "steps": trained.outcome.step, "sharpes": by_pair(found)}
 
 
-def flat_config(config: Config, algo: Flat, a2c: Sequence[str]) -> Config:
-    """The flat agent beside a hierarchy's configuration; a2c: overrides that make it A2C's."""
+def flat_config(config: Config, algo: Flat) -> Config:
+    """The flat agent beside a hierarchy's configuration."""
     if algo == "sac":
         return override_config(config, flat_sac(config))
     steps = f"train.total_env_steps={config.train.total_env_steps}"
-    return override_config(config, [*a2c, "train.algo=A2C", steps])
+    return override_config(config, [*FLAT_SETTINGS, "train.algo=A2C", steps])
 
 
 def flat_sac(config: Config) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ import numpy as np
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.act import ActionKind
 from echelon.files import write_atomic
 from echelon.proving.certificate import Bar, MarketResult, over_seeds
@@ -147,7 +148,7 @@ def own_draws(
     counts: how many an expert has of each kind
     """
     shorter = replace(market, n_bars=valid_bars or market.n_bars)
-    if config.train.algo == "A2C":
+    if ALGORITHMS[config.train.algo].family == "flat":
         return Own([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
     n_train, n_valid = counts
     return Own(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from echelon.config import Config, to_yaml
+from echelon.config.algorithms import ALGORITHMS
 from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, MarketResult
 from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, assess_null
@@ -43,23 +44,6 @@ from echelon.proving.trial import proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
 MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
-
-SHIPPED = (
-    *("window=20", "fee_rate=0.0005", "buy_pct=0.20", "sell_pct=0.50"),
-    "model={encoder: TimeCNN, d_model: 32, n_layers: 2, dropout: 0.0}",
-    "train.gamma=0.96",
-    "train.entropy_coef=0.003",
-    "train.value_coef=0.02",
-    *("train.lr_actor=1.0e-3", "train.lr_critic=1.0e-3", "train.lr_schedule=linear"),
-    *("train.grad_clip=1.0", "train.rollout_steps=50", "train.total_env_steps=1000000"),
-    *("train.log_interval_steps=16000", "train.books=64", "train.offset_groups=8"),
-    *("train.episode_steps=500", "train.gae_lambda=1.0", "train.peer_baseline=true"),
-    "train.normalize_advantages=true",
-    *("train.validate_every_steps=50000", "train.checkpoint_every_steps=200000"),
-    *("reward.kind=return", "reward.scale=100.0", "market.preset=paper"),
-)
-"""The agent of configs/qtmrl-fast.yaml, which is what is proved where no configuration is named."""
-
 
 OUTCOME = ("certificate.json", "certificate.html", "certificate.zh.html")
 """What stays of a proof; one that begins anew must not stand beside the old one's."""
@@ -100,8 +84,8 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
 def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
     config = with_steps(agent, sizes.planted_steps, sizes.validations)
     # Experts are held to the same bar on every signal; of the flat agent the trend alone is asked.
-    all_seeds, expert = sizes.planted_seeds, agent.train.algo != "A2C"
-    fewer = all_seeds if expert else min(all_seeds, sizes.other_seeds)
+    all_seeds, flat = sizes.planted_seeds, ALGORITHMS[agent.train.algo].family == "flat"
+    fewer = min(all_seeds, sizes.other_seeds) if flat else all_seeds
     seeds = {name: all_seeds if name == "trend" else fewer for name in sizes.signals}
     return [
         PlantedPart(
@@ -121,7 +105,7 @@ def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
 
 def _regime(agent: Config, sizes: Sizes) -> list[Part]:
     market = RegimeMarket(n_bars=sizes.regime_bars)
-    if agent.train.algo == "HIERARCHY":
+    if ALGORITHMS[agent.train.algo].family == "hierarchy":
         return [RegimePart(agent, market, sizes.regime_pairs), *_hierarchies(agent, market, sizes)]
     config = with_steps(agent, sizes.regime_steps, 4)
     agents = [
@@ -139,7 +123,7 @@ def _hierarchies(agent: Config, market: RegimeMarket, sizes: Sizes) -> list[Part
     for seed in range(agent.seed, agent.seed + sizes.hierarchy_seeds):
         parts.append(RegimeHierarchyPart(config, market, draws, seed))
         parts += [
-            RegimeFlatPart(flat_config(config, algo, SHIPPED), market, draws, seed, algo, shown)
+            RegimeFlatPart(flat_config(config, algo), market, draws, seed, algo, shown)
             for algo in FLAT
             for shown in (False, True)
             if sizes.hierarchy_flat

@@ -24,6 +24,7 @@ import numpy as np
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.config.agents import StateConfig
+from echelon.config.algorithms import ALGORITHMS
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
 from echelon.proving.costly import at_fee
@@ -126,7 +127,7 @@ class Own(NamedTuple):
 
 def own_draws(market: RegimeMarket, config: Config, seed: int) -> Own:
     """Draws of one seed alone: one of each kind, mirrored pairs of each for who says weights."""
-    if config.train.algo == "A2C":
+    if ALGORITHMS[config.train.algo].family == "flat":
         return Own([market.draw(seed, "train")], [market.draw(seed, "valid")])
     n_train, n_valid = EXPERT_PAIRS
     return Own(

@@ -8,14 +8,15 @@ are trained. The bars are the same; where a quick proof has none, its certificat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from echelon.config import Config
+from echelon.config.algorithms import ALGORITHMS, Family
 from echelon.proving.hierarchies import Draws
 from echelon.proving.null import NullMarket
 from echelon.proving.planted_proof import EXPERT_DRAWS
-from echelon.proving.trial import is_expert
 
 Mode = Literal["quick", "full", "reduced"]
 NULL = NullMarket()
@@ -162,13 +163,17 @@ FULL = Sizes(
 )
 
 
+_QUICK: Mapping[Family, Sizes] = {
+    "flat": QUICK,
+    "sb3": QUICK,
+    "expert": QUICK_EXPERTS,
+    "hierarchy": QUICK_HIERARCHY,
+}
+
+
 def sizes_for(config: Config, *, quick: bool) -> Sizes:
     """Of a proof of the configuration's agent."""
-    if not quick:
-        return FULL
-    if config.train.algo == "HIERARCHY":
-        return QUICK_HIERARCHY
-    return QUICK_EXPERTS if is_expert(config) else QUICK
+    return _QUICK[ALGORITHMS[config.train.algo].family] if quick else FULL
 
 
 def hurried(config: Config, sizes: Sizes) -> Config:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config, override_config
+from echelon.config.algorithms import ALGORITHMS
 from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig
 from echelon.errors import ConfigError
 from echelon.population.artefacts import PopulationHistory
@@ -188,7 +189,7 @@ def population_facts(directory: Path) -> dict[str, Any]:
 
 def plan_study(config: Config, seeds: int, sizes: Sizes) -> list[Part]:
     """All parts; the seeds of every variant side by side, so that early ones can be compared."""
-    if config.train.algo != "HIERARCHY":
+    if ALGORITHMS[config.train.algo].family != "hierarchy":
         raise ConfigError(
             f"train.algo = {config.train.algo}: the study is of a hierarchy. Name a configuration "
             "with train.algo: HIERARCHY."

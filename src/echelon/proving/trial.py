@@ -28,8 +28,7 @@ from echelon.market import Rows
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.worlds import joined
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
-from echelon.training.learners import Worlds, ready
-from echelon.training.loading import load_policy
+from echelon.training.learners import Worlds, load_policy, ready
 from echelon.training.loop import Outcome
 from echelon.training.run import Training, finished_outcome, resume_point
 from echelon.types import Floats
@@ -84,15 +83,6 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
         # Rounded up: the last validation, at the end of training, is one of them.
         changes["validate_every_steps"] = -(-total // validations)
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
-
-
-EXPERTS = ("SAC", "TD3", "APG", "HIERARCHY")
-"""Agents by target weights on a pre-trained encoder."""
-
-
-def is_expert(config: Config) -> bool:
-    """Whether the agent of a configuration is one of `EXPERTS`."""
-    return config.train.algo in EXPERTS
 
 
 def train_agent(

@@ -19,7 +19,7 @@ from echelon.report.rules import idle_text, recorded_rules, rules_text
 from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import Words
-from echelon.training.learner_facts import FILE, read_learner_facts
+from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
 from echelon.training.run import seed_directory
 
 _ANEW = "Train the run anew."
@@ -282,7 +282,7 @@ def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
     adapter, replay = read_learner_facts(directory)
     rows = []
     if adapter is not None:
-        with blaming(directory / FILE, _ANEW):
+        with blaming(directory / LEARNER_FACTS, _ANEW):
             share = f"{100 * adapter.share:.1f}"
         numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
         rows.append(("fact_adapter", [words("adapter_share", **numbers)]))

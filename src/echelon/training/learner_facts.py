@@ -10,11 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from echelon.agents.expert import ExpertLearner
-from echelon.files import read_json, write_json
-from echelon.models.lora import Trainable, trainable
+from echelon.files import read_json
 
-FILE = "learner.json"
+LEARNER_FACTS = "learner.json"
 
 
 class ReplaySize(NamedTuple):
@@ -27,60 +25,47 @@ class ReplaySize(NamedTuple):
     def whole(self) -> str:
         """All of it, in the unit that fits."""
         size = float(self.transition_bytes * self.capacity)
-        unit = next(
-            (u for u in (_Unit("GB", 1e9), _Unit("MB", 1e6), _Unit("kB", 1e3)) if size >= u.bytes),
-            _Unit("bytes", 1.0),
-        )
-        return f"{size / unit.bytes:.4g} {unit.name}"
+        units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+        unit = next((name for name, least in units.items() if size >= least), "bytes")
+        return f"{size / units.get(unit, 1.0):.4g} {unit}"
 
 
-class _Unit(NamedTuple):
-    name: str
-    bytes: float
+class AdapterSize(NamedTuple):
+    """Weights of an encoder with an adapter: those that train, and all it computes with."""
+
+    trained: int
+    whole: int
+
+    @property
+    def share(self) -> float:
+        """0.12: an expert trains 12 % of what it computes with."""
+        return self.trained / self.whole
 
 
 class LearnerFacts(NamedTuple):
     """What is known of a learner; None: it has none."""
 
-    adapter: Trainable | None
+    adapter: AdapterSize | None
     replay: ReplaySize | None
-
-    @staticmethod
-    def of(learner: object) -> LearnerFacts:
-        """Ask a learner."""
-        if not isinstance(learner, ExpertLearner):
-            return LearnerFacts(None, None)
-        replay = ReplaySize(learner.replay.bytes_per_transition, learner.replay.capacity)
-        adapter = learner.adapter
-        return LearnerFacts(None if adapter is None else trainable(adapter.encoder), replay)
 
     def lines(self) -> list[str]:
         """In words."""
-        told = []
+        lines = []
         if self.adapter is not None:
             trained, whole = self.adapter
             share = 100 * self.adapter.share
-            told.append(f"adapter: {trained:,} of {whole:,} encoder weights train ({share:.1f} %)")
+            lines.append(f"adapter: {trained:,} of {whole:,} encoder weights train ({share:.1f} %)")
         if self.replay is not None:
             size, capacity = self.replay
-            told.append(
+            lines.append(
                 f"replay: {size:,} bytes a transition, {self.replay.whole} for {capacity:,}"
             )
-        return told
-
-
-def write_learner_facts(directory: Path, learner: object) -> None:
-    """Write them into a seed's directory, if there are any."""
-    found = LearnerFacts.of(learner)
-    if found == LearnerFacts(None, None):
-        return
-    tree = {name: part and part._asdict() for name, part in found._asdict().items()}
-    write_json(directory / FILE, tree)
+        return lines
 
 
 def read_learner_facts(directory: Path) -> LearnerFacts:
-    """What `write_learner_facts` wrote there; nothing known where there is no file."""
-    path = directory / FILE
+    """What `Learner.facts` said when training began; nothing known where there is no file."""
+    path = directory / LEARNER_FACTS
     if not path.exists():
         return LearnerFacts(None, None)
     return read_json(path, LearnerFacts, "Remove it; going on with the training writes it anew.")

@@ -1,28 +1,22 @@
-"""Learners behind one interface: what training asks of A2C, SAC, TD3, APG and SB3's alike."""
+"""Learners and policies by the name in `train.algo`: what they are made from, and made ready."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
-from echelon.agents import apg
-from echelon.agents.a2c import A2C
-from echelon.agents.apg import APG
-from echelon.agents.encoder_files import read_hash
-from echelon.agents.expert import ExpertLearner
-from echelon.agents.pretrain import Pretrained, ensure_encoder
+from echelon.agents.learner import Learner, TrainingSetup, learner_class
+from echelon.agents.pretrain import Pretrained, encoder_file_hash, ensure_encoder
 from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.config.algorithms import ALGORITHMS
+from echelon.config.sizes import refuse_settings
 from echelon.envs.world import World, world_of
 from echelon.features.prepared import Prepared
-from echelon.population.settings import refuse_settings
-from echelon.population.windows import parts_of
 from echelon.training.executors import with_executor
-from echelon.training.loading import is_sb3
-from echelon.training.loop import RoundLearner
 
 
 class Worlds(NamedTuple):
@@ -36,7 +30,7 @@ class Worlds(NamedTuple):
     data: str
 
     @staticmethod
-    def of(prepared: Prepared, config: Config) -> Worlds:
+    def from_prepared(prepared: Prepared, config: Config) -> Worlds:
         """Both windows of a prepared set; its test window is not in them.
 
         Only validation has the executor: learners collect with immediate fills.
@@ -49,51 +43,28 @@ class Worlds(NamedTuple):
         return Worlds(world, valid, str(prepared.manifest["content_hash"]))
 
 
-class Learner(RoundLearner, Protocol):
-    """An agent that learns. `steps`: environment steps so far, one per book and bar.
-
-    A round collects and learns a little; it reports nothing of losses before the first update, and
-    raises `TrainingError` before a loss that is not a number can reach the weights.
-    """
-
-    def policy(self) -> Policy:
-        """The agent as it is now."""
-
-    def weights(self) -> dict[str, Tensor]:
-        """What `training.load_policy` makes the policy from again."""
-
-
 def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
     """The learner that `train.algo` names; directory: the seed's own.
 
     The encoder of experts is the run's, two directories up; `ready` has it pre-trained beforehand,
     otherwise that is done here.
     """
-    if config.train.algo == "A2C":
-        return A2C(config, worlds.train, seed)
-    if is_sb3(config):
-        # Stable-Baselines3 takes a second or two to import, and our own learners never use it.
-        from echelon.agents.sb3 import Sb3Learner
+    base = _encoder(config, worlds, directory) if _stands_on_encoder(config) else None
+    encoder = None if base is None else base.encoder
+    setup = TrainingSetup(config, worlds.train, worlds.valid, directory, seed, encoder)
+    return learner_class(config).from_setup(setup)
 
-        return Sb3Learner(config, worlds.train, seed)
-    base = _encoder(config, worlds, directory, lambda: False)
-    assert base is not None, "nobody asked it to stop"
-    if config.train.algo == "HIERARCHY":
-        # The router's Stable-Baselines3 takes seconds to import.
-        from echelon.population.learner import HierarchyLearner
 
-        return HierarchyLearner(config, worlds.train, worlds.valid, directory, seed, base.encoder)
-    tables = directory / "tables"
-    if config.train.algo == "APG":
-        return APG(config, worlds.train, seed, base.encoder, tables)
-    return ExpertLearner(config, worlds.train, seed, base.encoder, tables)
+def load_policy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
+) -> Policy:
+    """The policy of a learner's `weights`; raises RuntimeError where they do not fit."""
+    return learner_class(config).load_policy(config, weights, n_features, seed, name)
 
 
 def encoder_hash(config: Config, directory: Path) -> str | None:
     """Hash of the run's encoder, which the learner in `directory` stands on; None without one."""
-    if config.train.algo == "A2C" or is_sb3(config):
-        return None
-    return read_hash(directory.parents[1])
+    return encoder_file_hash(directory.parents[1]) if _stands_on_encoder(config) else None
 
 
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
@@ -101,25 +72,28 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
 
     Experts need the run's encoder: whichever seed comes first pre-trains it, the others wait.
     """
-    if config.train.algo == "A2C" or is_sb3(config):
-        return True
     # Before the encoder is pre-trained, which takes minutes.
     refuse_settings(config)
-    if config.train.algo == "APG":
-        apg.refuse_settings(config, worlds.train)
-    return _encoder(config, worlds, directory, should_stop) is not None
+    learner_class(config).refuse_world(config, worlds.train)
+    return (
+        not _stands_on_encoder(config)
+        or _encoder(config, worlds, directory, should_stop) is not None
+    )
+
+
+def _stands_on_encoder(config: Config) -> bool:
+    return ALGORITHMS[config.train.algo].pretrained
 
 
 def _encoder(
-    config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]
+    config: Config,
+    worlds: Worlds,
+    directory: Path,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Pretrained | None:
-    train = worlds.train
-    if config.train.algo == "HIERARCHY":
-        # What the router learns on is unseen by everything below it.
-        train = parts_of(train, config.meta_router.window_share).experts
     return ensure_encoder(
         config,
-        train,
+        learner_class(config).pretraining_world(config, worlds.train),
         directory.parents[1],
         config.seed,
         should_stop=should_stop,

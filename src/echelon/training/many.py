@@ -43,7 +43,7 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
             if done is not None:
                 return done
             point = resume_point(directory)
-        worlds = Worlds.of(Prepared.open(job.run), job.config)
+        worlds = Worlds.from_prepared(Prepared.open(job.run), job.config)
         if not ready(job.config, worlds, directory, should_stop):
             return outcome_before_start(job.seed)
         training = Training(job.config, worlds, directory, job.seed, resume=point)

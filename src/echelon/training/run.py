@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from echelon.agents.learner import Learner
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_run_config, override_config
@@ -26,7 +27,7 @@ from echelon.config.agents import BASELINE_SETTINGS
 from echelon.config.market import EXECUTOR_KEYS
 from echelon.errors import DamagedError, DataError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
-from echelon.files import blaming, json_line, read_json
+from echelon.files import blaming, json_line, read_json, write_json
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
     TENSORS,
@@ -39,9 +40,8 @@ from echelon.runs.checkpoint import (
     with_prefix,
 )
 from echelon.runs.tracking import Sink, open_sinks
-from echelon.training.learner_facts import write_learner_facts
-from echelon.training.learners import Learner, Worlds, encoder_hash, make_learner
-from echelon.training.loading import load_policy
+from echelon.training.learner_facts import LEARNER_FACTS
+from echelon.training.learners import Worlds, encoder_hash, load_policy, make_learner
 from echelon.training.loop import CHECKPOINTS, RESULT, Intervals, Outcome, Progress, TrainingLoop
 from echelon.types import Metrics
 
@@ -106,7 +106,8 @@ class Training(TrainingLoop[Learner]):
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Train to the end, or until `should_stop` says so after some round."""
-        write_learner_facts(self.directory, self.learner)
+        if (facts := self.learner.facts()) is not None:
+            write_json(self.directory / LEARNER_FACTS, facts)
         return super().run(on_progress, should_stop)
 
     def validate(self) -> Metrics:

@@ -1,0 +1,443 @@
+"""An expert's networks, what they stand on, and the policy they make.
+
+The actor and its critics see the market as embeddings, looked up in tables of a frozen encoder
+(`agents.tables`). With `lora.enabled` an adapter on the encoder is moved by the critics' gradient
+at a low frequency:
+
+1. One update in `lora.every_updates` encodes its rows with gradients, and what the critics leave in
+   the adapter moves it. A slow copy follows, for targets.
+2. Between such updates everybody looks embeddings up in tables, which are computed anew every
+   `lora.refresh_updates` updates.
+
+Policies act with the encoder that made the table, so what validation sees is what was learned on.
+
+Axes: `E` books, `B` rows of a batch, `T` rows of a span, `N` assets, `D` embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echelon.agents.learner import Learner, TrainingSetup
+from echelon.agents.offpolicy import OffPolicy
+from echelon.agents.tables import EmbeddingTable, encode_rows, encode_span
+from echelon.config import Config
+from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
+from echelon.envs.world import World
+from echelon.errors import TrainingError
+from echelon.market import Rows
+from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs, build_encoder
+from echelon.models.lora import (
+    adapt,
+    adapter_parameters,
+    adapter_state,
+    load_adapter_state,
+    merged,
+    use_adapter,
+)
+from echelon.ops.squashed import clip_log_std
+from echelon.rng import global_draws, torch_generator
+from echelon.runs.checkpoint import (
+    below_prefix,
+    flatten_optimizer,
+    restore_optimizer,
+    with_prefix,
+)
+from echelon.types import Floats, Floats32
+
+_CHUNK = 512
+"""Rows that a policy acts on at once, where it does not see its book."""
+_SCALE_ROWS = 4_096
+"""Rows of the train window that the scale of embeddings is taken from."""
+_LEARNING, _TARGET = "expert", "target"
+"""Names of the adapter that learns and of the one that follows it."""
+
+
+def frozen_copy(encoder: Encoder) -> Encoder:
+    """A copy that does not learn, to serve embeddings with."""
+    return copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
+
+
+class Networks(NamedTuple):
+    """Actor and critics of an expert."""
+
+    actor: ExpertActor
+    critic: ExpertCritic
+
+
+def draw_networks(
+    config: Config, world: World, table: EmbeddingTable, seed: int, skill_dim: int = 0
+) -> Networks:
+    """Fresh networks, with the scale that the table's embeddings have on the train window."""
+    hidden, state = config.expert.hidden, config.state
+    with global_draws(seed, "weights"):
+        actor = ExpertActor(table.d_model, hidden, state, skill_dim)
+        critic = ExpertCritic(table.d_model, hidden, state)
+    rows = np.concatenate([np.arange(s.start, s.stop) for s in world.spans("train")])
+    some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
+    z, present = table.look(some), torch.from_numpy(world.present[some])
+    actor.scale.fit(z, present)
+    critic.scale.fit(z, present)
+    return Networks(actor, critic)
+
+
+class ExpertCore:
+    """Networks of an expert that learns off-policy, its tables, and the adapter on their encoder.
+
+    core: SAC or TD3; tables: embeddings by the encoder as it serves now, those of `world` first
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        encoder: Encoder,
+        tables: Sequence[EmbeddingTable],
+        algorithm: type[OffPolicy],
+        seed: int,
+        directory: Path | None,
+        skill_dim: int = 0,
+    ) -> None:
+        """encoder: pre-trained, with nothing of it changed here, as the tables show it
+
+        directory: where the table of an adapter's slow copy is kept; None: in memory
+        """
+        self.config = config
+        self.tables = tables
+        self.serving = frozen_copy(encoder)
+        self.adapter: AdapterTraining | None = None
+        if config.lora.enabled:
+            self.adapter = AdapterTraining(config, world, encoder, seed, directory, tables[0])
+        self.actor, critic = draw_networks(config, world, tables[0], seed, skill_dim)
+        self.core = algorithm(self.actor, critic, config.train, config.expert, seed)
+        self._moving = False
+
+    @property
+    def slow_table(self) -> EmbeddingTable:
+        """Embeddings that targets are computed from."""
+        return self.tables[0] if self.adapter is None else self.adapter.slow_table
+
+    def embed(self, rows: NDArray[np.int32]) -> Tensor:
+        """Embeddings[B,N,D] for an update, with the adapter's gradients where it is to move."""
+        adapter, every = self.adapter, self.config.lora.every_updates
+        self._moving = adapter is not None and self.core.updates % every == 0
+        if adapter is not None and self._moving:
+            return adapter.encode(rows)
+        return self.tables[0].look(rows)
+
+    def finish_update(self) -> bool:
+        """Move the adapter after an update on what `embed` gave; whether tables are new now."""
+        if self.adapter is None:
+            return False
+        if self._moving:
+            self.adapter.step()
+        if self.core.updates % self.config.lora.refresh_updates:
+            return False
+        self.adapter.serve(self.serving, self.tables[0])
+        for table in self.tables[1:]:
+            table.refresh(self.serving)
+        return True
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+        core, core_state = self.core.state()
+        tensors = with_prefix("core.", core)
+        json_state: dict[str, Any] = {"core": core_state}
+        if self.adapter is not None:
+            own, json_state["adapter"] = self.adapter.state()
+            tensors |= with_prefix("adapter.", own)
+            tensors |= with_prefix("serving.", self.serving.state_dict())
+            json_state["table_version"] = self.tables[0].version
+        return tensors, json_state
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; tensors and state may be those of the whole learner."""
+        self.core.restore(below_prefix("core.", tensors), state["core"])
+        if self.adapter is not None:
+            self.serving.load_state_dict(below_prefix("serving.", tensors))
+            for table in self.tables:
+                table.refresh(self.serving)
+            self.tables[0].version = int(state["table_version"])
+            self.adapter.restore(below_prefix("adapter.", tensors), state["adapter"])
+
+    def close(self) -> None:
+        """Remove the files of the tables that an adapter made."""
+        if self.adapter is not None:
+            self.adapter.slow_table.close()
+            for table in self.tables:
+                table.close()
+
+
+class AdapterTraining:
+    """The encoder with an adapter that learns, a slow copy of it, and the table of the copy."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        encoder: Encoder,
+        seed: int,
+        tables: Path | None,
+        plain: EmbeddingTable,
+    ) -> None:
+        """plain: the table of the encoder as it is, which a fresh adapter does not change"""
+        self.world = world
+        self.clip = config.train.grad_clip
+        self.tau = config.expert.tau
+        self.norm = 0.0
+        self.encoder = copy.deepcopy(encoder).eval()
+        with global_draws(seed, "adapter"):
+            adapt(self.encoder, config.lora, (_LEARNING, _TARGET))
+        load_adapter_state(self.encoder, _TARGET, adapter_state(self.encoder, _LEARNING))
+        self.parameters = adapter_parameters(self.encoder, _LEARNING)
+        self.slow = adapter_parameters(self.encoder, _TARGET)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lora.lr)
+        self.slow_serving = frozen_copy(encoder)
+        self.slow_table = EmbeddingTable(world, encoder.d_model, table_file(tables, "target"))
+        self.slow_table.share(plain)
+
+    def encode(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
+        """Embeddings[B,N,D] of rows[B], with the adapter's gradients, which begin at zero."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return encode_rows(self.encoder, self.world, rows)
+
+    def step(self) -> None:
+        """Move the adapter along the gradient that the critics left in it; the copy follows."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.norm = float(norm)
+        if not math.isfinite(self.norm):
+            raise TrainingError(
+                f"training diverged: the gradient of the adapter is {self.norm}. The adapter was "
+                "not changed; the last checkpoint is good. Lower lora.lr or train.lr_critic."
+            )
+        self.optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.slow, self.parameters, strict=True):
+                slow.lerp_(fast, self.tau)
+
+    def serve(self, serving: Encoder, table: EmbeddingTable) -> None:
+        """Compute both tables anew from the adapters as they are."""
+        serving.load_state_dict(_merged_weights(self.encoder, _LEARNING))
+        table.refresh(serving)
+        self.slow_serving.load_state_dict(_merged_weights(self.encoder, _TARGET))
+        self.slow_table.refresh(self.slow_serving)
+        use_adapter(self.encoder, _LEARNING)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON)."""
+        optimizer, json_state = flatten_optimizer(self.optimizer)
+        tensors = with_prefix("optimizer.", optimizer)
+        for name in (_LEARNING, _TARGET):
+            tensors |= with_prefix(f"{name}.", adapter_state(self.encoder, name))
+        return tensors | with_prefix("slow_serving.", self.slow_serving.state_dict()), {
+            "optimizer": json_state,
+            "norm": self.norm,
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        for name in (_LEARNING, _TARGET):
+            load_adapter_state(self.encoder, name, below_prefix(f"{name}.", tensors))
+        restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
+        self.norm = float(state["norm"])
+        self.slow_serving.load_state_dict(below_prefix("slow_serving.", tensors))
+        self.slow_table.refresh(self.slow_serving)
+
+
+def _merged_weights(encoder: Encoder, name: str) -> dict[str, Tensor]:
+    """Weights of the encoder without adapters that computes what this one does with `name`."""
+    with merged(encoder, name):
+        return {
+            key.replace(".base_layer.", "."): value.clone()
+            for key, value in encoder.state_dict().items()
+            if ".lora_" not in key
+        }
+
+
+def table_file(directory: Path | None, name: str) -> Path | None:
+    """Where a table of that name is kept; None: in memory."""
+    return None if directory is None else directory / f"{name}.npy"
+
+
+class _Encoded(NamedTuple):
+    """Embeddings z[T,N,D] of a span; the world is held, since its identity stands for it."""
+
+    world: World
+    z: Tensor
+
+
+class WeightPolicy:
+    """An expert: the middle of its actions, or a draw from them, as target weights."""
+
+    kind: ActionKind = "weights"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        actor: ExpertActor,
+        config: Config,
+        seed: int,
+        name: str = "agent",
+        *,
+        keep: bool = False,
+        tables: Sequence[EmbeddingTable] = (),
+    ) -> None:
+        """seed: of the draws, where `eval.deterministic` is off.
+
+        keep: embeddings of a span are kept for the next start on it, until `forget`; the actor may
+        change meanwhile
+        tables: of worlds in which nothing needs to be encoded
+        """
+        self.name = name
+        self._encoder = encoder
+        self._actor = actor
+        self._config = config
+        self._seed = seed
+        self._keep = keep
+        self._kept: dict[tuple[int, range], _Encoded] = {}
+        self._tables = tables
+        # Who does not see its book acts alike in all of them: a row is worked out once.
+        state = config.state
+        self._blind = config.eval.deterministic and not (state.include_pos or state.include_cash)
+        self._table: EmbeddingTable | None = None
+        self._z: Tensor | None = None
+        self._actions: Floats32 | None = None
+
+    def forget(self) -> None:
+        """The encoder has changed: what was encoded with it no longer holds."""
+        self._kept.clear()
+
+    def start(self, world: World, span: range) -> None:
+        """Encode every row of the span, once, where no table has it."""
+        self._encoder.eval()
+        self._actor.eval()
+        self._first = span.start
+        self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
+        self._generator = torch_generator(self._seed, "evaluation")
+        self._table = next((table for table in self._tables if table.covers(world)), None)
+        self._z = None if self._table is not None else self._encode(world, span)
+        self._actions = self._act_everywhere(span) if self._blind else None
+
+    def _encode(self, world: World, span: range) -> Tensor:
+        key = id(world), span
+        if key in self._kept:
+            return self._kept[key].z
+        z = encode_span(self._encoder, world, span)
+        if self._keep:
+            self._kept[key] = _Encoded(world, z)
+        return z
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Look the encodings of the rows up and ask the actor."""
+        at = row - self._first
+        if self._actions is not None:
+            return weights_of_actions(self._actions[at], held)
+        obs = expert_obs(self._look(row), self._present[torch.from_numpy(at)], held)
+        return weights_of_actions(self._act(obs), held)
+
+    def _look(self, row: Rows) -> Tensor:
+        """Embeddings[E,N,D] of rows[E], from the span's own or from the table."""
+        if self._z is not None:
+            return self._z[torch.from_numpy(row - self._first)]
+        assert self._table is not None, "`start` comes first"
+        return self._table.look(row)
+
+    def _act_everywhere(self, span: range) -> Floats32:
+        """[T,N] actions at every row of the span, whatever the book; 0 where none can stand."""
+        actions = np.zeros(self._present.shape, dtype=np.float32)
+        rows = np.arange(span.start, span.stop)
+        if self._table is not None:
+            rows = rows[self._table.stands(rows)]
+        for low in range(0, len(rows), _CHUNK):
+            row = rows[low : low + _CHUNK]
+            at = row - self._first
+            present = self._present[at]
+            nothing = torch.zeros(present.shape)
+            obs = ExpertObs(self._look(row), nothing, nothing[:, 0], present, present)
+            actions[at] = self._act(obs)
+        return actions
+
+    def _act(self, obs: ExpertObs) -> Floats32:
+        """[E,N] actions."""
+        with torch.no_grad():
+            mean, log_std = self._actor(obs)
+            if not self._config.eval.deterministic:
+                noise = torch.randn(mean.shape, generator=self._generator)
+                mean = mean + noise * clip_log_std(log_std).exp()
+            actions: Floats32 = torch.tanh(mean).numpy()
+        return actions
+
+
+def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:
+    """What an expert sees of E books: z[E,N,D] and present[E,N] of their rows, and the books."""
+    return ExpertObs(
+        z,
+        torch.from_numpy(held.weights),
+        torch.from_numpy(held.cash_share),
+        present,
+        torch.from_numpy(free(held)),
+    )
+
+
+class SingleExpert(Learner):
+    """A learner of one expert on the run's encoder and a table of it.
+
+    serving: the encoder that the policy acts with; actor: what acts
+    """
+
+    serving: Encoder
+    actor: ExpertActor
+
+    def __init__(
+        self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
+    ) -> None:
+        """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
+        self.config = config
+        self.world = world
+        self.seed = seed
+        self.steps = 0
+        self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
+        self.table.refresh(encoder)
+        self._policy: WeightPolicy | None = None
+
+    @classmethod
+    def from_setup(cls, setup: TrainingSetup) -> Self:
+        """With tables in the seed's directory."""
+        assert setup.encoder is not None, "experts stand on a pre-trained encoder"
+        tables = setup.directory / "tables"
+        return cls(setup.config, setup.train, setup.seed, setup.encoder, tables)
+
+    @classmethod
+    def load_policy(
+        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+    ) -> WeightPolicy:
+        """The policy of what `weights` gave."""
+        encoder = build_encoder(config, n_features)
+        encoder.load_state_dict(below_prefix("encoder.", weights))
+        actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
+        actor.load_state_dict(below_prefix("actor.", weights))
+        return WeightPolicy(encoder, actor, config, seed, name)
+
+    def policy(self) -> WeightPolicy:
+        """The actor on the encoder of the present table."""
+        if self._policy is None:
+            self._policy = WeightPolicy(self.serving, self.actor, self.config, self.seed, keep=True)
+        return self._policy
+
+    def weights(self) -> dict[str, Tensor]:
+        """What `load_policy` makes the policy from again."""
+        encoder = with_prefix("encoder.", self.serving.state_dict())
+        return encoder | with_prefix("actor.", self.actor.state_dict())
+
+    def close(self) -> None:
+        """Remove the file of the table."""
+        self.table.close()

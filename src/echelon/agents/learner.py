@@ -1,0 +1,112 @@
+"""What an algorithm is: a learner, the policy it leaves behind, and what it needs.
+
+The table in `config.algorithms` names the class of each `train.algo`; `learner_class` imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.algorithms import ALGORITHMS
+from echelon.envs.world import World
+from echelon.models import Encoder
+from echelon.types import Metrics
+
+
+class TrainingSetup(NamedTuple):
+    """Where a learner begins.
+
+    train, valid: worlds with the train and the validation window; directory: the seed's own
+    encoder: the run's, of algorithms that stand on a pre-trained one
+    """
+
+    config: Config
+    train: World
+    valid: World
+    directory: Path
+    seed: int
+    encoder: Encoder | None = None
+
+
+class Learner(ABC):
+    """An agent that learns. `steps`: environment steps so far, one per book and bar."""
+
+    steps: int
+
+    @classmethod
+    @abstractmethod
+    def from_setup(cls, setup: TrainingSetup) -> Self:
+        """A fresh learner."""
+
+    @classmethod
+    @abstractmethod
+    def load_policy(
+        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+    ) -> Policy:
+        """The policy of what `weights` gave; raises RuntimeError where they do not fit."""
+
+    @classmethod  # noqa: B027 (most learners can learn on any)
+    def refuse_world(cls, config: Config, world: World) -> None:
+        """Raise where nothing could be learned on this train window."""
+
+    @classmethod
+    def pretraining_world(cls, config: Config, train: World) -> World:
+        """The part of the train window on which the encoder is pre-trained."""
+        return train
+
+    @abstractmethod
+    def train_once(self) -> Metrics:
+        """Collect and learn a little; the metrics have `charts/reward`, and nothing of losses
+        before the first update.
+
+        Raises `TrainingError` before a loss that is not a number can reach the weights.
+        """
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """The agent as it is now."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """What `load_policy` makes the policy from again."""
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+
+    @abstractmethod
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+
+    def facts(self) -> Mapping[str, Any] | None:
+        """What it takes beside its networks (`training.learner_facts`); None: nothing."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most learners keep nothing outside of themselves)
+        """Training has ended: remove what can be computed again."""
+
+
+def learner_class(config: Config) -> type[Learner]:
+    """The class that `train.algo` names."""
+    module, _, name = ALGORITHMS[config.train.algo].learner.partition(":")
+    named: type[Learner] = getattr(importlib.import_module(module), name)
+    return named
+
+
+def learning_rate_share(schedule: str, progress: float) -> float:
+    """What is left of a learning rate after `progress` ∈ [0, 1] of the training."""
+    done = min(max(progress, 0.0), 1.0)
+    if schedule == "linear":
+        return 1.0 - done
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    return 1.0
