@@ -49,8 +49,8 @@ from echelon.report.series import (
     monthly_returns,
     period_starts,
     rejections,
+    rows_to_show,
     shortest_period,
-    thinned,
 )
 from echelon.report.tables import best_of, encoder_lines, learner_lines
 from echelon.report.texts import Words, catalogue
@@ -373,7 +373,7 @@ def test_long_series_are_thinned_to_exact_period_ends() -> None:
     minutes = np.datetime64("2020-01-06T09:30", "us") + np.arange(78) * np.timedelta64(5, "m")
     session = days(100, "2020-01-06")[:, None] + (minutes - minutes[0].astype("datetime64[D]"))
     times = session.ravel().astype("datetime64[us]")
-    rows = thinned(times, 3000, also=[1234])
+    rows = rows_to_show(times, 3000, also=[1234])
     assert shortest_period(times, 3000) == "day"
     assert 1234 in rows
     assert rows[0] == 0
@@ -382,7 +382,7 @@ def test_long_series_are_thinned_to_exact_period_ends() -> None:
 
 
 def test_short_series_are_shown_whole() -> None:
-    assert thinned(days(500), 3000).tolist() == list(range(500))
+    assert rows_to_show(days(500), 3000).tolist() == list(range(500))
 
 
 def test_periods_end_and_begin_by_the_calendar() -> None:

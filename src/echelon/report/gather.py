@@ -26,7 +26,7 @@ from echelon.population.artefacts import PopulationHistory
 from echelon.population.record import CommandRecord, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.palette import BASELINES
-from echelon.report.series import carried
+from echelon.report.series import carry_last
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
 from echelon.training.run import seed_directory
@@ -115,7 +115,7 @@ class SplitData:
 
     def whole(self, values: Floats) -> Floats:
         """[T] values over the whole span: a ruined book stays where it ended."""
-        return carried(values, len(self.times))
+        return carry_last(values, len(self.times))
 
     def mean(self, series: Sequence[Floats]) -> Floats:
         """[T] mean of several series, each over the whole span."""

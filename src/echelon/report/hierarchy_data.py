@@ -94,8 +94,8 @@ class Usage(NamedTuple):
 
 def usage(record: CommandRecord, period: Period) -> Usage:
     """Who was in charge how often, by period."""
-    found, group = np.unique(period_numbers(record.times, period), return_inverse=True)
-    counts = np.zeros((len(found), len(record.choices)))
+    periods, group = np.unique(period_numbers(record.times, period), return_inverse=True)
+    counts = np.zeros((len(periods), len(record.choices)))
     np.add.at(counts, (group, record.in_charge), 1.0)
     shares = counts / counts.sum(axis=1, keepdims=True)
     return Usage(period_starts(record.times, period), np.asarray(shares))
@@ -225,8 +225,8 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
     lives = history.lineage
     if not lives:
         return None
-    seen = [one.round for one in history.rounds] + [one.round for one in history.watched]
-    last = max([*seen, *(life.round for life in lives)])
+    seen = [r.round for r in history.rounds] + [look.round for look in history.watched]
+    last = max(*seen, *(life.round for life in lives), 0)
     ends = [last] * len(lives)
     living: dict[int, int] = {}
     taken: dict[tuple[int, int], int] = {}
@@ -271,12 +271,12 @@ class MarkedEvents(NamedTuple):
 
 def marked_events(record: CommandRecord) -> list[MarkedEvents]:
     """Risk events by mark, in the order of `MARKS`; the frequent cuts come first, below others."""
-    found: dict[EventMark, dict[int, list[RiskEvent]]] = {_CUT: {}}
+    by_mark: dict[EventMark, dict[int, list[RiskEvent]]] = {_CUT: {}}
     for event in record.events:
-        found.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
+        by_mark.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
     return [
         MarkedEvents(mark, tuple(rows), tuple(tuple(events) for events in rows.values()))
-        for mark, rows in found.items()
+        for mark, rows in by_mark.items()
         if rows
     ]
 
@@ -311,8 +311,8 @@ def market_returns(split: SplitData, bars: int) -> Floats:
     paid = book.commission + book.stamp + book.slippage
     alive = book.values[:-1] > 0.0
     before = np.where(alive, book.values[:-1], 1.0)
-    found = np.where(alive, (book.values[1:] + paid) / before - 1.0, 0.0)[:bars]
-    out[: len(found)] = found
+    returns = np.where(alive, (book.values[1:] + paid) / before - 1.0, 0.0)[:bars]
+    out[: len(returns)] = returns
     return out
 
 

@@ -84,13 +84,13 @@ def last_rows(times: Times, period: Period) -> Index:
     return np.flatnonzero(np.append(np.diff(numbers) != 0, True))
 
 
-def thinned(times: Times, most: int, also: Sequence[int] = ()) -> Index:
+def rows_to_show(times: Times, most: int, also: Sequence[int] = ()) -> Index:
     """Rows to show of a long series: the first, the last of each period, and the rows `also`."""
     rows = last_rows(times, shortest_period(times, most))
     return np.unique(np.concatenate([[0], rows, np.asarray(also, dtype=np.intp)])).astype(np.intp)
 
 
-def carried(values: Floats, length: int) -> Floats:
+def carry_last(values: Floats, length: int) -> Floats:
     """[length]: values that end early stay at the last one."""
     return np.concatenate([values, np.full(length - len(values), values[-1])])
 
@@ -137,8 +137,8 @@ def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]
 def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> ActionShares:
     """Shares of HOLD, BUY and SELL among chosen[S,N], by period of times[S]."""
     numbers = period_numbers(times, period)
-    found, group = np.unique(numbers, return_inverse=True)
-    shares = np.zeros((len(found), len(Action)))
+    periods, group = np.unique(numbers, return_inverse=True)
+    shares = np.zeros((len(periods), len(Action)))
     for action in Action:
         np.add.at(shares[:, action], group, (chosen == action).mean(axis=1))
     return ActionShares(period_starts(times, period), shares / np.bincount(group)[:, None])

@@ -4,7 +4,8 @@ chart.py          what a chart is: plots of lines, points, bars, spans and cells
 interactive.py    draws one on a page, through plotly.js
 slides.py         draws one as a PNG, through matplotlib
 books.py, hierarchy.py, population.py, training.py, walkforward.py, execution.py    the charts
-rows.py           pictures of a line a policy: ablation, comparison
-svg.py            the same of a certificate, as SVG without a script
+run.py            the slides of a run
+variants.py       pictures of an ablation and of a comparison, a row a variant
+svg.py            pictures of a certificate, as SVG without a script
 palette.py        colours by role
 """

@@ -14,13 +14,13 @@ from echelon.population.attribution import COSTS
 from echelon.report.charts.chart import (
     DATES,
     Axis,
-    Bars,
+    BarStack,
     Cells,
     Chart,
-    Line,
+    Curve,
     Plot,
     Points,
-    Rule,
+    RefLine,
 )
 from echelon.report.charts.palette import ASSET_COLOURS, colour_of
 from echelon.report.charts.slides import Slide
@@ -31,8 +31,8 @@ from echelon.report.series import (
     action_shares,
     decisions,
     largest_weights,
+    rows_to_show,
     shortest_period,
-    thinned,
 )
 from echelon.report.tables import monthly_by_key
 from echelon.report.texts import Words
@@ -52,13 +52,13 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
     Where it is thinned, the deepest drawdowns stay in. fold_starts: days with a thin line
     """
     deepest = [int(r.tables.equity["drawdown"].to_numpy().argmax()) for r in split.records]
-    rows = thinned(split.times, MOST_POINTS, deepest)
+    rows = rows_to_show(split.times, MOST_POINTS, deepest)
     times = split.times[rows]
-    starts = [Rule(day, "x", "dot", 0.7, role="faint") for day in fold_starts]
-    growth: list[Line] = []
-    drawdown: list[Line] = []
+    starts = [RefLine(day, "x", "dot", 0.7, role="faint") for day in fold_starts]
+    growth: list[Curve] = []
+    drawdown: list[Curve] = []
 
-    def add(upper: Floats, lower: Floats, line: Line) -> None:
+    def add(upper: Floats, lower: Floats, line: Curve) -> None:
         growth.append(replace(line, y=upper[rows]))
         below = replace(line, y=-lower[rows], listed=False, hover=line.hover and ".1%")
         drawdown.append(below)
@@ -66,14 +66,14 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
     always = {*_ALWAYS_SHOWN, *(r.key for r in rivals(split))}
     for record in split.baselines:
         key = record.key
-        look = Line(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
+        look = Curve(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
         dash = {"random": "dot", "cash": "dot", "benchmark": "dash"}.get(key, "solid")
         shown = key in always
         add(*_curves(split, record), replace(look, dash=dash, shown=shown, hover=".3f"))  # type: ignore[arg-type]
     for k, record in enumerate(split.agents if len(split.agents) > 1 else ()):
-        look = Line(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
+        look = Curve(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
         add(*_curves(split, record), replace(look, listed=k == 0, hover=""))
-    look = Line(times, (), 3.0, name=_agent_name(split, words), group=MEAN, lead=True, hover=".3f")
+    look = Curve(times, (), 3.0, name=_agent_name(split, words), group=MEAN, lead=True, hover=".3f")
     add(split.mean_growth, split.mean_drawdown, look)
     drawdown[-1] = replace(drawdown[-1], width=2.0, fill="zero")
     upper = Plot([*starts, *growth], DATES, Axis(words("growth")))
@@ -124,7 +124,7 @@ def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
         stacks[MEAN] = overall
     symbols = [c for c in split.agents[0].tables.weights.columns if c != "time"]
     shown, rest = largest_weights(overall[:, :-1], ASSET_COLOURS)
-    rows = thinned(split.times, MOST_AREA_POINTS)
+    rows = rows_to_show(split.times, MOST_AREA_POINTS)
     times = split.times[rows]
     axis = Axis(words("share"), form="percent", low=0, high=1)
     charts = {}
@@ -134,7 +134,7 @@ def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
             parts.append((words("other_assets", n=len(rest)), "rest", stack[:, rest].sum(axis=1)))
         parts.append((words("free_cash"), "free_cash", stack[:, -1]))
         layers = [
-            Line(times, share[rows], fill="stack", name=name, role=role, hover=".1%")
+            Curve(times, share[rows], fill="stack", name=name, role=role, hover=".1%")
             for name, role, share in parts
         ]
         charts[key] = Chart([[Plot(layers, DATES, axis)]], 430, legend="right")
@@ -168,7 +168,7 @@ def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
                 [
                     Plot(
                         [
-                            Bars(
+                            BarStack(
                                 starts[: len(own)],
                                 own[:, action],
                                 name=words(action.name.lower()),
@@ -203,12 +203,14 @@ def costs_over_time(split: SplitData, words: Words) -> dict[str, Chart]:
     paid = {r.key: _costs(split, r) for r in split.agents}
     if len(paid) > 1:
         paid[MEAN] = np.mean(list(paid.values()), axis=0)
-    rows = thinned(split.times, MOST_AREA_POINTS)
+    rows = rows_to_show(split.times, MOST_AREA_POINTS)
     axis = Axis(words("of_initial"), low=0)
     charts = {}
     for key, costs in paid.items():
         layers = [
-            Line(split.times[rows], costs[rows, k], fill="stack", name=name, role=kind, hover=".2f")
+            Curve(
+                split.times[rows], costs[rows, k], fill="stack", name=name, role=kind, hover=".2f"
+            )
             for k, kind, name in _kinds(split, words)
         ]
         charts[key] = Chart([[Plot(layers, DATES, axis)]], 320)
@@ -220,7 +222,7 @@ def costs_by_book(split: SplitData, words: Words) -> Chart:
     records = [r for r in split.records if r.key not in ("benchmark", "cash")]
     paid = np.array([_costs(split, r)[-1] for r in records])
     layers = [
-        Bars(range(len(records)), paid[:, k], across=True, name=name, role=kind, hover=".2f")
+        BarStack(range(len(records)), paid[:, k], across=True, name=name, role=kind, hover=".2f")
         for k, kind, name in _kinds(split, words)
     ]
     books = Axis(labels=[words.name(r.key) for r in records])
@@ -252,7 +254,7 @@ def differences_chart(
     annual: what makes a ratio per period one a year
     """
     names = [words.name(key) for key in differences]
-    layers: list[Points | Rule] = [Rule(0.0, "x", "solid", role="loss")]
+    layers: list[Points | RefLine] = [RefLine(0.0, "x", "solid", role="loss")]
     looks = (("single", -0.14, "accent", 9), ("double", 0.14, "faint", 6))
     titles = {"single": words("interval_95"), "double": words("interval_double")}
     for kind, shift, role, size in looks:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from echelon.types import Floats, Times
+from echelon.types import Floats, Ints, Times
 
-Places = Floats | Times | NDArray[np.int64] | Sequence[str] | Sequence[float]
+Places: TypeAlias = "Floats | Times | Ints | Sequence[str] | Sequence[float]"
 """Where values stand along x: numbers, times, or categories by name."""
 MOST_LABELS = 40
 """Rows of which every one is labelled; of more, one in so many is."""
@@ -44,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Line(Layer):
+class Curve(Layer):
     """A line through y[T] at x[T], broken where y is NaN.
 
     fill: to zero, or stacked upon the layers before it
@@ -88,7 +87,7 @@ class Points(Layer):
 
 
 @dataclass(frozen=True)
-class Bars(Layer):
+class BarStack(Layer):
     """A bar of values[P] at each place[P], stacked upon those before it.
 
     across: bars lie, places are rows; low, high: ends of an interval around each value
@@ -125,7 +124,7 @@ class Cells(Layer):
 
 
 @dataclass(frozen=True)
-class Rule(Layer):
+class RefLine(Layer):
     """A straight line through the whole plot at a value of an axis; until: a band to that value."""
 
     at: float | str

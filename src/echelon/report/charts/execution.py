@@ -9,7 +9,7 @@ import numpy as np
 
 from echelon.evaluation.execution import ExecutionEvaluation
 from echelon.execution import History
-from echelon.report.charts.chart import Axis, Chart, Layer, Line, Plot, Points, Rule
+from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide
 from echelon.report.texts import Words
 from echelon.types import Floats
@@ -53,14 +53,14 @@ def _paths_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") 
     layers: list[Layer] = [_volume_line(axis, volume, words)]
     for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
         path = policy.path.cumsum()
-        layers.append(Line(axis.labels, path, width, name=policy.name, role=role, hover=".1%"))
+        layers.append(Curve(axis.labels, path, width, name=policy.name, role=role, hover=".1%"))
     y = Axis(words("execution_of_order"), form="percent", low=0)
     return Plot(layers, axis, y, title, legend="inside")
 
 
-def _volume_line(axis: Axis, volume: Floats, words: Words) -> Line:
+def _volume_line(axis: Axis, volume: Floats, words: Words) -> Curve:
     name = words("execution_volume")
-    return Line(axis.labels, volume, 1.5, "dot", name=name, role="faint", hover=".1%")
+    return Curve(axis.labels, volume, 1.5, "dot", name=name, role="faint", hover=".1%")
 
 
 def spread_chart(evaluation: ExecutionEvaluation, words: Words) -> Chart:
@@ -78,7 +78,7 @@ def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "")
     for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
         own = policy.measures["pa"]
         share = np.histogram(np.clip(own, -reach, reach), edges)[0] / len(own)
-        line = Line(middles, share, width, step=True, name=policy.name, role=role, hover=".1%")
+        line = Curve(middles, share, width, step=True, name=policy.name, role=role, hover=".1%")
         layers.append(line)
     y = Axis(form="percent", low=0)
     return Plot(layers, Axis(words("execution_bp")), y, title, legend="inside")
@@ -93,8 +93,8 @@ def day_chart(
     """
     first = next(iter(histories.values()))
     axis = _clock_axis(first.days.clock)
-    price = Line(axis.labels, first.market_price[e], 1.2, role="ink", group="market", hover=".4g")
-    twap = Rule(float(first.benchmarks.twap[e]), width=1.0, name="TWAP", role="faint")
+    price = Curve(axis.labels, first.market_price[e], 1.2, role="ink", group="market", hover=".4g")
+    twap = RefLine(float(first.benchmarks.twap[e]), width=1.0, name="TWAP", role="faint")
     above: list[Layer] = [replace(price, name=words("execution_market_price")), twap]
     volume = first.market_volume[e].cumsum()
     below = [_volume_line(axis, volume / max(float(volume[-1]), 1e-12), words)]
@@ -112,7 +112,7 @@ def day_chart(
         )
         above.append(replace(fills, name=name, role=role, group=name, listed=False))
         label = f"{name} ({_gain(history, e):+.1f} bp)"
-        line = Line(axis.labels, share.cumsum(), width, name=label, role=role, hover=".1%")
+        line = Curve(axis.labels, share.cumsum(), width, name=label, role=role, hover=".1%")
         below.append(replace(line, group=name))
     y = Axis(words("execution_of_order"), form="percent", low=0)
     prices = Plot(above, axis, Axis(words("execution_market_price")))

@@ -16,14 +16,14 @@ from echelon.report.charts.books import MOST_BARS, MOST_POINTS, agent_text
 from echelon.report.charts.chart import (
     DATES,
     Axis,
-    Bars,
+    BarStack,
     Cells,
     Chart,
+    Curve,
     Layer,
-    Line,
     Plot,
     Points,
-    Rule,
+    RefLine,
     Spans,
     padded_range,
 )
@@ -45,7 +45,7 @@ from echelon.report.hierarchy_data import (
     usage,
 )
 from echelon.report.hierarchy_sayings import said_name
-from echelon.report.series import shortest_period, thinned
+from echelon.report.series import rows_to_show, shortest_period
 from echelon.report.texts import Words
 
 _SHARE = Label("", "percent", None, "", 1)
@@ -69,14 +69,14 @@ def _record(agent: Record) -> CommandRecord:
 
 
 def _growth_plot(agent: Record, record: CommandRecord, words: Words) -> Plot:
-    rows = thinned(agent.times, MOST_POINTS)
+    rows = rows_to_show(agent.times, MOST_POINTS)
     times = agent.times[rows]
     own = record.own_values / record.own_values[0]
     layers: list[Layer] = []
     for k, name in enumerate(record.experts):
         shown = said_name(name, words)
         layers.append(
-            Line(
+            Curve(
                 times,
                 own[rows, k],
                 1.2,
@@ -87,7 +87,7 @@ def _growth_plot(agent: Record, record: CommandRecord, words: Words) -> Plot:
                 hover=".3f",
             )
         )
-    real = Line(times, agent.growth[rows], 2.6, name=words("real_book"), lead=True, hover=".3f")
+    real = Curve(times, agent.growth[rows], 2.6, name=words("real_book"), lead=True, hover=".3f")
     return Plot([*layers, real, *_mark_points(agent, record, words)], DATES, Axis(words("growth")))
 
 
@@ -136,7 +136,7 @@ def usage_chart(record: CommandRecord, words: Words) -> Chart:
     """Shares of the bars by period, stacked, and below them the entropy of the decisions."""
     used = usage(record, shortest_period(record.times, MOST_BARS))
     layers = [
-        Bars(
+        BarStack(
             used.starts,
             used.shares[:, k],
             name=choice_name(name, k, record, words),
@@ -154,7 +154,7 @@ def usage_chart(record: CommandRecord, words: Words) -> Chart:
 def _entropy_plot(record: CommandRecord, title: str, words: Words) -> Plot:
     entropy = recent_entropy(record)
     name = words("usage_entropy")
-    line = Line(entropy.times, entropy.values, 2.0, name=name, listed=False, hover=".2f")
+    line = Curve(entropy.times, entropy.values, 2.0, name=name, listed=False, hover=".2f")
     return Plot([line], DATES, Axis(title, low=0, high=1.05, ticks=4))
 
 
@@ -166,13 +166,13 @@ def distance_chart(record: CommandRecord, threshold: float, words: Words) -> Cha
 def _distance_plot(record: CommandRecord, threshold: float, words: Words) -> Plot:
     distance = record.portfolios.distance
     mean = trailing_mean(distance, DISTANCE_BARS)
-    rows = thinned(record.times, MOST_POINTS)
+    rows = rows_to_show(record.times, MOST_POINTS)
     times = record.times[rows]
     name = words("trailing", n=DISTANCE_BARS)
     layers = [
-        Line(times, distance[rows], 1.0, name=words("each_bar"), role="accent_soft", hover=".3f"),
-        Line(times, mean[rows], 2.2, name=name, hover=".3f"),
-        Rule(threshold, name=words("threshold", value=f"{threshold:g}"), role="loss"),
+        Curve(times, distance[rows], 1.0, name=words("each_bar"), role="accent_soft", hover=".3f"),
+        Curve(times, mean[rows], 2.2, name=name, hover=".3f"),
+        RefLine(threshold, name=words("threshold", value=f"{threshold:g}"), role="loss"),
     ]
     return Plot(layers, DATES, Axis(words("mapd_axis"), low=0, ticks=5), legend="inside")
 
@@ -239,7 +239,7 @@ def _parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot
         for end in ("total", "low", "high")
     )
     names = [words(f"part_{name}") for name in parts]
-    bars = Bars(
+    bars = BarStack(
         range(len(parts)),
         values,
         across=True,
@@ -254,7 +254,7 @@ def _parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot
             for name, value, a, b in zip(names, values, low, high, strict=True)
         ],
     )
-    zero = Rule(0.0, "x", "solid", 1.0, role="soft")
+    zero = RefLine(0.0, "x", "solid", 1.0, role="soft")
     return Plot([zero, bars], Axis(words("log_return_axis")), Axis(labels=names), title)
 
 

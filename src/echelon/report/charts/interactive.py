@@ -18,15 +18,15 @@ from numpy.typing import ArrayLike
 from echelon.report.charts.chart import (
     MOST_LABELS,
     Axis,
-    Bars,
+    BarStack,
     Cells,
     Chart,
+    Curve,
     Layer,
-    Line,
     Places,
     Plot,
     Points,
-    Rule,
+    RefLine,
     Spans,
 )
 from echelon.types import Floats
@@ -53,7 +53,7 @@ def page_chart(chart: Chart) -> PlotlyTree:
         place = {"xaxis": f"x{x}", "yaxis": f"y{own}"}
         unit = _unit(plot)
         for layer in plot.layers:
-            if isinstance(layer, Rule) and not layer.name:
+            if isinstance(layer, RefLine) and not layer.name:
                 layout["shapes"].append(_shape(layer, f"x{x}", f"y{own}"))
             else:
                 data.append(_trace(layer, plot, chart, unit) | place)
@@ -144,7 +144,7 @@ def _title(text: str, x: str, y: str) -> PlotlyTree:
     return {"text": text, "xref": f"x{x} domain", "yref": f"y{y} domain", "x": 0, "y": 1.02}
 
 
-def _shape(rule: Rule, x: str, y: str) -> PlotlyTree:
+def _shape(rule: RefLine, x: str, y: str) -> PlotlyTree:
     """A rule without a name: it takes no part in the legend and in the range of its axis."""
     across = "y" if rule.axis == "x" else "x"
     colour, end = _colour(rule.role), rule.at if rule.until is None else rule.until
@@ -166,18 +166,18 @@ def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
     if layer.lead:
         trace["legendrank"] = 1
     match layer:
-        case Line():
-            return trace | _line(layer, unit) | _said(layer, chart, "y")
+        case Curve():
+            return trace | _line(layer, unit) | _hover(layer, chart, "y")
         case Points():
-            return trace | _points(layer, unit) | _said(layer, chart, layer.along)
-        case Bars():
-            return trace | _bars(layer, unit) | _said(layer, chart, "x" if layer.across else "y")
+            return trace | _points(layer, unit) | _hover(layer, chart, layer.along)
+        case BarStack():
+            return trace | _bars(layer, unit) | _hover(layer, chart, "x" if layer.across else "y")
         case Spans():
-            return trace | _spans(layer) | _said(layer, chart, "y")
+            return trace | _spans(layer) | _hover(layer, chart, "y")
         case Cells():
             return trace | _cells(layer, plot)
-        case Rule():
-            x = next(layer.x for layer in plot.layers if isinstance(layer, Line))
+        case RefLine():
+            x = next(layer.x for layer in plot.layers if isinstance(layer, Curve))
             ends, y = _places(x, unit)[:: max(1, len(x) - 1)], [layer.at, layer.at]
             line = {"color": _colour(layer.role), "width": layer.width, "dash": layer.dash}
             rule = {"type": "scatter", "mode": "lines", "x": ends, "y": y[: len(ends)]}
@@ -185,7 +185,7 @@ def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
     raise TypeError(f"a page cannot draw {layer!r}")
 
 
-def _said(layer: Layer, chart: Chart, value: str) -> PlotlyTree:
+def _hover(layer: Layer, chart: Chart, value: str) -> PlotlyTree:
     """What a layer says on hover."""
     if layer.texts:
         return {"hovertext": list(layer.texts), "hovertemplate": "%{hovertext}<extra></extra>"}
@@ -197,7 +197,7 @@ def _said(layer: Layer, chart: Chart, value: str) -> PlotlyTree:
     return {"hovertemplate": shown}
 
 
-def _line(layer: Line, unit: str) -> PlotlyTree:
+def _line(layer: Curve, unit: str) -> PlotlyTree:
     line: PlotlyTree = {"color": _colour(layer.role), "width": layer.width}
     if layer.dash != "solid":
         line["dash"] = layer.dash
@@ -258,7 +258,7 @@ def _points(layer: Points, unit: str) -> PlotlyTree:
     return trace
 
 
-def _bars(layer: Bars, unit: str) -> PlotlyTree:
+def _bars(layer: BarStack, unit: str) -> PlotlyTree:
     places = _places(layer.at, unit)
     trace: PlotlyTree = {
         "type": "bar",
@@ -285,7 +285,7 @@ def _spans(layer: Spans) -> PlotlyTree:
         "x": [str(time).replace("T", " ") for time in middle] or [None],
         "y": [layer.thickness] * len(middle) or [None],
         "base": [row - layer.thickness / 2 for row in layer.rows] or [None],
-        "width": (stop - first).astype(np.int64).tolist() or [None],
+        "width": (stop - first).astype(np.int64).tolist() or [0],
         "marker": {"color": _colour(layer.role), "line": {"width": 0}},
     }
 
@@ -340,7 +340,7 @@ def _colour(role: str) -> dict[str, str]:
 
 
 def _colours(role: str, roles: Any) -> Any:  # noqa: ANN401 (one colour, or a list of them)
-    return [_colour(each) for each in roles] if roles else _colour(role)
+    return [_colour(own) for own in roles] if roles else _colour(role)
 
 
 def _numbers(values: ArrayLike) -> list[float | None]:
@@ -359,7 +359,7 @@ def _places(values: Places, unit: str = "D") -> list[Any]:
 
 def _unit(plot: Plot) -> str:
     """By what times are told apart: days, or minutes where bars are shorter."""
-    every = [np.asarray(layer.x) for layer in plot.layers if isinstance(layer, Line)]
+    every = [np.asarray(layer.x) for layer in plot.layers if isinstance(layer, Curve)]
     for times in (x for x in every if x.dtype.kind == "M"):
         days = times.astype("datetime64[D]")
         if not (times == days).all() and len(np.unique(days)) < len(times):

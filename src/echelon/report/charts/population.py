@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from echelon.population.artefacts import PopulationHistory
-from echelon.report.charts.chart import Axis, Chart, Layer, Line, Plot, Points, Rule
+from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide
 from echelon.report.gather import RunData
 from echelon.report.hierarchy_data import FamilyTree, expert_role, family_tree
@@ -53,11 +53,11 @@ def _round_plots(
     entropies = [r.usage_entropy / most for r in history.rounds]
     mapd: list[Layer] = [
         _round_line(watched, [look.mapd for look in history.watched], "MAPD"),
-        Rule(threshold, name=words("threshold", value=f"{threshold:g}"), role="loss"),
+        RefLine(threshold, name=words("threshold", value=f"{threshold:g}"), role="loss"),
     ]
     used: list[Layer] = [
         _round_line(rounds, entropies, words("usage_entropy")),
-        Rule(floor, name=words("entropy_floor", value=f"{floor:g}"), role="loss"),
+        RefLine(floor, name=words("entropy_floor", value=f"{floor:g}"), role="loss"),
     ]
     fitness: list[Layer] = []
     for k, name in enumerate(history.experts):
@@ -71,9 +71,9 @@ def _round_plots(
     )
 
 
-def _round_line(rounds: Sequence[int], values: Sequence[float], name: str) -> Line:
+def _round_line(rounds: Sequence[int], values: Sequence[float], name: str) -> Curve:
     marked = len(rounds) <= _MOST_MARKED_ROUNDS
-    return Line(rounds, values, 2.0, marked=marked, name=name, listed=False)
+    return Curve(rounds, values, 2.0, marked=marked, name=name, listed=False)
 
 
 def _round_plot(layers: Sequence[Layer], title: str) -> Plot:
@@ -114,7 +114,7 @@ def member_names(history: PopulationHistory, words: Words) -> list[str]:
     return names
 
 
-def _branch_lines(tree: FamilyTree) -> list[Line]:
+def _branch_lines(tree: FamilyTree) -> list[Curve]:
     """A layer a niche, with breaks between the lines of its lives."""
     lines: dict[int, tuple[list[float], list[float]]] = {}
     for branch in tree.branches:
@@ -122,18 +122,19 @@ def _branch_lines(tree: FamilyTree) -> list[Line]:
         x += [branch.first, branch.last, math.nan]
         y += [branch.member, branch.member, math.nan]
     return [
-        Line(x, y, 2.4, role=expert_role(niche, 10**6), hover="") for niche, (x, y) in lines.items()
+        Curve(x, y, 2.4, role=expert_role(niche, 10**6), hover="")
+        for niche, (x, y) in lines.items()
     ]
 
 
-def _copy_lines(tree: FamilyTree, words: Words) -> list[Line]:
+def _copy_lines(tree: FamilyTree, words: Words) -> list[Curve]:
     lines = []
     for weights, key, role in ((True, "copy_weights", "soft"), (False, "copy_hyper", "faint")):
         copies = [copy for copy in tree.copies if copy.weights is weights]
         x = [v for c in copies for v in (c.at - tree.lead, c.at, math.nan)]
         y = [v for c in copies for v in (c.source, c.member, math.nan)]
         if copies:
-            line = Line(x, y, 1.3, name=words(key), role=role, hover="")
+            line = Curve(x, y, 1.3, name=words(key), role=role, hover="")
             lines.append(line if weights else replace(line, dash="dot"))
     return lines
 

@@ -28,15 +28,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from echelon.report.charts.chart import (
     MOST_LABELS,
     Axis,
-    Bars,
+    BarStack,
     Cells,
     Chart,
+    Curve,
     Layer,
-    Line,
     Places,
     Plot,
     Points,
-    Rule,
+    RefLine,
     Spans,
 )
 from echelon.report.charts.palette import LIGHT
@@ -201,7 +201,7 @@ def _draw_plot(axes: Axes, plot: Plot) -> list[tuple[Layer, Artist]]:
         axes.text(0.5, 0.5, plot.note, ha="center", va="center", wrap=True, color=LIGHT["soft"])
         axes.set_axis_off()
         return []
-    stacks = [layer for layer in plot.layers if isinstance(layer, Line) and layer.fill == "stack"]
+    stacks = [layer for layer in plot.layers if isinstance(layer, Curve) and layer.fill == "stack"]
     if stacks:
         colours = [_colour(layer.role) for layer in stacks]
         axes.stackplot(
@@ -212,11 +212,11 @@ def _draw_plot(axes: Axes, plot: Plot) -> list[tuple[Layer, Artist]]:
     for layer in plot.layers:
         artist: Artist | None = Patch(color=_colour(layer.role), label=layer.name)
         match layer:
-            case Line():
+            case Curve():
                 artist = artist if layer in stacks else _draw_line(axes, layer, plot)
             case Points():
                 artist = _draw_points(axes, layer, plot)
-            case Bars():
+            case BarStack():
                 ends[layer.across] = _draw_bars(axes, layer, ends.get(layer.across, 0.0))
             case Spans():
                 length = layer.stop - layer.first
@@ -224,7 +224,7 @@ def _draw_plot(axes: Axes, plot: Plot) -> list[tuple[Layer, Artist]]:
                 axes.barh(list(layer.rows), length, left=layer.first, **span)
             case Cells():
                 _draw_cells(axes, layer)
-            case Rule():
+            case RefLine():
                 artist = _draw_rule(axes, layer)
         if artist is not None and layer.listed and layer.name:
             entries.append((layer, artist))
@@ -250,7 +250,7 @@ def _places(values: Places, axis: Axis) -> Any:  # noqa: ANN401 (numbers or time
     return np.array([numbers[str(value)] for value in values], dtype=np.float64)
 
 
-def _draw_line(axes: Axes, layer: Line, plot: Plot) -> Artist | None:
+def _draw_line(axes: Axes, layer: Curve, plot: Plot) -> Artist | None:
     if not layer.shown:
         return None
     x, y = _places(layer.x, plot.x), np.asarray(layer.y, dtype=np.float64)
@@ -307,7 +307,7 @@ def _draw_points(axes: Axes, layer: Points, plot: Plot) -> Artist:
     return axes.scatter(x, y, **look)
 
 
-def _draw_bars(axes: Axes, layer: Bars, before: Any) -> Any:  # noqa: ANN401 (numbers)
+def _draw_bars(axes: Axes, layer: BarStack, before: Any) -> Any:  # noqa: ANN401 (numbers)
     """Draw bars from where those before them end; returns where these end."""
     places = np.asarray(layer.at)
     look: dict[str, Any] = {
@@ -353,7 +353,7 @@ def _draw_cells(axes: Axes, layer: Cells) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _draw_rule(axes: Axes, layer: Rule) -> Artist:
+def _draw_rule(axes: Axes, layer: RefLine) -> Artist:
     if layer.until is not None:
         draw = axes.axhspan if layer.axis == "y" else axes.axvspan
         return draw(float(layer.at), layer.until, color=_colour(layer.role), alpha=0.07, lw=0)
@@ -406,9 +406,9 @@ def _set_labels(axes: Axes, drawn: DrawnAxis, axis: Axis, *, vertical: bool) -> 
     """Labels of rows from the top down, or of categories."""
     n = len(axis.labels)
     step = -(-n // (axis.ticks or MOST_LABELS))
-    crowded = step == 1 and (n > 16 if vertical else sum(map(len, axis.labels)) > 64)
-    turned = 60 if crowded and not vertical else 0
-    size = 6.5 if crowded and vertical else 10
+    assert isinstance(axes.figure, Figure)
+    size = 6.5 if vertical and n // step > 2.8 * axes.figure.get_figheight() else 10
+    turned = 0 if vertical or sum(map(len, axis.labels[::step])) <= 64 else 60
     drawn.set_ticks(range(0, n, step), axis.labels[::step], fontsize=size, rotation=turned)
     drawn.set_tick_params(length=0, labelcolor=LIGHT["ink"])
     for row in axis.strong:
@@ -416,7 +416,8 @@ def _set_labels(axes: Axes, drawn: DrawnAxis, axis: Axis, *, vertical: bool) -> 
     for k, (head, texts) in enumerate(axis.columns):
         place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
         for row, text in enumerate((head, *texts), -1):
-            axes.text(1.02 + 0.13 * k, row, text, fontsize=10, **place)
+            colour = LIGHT["soft" if row < 0 else "ink"]
+            axes.text(1.02 + 0.13 * k, row, text, fontsize=10, color=colour, **place)
     if axis.top:
         drawn.set_tick_params(labeltop=True, labelbottom=False)
     if vertical and not axes.yaxis_inverted():

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from echelon.report.charts.chart import Axis, Chart, Line, Plot, Points
+from echelon.report.charts.chart import Axis, Chart, Curve, Plot, Points
 from echelon.report.charts.slides import Slide
 from echelon.report.gather import RunData
 from echelon.report.series import MEAN
@@ -54,7 +54,10 @@ def training_chart(run: RunData, words: Words) -> Chart:
     plots: list[Plot | None] = []
     for k, (metric, own) in enumerate(known.items()):
         x = Axis(words("steps") if k + _COLUMNS >= len(known) else "", form="steps", ticks=5)
-        layers = [*_lines(metric, own, words, listed=k == 0), *_chosen(run, metric, own, words)]
+        layers = [
+            *_lines(metric, own, words, listed=k == 0),
+            *_chosen_points(run, metric, own, words),
+        ]
         y = Axis(kind=_scale(own), ticks=5)
         plots.append(Plot(layers, x, y, titles[metric], legend="none"))
     plots += [None] * (-len(plots) % _COLUMNS)
@@ -78,7 +81,7 @@ def _read_curves(run: RunData, metric: str) -> _Curves:
     return {seed: rows for seed, rows in curves.items() if (rows["value"] != 0.0).any()}
 
 
-def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Iterator[Line]:
+def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Iterator[Curve]:
     """A line a seed, and their mean. listed: whether the legend has them"""
     several = len(curves) > 1
     if not metric.startswith("valid/"):
@@ -86,7 +89,7 @@ def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Itera
         curves = {seed: _blocks(rows) for seed, rows in curves.items()}
     for n, (seed, rows) in enumerate(curves.items()):
         name = words("seed_n", seed=seed)
-        yield Line(
+        yield Curve(
             rows["step"].to_numpy(),
             rows["value"].to_numpy(),
             1.0 if several else 2.0,
@@ -104,10 +107,10 @@ def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Itera
         mean = mean.filter(pl.col("seeds") == len(curves))
         steps, values = mean["step"].to_numpy(), mean["value"].to_numpy()
         name = words("mean_of_seeds")
-        yield Line(steps, values, 2.4, name=name, group=MEAN, listed=listed, hover=".4g")
+        yield Curve(steps, values, 2.4, name=name, group=MEAN, listed=listed, hover=".4g")
 
 
-def _chosen(run: RunData, metric: str, curves: _Curves, words: Words) -> Iterator[Points]:
+def _chosen_points(run: RunData, metric: str, curves: _Curves, words: Words) -> Iterator[Points]:
     """The checkpoints that were chosen, on the curves that chose them."""
     if metric != f"valid/{run.config.train.select_by}":
         return

@@ -24,7 +24,7 @@ from echelon.evaluation.comparison import Row as AgentResult
 from echelon.evaluation.variants import MATRIX, Choice, choices
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, MeanStd, mean_std
-from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, Rule
+from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide, draw_slide
 
 _MEASURE = "sharpe_annual"
@@ -189,11 +189,11 @@ def _rows_slide(
     return Slide(title, below, Chart([[plot]], 0), height=2.0 + _ROW_HEIGHT * len(lines))
 
 
-def _base_rules(centre: MeanStd) -> list[Rule]:
-    rules = [Rule(centre.mean, "x", width=1.1, role="benchmark")]
+def _base_rules(centre: MeanStd) -> list[RefLine]:
+    rules = [RefLine(centre.mean, "x", width=1.1, role="benchmark")]
     if math.isfinite(centre.std):
         low, high = centre.mean - centre.std, centre.mean + centre.std
-        rules.append(Rule(low, "x", until=high, role="benchmark"))
+        rules.append(RefLine(low, "x", until=high, role="benchmark"))
     return rules if math.isfinite(centre.mean) else []
 
 
