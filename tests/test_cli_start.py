@@ -82,3 +82,13 @@ def test_command_loads_only_what_it_uses(
     assert not modules & forbidden
     if forbidden is NOTHING:
         assert len(modules) < MOST_MODULES
+
+
+def test_training_does_not_wait_for_what_only_statistics_and_other_agents_need() -> None:
+    unused = ["arch", "ffn", "sklearn", "statsmodels", "exchange_calendars", "skfolio"]
+    unused += ["matplotlib", "plotly", "stable_baselines3", "peft"]
+    script = f"import sys, echelon.training.run; print(set({unused}) & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=True
+    )
+    assert done.stdout.strip() == "set()"

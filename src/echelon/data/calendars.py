@@ -15,10 +15,8 @@ from datetime import date
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import exchange_calendars
 import numpy as np
 import polars as pl
-from pandas.errors import Pandas4Warning
 
 from echelon.errors import DataError
 from echelon.types import Freq, Times
@@ -164,6 +162,9 @@ def _any_year(calendar: str) -> Any:  # noqa: ANN401 (untyped library)
 
 @lru_cache(maxsize=64)
 def _build(calendar: str, start: date, end: date) -> Any:  # noqa: ANN401 (untyped library)
+    import exchange_calendars  # with pandas a second to import; most runs know their sessions
+    from pandas.errors import Pandas4Warning
+
     try:
         with warnings.catch_warnings():
             # The library uses what pandas 4 will change; that is for its authors to mend.

@@ -31,7 +31,6 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from numpy.typing import NDArray
 
 from echelon.evaluation.statistics._arrays import columns, is_constant, matrix, same_length, series
@@ -74,6 +73,8 @@ def block_length(difference: Floats) -> float:
     d = series(difference, "difference", MIN_PERIODS)
     if is_constant(d):
         return 1.0
+    from arch.bootstrap import optimal_block_length  # seconds to import, as below
+
     # Scaled, since arch squares variances: those of tiny differences would vanish.
     best = float(optimal_block_length(d / d.std())["stationary"].iloc[0])
     return min(max(best, 1.0), 3.0 * math.sqrt(len(d)))
@@ -138,6 +139,8 @@ def resampled_dates(
     n_dates: int, mean_block: float, draws: int, rng: np.random.Generator
 ) -> Indices:
     """[draws, T]: numbers of the dates that arch's stationary bootstrap draws."""
+    from arch.bootstrap import StationaryBootstrap
+
     bootstrap = StationaryBootstrap(
         mean_block,  # type: ignore[arg-type]  # used as 1 / mean_block: a fraction is right
         np.arange(n_dates, dtype=np.int64),

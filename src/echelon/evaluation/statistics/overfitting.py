@@ -26,7 +26,6 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from arch.bootstrap import SPA
 
 from echelon.evaluation.statistics._arrays import is_constant, matrix, same_length, series
 from echelon.evaluation.statistics.bootstrap import MIN_PERIODS, block_length, resampled_dates
@@ -109,6 +108,8 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     Trials equal to the baseline on every date cannot beat it and are left out of the test;
     if all are, the p-value is 1. The mean block length is the average of those of the differences.
     """
+    from arch.bootstrap import SPA  # seconds to import, and few evaluations have trials
+
     tried = matrix(trials, "trials", MIN_PERIODS)
     against = series(baseline, "baseline", MIN_PERIODS)
     same_length(tried, "trials", against, "baseline")

@@ -19,7 +19,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import ffn
 import numpy as np
 from scipy import stats
 
@@ -98,6 +97,8 @@ def expected_max_sharpe(n_trials: float, variance: float) -> float:
         raise ValueError(f"n_trials must be at least 1; it is {n_trials}")
     if not (variance >= 0.0 and math.isfinite(variance)):
         raise ValueError(f"variance must be finite and at least 0; it is {variance}")
+    import ffn  # seconds to import, with all of matplotlib and sklearn
+
     return max(0.0, float(ffn.calc_expected_max_sharpe(n_trials, math.sqrt(variance))))
 
 
