@@ -35,7 +35,7 @@ from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
 from echelon.data.importing import import_source
 from echelon.data.manifest import Manifest
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.store import Store
 from echelon.types import Bools, Times
 

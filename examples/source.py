@@ -29,7 +29,7 @@ import polars as pl
 from echelon.config import Config
 from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import timezone_of
-from echelon.data.sources._base import Source, required_path
+from echelon.data.sources import Source, required_path
 from echelon.errors import Problem, SourceError
 
 # (1) The canonical names (`bars.SCHEMA`) of what your format holds, in its order. Leave out what

@@ -12,7 +12,7 @@ import polars as pl
 from echelon.config import Config, load_config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 
 QTMRL = (
     *("AAPL", "MSFT", "NVDA", "CVX", "OXY", "AAL", "UAL", "DAL"),

@@ -11,7 +11,7 @@ from vendor_fakes import (
     recorded,
 )
 
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.errors import SourceError
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from echelon.data.bars import SCHEMA
 from echelon.data.calendars import sessions
 from echelon.data.checking import find_oddities
-from echelon.data.sources import _tables
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source, _tables
 from echelon.data.sources.files import CsvSource, ParquetSource
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError, SourceError

@@ -15,7 +15,7 @@ import pytest
 from echelon.data.bars import SCHEMA
 from echelon.data.build import build_panel
 from echelon.data.importing import import_source
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.sources.qlib import QlibSource, read_bin, shortest_decimal
 from echelon.data.store import Store
 from echelon.errors import SourceError

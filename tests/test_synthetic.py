@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 
 from echelon.config import SyntheticConfig, load_config
 from echelon.data.bars import PRICES, SCHEMA
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.data.synth.index import index_levels, index_membership
 from echelon.data.synth.market import SyntheticMarket, build_market

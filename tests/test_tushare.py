@@ -18,7 +18,7 @@ from vendor_fakes import (
     tushare_client,
 )
 
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.errors import ConfigError, SourceError
 
 

@@ -26,7 +26,7 @@ from vendor_fakes import (
 )
 
 from echelon.data.importing import import_source
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.sources._vendor import AShare, a_share, distinct_a_shares, share_volume
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource

@@ -21,7 +21,7 @@ from vendor_fakes import (
     yahoo,
 )
 
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.sources.yfinance_ import EXCHANGES, exchange_of
 from echelon.errors import SourceError
 

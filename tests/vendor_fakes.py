@@ -14,7 +14,7 @@ import pandas as pd
 import polars as pl
 
 from echelon.data.bars import SCHEMA
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.sources._vendor import Retry
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource

@@ -21,7 +21,7 @@ import polars as pl
 from echelon.data import calendars
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.importing import Extras, RowProgress, import_source
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.store import Store
 from echelon.data.validate import validate
 from echelon.errors import DataError, Problem, StoreError

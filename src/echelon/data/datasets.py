@@ -12,8 +12,7 @@ from echelon.config import Config
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
 from echelon.data.manifest import Manifest, import_fingerprint
-from echelon.data.sources import open_source
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source, open_source
 from echelon.data.sources.files import (
     pads_symbols,
     read_benchmark,

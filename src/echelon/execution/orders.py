@@ -25,10 +25,9 @@ import numpy as np
 import polars as pl
 
 from echelon.config.execution import ExecutionOrdersConfig
-from echelon.data.sources._columns import ColumnMap, is_missing, recognise
-from echelon.data.sources._tables import ROW, inspect, read_whole
+from echelon.data.sources._columns import Sheet, is_missing
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
-from echelon.errors import ConfigError, DataError, InvalidDataError, Problem
+from echelon.errors import ConfigError, DataError
 from echelon.execution.days import Days
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Ints
@@ -181,71 +180,45 @@ def read_orders(
     timezone: of the exchange, for times that say their offset
     What lies after an early close is cut off.
     """
-    facts = inspect(path)
     required = ("symbol", "date", "direction", "amount")
-    columns = recognise(
-        facts.columns,
-        file=str(path),
-        aliases=ORDER_COLUMNS,
-        required=required,
-        own=own or {},
-        key="execution.orders.columns",
-    )
-    sheet = _Sheet(path, columns, read_whole(facts, columns.names), days)
-    dates = sheet.dates(timezone)
+    sheet = _OrderSheet.read(path, ORDER_COLUMNS, required, own, "execution.orders.columns")
+    sheet.market = days
+    dates = sheet.order_dates(timezone)
     places = sheet.days(dates)
     buying = sheet.directions()
     amount = sheet.amounts()
     start, end = sheet.within_session(places, *sheet.windows(dates, timezone))
-    sheet.refuse()
+    sheet.refuse("orders")
     orders = parent_orders(places, amount, buying, start, end)
     check_orders(orders, days)
     return orders
 
 
 @dataclass
-class _Sheet:
-    """An order file, and what is wrong with it."""
+class _OrderSheet(Sheet):
+    """An order file; `market` holds the days that its orders are worked on."""
 
-    path: Path
-    columns: ColumnMap
-    frame: pl.DataFrame
-    market: Days
-    problems: list[Problem] = field(default_factory=list)
+    market: Days = field(init=False)
 
-    def note(self, k: int, ours: str, message: str, remedy: str) -> None:
-        row = int(self.frame[ROW][k])
-        self.problems.append(Problem(str(self.path), row, ours, message, remedy))
+    def note_at(self, k: int, ours: str, message: str, remedy: str) -> None:
+        """Add a problem of order `k`."""
+        self.note(int(self.rows[k]), ours, message, remedy)
 
-    def refuse(self) -> None:
-        """Raise if anything was wrong."""
-        if self.problems:
-            self.problems.sort(key=lambda p: -1 if p.row is None else p.row)
-            count = len(self.problems)
-            raise InvalidDataError(self.problems, f"{self.path}: {count} problem(s) in the orders")
-
-    def cells(self, ours: str) -> pl.Series | None:
-        column = self.columns.by_field.get(ours)
-        return None if column is None else self.frame[column.name]
-
-    def text(self, ours: str) -> list[str]:
+    def strings(self, ours: str) -> list[str]:
         """Cells without blanks around them; empty where there is none."""
         cells = self.cells(ours)
-        if cells is None:
-            return [""] * self.frame.height
         empty = is_missing(cells)
         if isinstance(cells.dtype, pl.Datetime) and cells.dtype.time_zone is not None:
             cells = cells.dt.convert_time_zone("UTC")  # else its text has a zone's name: CST
         text = cells.cast(pl.String).str.strip_chars().fill_null("")
         return ["" if none else cell for cell, none in zip(text, empty, strict=True)]
 
-    def dates(self, timezone: str) -> list[date | None]:
+    def order_dates(self, timezone: str) -> list[date | None]:
         cells = self.cells("date")
-        assert cells is not None
         dates = parse_times(cells, freq="1d", timezone=timezone)["time"].cast(pl.Date).to_list()
-        for k, (day, cell) in enumerate(zip(dates, self.text("date"), strict=True)):
+        for k, (day, cell) in enumerate(zip(dates, self.strings("date"), strict=True)):
             if day is None:
-                self.note(k, "date", f"{cell!r} is not a date", f"Understood: {UNDERSTOOD}")
+                self.note_at(k, "date", f"{cell!r} is not a date", f"Understood: {UNDERSTOOD}")
         return dates
 
     def days(self, dates: list[date | None]) -> list[int]:
@@ -255,33 +228,33 @@ class _Sheet:
         places = {(s, d): k for k, (s, d) in enumerate(zip(market.symbols, days, strict=True))}
         known = set(market.symbols)
         numbers = []
-        for k, (symbol, day) in enumerate(zip(self.text("symbol"), dates, strict=True)):
+        for k, (symbol, day) in enumerate(zip(self.strings("symbol"), dates, strict=True)):
             numbers.append(places.get((symbol, day), -1))
             if not symbol:
-                self.note(k, "symbol", "the cell is empty", "Fill it in, or remove the row")
+                self.note_at(k, "symbol", "the cell is empty", "Fill it in, or remove the row")
             elif symbol not in known:
                 near = difflib.get_close_matches(symbol, known, n=1)
                 hint = f"Did you mean {near[0]}?" if near else "Load days of it"
-                self.note(k, "symbol", f"{symbol!r} is not in the data", hint)
+                self.note_at(k, "symbol", f"{symbol!r} is not in the data", hint)
             elif day is not None and numbers[-1] < 0:
                 have = [d for s, d in places if s == symbol]
                 message = f"{symbol} has no day {day} in the data ({min(have)} to {max(have)})"
                 remedy = "Choose a day on which it trades, or load more days"
-                self.note(k, "date", message, remedy)
+                self.note_at(k, "date", message, remedy)
         return numbers
 
     def directions(self) -> list[bool]:
         buying = []
-        for k, cell in enumerate(self.text("direction")):
+        for k, cell in enumerate(self.strings("direction")):
             buying.append(DIRECTIONS.get(cell.lower(), False))
             if cell.lower() not in DIRECTIONS:
                 message = f"{cell!r} is no direction"
-                self.note(k, "direction", message, f"Write one of {', '.join(DIRECTIONS)}")
+                self.note_at(k, "direction", message, f"Write one of {', '.join(DIRECTIONS)}")
         return buying
 
     def amounts(self) -> list[float]:
         amounts = []
-        for k, cell in enumerate(self.text("amount")):
+        for k, cell in enumerate(self.strings("amount")):
             try:
                 value = float(cell.replace(",", ""))
             except ValueError:
@@ -290,7 +263,7 @@ class _Sheet:
             if not (np.isfinite(value) and value > 0.0):
                 message = f"{cell!r} is not a positive number of shares"
                 remedy = "Write a positive number; the direction says whether to buy or sell"
-                self.note(k, "amount", message, remedy)
+                self.note_at(k, "amount", message, remedy)
         return amounts
 
     def windows(self, dates: list[date | None], timezone: str) -> tuple[list[int], list[int]]:
@@ -307,14 +280,14 @@ class _Sheet:
             ):
                 if wrong and not np.isnan(value):
                     message = f"{_clock_text(value)} lies outside the market's hours, {hours}"
-                    self.note(k, ours, message, "Write a time within, or leave the cell empty")
+                    self.note_at(k, ours, message, "Write a time within, or leave the cell empty")
         start = np.searchsorted(clock, np.array(begin) - 1e-9, side="left").tolist()
         end = np.searchsorted(clock + length, np.array(until) + 1e-9, side="right").tolist()
         for k, (low, high) in enumerate(zip(begin, until, strict=True)):
             if opens <= low < closes and opens < high <= closes and start[k] >= end[k]:
                 message = f"no tick lies wholly within {_clock_text(low)} to {_clock_text(high)}"
                 remedy = f"Give the order at least one tick of {length:g} minute(s) in {hours}"
-                self.note(k, "end", message, remedy)
+                self.note_at(k, "end", message, remedy)
         return start, end
 
     def within_session(
@@ -332,14 +305,14 @@ class _Sheet:
                 close = _clock_text(clock[closes[day] - 1] + length)
                 hours = f"{_clock_text(clock[opens[day]])} to {close}"
                 message = f"the market traded from {hours} on that day, the order lies outside"
-                self.note(k, "start", message, "Write a time within, or leave the order out")
+                self.note_at(k, "start", message, "Write a time within, or leave the order out")
         return first, last
 
     def _minutes(
         self, ours: str, dates: list[date | None], timezone: str, default: float
     ) -> list[float]:
         """Minutes after midnight of the order's day; NaN where a cell cannot be read."""
-        text = self.text(ours)
+        text = self.strings(ours)
         day = pl.Series("date", dates, dtype=pl.Date)
         clock = pl.Series("clock", text, dtype=pl.String)
         times = parse_times(join_clock(day, clock), freq="1min", timezone=timezone)["time"]
@@ -356,7 +329,7 @@ class _Sheet:
                 minutes.append(float("nan"))
                 if dates[k] is not None:
                     remedy = "Write a time of day such as 09:30, or a whole time (2016-01-04 09:30)"
-                    self.note(k, ours, f"{cell!r} is not a time", remedy)
+                    self.note_at(k, ours, f"{cell!r} is not a time", remedy)
         return minutes
 
 

@@ -520,12 +520,17 @@ class Sheet:
         aliases: Mapping[str, str],
         required: Sequence[str],
         own: Mapping[str, str] | None = None,
+        key: str = "data.columns",
     ) -> Self:
-        """Read `path`; of `own`, which was written for the bars, those entries count that fit."""
-        facts = inspect(path)
-        fitting = {a: b for a, b in (own or {}).items() if a in facts.columns and b in aliases}
+        """Read `path`; own: as for `recognise`, where it is set by `key`.
+
+        Of data.columns, which was written for the bars, those entries count that fit.
+        """
+        facts, own = inspect(path), own or {}
+        if key == "data.columns":
+            own = {a: b for a, b in own.items() if a in facts.columns and b in aliases}
         columns = recognise(
-            facts.columns, file=str(path), aliases=aliases, required=required, own=fitting
+            facts.columns, file=str(path), aliases=aliases, required=required, own=own, key=key
         )
         return cls(path, columns, read_whole(facts, columns.names))
 

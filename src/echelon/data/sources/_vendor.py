@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.errors import ConfigError, EchelonError, SourceError, shorten
 from echelon.types import Freq, PriceBasis
 

@@ -32,7 +32,7 @@ import polars as pl
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
-from echelon.data.sources._base import Source, required_path
+from echelon.data.sources import Source, required_path
 from echelon.data.sources._columns import INSTRUMENTS, MEMBERS, ColumnMap, Reader, Sheet, recognise
 from echelon.data.sources._tables import (
     PARQUET_SUFFIXES,

@@ -37,7 +37,7 @@ import polars as pl
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
-from echelon.data.sources._base import Source, required_path
+from echelon.data.sources import Source, required_path
 from echelon.data.sources._tables import reading_file
 from echelon.errors import Problem, SourceError, shorten
 from echelon.files import sha256_file

@@ -17,7 +17,7 @@ import polars as pl
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 
 _VERSION = "1"
 

@@ -20,7 +20,7 @@ import polars as pl
 from echelon.config import Config, SyntheticConfig
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
-from echelon.data.sources._base import Source
+from echelon.data.sources import Source
 from echelon.data.synth.index import MembershipSpan, index_levels, index_membership
 from echelon.data.synth.market import GENERATOR_VERSION, SyntheticMarket, build_market
 from echelon.data.synth.minutes import (

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import RawFrame, SourceInfo, conform
-from echelon.data.sources._base import Source, required_path
+from echelon.data.sources import Source, required_path
 from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_bars import (
     BAR_COLUMNS,
