@@ -26,9 +26,14 @@ from echelon.cli.app import main
 from echelon.data.importing import import_source
 from echelon.data.sources import Source
 from echelon.data.sources import ticks as module
-from echelon.data.sources._ticks_bars import BarMerger, bar_end, sessions_of
 from echelon.data.sources._ticks_read import RejectSpool
-from echelon.data.sources.ticks import TicksSource, ticks_to_parquet
+from echelon.data.sources.ticks import (
+    BarMerger,
+    TicksSource,
+    bar_end,
+    sessions_of,
+    ticks_to_parquet,
+)
 from echelon.data.store import Store
 from echelon.errors import InvalidDataError, Problem, SourceError
 from echelon.types import Freq

@@ -1,7 +1,15 @@
 """Tick files (Wind-style exports) as Parquet and as 1-minute, 5-minute and daily bars.
 
-The file is read once, in blocks, and never held in memory: see `_ticks_read` for the reading,
-`_ticks_bars` for the bars. Both kinds of export are understood:
+Files are read once, in blocks (`_ticks_read`), which come in any order, and never held in memory:
+
+1. `TradeFilter` picks the trades out of a block: cancellations and quotes without a trade are
+   counted, impossible rows are logged, cumulative volume is differenced per symbol and day.
+2. `partial_bars` aggregates the block's trades to bars that remember when their first and last
+   trade were.
+3. `BarMerger` joins partial bars of the same symbol and time. Beyond a limit it spills them to
+   disk by symbol, so memory holds one part of the symbols at a time.
+
+Both kinds of export are understood:
 
 - trades (逐笔成交.csv): every row is a trade or, with code C, a cancellation;
 - snapshots (行情.csv): last price with the volume since the snapshot before, or with the day's
@@ -10,6 +18,9 @@ The file is read once, in blocks, and never held in memory: see `_ticks_read` fo
 Amounts are the file's; where it has none they are price × volume, exact for trades. A previous
 close in the file is the session's reference price and comes with each of its bars. Files may be
 sorted by time or by symbol; within a block they may be unsorted.
+
+A bar holds the trades from its start up to, not including, its end, and is named by its end.
+Opening-auction trades belong to the first bar, prints of the close to the last of the session.
 """
 
 from __future__ import annotations
@@ -17,10 +28,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -29,24 +42,16 @@ import pyarrow.parquet as pq
 
 from echelon.config import Config
 from echelon.data import calendars
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import BOUNDS, RawFrame, SourceInfo, conform
 from echelon.data.sources import Source, required_path
 from echelon.data.sources._tables import files_below
-from echelon.data.sources._ticks_bars import (
-    BAR_COLUMNS,
-    BarMerger,
-    TickCounts,
-    TradeFilter,
-    partial_bars,
-    row_of,
-    sessions_of,
-)
 from echelon.data.sources._ticks_read import (
     BLOCK_BYTES,
     ProblemLog,
     RejectSpool,
     TickLayout,
     read_blocks,
+    report_rows,
     sniff,
 )
 from echelon.digests import sha256_once
@@ -306,3 +311,379 @@ def _parts(layouts: list[TickLayout]) -> int:
         for layout in layouts
     )
     return min(max(size // _PART_BYTES, 1), 256)
+
+
+_MINUTE = 60_000
+_DAY = 24 * 60 * _MINUTE
+_KEYS = ("symbol", "date", "bar")
+_SYMBOL_DAY = ("symbol", "date")
+_PLACES = ("row", "symbol", "date", "ms", "bad")
+
+BAR_COLUMNS = ("price", "volume", "amount", "acc_volume", "acc_amount", "pre_close", "trade_code")
+"""The columns of a tick file that bars are made of."""
+_ROWS = 2**36  # more than any file has; milliseconds of a day take the 27 bits above
+_GRACE = 5 * _MINUTE  # prints of the closing auction and late snapshots still belong to the bar
+
+
+class Hours(NamedTuple):
+    """One session in milliseconds since midnight.
+
+    Trades from `first` up to `last` belong to it, those outside open..close to its end bars.
+    """
+
+    open: int
+    close: int
+    first: int
+    last: int
+
+
+class Sessions(NamedTuple):
+    """The sessions of a day, and where trades without a bar may be (after-hours trading)."""
+
+    hours: tuple[Hours, ...]
+    after: tuple[int, int] | None = None
+
+
+@dataclass
+class TickCounts:
+    """Where the rows of a tick file went; bad rows are counted in the `ProblemLog`."""
+
+    rows: int = 0
+    trades: int = 0
+    quotes: int = 0
+    cancels: int = 0
+
+
+def sessions_of(calendar: str) -> Sessions:
+    """Trading hours: A-shares with their auctions, round the clock, or an exchange's regular ones.
+
+    "data" says nothing about hours, so any time of day counts.
+    """
+    if calendar == "XSHG":
+        morning = Hours(_ms(9, 30), _ms(11, 30), _ms(9, 15), _ms(11, 30) + _GRACE)
+        afternoon = Hours(_ms(13, 0), _ms(15, 0), _ms(12, 59), _ms(15, 0) + _GRACE)
+        # Fixed-price trading of STAR and ChiNext: real, but in no bar of the continuous session.
+        return Sessions((morning, afternoon), (_ms(15, 5), _ms(15, 31)))
+    if calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
+        return Sessions((Hours(0, _DAY, 0, _DAY),))
+    zone = calendars.timezone_of(calendar)
+    table = calendars.hours(calendar, date(2019, 1, 1), date(2019, 12, 31), zone)
+    usual = {
+        name: None if (at := table[name].dt.time().mode().first()) is None else _of_day(at)
+        for name in ("open", "break_start", "break_end", "close")
+    }
+    opens = [t for t in (usual["open"], usual["break_end"]) if t is not None]
+    closes = [t for t in (usual["break_start"], usual["close"]) if t is not None]
+    return Sessions(tuple(Hours(o, c, o, c + _GRACE) for o, c in zip(opens, closes, strict=True)))
+
+
+def bar_end(sessions: Sessions, freq: Freq) -> pl.Expr:
+    """End of the bar that a trade at `ms` belongs to (Int32 ms since midnight), null if none.
+
+    Daily bars are all at 0.
+    """
+    size = calendars.MINUTES[freq] * _MINUTE
+    ms = pl.col("ms")
+    end = pl.lit(None, dtype=pl.Int32)
+    for hours in sessions.hours:
+        last = -(-(hours.close - hours.open) // size) - 1
+        place = ((ms - hours.open) // size).clip(0, last)
+        label = pl.min_horizontal(hours.open + (place + 1) * size, pl.lit(hours.close))
+        inside = ms.is_between(hours.first, hours.last, closed="left")
+        end = pl.when(inside).then(pl.lit(0) if freq == "1d" else label).otherwise(end)
+    return end.cast(pl.Int32)
+
+
+@dataclass
+class TradeFilter:
+    """Turns blocks of ticks into trades with a bar; see `trades`."""
+
+    sessions: Sessions
+    freq: Freq
+    problems: ProblemLog
+    counts: TickCounts = field(default_factory=TickCounts)
+    _running: pl.DataFrame | None = None
+
+    def trades(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """The trades of a block: symbol, date, bar, ms, row, price, volume, amount, pre_close."""
+        self.counts.rows += block.height
+        block = block.select(c for c in (*_PLACES, *BAR_COLUMNS) if c in block.columns)
+        if block["bad"].any():
+            block = block.filter(~pl.col("bad"))
+        if "trade_code" in layout.roles:
+            block = self._without_cancels(block)
+        block = self._per_row(block, layout)
+        block = block.with_columns(bar=bar_end(self.sessions, self.freq))
+        block = self._without_nonsense(block, layout)
+        traded = pl.col("volume") > 0
+        if not layout.roles & {"volume", "acc_volume"}:
+            # Without volumes every price counts; zeros before the open are quotes.
+            traded = pl.col("bar").is_not_null() | (pl.col("price") > 0)
+        candidates = block.filter(traded)
+        self.counts.quotes += block.height - candidates.height
+        trades = self._place_trades(candidates, layout)
+        self.counts.trades += trades.height
+        return trades
+
+    def _without_cancels(self, block: pl.DataFrame) -> pl.DataFrame:
+        kept = block.filter(
+            pl.col("trade_code").is_null() | ~pl.col("trade_code").is_in(["C", "c"])
+        )
+        self.counts.cancels += block.height - kept.height
+        return kept
+
+    def _per_row(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Give every row its own volume and amount, differencing cumulative columns."""
+        missing = pl.lit(None, dtype=pl.Float64)
+        absent = [n for n in ("volume", "amount") if n not in layout.roles]
+        running = [n for n in absent if f"acc_{n}" in layout.roles]
+        if running:
+            block = self._difference(block, layout, running)
+        block = block.with_columns(missing.alias(n) for n in absent if n not in running)
+        if not layout.roles & {"amount", "acc_amount"}:
+            block = block.with_columns(amount=pl.col("price") * pl.col("volume"))
+        if "pre_close" not in layout.roles:
+            return block.with_columns(pre_close=missing)
+        return block.with_columns(
+            # Some exports write 0 where they do not know it.
+            pre_close=pl.when(pl.col("pre_close") > 0).then(pl.col("pre_close"))
+        )
+
+    def _difference(
+        self, block: pl.DataFrame, layout: TickLayout, names: list[str]
+    ) -> pl.DataFrame:
+        """Growth of cumulative columns over their highest value so far that day.
+
+        A row where one of them is less than before is logged and left out, as if it were not
+        there: the row after it grows over the row before it.
+        """
+        totals = [f"acc_{name}" for name in names]
+        # Equal symbols need to be together, in whatever order: codes sort faster than text.
+        keys = (pl.col("symbol").to_physical(), "date", "ms")
+        block = self._with_base(block.sort(*keys, maintain_order=True), totals)
+        falls = {t: block[t] < block[f"{t}_base"] for t in totals}
+        if any(fell.any() for fell in falls.values()):
+            what, remedy = "is less than before on that day", "Sort the file by symbol and time"
+            for total, fell in falls.items():
+                report_rows(self.problems, layout, block.filter(fell), total, what, remedy)
+            sound = pl.all_horizontal(~fell.fill_null(False) for fell in falls.values())
+            block = self._with_base(block.filter(sound), totals)
+        latest = block.group_by(_SYMBOL_DAY).agg(
+            pl.max_horizontal(pl.col(t, f"{t}_base").max()).alias(f"{t}_before") for t in totals
+        )
+        latest = latest if self._running is None else pl.concat([self._running, latest])
+        # One day per symbol is enough: within a symbol, days do not come back.
+        latest = latest.filter(pl.col("date") == pl.col("date").max().over("symbol"))
+        self._running = latest.group_by(_SYMBOL_DAY).agg(pl.all().max())
+        return block.with_columns(
+            (pl.col(f"acc_{name}") - pl.col(f"acc_{name}_base")).alias(name) for name in names
+        )
+
+    def _with_base(self, block: pl.DataFrame, totals: list[str]) -> pl.DataFrame:
+        """Add what each total had reached that day before the row, as its `_base`."""
+        before = {t: f"{t}_before" for t in totals}
+        if self._running is None:
+            block = block.with_columns(pl.lit(0.0).alias(name) for name in before.values())
+        else:
+            block = block.join(self._running, on=_SYMBOL_DAY, how="left", maintain_order="left")
+        return block.with_columns(
+            pl.max_horizontal(name, pl.col(t).cum_max().forward_fill().shift(1).over(_SYMBOL_DAY))
+            .fill_null(0.0)
+            .alias(f"{t}_base")
+            for t, name in before.items()
+        ).drop(before.values())
+
+    def _without_nonsense(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Leave out numbers below zero and beyond all bounds, and say so."""
+        rules = []
+        for name, kind in (("price", "close"), ("volume", "volume"), ("amount", "amount")):
+            value, bounds = pl.col(name), BOUNDS[kind]
+            beyond = bounds.excludes(value) | value.is_infinite() | value.is_nan()
+            rules += [(name, "is negative", value < 0)]
+            rules += [(name, f"cannot be meant (up to {bounds.high:g})", beyond)]
+        broken = block.select(e.fill_null(False).alias(str(k)) for k, (*_, e) in enumerate(rules))
+        wrong = pl.select(pl.any_horizontal(broken.get_columns())).to_series()
+        if not wrong.any():
+            return block
+        said = pl.repeat(False, block.height, eager=True)
+        for flags, (name, what, _) in zip(broken.get_columns(), rules, strict=True):
+            # An amount made of a price and a volume has no fault of its own.
+            report_rows(
+                self.problems, layout, block.filter(flags & ~said), name, what, "Mend the row"
+            )
+            said |= flags
+        return block.filter(~wrong)
+
+    def _place_trades(self, trades: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
+        """Only trades with a price and a bar; the others are logged."""
+        priceless = trades["price"].is_null() | (trades["price"] <= 0)
+        if priceless.any():
+            lost = trades.filter(priceless)
+            what = "is not a price, yet there is volume"
+            if not layout.roles & {"volume", "acc_volume"}:
+                what = "is not a price"
+            report_rows(self.problems, layout, lost, "price", what, "Mend or remove the row")
+            trades = trades.filter(~priceless)
+        if trades["bar"].null_count():
+            self._log_outside(trades.filter(pl.col("bar").is_null()), layout)
+            trades = trades.filter(pl.col("bar").is_not_null())
+        return trades
+
+    def _log_outside(self, outside: pl.DataFrame, layout: TickLayout) -> None:
+        clock = (pl.col("ms").cast(pl.Int64) * 1_000_000).cast(pl.Time)
+        outside = outside.with_columns(at=clock.dt.strftime("%H:%M:%S%.3f"))
+        after = pl.lit(False)
+        if self.sessions.after is not None:
+            after = pl.col("ms").is_between(*self.sessions.after, closed="left")
+        column = layout.clock_column
+        report_rows(
+            self.problems,
+            layout,
+            outside.filter(after),
+            column,
+            "is after-hours trading, which is in no bar",
+            "Nothing to do: bars hold the continuous session and its auctions",
+            value="at",
+            severity="warning",
+        )
+        report_rows(
+            self.problems,
+            layout,
+            outside.filter(~after),
+            column,
+            "is outside the session",
+            "Check the time zone and data.calendar, or remove the row",
+            value="at",
+        )
+
+
+def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
+    """Bars of one block's trades: `first` and `last` say where their first and last trade are.
+
+    A place is the time of day and then the row, as one integer, so that trades of the same
+    millisecond keep the order of the file. `offset` is added to rows, to count across files.
+    """
+    place = pl.col("ms").cast(pl.Int64) * _ROWS + pl.col("row") + offset
+    price = pl.col("price")
+    return (
+        trades.lazy()
+        .with_columns(key=_key(), place=place)
+        .group_by("key")
+        .agg(
+            pl.col(_KEYS).first(),
+            open=price.min_by("place"),
+            high=price.max(),
+            low=price.min(),
+            close=price.max_by("place"),
+            volume=pl.col("volume").sum(),
+            amount=pl.col("amount").sum(),
+            pre_close=pl.col("pre_close").max(),
+            first=pl.col("place").min(),
+            last=pl.col("place").max(),
+        )
+        .drop("key")
+        .collect()
+    )
+
+
+def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """One bar per symbol and time out of partial bars, in no order."""
+    return (
+        pl.concat(parts)
+        .lazy()
+        .with_columns(key=_key())
+        .group_by("key")
+        .agg(
+            pl.col(_KEYS).first(),
+            pl.col("open").min_by("first"),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").max_by("last"),
+            pl.col("volume", "amount").sum(),
+            pl.col("pre_close").max(),
+            pl.col("first").min(),
+            pl.col("last").max(),
+        )
+        .drop("key")
+        .collect()
+    )
+
+
+def _sort_bars(bars: pl.DataFrame) -> pl.DataFrame:
+    """By symbol as text, and time."""
+    return bars.with_columns(pl.col("symbol").cast(pl.String)).sort(_KEYS)
+
+
+def row_of(place: pl.Expr) -> pl.Expr:
+    """The row, counted across files, of a place."""
+    return place % _ROWS
+
+
+def _key() -> pl.Expr:
+    """Symbol, date and bar as one integer: grouped faster than three columns."""
+    code = pl.col("symbol").to_physical().cast(pl.Int64)
+    day = pl.col("date").to_physical().cast(pl.Int64)
+    return code * 2**36 + day * 1441 + pl.col("bar") // _MINUTE
+
+
+@dataclass
+class BarMerger:
+    """Collects partial bars; spills to `directory` beyond `limit` of them.
+
+    parts: into how many pieces, by symbol, the bars are split once they are spilled
+    """
+
+    directory: Path
+    parts: int
+    limit: int = 150_000
+    _pending: list[pl.DataFrame] = field(default_factory=list)
+    _rows: int = 0
+    _spills: int = 0
+
+    def add(self, bars: pl.DataFrame) -> None:
+        """Take partial bars; merges and spills when there are too many."""
+        if bars.is_empty():
+            return
+        self._pending.append(bars)
+        self._rows += bars.height
+        if self._rows <= self.limit:
+            return
+        if self._spills:  # merging has not helped before, and is done at the end anyway
+            self._spill(pl.concat(self._pending))
+            return
+        merged = merge_bars(self._pending)
+        self._pending, self._rows = [merged], merged.height
+        if merged.height > self.limit // 2:
+            self._spill(merged)
+
+    def finish(self) -> Iterator[pl.DataFrame]:
+        """Yield the merged bars in pieces, sorted; all bars of a symbol are in one piece."""
+        if not self._spills:
+            if self._pending:
+                yield _sort_bars(merge_bars(self._pending))
+            return
+        if self._pending:
+            self._spill(pl.concat(self._pending))
+        for part in range(self.parts):
+            files = sorted(self.directory.glob(f"{part}-*.parquet"))
+            if files:
+                pieces = [pl.read_parquet(f, memory_map=False, glob=False) for f in files]
+                yield _sort_bars(merge_bars(pieces))
+
+    def _spill(self, bars: pl.DataFrame) -> None:
+        split = bars.with_columns(part=pl.col("symbol").to_physical() % self.parts)
+        for (part,), piece in split.partition_by("part", as_dict=True, include_key=False).items():
+            piece.write_parquet(
+                self.directory / f"{part}-{self._spills}.parquet", compression="lz4"
+            )
+        self._spills += 1
+        self._pending, self._rows = [], 0
+
+
+def _ms(hour: int, minute: int) -> int:
+    return (hour * 60 + minute) * _MINUTE
+
+
+def _of_day(at: object) -> int:
+    assert isinstance(at, time)
+    return _ms(at.hour, at.minute)
