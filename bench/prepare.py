@@ -34,9 +34,8 @@ from echelon.config import Config, load_config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.calendars import sessions
 from echelon.data.importing import import_source
-from echelon.data.manifest import Manifest
 from echelon.data.sources import Source
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store
 from echelon.types import Bools, Times
 
 ROOT = Path(__file__).parents[1]

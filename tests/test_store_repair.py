@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 from markets import FrameSource, make_bars, qtmrl_config
 
-from echelon.data import checking, manifest
+from echelon.data import checking
 from echelon.data import store as store_module
 from echelon.data.build import build_panel
 from echelon.data.checking import check_source, check_stored
@@ -170,7 +170,7 @@ def test_new_importing_code_imports_the_same_file_again(
     before = ensure_dataset(config, notice=done.append)
     ensure_dataset(config, notice=done.append)
     assert len(done) == 1
-    monkeypatch.setattr(manifest, "_import_code", lambda: "other code")
+    monkeypatch.setattr(store_module, "_import_code", lambda: "other code")
     after = ensure_dataset(config, notice=done.append)
     assert len(done) == 2
     assert (after.name, after.content_hash) == (before.name, before.content_hash)
@@ -178,12 +178,12 @@ def test_new_importing_code_imports_the_same_file_again(
 
 
 def test_importing_code_is_all_of_the_sources(tmp_path: Path) -> None:
-    package = Path(manifest.__file__).parents[1]
+    package = Path(store_module.__file__).parents[1]
     wanted = {p.stem for p in (package / "data" / "sources").glob("*.py")}
     assert {"files", "qlib", "ticks", "_vendor"} <= wanted
-    some = manifest.digest_code("data/sources/files.py")
-    assert some != manifest.digest_code("data/sources/*.py")
-    assert some == manifest.digest_code("data/sources/files.py", "data/sources/fil*.py")
+    some = store_module.digest_code("data/sources/files.py")
+    assert some != store_module.digest_code("data/sources/*.py")
+    assert some == store_module.digest_code("data/sources/files.py", "data/sources/fil*.py")
 
 
 def test_version_is_on_disk_before_the_manifest_names_it(

@@ -38,9 +38,8 @@ from echelon.types import Freq
 
 if TYPE_CHECKING:
     from echelon.config import Config
-    from echelon.data.manifest import Manifest
     from echelon.data.sources import Source
-    from echelon.data.store import Store
+    from echelon.data.store import Manifest, Store
 
 app = typer.Typer(help="Import, generate, check and look at market data.", no_args_is_help=True)
 

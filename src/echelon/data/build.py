@@ -21,9 +21,8 @@ from echelon.config.sizes import Need, memory_available, refuse_need
 from echelon.data import limits
 from echelon.data.bars import SourceInfo
 from echelon.data.calendars import sessions
-from echelon.data.manifest import Manifest
 from echelon.data.panel import Panel, forward_fill
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store
 from echelon.errors import DataError, UniverseError
 from echelon.types import Bools, Floats, Freq, Times
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from echelon.config import Config
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
-from echelon.data.manifest import Manifest, import_fingerprint
 from echelon.data.sources import Source, open_source
 from echelon.data.sources.files import (
     pads_symbols,
@@ -19,7 +18,7 @@ from echelon.data.sources.files import (
     read_instruments,
     read_membership,
 )
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store, import_fingerprint
 from echelon.errors import ConfigError, UniverseError, UsageError
 from echelon.files import sha256_file
 from echelon.sources import IN_STORE, SOURCES

@@ -28,9 +28,18 @@ import polars as pl
 
 from echelon.data.bars import OPTIONAL, SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
-from echelon.data.manifest import Manifest, Partition, digest_frame, import_fingerprint
 from echelon.data.sources import Source
-from echelon.data.store import CURRENT, STORED_COLUMNS, Store, partition_begin, partition_key
+from echelon.data.store import (
+    CURRENT,
+    STORED_COLUMNS,
+    Manifest,
+    Partition,
+    Store,
+    digest_frame,
+    import_fingerprint,
+    partition_begin,
+    partition_key,
+)
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError, Problem
 from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep, write_csv

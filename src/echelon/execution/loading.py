@@ -31,8 +31,7 @@ import polars as pl
 
 from echelon.data import calendars
 from echelon.data.bars import SourceInfo
-from echelon.data.manifest import Manifest
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store
 from echelon.errors import DataError, InvalidDataError, Problem, UniverseError, UsageError
 from echelon.execution.days import Days, PriceSource
 from echelon.types import Floats

@@ -27,9 +27,8 @@ import numpy as np
 from echelon import rng
 from echelon.config import Config
 from echelon.data.build import PanelRequest, build_panel
-from echelon.data.manifest import Manifest
 from echelon.data.panel import Panel
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store
 from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, Feature

@@ -27,9 +27,8 @@ from echelon.config.code import describe_file
 from echelon.data.build import PanelRequest, build_panel, has_limits
 from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
-from echelon.data.manifest import Manifest, digest_code, digest_of
 from echelon.data.panel import Panel
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store, digest_code, digest_of
 from echelon.errors import DataError, SourceError, StoreError, UsageError
 from echelon.features.cache import Cache, empty_directory, open_caches
 from echelon.features.engine import FeaturePlan, GridFile, SymbolProgress, compute, load_exogenous

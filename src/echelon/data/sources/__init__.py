@@ -4,7 +4,7 @@ A source is one small protocol, one file each; `examples/source.py` shows how to
 and does not judge: it turns what it finds into canonical bars (`data.bars`) and says where each row
 came from; `data.validate` judges the rows and `data.importing` writes the good ones to the store.
 
-`echelon.sources.SOURCES` lists the sources, each with the file here that makes it and what it reads.
+`echelon.sources` lists the sources, each with the file here that makes it and what it reads.
 Each is imported when it is opened: a vendor's library, or torch-sized dependencies, cost nothing to
 those who do not use them. An option that a source cannot follow is refused: bars that silently
 differ from what was asked for are worse than none.
@@ -22,9 +22,9 @@ from typing import Protocol, runtime_checkable
 import polars as pl
 
 from echelon.config import Config, DataConfig
-from echelon.sources import SOURCES
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.errors import ConfigError, Problem
+from echelon.sources import SOURCES
 
 _OPTIONS = ("columns", "price_basis", "symbols", "membership_index", "qlib_market")
 """What only some sources read; elsewhere it must not be set."""
