@@ -152,12 +152,6 @@ def world_of(
     sealed = prepared.splits["valid"].rows.stop
     stop = len(prepared.times) if read is not None else sealed
     history = _history(prepared, stop)
-    given = resolved.rules
-    rules = given._replace(
-        commission=given.commission * costs,
-        min_commission=given.min_commission * costs,
-        slippage=given.slippage * costs,
-    )
     rows = market_rows(
         history,
         lots=resolved.lots and history.price_basis != "adjusted",
@@ -172,7 +166,7 @@ def world_of(
     splits = {name: split.rows for name, split in prepared.splits.items()}
     return World(
         rows=rows._replace(stamp=rows.stamp * costs),
-        rules=rules,
+        rules=resolved.rules.scale_costs(costs),
         x=x,
         present=np.asarray(prepared.present[:stop]),
         member=np.asarray((prepared.present if member is None else member)[:stop]),
@@ -215,13 +209,8 @@ def index_world(world: World) -> World | None:
     return replace(
         world,
         rows=market_rows(history, lots=False, stamp_duty=False),
-        rules=world.rules._replace(
-            commission=0.0,
-            min_commission=0.0,
-            slippage=0.0,
-            min_value=0.0,
-            participation=np.inf,
-            price_limits=False,
+        rules=world.rules.scale_costs(0.0)._replace(
+            min_value=0.0, participation=np.inf, price_limits=False
         ),
         x=np.zeros((*shape, 1), dtype=np.float32),
         present=known,

@@ -40,6 +40,14 @@ class Rules(NamedTuple):
     in_order: bool
     min_value: float
 
+    def scale_costs(self, factor: float) -> Rules:
+        """The same with all that trading costs, but the market's stamp duty, times `factor`."""
+        return self._replace(
+            commission=self.commission * factor,
+            min_commission=self.min_commission * factor,
+            slippage=self.slippage * factor,
+        )
+
 
 @njit(cache=True, inline="always", error_model="numpy")
 def commission(amount: float, rules: Rules) -> float:
