@@ -154,8 +154,7 @@ def _shape(rule: RefLine, x: str, y: str) -> PlotlyTree:
     if rule.until is not None:
         shape |= {"type": "rect", "layer": "below", "fillcolor": colour, "opacity": 0.07}
         return shape | {"line": {"width": 0}}
-    line = {"color": colour, "width": rule.width, "dash": rule.dash}
-    return shape | {"type": "line", "line": line}
+    return shape | {"type": "line", "line": _stroke(rule)}
 
 
 def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
@@ -179,9 +178,8 @@ def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
         case RefLine():
             x = next(layer.x for layer in plot.layers if isinstance(layer, Curve))
             ends, y = _places(x, unit)[:: max(1, len(x) - 1)], [layer.at, layer.at]
-            line = {"color": _colour(layer.role), "width": layer.width, "dash": layer.dash}
-            rule = {"type": "scatter", "mode": "lines", "x": ends, "y": y[: len(ends)]}
-            return trace | rule | {"line": line, "hoverinfo": "skip"}
+            trace |= {"type": "scatter", "mode": "lines", "x": ends, "y": y[: len(ends)]}
+            return trace | {"line": _stroke(layer), "hoverinfo": "skip"}
     raise TypeError(f"a page cannot draw {layer!r}")
 
 
@@ -198,11 +196,7 @@ def _hover(layer: Layer, chart: Chart, value: str) -> PlotlyTree:
 
 
 def _line(layer: Curve, unit: str) -> PlotlyTree:
-    line: PlotlyTree = {"color": _colour(layer.role), "width": layer.width}
-    if layer.dash != "solid":
-        line["dash"] = layer.dash
-    if layer.step:
-        line["shape"] = "hvh"
+    line = _stroke(layer) | {"shape": "hvh" if layer.step else "linear"}
     trace: PlotlyTree = {
         "type": "scatter",
         "mode": "lines+markers" if layer.marked else "lines",
@@ -335,6 +329,10 @@ def _share(data: list[PlotlyTree]) -> dict[str, list[Any]]:
     return arrays
 
 
+def _stroke(layer: Curve | RefLine) -> PlotlyTree:
+    return {"color": _colour(layer.role), "width": layer.width, "dash": layer.dash}
+
+
 def _colour(role: str) -> dict[str, str]:
     return {"$": role}
 
@@ -360,6 +358,7 @@ def _places(values: Places, unit: str = "D") -> list[Any]:
 def _unit(plot: Plot) -> str:
     """By what times are told apart: days, or minutes where bars are shorter."""
     every = [np.asarray(layer.x) for layer in plot.layers if isinstance(layer, Curve)]
+    every += [np.asarray(layer.at) for layer in plot.layers if isinstance(layer, BarStack)]
     for times in (x for x in every if x.dtype.kind == "M"):
         days = times.astype("datetime64[D]")
         if not (times == days).all() and len(np.unique(days)) < len(times):

@@ -213,7 +213,7 @@ def _draw_plot(axes: Axes, plot: Plot) -> list[tuple[Layer, Artist]]:
         artist: Artist | None = Patch(color=_colour(layer.role), label=layer.name)
         match layer:
             case Curve():
-                artist = artist if layer in stacks else _draw_line(axes, layer, plot)
+                artist = artist if layer.fill == "stack" else _draw_line(axes, layer, plot)
             case Points():
                 artist = _draw_points(axes, layer, plot)
             case BarStack():
