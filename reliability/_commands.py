@@ -190,7 +190,7 @@ class Command:
 def shrink_proof() -> None:
     """Give `prove --quick` sizes of seconds; they travel to the workers with each part."""
     from echelon.proving import sizes
-    from echelon.proving.null import NullMarket, Windows
+    from echelon.proving.null import NullMarket, NullWindows
 
     tiny = replace(
         sizes.QUICK,
@@ -203,7 +203,7 @@ def shrink_proof() -> None:
         costly_steps=(400, 200),
         n_draws=2,
         n_bars=200,
-        null_market=NullMarket(windows=Windows(120, 80, 80)),
+        null_market=NullMarket(windows=NullWindows(120, 80, 80)),
         null_steps=200,
         costly_valid_bars=150,
         chunk=2,

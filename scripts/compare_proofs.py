@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.errors import EchelonError, StoreError, UsageError
-from echelon.proving.certificate import Certificate, Check, over_seeds
+from echelon.proving.certificate import Certificate, Check, seed_check
 
 SAME = {
     "seeds": "only the same seeds can be paired",
@@ -121,7 +121,7 @@ def compared(first: Path, second: Path) -> list[Compared]:
                 "seeds can be paired. Prove both with the same --seeds."
             )
         gains = [after - before for before, after in zip(x, y, strict=True)]
-        each = (over_seeds(signal, "share", values) for values in (x, y, gains))
+        each = (seed_check(signal, "share", values) for values in (x, y, gains))
         found.append(Compared(signal, *each))
     return found
 

@@ -215,7 +215,26 @@ def _tensors(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _columns(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    for column in pl.read_parquet(path).iter_columns():
+    """Each column; tables of several books as the one table for each that there was once."""
+    frame = pl.read_parquet(path)
+    if not {"policy", "seed"} <= set(frame.columns):
+        yield from _frame_columns(frame, name)
+        return
+    every = pl.read_parquet(path.with_name("equity.parquet"))
+    for policy, seed in every.select("policy", "seed").unique(maintain_order=True).rows():
+        known = pl.col("seed").is_null() if seed is None else pl.col("seed") == seed
+        book = frame.filter((pl.col("policy") == policy) & known).drop("policy", "seed")
+        if "kind" in book.columns:
+            if (book["kind"] == "discrete").all():
+                book = book.cast(dict.fromkeys(book.columns[2:], pl.Int8))
+            book = book.drop("kind")
+        stem = policy if seed is None else f"seed-{seed}"
+        stem += "" if seed is None or policy == "agent" else f"-{policy}"
+        yield from _frame_columns(book, name.removesuffix(path.name) + f"{stem}.{path.name}")
+
+
+def _frame_columns(frame: pl.DataFrame, name: str) -> Iterator[tuple[str, bytes]]:
+    for column in frame.iter_columns():
         yield f"{name}:{column.name}", repr(column.to_list()).encode()
 
 

@@ -10,7 +10,7 @@ from markets import CONFIGS
 from echelon.config import Config, load_config
 from echelon.proving import leaky
 from echelon.proving import sizes as proof_sizes
-from echelon.proving.null import NullMarket, Windows
+from echelon.proving.null import NullMarket, NullWindows
 from echelon.proving.sizes import Sizes
 
 TINY = (
@@ -19,7 +19,7 @@ TINY = (
     *("train.total_env_steps=400", "train.log_interval_steps=200", "logging.tensorboard=false"),
 )
 """Overrides under which an agent trains in a fraction of a second, and learns nothing."""
-NULL = NullMarket(windows=Windows(120, 80, 80))
+NULL = NullMarket(windows=NullWindows(120, 80, 80))
 SIZES = Sizes(
     mode="quick",
     signals=("trend",),
@@ -53,7 +53,7 @@ def tiny_config(*overrides: str) -> Config:
 
 def shrink_leaky(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of 400 bars in the place of 4,000."""
-    monkeypatch.setattr(leaky, "MARKET", replace(leaky.MARKET, n_bars=400, n_assets=3))
+    monkeypatch.setattr(leaky, "LEAKY_MARKET", replace(leaky.LEAKY_MARKET, n_bars=400, n_assets=3))
     rows = {"train": (80, 240), "valid": (240, 320), "test": (320, 400)}
     monkeypatch.setattr(leaky, "_WINDOWS", rows)
 

@@ -16,14 +16,15 @@ from markets import CONFIGS
 from matplotlib.image import imread
 from shells import Shell, tiny
 
-from echelon.cli.watch import Watch
+from echelon.cli.console import Watch
 from echelon.config import Config, load_config
 from echelon.errors import ConfigError
-from echelon.evaluation.ablation import AblationResult, VariantResult
-from echelon.evaluation.variants import (
+from echelon.evaluation.ablation import (
     BASE,
-    Setting,
+    AblationResult,
     Variant,
+    VariantResult,
+    VariantSetting,
     full_grid,
     one_at_a_time,
     read_variants,
@@ -91,7 +92,7 @@ def test_file_of_variants_is_read_in_its_order(tmp_path: Path) -> None:
     file.write_text("wide: [model.d_model=256]\nslow:\n  - train.gamma=0.99\n  - window=30\n")
     variants = read_variants(file)
     assert _names(variants) == [BASE, "wide", "slow"]
-    assert variants[1].settings == (Setting("model.d_model", "256"),)
+    assert variants[1].settings == (VariantSetting("model.d_model", "256"),)
     assert (variants[2].factor, variants[2].value) == ("train.gamma + window", "0.99 + 30")
     assert variant_configs(_config("qtmrl"), variants)[2].train.gamma == 0.99
 
@@ -133,11 +134,15 @@ def test_shipped_file_of_variants_fits_the_recommended_configuration() -> None:
         assert len(variant_configs(base, unlike_base(base, read_variants(file)))) > 2
 
 
-def _row(name: str, sharpes: list[float], *settings: Setting) -> VariantResult:
+def _row(name: str, sharpes: list[float], *settings: VariantSetting) -> VariantResult:
     seeds = {
         42 + k: dict.fromkeys(LABELS, 1.0) | {"sharpe_annual": s} for k, s in enumerate(sharpes)
     }
-    return VariantResult(Variant(name, settings, ()), "hash", seeds, "" if seeds else "why")
+    variant = Variant(name, settings, ())
+    problem = "" if seeds else "why"
+    return VariantResult(
+        name=name, variant=variant, seeds=seeds, config_hash="hash", problem=problem
+    )
 
 
 def _result(*rows: VariantResult) -> AblationResult:
@@ -147,8 +152,8 @@ def _result(*rows: VariantResult) -> AblationResult:
 def test_table_has_mean_std_and_difference_of_every_measure() -> None:
     result = _result(
         _row(BASE, [1.0, 2.0]),
-        _row("window-30", [0.5, 0.5], Setting("window", "30")),
-        _row("window-60", [], Setting("window", "60")),
+        _row("window-30", [0.5, 0.5], VariantSetting("window", "30")),
+        _row("window-60", [], VariantSetting("window", "60")),
     )
     base, thirty, sixty = result.frame().to_dicts()
     assert (base["seeds"], base["sharpe_annual_mean"], base["sharpe_annual_diff"]) == (2, 1.5, 0.0)
@@ -163,9 +168,9 @@ def test_table_has_mean_std_and_difference_of_every_measure() -> None:
 def test_picture_groups_variants_by_factor_and_marks_the_base(tmp_path: Path) -> None:
     result = _result(
         _row(BASE, [1.0, 2.0]),
-        _row("window-30", [0.5, 0.7], Setting("window", "30")),
-        _row("wide", [1.2, 1.3], Setting("model.d_model", "256")),
-        _row("window-60", [], Setting("window", "60")),
+        _row("window-30", [0.5, 0.7], VariantSetting("window", "30")),
+        _row("wide", [1.2, 1.3], VariantSetting("model.d_model", "256")),
+        _row("window-60", [], VariantSetting("window", "60")),
     )
     base = _config("qtmrl")
     lines = list(variant_rows(result, base))

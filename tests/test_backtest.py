@@ -19,7 +19,15 @@ from echelon.agents import tables
 from echelon.agents.a2c import ActorPolicy
 from echelon.backtest import baselines
 from echelon.backtest.baselines import make_baseline
-from echelon.backtest.files import Tables, load_tables, save_backtest, tables_of
+from echelon.backtest.files import (
+    AGENT,
+    Book,
+    Tables,
+    read_tables,
+    save_tables,
+    tables_of,
+    tables_of_book,
+)
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
@@ -202,17 +210,27 @@ def test_slippage_stamp_and_cut_orders_stand_beside_the_step() -> None:
 def test_tables_return_from_disk_as_they_were(tmp_path: Path) -> None:
     world = make_world()
     config = make_config(*NET)
-    run = run_backtest(actor(config), world, world.span("valid"), config)
-    save_backtest(run, tmp_path, "seed-1")
-    found, wanted = load_tables(tmp_path, "seed-1"), tables_of(run)
-    for kind in Tables._fields:
-        assert getattr(found, kind).equals(getattr(wanted, kind)), kind
+    span = world.span("valid")
+    run = run_backtest(actor(config), world, span, config)
+    hold = run_backtest(make_baseline("equal_weight", config), world, span, config)
+    books = {Book(AGENT, 1): tables_of(run), Book("equal_weight"): tables_of(hold)}
+    save_tables(tmp_path, books, csv=True)
+    every = read_tables(tmp_path)
+    for book, wanted in books.items():
+        found = tables_of_book(every, book, tmp_path)
+        for kind in Tables._fields:
+            assert getattr(found, kind).equals(getattr(wanted, kind)), (book, kind)
+            assert getattr(found, kind).schema == getattr(wanted, kind).schema, (book, kind)
+    assert set(every.actions["kind"]) == {"discrete", "weights"}
+    with pytest.raises(StoreError, match=r"equity.parquet.*nothing of agent of seed 2"):
+        tables_of_book(every, Book(AGENT, 2), tmp_path)
+    found, wanted = tables_of_book(every, Book(AGENT, 1), tmp_path), tables_of(run)
     assert found.equity.height == len(run.times)
     assert found.weights.columns == ["time", "S0", "S1", "S2"]
     assert found.actions.height == len(run.times) - 1
-    read = pl.read_csv(tmp_path / "seed-1.equity.csv")
+    read = pl.read_csv(tmp_path / "equity.csv").filter(pl.col("policy") == AGENT)
     assert read["value"].to_list() == run.value.tolist()
-    blotter = pl.read_csv(tmp_path / "seed-1.blotter.csv")
+    blotter = pl.read_csv(tmp_path / "blotter.csv").filter(pl.col("policy") == AGENT)
     assert blotter.height == wanted.blotter.height > 0
     assert blotter["shares"].to_list() == wanted.blotter["shares"].to_list()
     assert not list(tmp_path.glob(".*"))
@@ -223,8 +241,9 @@ def test_tables_of_a_run_without_trades_return_too(tmp_path: Path) -> None:
     run = run_backtest(
         make_baseline("cash", make_config()), world, world.span("test"), make_config()
     )
-    save_backtest(run, tmp_path, "cash")
-    found = load_tables(tmp_path, "cash")
+    save_tables(tmp_path, {Book("cash"): tables_of(run)})
+    found = tables_of_book(read_tables(tmp_path), Book("cash"), tmp_path)
+    assert not list(tmp_path.glob("*.csv"))
     assert found.blotter.height == 0
     assert found.blotter.schema == tables_of(run).blotter.schema
     assert set(found.equity["value"]) == {1_000_000.0}
@@ -233,14 +252,14 @@ def test_tables_of_a_run_without_trades_return_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "torn"])
 def test_tables_that_cannot_be_read_are_an_error(damage: str, tmp_path: Path) -> None:
     _, run = by_hand(fill_open=True)
-    save_backtest(run, tmp_path, "a")
-    file = tmp_path / "a.weights.parquet"
+    save_tables(tmp_path, {Book(AGENT, 1): tables_of(run)})
+    file = tmp_path / "weights.parquet"
     if damage == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(StoreError, match=r"a.weights.parquet.*echelon evaluate"):
-        load_tables(tmp_path, "a")
+    with pytest.raises(StoreError, match=r"weights.parquet.*echelon evaluate"):
+        read_tables(tmp_path)
 
 
 def test_a_ruined_book_stops_there() -> None:

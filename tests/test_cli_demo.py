@@ -69,7 +69,7 @@ def test_demo_ends_with_the_hierarchy_beside_the_agents(shell: Shell, bars_file:
         ("demo-hierarchy", "HIERARCHY"),
     ]
     assert tree["split"] == "test"
-    assert "Sharpe ratio a year less that of demo" in out
+    assert "Sharpe ratio a year vs demo" in out
     page = Path("demo-hierarchy/report/report.html").read_text(encoding="utf-8")
     for key in ("beside", "command", "attribution", "population"):
         assert f">{Words('en')(key)}</h2>" in page, key

@@ -19,14 +19,9 @@ from echelon.cli import app
 from echelon.config import load_config
 from echelon.config.algorithms import FLAT_SETTINGS
 from echelon.errors import EchelonError, Stopped, UsageError
-from echelon.proving.claims import NullCheapPart
-from echelon.proving.prove import MARKETS, plan
-from echelon.proving.sizes import (
-    FULL,
-    QUICK,
-    QUICK_HIERARCHY,
-    hurried,
-)
+from echelon.proving.null import NullCheapPart
+from echelon.proving.prove import PROOF_MARKETS, plan
+from echelon.proving.sizes import FULL, QUICK, QUICK_HIERARCHY, at_pace
 
 OVERRIDES = [word for item in TINY for word in ("-o", item)]
 NUMBERS = {"estimate", "low", "high", "n"}
@@ -74,7 +69,7 @@ def test_all_markets_are_proved_and_failing_is_an_error(whole: tuple[Path, Resul
     assert result.exception.exit_code == 1
     assert "not passed: Planted" in str(result.exception)
     tree = certificate(directory)
-    assert [market["name"] for market in tree["markets"]] == list(MARKETS)
+    assert [market["name"] for market in tree["markets"]] == list(PROOF_MARKETS)
     assert tree["passed"] is False
     assert tree["mode"] == "quick"
     assert tree["about"]["config_hash"]
@@ -231,7 +226,7 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 def test_the_full_proof_meets_the_sizes_it_promises() -> None:
     """400 null draws of which 20 train agents; 16 unseen draws; at most a million steps."""
     config = load_config(CONFIGS / "qtmrl-fast.yaml")
-    planned = plan(config, MARKETS, FULL)
+    planned = plan(config, PROOF_MARKETS, FULL)
     agents = [part for part in planned.parts["null"] if part.steps]
     cheap = [part for part in planned.parts["null"] if isinstance(part, NullCheapPart)]
     assert len(agents) >= 20
@@ -273,7 +268,7 @@ def test_a_proof_with_less_than_its_mode_has_is_a_reduced_one(
 
 def test_what_is_hurried_is_never_made_slower() -> None:
     slow = load_config(CONFIGS / "hierarchical.yaml")
-    quick = hurried(slow, QUICK_HIERARCHY)
+    quick = at_pace(slow, QUICK_HIERARCHY)
     pace = QUICK_HIERARCHY.pace
     assert pace is not None
     assert (quick.pretrain.epochs, quick.pretrain.pass_rows) == (pace.epochs, pace.pass_rows)
@@ -291,4 +286,4 @@ def test_what_is_hurried_is_never_made_slower() -> None:
         "expert.warmup_updates=0",
     ]
     given = load_config(CONFIGS / "hierarchical.yaml", [*fast, "expert.updates_per_step=1.0"])
-    assert hurried(given, QUICK_HIERARCHY) == given
+    assert at_pace(given, QUICK_HIERARCHY) == given

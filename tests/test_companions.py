@@ -22,16 +22,21 @@ from echelon.backtest.baselines import Momentum
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
 from echelon.cli.evaluate import how_sure, print_evaluation
-from echelon.cli.walk_forward import print_result
+from echelon.cli.walk_forward import print_walk
 from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
-from echelon.evaluation.reference_policies import BEST, EXPERTS, by_row, columns, with_best
+from echelon.evaluation.reference_policies import (
+    BEST_EXPERT,
+    EXPERTS_MEAN,
+    by_row,
+    companion_returns,
+    with_best,
+)
 from echelon.evaluation.statistics import judge
-from echelon.evaluation.stitched import statistics, stitch
 from echelon.evaluation.trust import load_trust
-from echelon.evaluation.walkforward import WalkForward, WalkForwardResult
+from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
 from echelon.ops.measures import LABELS
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HEDGE, companions_of
@@ -143,21 +148,23 @@ def test_best_expert_is_chosen_by_sharpe_and_keeps_its_other_measures() -> None:
     own = {HEDGE: measured(0.5), "expert-0": measured(nan), "expert-1": measured(-1.0)}
     other = {HEDGE: measured(0.7), "expert-0": measured(2.0), "expert-1": measured(1.0)}
     rows = with_best({1: own, 2: other})
-    assert tuple(rows) == (HEDGE, BEST, EXPERTS)
-    assert [seed["calmar"] for seed in rows[BEST]] == [-10.0, 20.0]
+    assert tuple(rows) == (HEDGE, BEST_EXPERT, EXPERTS_MEAN)
+    assert [seed["calmar"] for seed in rows[BEST_EXPERT]] == [-10.0, 20.0]
     assert [seed["sharpe_annual"] for seed in rows[HEDGE]] == [0.5, 0.7]
-    assert [seed["sharpe_annual"] for seed in rows[EXPERTS]] == pytest.approx(
+    assert [seed["sharpe_annual"] for seed in rows[EXPERTS_MEAN]] == pytest.approx(
         [nan, 1.5], nan_ok=True
     )
-    assert tuple(by_row({1: own})) == (HEDGE, EXPERTS), "a maximum is for those who ask for it"
+    assert tuple(by_row({1: own})) == (HEDGE, EXPERTS_MEAN), "a maximum is for those who ask for it"
     assert (by_row({}), with_best({})) == ({}, {})
 
 
 def test_returns_of_a_ruined_expert_are_nothing_after_its_end() -> None:
-    found = columns({1: {HEDGE: np.ones(3), "expert-0": np.ones(1), "expert-1": np.ones(3)}}, 3)
+    found = companion_returns(
+        {1: {HEDGE: np.ones(3), "expert-0": np.ones(1), "expert-1": np.ones(3)}}, 3
+    )
     assert found[HEDGE].tolist() == [[1.0], [1.0], [1.0]]
-    assert found[EXPERTS].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
-    assert columns({}, 3) == {}
+    assert found[EXPERTS_MEAN].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    assert companion_returns({}, 3) == {}
 
 
 # Evaluation
@@ -174,7 +181,7 @@ def test_evaluation_has_the_backtests_of_every_seeds_companions(run: Path) -> No
             backtest = run_backtest(policy, world, world.span("test"), CONFIG)
             wanted = backtest.measures.as_dict()
             assert found.companions[seed][name] == pytest.approx(wanted, nan_ok=True), (seed, name)
-            equity = pl.read_parquet(found.directory / f"seed-{seed}-{name}.equity.parquet")
+            equity = found.tables(name, seed).equity
             np.testing.assert_array_equal(equity["value"].to_numpy(), backtest.value)
 
 
@@ -182,15 +189,13 @@ def test_differences_to_companions_pair_the_same_days(run: Path) -> None:
     trust, found = load_trust(run, "test"), load_evaluation(run, "test")
     assert trust is not None
 
-    def returns(*names: str) -> np.ndarray:
-        every = (pl.read_parquet(found.directory / f"{n}.equity.parquet") for n in names)
+    def returns(*policies: str) -> np.ndarray:
+        every = (found.tables(name, seed).equity for seed in SEEDS for name in policies)
         return np.column_stack([e["return"][1:].to_numpy() for e in every])
 
-    agents = returns(*(f"seed-{seed}" for seed in SEEDS))
-    hedges = returns(*(f"seed-{seed}-hedge" for seed in SEEDS))
-    experts = returns(*(f"seed-{seed}-expert-{k}" for seed in SEEDS for k in range(2)))
-    assert tuple(trust["companions"]) == (EXPERTS, HEDGE)  # as JSON sorts them
-    for name, theirs in ((HEDGE, hedges), (EXPERTS, experts)):
+    agents, hedges, experts = returns("agent"), returns("hedge"), returns("expert-0", "expert-1")
+    assert tuple(trust["companions"]) == (EXPERTS_MEAN, HEDGE)  # as JSON sorts them
+    for name, theirs in ((HEDGE, hedges), (EXPERTS_MEAN, experts)):
         claim = judge(agents, theirs, math.nan, seed=42)
         for kind in ("single", "double"):
             wanted, got = getattr(claim, kind), trust["companions"][name][kind]
@@ -274,15 +279,14 @@ def test_walk_forward_stitches_companions_by_seed_and_shows_no_maximum(walk: Pat
     for fold in ("fold-0", "fold-1", "stitched"):
         whos = table.filter(pl.col("fold") == fold)["who"].to_list()
         beside = [f"seed-{seed}-{name}" for seed in SEEDS for name in NAMES]
-        assert whos[-len(beside) - 2 :] == [HEDGE, EXPERTS, *beside]
-        assert BEST not in whos
+        assert whos[-len(beside) - 2 :] == [HEDGE, EXPERTS_MEAN, *beside]
+        assert BEST_EXPERT not in whos
     stitched = pl.read_parquet(walk / "stitched.parquet")
     lines = {row["who"]: row for row in table.filter(pl.col("fold") == "stitched").to_dicts()}
-    for who in ("seed-42-hedge", "seed-43-expert-1"):
-        parts = [
-            pl.read_parquet(walk / f"folds/fold-{k}/evaluations/test/{who}.equity.parquet")
-            for k in (0, 1)
-        ]
+    for seed, name in ((42, "hedge"), (43, "expert-1")):
+        who = f"seed-{seed}-{name}"
+        folds = (load_evaluation(walk / f"folds/fold-{k}", "test") for k in (0, 1))
+        parts = [fold.tables(name, seed).equity for fold in folds]
         by_hand = np.concatenate([p["return"][1:].to_numpy() for p in parts])
         np.testing.assert_array_equal(stitched[who].to_numpy(), by_hand)
         ratio = by_hand.mean() / by_hand.std(ddof=1) * math.sqrt(252)
@@ -291,13 +295,13 @@ def test_walk_forward_stitches_companions_by_seed_and_shows_no_maximum(walk: Pat
     assert lines[HEDGE]["sharpe_annual"] == pytest.approx(np.mean(hedges))
     assert lines[HEDGE]["sharpe_annual_std"] == pytest.approx(np.std(hedges, ddof=1))
     experts = [lines[f"seed-{s}-expert-{k}"]["sharpe_annual"] for s in SEEDS for k in (0, 1)]
-    assert lines[EXPERTS]["sharpe_annual"] == pytest.approx(np.mean(experts))
+    assert lines[EXPERTS_MEAN]["sharpe_annual"] == pytest.approx(np.mean(experts))
 
 
 def test_companions_change_nothing_else_of_a_walk_forward(walk: Path, plain_walk: Path) -> None:
     ours, theirs = (tree_of(w / "walk_forward.json") for w in (walk, plain_walk))
     assert ours["stitched"].pop("companions")
-    assert set(ours["statistics"].pop("companions")) == {HEDGE, EXPERTS}
+    assert set(ours["statistics"].pop("companions")) == {HEDGE, EXPERTS_MEAN}
     assert ours == theirs
 
 
@@ -319,7 +323,7 @@ def test_command_prints_them_stitched(walk: Path, capsys: pytest.CaptureFixture[
     stitched = stitch(found)
     sure = statistics(stitched, 42, looks=1, sweeps=[])
     with out.capture() as printed:
-        print_result(WalkForwardResult(opened.folds, found, {}, stitched, sure))
+        print_walk(WalkForwardResult(opened.folds, found, {}, stitched, sure))
     titles = titles_of(printed.get().splitlines())
     assert titles[titles.index("hedge") :][:4] == ["hedge", "± std", "experts, mean", "± std"]
     assert "the hedge over the same experts" in capsys.readouterr().out

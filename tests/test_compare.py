@@ -15,16 +15,16 @@ from markets import CONFIGS
 from matplotlib.image import imread
 from shells import Shell, tiny
 
-from echelon.cli.compare import print_result
-from echelon.cli.watch import Watch
+from echelon.cli.compare import print_comparison
+from echelon.cli.console import Watch
 from echelon.config import load_config
 from echelon.errors import UsageError
 from echelon.evaluation.comparison import (
     AGENTS,
+    ComparedRow,
     Comparison,
     ComparisonResult,
-    Gap,
-    Row,
+    SharpeGap,
     agent_config,
 )
 from echelon.ops.measures import LABELS
@@ -62,7 +62,7 @@ def test_six_agents_are_compared_and_gone_on_with_without_training_again(
     assert err.count("rules: ") == 1
     table = _table()
     assert list(table) == [*AGENTS, "cash", "equal_weight"]
-    assert "less sac" in out
+    assert "vs sac" in out
     for name in AGENTS:
         row, run = table[name], Path("cmp/agents") / name
         assert (row["kind"], row["seeds"], row["problem"]) == ("agent", 2, "")
@@ -200,9 +200,16 @@ def test_a2c_has_the_settings_of_qtmrl_fast_and_the_market_of_the_base() -> None
         agent_config(qtmrl, "td3")
 
 
-def _row(name: str, sharpes: list[float], gap: Gap | None = None) -> Row:
+def _row(name: str, sharpes: list[float], gap: SharpeGap | None = None) -> ComparedRow:
     seeds = {k: dict.fromkeys(LABELS, 0.1) | {"sharpe_annual": s} for k, s in enumerate(sharpes)}
-    return Row(name, "agent", seeds, gap, steps=320_000, problem="" if seeds else "why")
+    return ComparedRow(
+        name=name,
+        kind="agent",
+        seeds=seeds,
+        gap=gap,
+        steps=320_000,
+        problem="" if seeds else "why",
+    )
 
 
 FACTS = {"split": "test", "first": "2018-01-02", "last": "2022-12-28", "ledger": {"fill": "x"}}
@@ -212,10 +219,15 @@ def test_table_and_picture_show_spread_difference_and_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = (
-        _row("sb3-ppo", [0.5, 0.7], Gap(-0.9, -1.5, -0.2)),
+        _row("sb3-ppo", [0.5, 0.7], SharpeGap(-0.9, -1.5, -0.2)),
         _row("sac", [1.0, 2.0]),
         _row("td3", []),
-        Row("min_variance", "baseline", {-1: dict.fromkeys(LABELS, 0.3)}, Gap(0.1, -1.0, 1.0)),
+        ComparedRow(
+            name="min_variance",
+            kind="baseline",
+            seeds={-1: dict.fromkeys(LABELS, 0.3)},
+            gap=SharpeGap(0.1, -1.0, 1.0),
+        ),
     )
     result = ComparisonResult("some", "sac", rows, FACTS)
     ppo, sac, td3, baseline = result.frame().to_dicts()
@@ -234,14 +246,14 @@ def test_table_and_picture_show_spread_difference_and_failures(
     draw_comparison(result, tmp_path / "c.png")
     assert imread(tmp_path / "c.png").shape[1] > 1000
     monkeypatch.setenv("COLUMNS", "80")
-    print_result(result)
+    print_comparison(result)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    for part in ("320,000", "−1.50 to −0.20", "± 0.71", "failed", "min_variance", "less sac"):
+    for part in ("320,000", "−1.50 to −0.20", "± 0.71", "failed", "min_variance", "vs sac"):
         assert part in shown, shown
 
 
 def test_reference_is_sac_or_the_first(tmp_path: Path) -> None:
     base = load_config(CONFIGS / "sac.yaml")
-    assert Comparison.of(tmp_path, base).reference == "sac"
-    assert Comparison.of(tmp_path, base, ["td3", "apg"]).reference == "td3"
+    assert Comparison(tmp_path, base).reference == "sac"
+    assert Comparison(tmp_path, base, ("td3", "apg")).reference == "td3"

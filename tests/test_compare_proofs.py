@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from echelon.errors import EchelonError, UsageError
-from echelon.proving.certificate import Certificate, MarketResult, over_seeds
+from echelon.proving.certificate import Certificate, MarketResult, seed_check
 from scripts.compare_proofs import compared, main
 
 
@@ -28,7 +28,7 @@ def certificate(
 ) -> str:
     market = MarketResult(
         name=name,
-        checks=(over_seeds("trend_share", "share", [a / 4 for a in agent]),),
+        checks=(seed_check("trend_share", "share", [a / 4 for a in agent]),),
         seconds=1.0,
         cpu_seconds=1.0,
         facts={"seeds": seeds, "draws": 16, "kind": "weights", **facts},

@@ -17,12 +17,12 @@ from scipy import stats
 from shells import Shell
 from worlds import prepared_run
 
-from echelon.cli.compare_runs import conclusion
+from echelon.cli.compare import conclusion
 from echelon.config import load_config
-from echelon.evaluation.comparison import Gap, Row, saved_returns
+from echelon.evaluation.comparison import ComparedRow, SharpeGap, saved_returns
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.runs_comparison import (
-    Difference,
+    RunDifference,
     RunLine,
     RunsComparison,
     compare_runs,
@@ -31,7 +31,7 @@ from echelon.evaluation.runs_comparison import (
 )
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.test_access import Look
-from echelon.evaluation.trust import Standing, load_trust, standing
+from echelon.evaluation.trust import ClaimBasis, claim_basis, load_trust
 from echelon.features import Prepared
 from echelon.ops.measures import LABELS, sharpe_annual
 from echelon.runs import RunDirectory
@@ -269,19 +269,22 @@ def test_welch_agrees_with_scipy_and_says_nothing_of_single_seeds() -> None:
     one = welch([1.0], [0.5, 0.5])
     assert one.estimate == 0.5
     assert math.isnan(one.low + one.high)
-    assert welch([1.0, 1.0], [0.5, 0.5]) == Gap(0.5, 0.5, 0.5)
+    assert welch([1.0, 1.0], [0.5, 0.5]) == SharpeGap(0.5, 0.5, 0.5)
     assert all(math.isnan(value) for value in welch([1.0, math.inf], [0.5, 0.5]))
 
 
 def forge(evaluation: Evaluation, drift: float) -> None:
     """Give an evaluation's agents returns of a clear drift, in the tables and in the summary."""
     tree = json.loads((evaluation.directory / "summary.json").read_text())
+    path = evaluation.directory / "equity.parquet"
     for seed in evaluation.seeds:
-        path = evaluation.directory / f"seed-{seed}.equity.parquet"
         table = pl.read_parquet(path)
-        made = np.random.default_rng(seed).normal(drift, 0.005, table.height - 1)
+        mine = (pl.col("policy") == "agent") & (pl.col("seed") == seed)
+        own = table.filter(mine)
+        made = np.random.default_rng(seed).normal(drift, 0.005, own.height - 1)
         values = pl.Series("return", [None, *made], dtype=pl.Float64)
-        table.with_columns(values).write_parquet(path)
+        rest = table.filter(~mine | pl.col("seed").is_null())
+        pl.concat([own.with_columns(values), rest]).write_parquet(path)
         tree["seeds"][str(seed)]["sharpe_annual"] = sharpe_annual(made, 252.0)
     (evaluation.directory / "summary.json").write_text(json.dumps(tree))
 
@@ -322,14 +325,14 @@ def test_what_is_claimed_counts_trials_and_looks_up_to_now(shell: Shell, runs: P
 
     # Twenty further looks, some as good as this one: what was seen is chosen by.
     returns = saved_returns(load_evaluation(runs / "sac", "test"), [1, 2, 3]).mean(axis=1)
-    before = standing(opened[1], "test", returns)
+    before = claim_basis(opened[1], "test", returns)
     tested = Look.back(opened[1], "test")
     times = load_evaluation(runs / "sac", "test").tables(1).equity["time"][1:].to_numpy()
     for k in range(20):
         luck = np.random.default_rng(k).normal(0.004 * (-1) ** k, 0.005, len(times))
         read = tested.registry.begin_read(tested.entry())
         tested.registry.end_read(read, times, luck, luck.mean() / luck.std())
-    after = standing(opened[1], "test", returns)
+    after = claim_basis(opened[1], "test", returns)
     assert before.deflated is not None
     assert after.deflated is not None
     assert after.deflated < before.deflated
@@ -338,23 +341,27 @@ def test_what_is_claimed_counts_trials_and_looks_up_to_now(shell: Shell, runs: P
     assert saved["registry"]["reads"] == 2  # as it was then
 
 
-def line(name: str, difference: Difference | None) -> RunLine:
-    row = Row(name, "agent", {1: dict.fromkeys(LABELS, 0.1)})
+def line(name: str, difference: RunDifference | None) -> RunLine:
+    row = ComparedRow(name=name, kind="agent", seeds={1: dict.fromkeys(LABELS, 0.1)})
     return RunLine(Path(name), "SAC", row, difference)
 
 
 def test_conclusion_says_which_differences_are_claimed_and_why_others_are_not() -> None:
-    wide, above, unknown = Gap(0.5, -1.0, 2.0), Gap(1.0, 0.5, 1.5), Gap(1.0, math.nan, math.nan)
-    below = Gap(-1.0, -1.5, -0.5)
+    wide, above, unknown = (
+        SharpeGap(0.5, -1.0, 2.0),
+        SharpeGap(1.0, 0.5, 1.5),
+        SharpeGap(1.0, math.nan, math.nan),
+    )
+    below = SharpeGap(-1.0, -1.5, -0.5)
     facts = {"split": "test", "bars": 300}
 
-    def said(*differences: Difference, **changes: Any) -> str:
+    def said(*differences: RunDifference, **changes: Any) -> str:
         lines = [line("a", None), *(line(f"b{k}", d) for k, d in enumerate(differences))]
         return conclusion(RunsComparison(tuple(lines), (), facts | changes))
 
-    same, single = Difference(wide, above, None, None), Difference(above, unknown, None, None)
-    sure = Difference(above, above, "b0", Standing(0.99, 1))
-    worse = Difference(below, below, "a", Standing(0.99, None))
+    same, single = RunDifference(wide, above, None, None), RunDifference(above, unknown, None, None)
+    sure = RunDifference(above, above, "b0", ClaimBasis(0.99, 1))
+    worse = RunDifference(below, below, "a", ClaimBasis(0.99, None))
     assert said(same) == "Nothing can be claimed: b0 is indistinguishable from a at these costs."
     assert said(single).endswith("b0 or a has one seed, and other seeds may turn it round.")
     assert said(sure, same) == (
@@ -365,7 +372,7 @@ def test_conclusion_says_which_differences_are_claimed_and_why_others_are_not() 
     assert "a is better than b0 at these costs, also after counting the configurations" in said(
         worse
     )
-    uncounted = Difference(above, above, "b0", Standing(None, None))
+    uncounted = RunDifference(above, above, "b0", ClaimBasis(None, None))
     assert said(uncounted).startswith(
         "Nothing can be claimed: b0 is ahead of a at these costs, but"
     )

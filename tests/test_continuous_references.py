@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from worlds import make_config
 
+from echelon.config import Config
 from echelon.envs.act import Holdings
-from echelon.proving.continuous import (
-    CURVES,
+from echelon.envs.world import World
+from echelon.proving.planted import (
     HURDLES,
+    PLANTED,
     Equally,
     FilterWeights,
-    bare_worlds,
-    continuous_reference,
-    hurdle_curve,
+    PlantedMarket,
+    Rule,
     weighted_rules_of_thumb,
 )
-from echelon.proving.planted import PLANTED, Draw, PlantedMarket, Rule
-from echelon.proving.trial import trade
-from echelon.proving.worlds import joined
+from echelon.proving.trial import trade_draws
+from echelon.proving.worlds import Draw, drawn_world, join_worlds
 from echelon.types import Floats
 
 FEE = 0.0005
 OPEN = make_config(f"fee_rate={FEE}")
 CLOSE = make_config(f"fee_rate={FEE}", "market.fill=close")
+NEAR = {"trend": (0.6, 0.7), "reversion": (0.25, 0.75), "cross_section": (0.75, 1.25)}
+"""Signal → hurdles beside the one that was chosen."""
+
+
+def bare_worlds(draws: Sequence[Draw], config: Config) -> list[World]:
+    """Worlds of draws for policies that read prices only: there are no features in them."""
+    shape = draws[0].close.shape
+    x, present = np.zeros((*shape, 1), dtype=np.float32), np.ones(shape, dtype=bool)
+    return [drawn_world(draw.open, draw.close, x, present, config) for draw in draws]
 
 
 def plain_sharpe(market: PlantedMarket, close: Floats, hurdle: float, first: int) -> float:
@@ -59,7 +70,7 @@ def test_trend_reference_is_what_a_plain_loop_makes_of_it() -> None:
     market = PlantedMarket(n_bars=1200)
     draws = [market.draw(seed, "loop") for seed in range(3)]
     worlds = bare_worlds(draws, CLOSE)
-    found = trade(continuous_reference(market), worlds, CLOSE).sharpes
+    found = trade_draws(FilterWeights(market), worlds, CLOSE).sharpes
     first = worlds[0].span("test").start
     expected = [plain_sharpe(market, draw.close, HURDLES["trend"], first) for draw in draws]
     assert found == pytest.approx(expected, abs=0.01)
@@ -74,22 +85,20 @@ def test_reference_has_its_sharpe_ratio_and_beats_the_best_rule_of_thumb(
 ) -> None:
     market = PLANTED[signal](n_bars=1200)
     worlds = bare_worlds([market.draw(seed, "continuous") for seed in range(14)], OPEN)
-    found = trade(continuous_reference(market), worlds, OPEN).sharpes.mean()
+    found = trade_draws(FilterWeights(market), worlds, OPEN).sharpes.mean()
     assert low < found < high
     (rule,) = weighted_rules_of_thumb(market, [20])
-    assert 1.0 < trade(rule, worlds, OPEN).sharpes.mean() < found - 0.2
+    assert 1.0 < trade_draws(rule, worlds, OPEN).sharpes.mean() < found - 0.2
 
 
 @pytest.mark.parametrize("signal", PLANTED)
-def test_hurdle_is_on_the_grid_and_its_neighbours_are_nearly_as_good(signal: str) -> None:
-    grid, chosen = CURVES[signal], HURDLES[signal]
-    place = grid.index(chosen)
-    assert 0 < place < len(grid) - 1
+def test_hurdles_beside_the_chosen_one_are_nearly_as_good(signal: str) -> None:
     market = PLANTED[signal](n_bars=800)
-    near = (grid[place - 1], chosen, grid[place + 1])
-    curve = hurdle_curve(market, OPEN, seeds=range(12), hurdles=near)
-    assert [scored.name for scored in curve] == [f"{hurdle:g}" for hurdle in near]
-    means = [scored.mean for scored in curve]
+    worlds = bare_worlds([market.draw(seed, "hurdle") for seed in range(12)], OPEN)
+    means = [
+        trade_draws(FilterWeights(market, hurdle), worlds, OPEN).sharpes.mean()
+        for hurdle in (HURDLES[signal], *NEAR[signal])
+    ]
     assert min(means) > 0.9 * max(means)
 
 
@@ -103,7 +112,7 @@ def test_reference_knows_nothing_of_later_bars_nor_of_other_draws(signal: str) -
     other = [draws[0], Draw(draws[1].hidden, changed, changed)]
 
     def decided(draws: list[Draw], rows: np.ndarray) -> Floats:
-        world, _ = joined(bare_worlds(draws, OPEN))
+        world, _ = join_worlds(bare_worlds(draws, OPEN))
         policy = FilterWeights(market)
         policy.start(world, range(0, len(world.times)))
         return policy.decide(rows, nothing_held(len(rows), market.n_assets))

@@ -18,7 +18,7 @@ from echelon.population import expert_books as surveys
 from echelon.population import router_observation as view
 from echelon.population.book_forks import Desk, first_rows, started, within_limits
 from echelon.population.expert_books import Standing, survey
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds
 
 NOBODY = np.array([-1])
 
@@ -106,7 +106,7 @@ def test_scaled_limits_count_what_cannot_be_traded() -> None:
 
 def test_first_rows_stay_in_their_stretch_and_have_a_whole_window() -> None:
     draws = [make_world(n_rows=30, seed=s, splits={"test": range(30)}) for s in (1, 2)]
-    together, starts = joined(draws)
+    together, starts = join_worlds(draws)
     first = first_rows(together)
     assert first[starts[0] : 30].tolist() == [3] * 27
     assert first[starts[1] : 60].tolist() == [33] * 27
@@ -226,7 +226,7 @@ def test_observation_has_the_entries_that_names_tells() -> None:
 
 def test_market_view_knows_nothing_of_later_rows_nor_of_other_stretches() -> None:
     draws = [make_world(n_rows=50, seed=s, splits={"test": range(50)}) for s in (1, 2)]
-    together, _ = joined(draws)
+    together, _ = join_worlds(draws)
     whole = view.market_view(together, first_rows(together), (2, 5))
     for n, draw in enumerate(draws):
         alone = view.market_view(draw, first_rows(draw), (2, 5))

@@ -12,7 +12,7 @@ from echelon.config import load_config
 from echelon.config.walkforward import WalkForwardConfig
 from echelon.data.calendars import sessions
 from echelon.errors import ConfigError, DataError, EchelonError
-from echelon.evaluation.folds import Bars, Fold, plan_folds
+from echelon.evaluation.folds import Fold, FoldBars, plan_folds
 from echelon.types import Times
 
 
@@ -44,7 +44,7 @@ def test_rolling_windows_have_one_length_and_follow_one_another() -> None:
         ("2004-01-01", "2004-12-31"),
     ]
     assert _spans(folds[2])[0] == ("2003-01-01", "2004-12-31")
-    assert folds[0].bars == Bars(730, 365, 366)
+    assert folds[0].bars == FoldBars(730, 365, 366)
     assert not any(f.partial for f in folds)
 
 
@@ -67,7 +67,7 @@ def test_purge_and_embargo_take_bars_off_the_end_of_the_window_before() -> None:
         ("2003-01-01", "2003-12-21"),
         ("2004-01-01", "2004-12-31"),
     ]
-    assert fold.bars == Bars(727, 355, 366)
+    assert fold.bars == FoldBars(727, 355, 366)
 
 
 def test_dropped_bars_are_sessions_not_days() -> None:
@@ -86,7 +86,7 @@ def test_bars_of_a_day_are_dropped_together() -> None:
     (fold,) = _plan(bars, unit="month", train=2, valid=1, purge_bars=1, embargo_bars=5)
     assert fold.train == (_day("2001-01-01"), _day("2001-02-27"))
     assert fold.valid == (_day("2001-03-01"), _day("2001-03-29"))
-    assert fold.bars == Bars(58 * 4, 29 * 4, 30 * 4)
+    assert fold.bars == FoldBars(58 * 4, 29 * 4, 30 * 4)
 
 
 def test_months_cross_the_year_and_several_make_one_window() -> None:

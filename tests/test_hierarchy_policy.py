@@ -20,7 +20,7 @@ from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router_observation import names
 from echelon.population.router_policies import Chooser, EqualRouter, FixedRouter, HedgeRouter
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds
 from echelon.risk import RiskEvent, RiskKind
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -358,7 +358,7 @@ def test_a_future_that_is_changed_or_cut_off_changes_no_decision(router: Chooser
 def test_books_at_once_do_what_each_does_alone() -> None:
     config = config_of("risk.drawdown_limit=0.06", "risk.drawdown_release=0.05")
     draws = [make_world(n_rows=90, seed=s, splits={"test": range(90)}) for s in (1, 2, 3)]
-    together, _ = joined(draws)
+    together, _ = join_worlds(draws)
     # With no row to look back to, with a few, and with all.
     starts = at(3, 97, 214)
     n_steps = 50

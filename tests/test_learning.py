@@ -27,7 +27,7 @@ def test_qtmrl_fast_captures_most_of_what_the_bayes_filter_earns(tmp_path: Path)
     parts = [PlantedPart(config, market, seed, 16, references=seed == 0) for seed in (0, 1)]
     ran = run_parts(parts, tmp_path, workers=2)
     done = [part for part in ran.parts if part is not None]
-    scores = SeedScore.all_of(done)
+    scores = SeedScore.from_parts(done)
     assert [score.seed for score in scores] == [0, 1]
     for score in scores:
         shown = {name: round(score.share(name), 3) for name in score.sharpes}

@@ -28,17 +28,13 @@ from echelon.proving.planted import (
     PLANTED,
     BayesFilter,
     CrossSectionMarket,
-    Draw,
-    Market,
     PlantedMarket,
+    PlantedSignal,
     ReversionMarket,
     Rule,
-    joined,
-    planted_worlds,
-    reference,
     rules_of_thumb,
 )
-from echelon.proving.worlds import drawn_world
+from echelon.proving.worlds import Draw, drawn_world, join_worlds, planted_worlds
 from echelon.types import Floats
 
 MARKET = PlantedMarket()
@@ -69,7 +65,7 @@ def sharpes(policy: Policy, draws: Sequence[Draw], config: Config) -> Floats:
     shape = draws[0].close.shape
     x, present = np.zeros((*shape, 1), dtype=np.float32), np.ones(shape, dtype=bool)
     worlds = [drawn_world(draw.open, draw.close, x, present, config) for draw in draws]
-    together, starts = joined(worlds)
+    together, starts = join_worlds(worlds)
     value = run_values(policy, together, starts, len(worlds[0].span("test")) - 1, config)
     returns = value[1:] / value[:-1] - 1.0
     return np.array([sharpe_annual(returns[:, d], 252.0) for d in range(len(draws))])
@@ -186,7 +182,7 @@ def test_filter_equals_the_sum_over_all_paths(flip: float) -> None:
     # A strong drift, so that beliefs are far from one half within a few bars.
     market = PlantedMarket(n_assets=2, n_bars=9, flip=flip, drift=0.01)
     close = market.draw(3, "short").close
-    filtered = market.filtered(close)
+    filtered = market.probability_up(close)
     assert filtered[0].tolist() == [0.5, 0.5]
     for t in range(1, 9):
         for n in range(2):
@@ -199,7 +195,7 @@ def test_filter_is_calibrated() -> None:
     """Of the bars at which it says 70 %, the sign is up in 70 %."""
     market = PlantedMarket(n_bars=40_000)
     draw = market.draw(5, "calibration")
-    said, up = market.filtered(draw.close).ravel(), draw.hidden.ravel() > 0
+    said, up = market.probability_up(draw.close).ravel(), draw.hidden.ravel() > 0
     for low in np.arange(0.1, 0.9, 0.1):
         inside = (said >= low) & (said < low + 0.1)
         # Neighbouring bars are alike: count one in thirty.
@@ -213,7 +209,7 @@ def test_filter_does_not_look_ahead(signal: str) -> None:
     close = market.draw(2, "x").close[:200]
     changed = close.copy()
     changed[101:] *= np.random.default_rng(0).uniform(0.8, 1.2, changed[101:].shape)
-    for what in (market.predicted, market.wanted):
+    for what in (market.expected_drift, market.wants):
         before, after = what(close), what(changed)
         assert np.array_equal(before[:101], after[:101])
         assert not np.array_equal(before[101:], after[101:])
@@ -224,7 +220,7 @@ def test_filter_does_not_look_ahead(signal: str) -> None:
 def test_filter_forgets_the_scale_of_prices(signal: str) -> None:
     market = PLANTED[signal]()
     close = market.draw(2, "x").close[:50]
-    assert market.predicted(close * 7.0) == pytest.approx(market.predicted(close))
+    assert market.expected_drift(close * 7.0) == pytest.approx(market.expected_drift(close))
 
 
 def test_bayes_buys_above_one_half_and_sells_below() -> None:
@@ -237,7 +233,9 @@ def test_bayes_buys_above_one_half_and_sells_below() -> None:
     allowed[0, :, Action.BUY] = False
     held = Holdings(np.zeros((100, 8)), np.zeros(100), allowed)  # type: ignore[arg-type]
     got = policy.decide(rows, held)
-    wanted = np.where(market.filtered(world.rows.close)[20:120] > 0.5, Action.BUY, Action.SELL)
+    wanted = np.where(
+        market.probability_up(world.rows.close)[20:120] > 0.5, Action.BUY, Action.SELL
+    )
     assert np.array_equal(got[1:], wanted[1:])
     assert not (got[0] == Action.BUY).any()
 
@@ -332,7 +330,7 @@ def test_reversion_filter_equals_the_joint_gaussian_expectation(deviation: float
         moved = np.sqrt(night) * dev_n + np.sqrt(1.0 - night) * dev_d
         deviations.append(0.8 * deviations[-1] + fleeting * moved)
     fair = 0.5 * (market.noise**2 + (0.2 * deviation) ** 2)
-    predicted = market.predicted(draw.close)
+    predicted = market.expected_drift(draw.close)
     assert predicted[0].tolist() == [0.0, 0.0]
     for t in range(1, 8):
         for asset in range(2):
@@ -367,7 +365,7 @@ def test_cross_section_filter_equals_the_joint_gaussian_expectation(common: floa
         strength = 0.8 * strength + 0.6 * take(n)
         strengths.append(strength)
     observed = np.stack([gap + night * fair, session + (1.0 - night) * fair], axis=1)
-    predicted = market.predicted(draw.close)
+    predicted = market.expected_drift(draw.close)
     assert (predicted[0] == 0.0).all()
     for t in range(1, n_bars + 1):
         wanted = 0.01 * joint_expectation(
@@ -390,7 +388,7 @@ def test_closes_are_fair_to_who_knows_nothing_and_as_noisy_as_told(signal: str) 
     simple = close[1:] / close[:-1] - 1.0
     error = simple.mean(axis=1).std() / np.sqrt(len(simple))
     assert simple.mean() == pytest.approx(0.0, abs=4 * error)
-    drift = market.predicted(close)[:-1]
+    drift = market.expected_drift(close)[:-1]
     shock = np.diff(np.log(close), axis=0) - drift
     assert shock.std() == pytest.approx(market.noise, rel=0.05)
 
@@ -428,7 +426,7 @@ def test_kalman_filter_knows_how_much_it_knows(signal: str) -> None:
     """Expectations are as spread as it says, and right on average whatever they are."""
     market = LONG[signal]
     draw = market.draw(2, "long")
-    state, known = market._filtered(draw.close)  # type: ignore[attr-defined]
+    state, known = market.filter_state(draw.close)  # type: ignore[attr-defined]
     assert known[0] == 0.0
     assert (np.diff(known) > -1e-12).all()
     assert state.std() == pytest.approx(known[-1], rel=0.03)
@@ -436,18 +434,21 @@ def test_kalman_filter_knows_how_much_it_knows(signal: str) -> None:
     assert slope == pytest.approx(1.0, abs=0.03)
 
 
+STRENGTH = {"trend": "drift", "reversion": "deviation", "cross_section": "drift"}
+
+
 @pytest.mark.parametrize("signal", PLANTED)
 def test_without_strength_there_is_nothing_to_predict(signal: str) -> None:
-    market = PLANTED[signal](n_bars=300).stronger(0.0)
+    market = PLANTED[signal](n_bars=300, **{STRENGTH[signal]: 0.0})
     close = market.draw(0, "none").close
-    assert np.abs(market.predicted(close)).max() < 1e-12
-    assert not market.wanted(close).any()
+    assert np.abs(market.expected_drift(close)).max() < 1e-12
+    assert not market.wants(close).any()
     assert np.diff(np.log(close), axis=0).std() == pytest.approx(0.012, rel=0.06)
 
 
 def test_more_deviation_than_there_is_noise_is_refused() -> None:
     with pytest.raises(UsageError, match=r"deviation=0.05: expected 0 to 0.0275"):
-        ReversionMarket().stronger(2.0)
+        ReversionMarket(deviation=0.05)
 
 
 def test_rules_of_thumb_buy_what_rose_or_fell_by_itself_or_in_comparison() -> None:
@@ -480,13 +481,13 @@ def test_rules_of_thumb_buy_what_rose_or_fell_by_itself_or_in_comparison() -> No
     ],
 )
 def test_reference_earns_as_told_and_beats_rules_of_thumb(
-    market: Market, likely_best: Rule
+    market: PlantedSignal, likely_best: Rule
 ) -> None:
     """3.0 over 16 draws of 6000 bars, next open, 5 bp a side; here over 8 of 2000."""
     config = make_config("fee_rate=0.0005")
     assert config.market.fill == "open"
     draws = [market.draw(seed, "reference") for seed in range(8)]
-    found = sharpes(reference(market), draws, config).mean()
+    found = sharpes(BayesFilter(market), draws, config).mean()
     assert 2.4 < found < 3.6
     assert found > sharpes(likely_best, draws, config).mean() + 0.1
     wrong_way = Rule(10, reversal=market.signal == "cross_section")
@@ -505,7 +506,7 @@ def test_lots_earn_about_nothing_without_costs(signal: str) -> None:
 def test_joined_draws_are_stretches_that_nothing_crosses() -> None:
     config, market = few_features(), PlantedMarket(n_bars=120, n_assets=2)
     worlds = planted_worlds([market.draw(k, "x") for k in range(3)], config)
-    together, starts = joined(worlds)
+    together, starts = join_worlds(worlds)
     spans = together.spans("train")
     assert [span.start for span in spans] == starts.tolist()
     assert [len(span) for span in spans] == [len(world.span("train")) for world in worlds]

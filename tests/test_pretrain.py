@@ -38,9 +38,9 @@ from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, TrainingError
 from echelon.ops.blocks import MIN_BLOCK_PERIODS, mean_interval
-from echelon.proving.planted import PlantedMarket, planted_worlds
+from echelon.proving.planted import PlantedMarket
 from echelon.proving.trial import proof_config
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds, planted_worlds
 
 W = 5
 PLAIN = Scale(np.zeros(4), np.ones(4), 1e-6)
@@ -565,7 +565,7 @@ def test_on_the_planted_trend_it_beats_linear_and_last_value_on_unseen_draws() -
     )
     market = PlantedMarket()
     worlds = planted_worlds([market.draw(542 + k, "pretrain") for k in range(11)], config)
-    train, valid = joined(worlds[:8])[0], joined(worlds[8:])[0]
+    train, valid = join_worlds(worlds[:8])[0], join_worlds(worlds[8:])[0]
     found = pretrain(config, train, 542, valid=valid)
     assert found is not None
     for name in ("return_1", "return_5"):
@@ -584,7 +584,7 @@ def _bayes_r2(market: PlantedMarket, worlds: list[World], horizon: int) -> float
         rows = np.arange(world.span("valid").start, len(world.times) - horizon)
         level = np.log(world.growth)
         came.append(level[rows + horizon] - level[rows])
-        said.append(reach * market.predicted(world.growth)[rows])
+        said.append(reach * market.expected_drift(world.growth)[rows])
     y, f = np.concatenate(came), np.concatenate(said)
     return float(1.0 - ((y - f) ** 2).mean() / (y**2).mean())
 

@@ -19,13 +19,13 @@ from echelon.proving.certificate import (
     Certificate,
     Check,
     MarketResult,
-    of_count,
-    over_seeds,
+    count_check,
+    seed_check,
 )
-from echelon.proving.claims import CHEAP
+from echelon.proving.null import CHEAP
 from echelon.proving.planted import PLANTED
-from echelon.proving.planted_proof import BESIDE
-from echelon.proving.regimes import BLIND, CHOOSING
+from echelon.proving.planted_proof import SHOWN_RULES
+from echelon.proving.regime_proof import BLIND, CHOOSING
 from echelon.report.certificate import render, rows_of, write_certificate
 from echelon.report.certificate_words import CertificateWords
 from echelon.report.charts.svg import (
@@ -58,18 +58,18 @@ def example(*, power: int = 20) -> Certificate:
     planted = {
         f"{signal}/{name}": [2.0 + 0.1 * k for k in range(3)]
         for signal in PLANTED
-        for name in ("agent", "bayes", *(rule.name for rule in BESIDE[signal]))
+        for name in ("agent", "bayes", *(rule.name for rule in SHOWN_RULES[signal]))
     }
     shares = [
-        over_seeds(f"{s}_share", "share", [0.9, 0.91, 0.92], Bar("estimate", "at least", 0.85))
+        seed_check(f"{s}_share", "share", [0.9, 0.91, 0.92], Bar("estimate", "at least", 0.85))
         for s in PLANTED
     ]
     regime = [
-        over_seeds(f"regime_{name}", "sharpe", [2.0, 2.2, 1.9], Bar("low", "above", 0.0))
+        seed_check(f"regime_{name}", "sharpe", [2.0, 2.2, 1.9], Bar("low", "above", 0.0))
         for name in CHOOSING
     ]
-    flat = over_seeds("regime_flat_agent", "sharpe", [0.1, -0.2, 0.0])
-    shown = over_seeds("regime_shown_agent", "sharpe", [1.0, 1.2, 1.1])
+    flat = seed_check("regime_flat_agent", "sharpe", [0.1, -0.2, 0.0])
+    shown = seed_check("regime_shown_agent", "sharpe", [1.0, 1.2, 1.1])
     names = [*BLIND, *CHOOSING, "regime-aware", "flat agent", "shown agent"]
     counts = {"agent": [0, 2], **{kind: [0, 3] for kind in CHEAP}}
     lows = {f"null/{kind}": [-0.5, -0.2, 0.1][:n] for kind, (_, n) in counts.items()}
@@ -106,8 +106,8 @@ def example(*, power: int = 20) -> Certificate:
             MarketResult(
                 "null",
                 (
-                    of_count("null_claims", 0, 11, Bar("estimate", "at most", 0.05)),
-                    of_count("null_power", power, 20, Bar("estimate", "at least", 0.9)),
+                    count_check("null_claims", 0, 11, Bar("estimate", "at most", 0.05)),
+                    count_check("null_power", power, 20, Bar("estimate", "at least", 0.9)),
                 ),
                 1.0,
                 1.0,
@@ -119,8 +119,8 @@ def example(*, power: int = 20) -> Certificate:
                 "leaky",
                 (
                     refused,
-                    over_seeds("leaky_sharpe", "sharpe", [9.0], Bar("estimate", "above", 5.0)),
-                    over_seeds("leaky_gap", "sharpe", [8.0], Bar("estimate", "above", 3.0)),
+                    seed_check("leaky_sharpe", "sharpe", [9.0], Bar("estimate", "above", 5.0)),
+                    seed_check("leaky_gap", "sharpe", [8.0], Bar("estimate", "above", 3.0)),
                 ),
                 1.0,
                 1.0,
@@ -131,10 +131,10 @@ def example(*, power: int = 20) -> Certificate:
             MarketResult(
                 "costly",
                 (
-                    over_seeds(
+                    seed_check(
                         "costly_share", "share", [0.7, 0.8], Bar("estimate", "at least", 0.5)
                     ),
-                    over_seeds(
+                    seed_check(
                         "costly_turnover", "share", [0.0, 0.01], Bar("estimate", "at most", 0.05)
                     ),
                 ),
@@ -167,8 +167,8 @@ def with_router(whole: Certificate) -> Certificate:
     for market in whole.markets:
         if market.name == "regime":
             checks = [
-                over_seeds("regime_share", "share", [0.9, 0.8], Bar("estimate", "at least", 0.8)),
-                over_seeds("regime_over_flat sac", "sharpe", [2.0, 2.1], Bar("low", "above", 1.0)),
+                seed_check("regime_share", "share", [0.9, 0.8], Bar("estimate", "at least", 0.8)),
+                seed_check("regime_over_flat sac", "sharpe", [2.0, 2.1], Bar("low", "above", 1.0)),
             ]
             facts = {
                 **market.facts,
@@ -207,7 +207,7 @@ def test_bars_are_passed_from_the_right_side(side: str, value: float | None, pas
 
 
 def test_a_check_without_a_bar_neither_passes_nor_fails() -> None:
-    check = over_seeds("x", "share", [0.1, 0.2])
+    check = seed_check("x", "share", [0.1, 0.2])
     assert check.passed is None
     assert MarketResult("planted", (check,), 1.0, 1.0).passed
 

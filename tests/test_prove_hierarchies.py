@@ -20,24 +20,23 @@ from echelon.errors import EchelonError
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.router_policies import FixedRouter, HedgeRouter
 from echelon.proving.certificate import MarketResult
-from echelon.proving.hierarchies import (
-    Draws,
+from echelon.proving.parts import Done, Finding
+from echelon.proving.prove import PROOF_MARKETS, plan
+from echelon.proving.regime import FOLLOW, OPPOSE, RegimeMarket, run_references
+from echelon.proving.regime_proof import (
+    PairCounts,
     RegimeFlatPart,
     RegimeHierarchyPart,
-    Setting,
+    RegimeSetting,
     assess_hierarchy,
+    by_pair,
     flat_config,
     flat_sac,
     with_hierarchy,
 )
-from echelon.proving.parts import Done, Finding
-from echelon.proving.prove import MARKETS, plan
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regime_references import FOLLOW, OPPOSE, run_references
-from echelon.proving.regimes import by_pair
 from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, Pace, sizes_for
-from echelon.proving.trial import Trained, trade
-from echelon.training.loop import Outcome
+from echelon.proving.trial import Trained, trade_draws
+from echelon.training.run import Outcome
 
 TINY = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),
@@ -54,7 +53,7 @@ TINY = (
     "train.lr_actor=0.001",
 )
 MARKET = RegimeMarket(n_assets=3, n_bars=90)
-DRAWS = Draws(train=2, valid=1, test=1, valid_bars=60)
+DRAWS = PairCounts(train=2, valid=1, test=1, valid_bars=60)
 
 
 @pytest.fixture(autouse=True)
@@ -92,15 +91,15 @@ def test_hedge_of_the_proof_is_that_of_the_references(
         policy = HierarchyPolicy([FOLLOW, OPPOSE], FixedRouter(0), config, 5)
         return Trained(policy, Outcome(5, "done", 0, 0, 0.0, 0.0))
 
-    monkeypatch.setattr("echelon.proving.hierarchies.train_agent", untrained)
+    monkeypatch.setattr("echelon.proving.trial.train_agent", untrained)
     finding = part.run(tmp_path, lambda _message: None, lambda: False)
     assert finding is not None
-    setting = Setting(config, market, DRAWS, 5)
+    setting = RegimeSetting.from_counts(config, market, DRAWS, 5)
     wanted = run_references(market, setting.test, setting.config)
     assert finding["sharpes"]["hedge"] == by_pair(wanted["fixed-share hedge"])
     assert finding["sharpes"]["hierarchy"] == by_pair(wanted["follow"])
     slow = HierarchyPolicy([FOLLOW, OPPOSE], HedgeRouter(rate=5.0), setting.config, 5)
-    others = by_pair(trade(slow, setting.worlds(part.key)[1], setting.config).returns)
+    others = by_pair(trade_draws(slow, setting.worlds().test, setting.config).returns)
     assert others != finding["sharpes"]["hedge"], "the draw does not tell one rate from another"
 
 
@@ -179,7 +178,7 @@ def test_the_quick_proof_of_a_hierarchy_has_one_on_fewer_pairs_and_no_flat_agent
     config = make_config(*TINY)
     sizes = sizes_for(config, quick=True)
     assert sizes == QUICK_HIERARCHY
-    planned = plan(config, MARKETS, sizes)
+    planned = plan(config, PROOF_MARKETS, sizes)
     assert [part.key for part in planned.parts["regime"]] == [
         "regime-references",
         f"regime-hierarchy-{config.seed}",
@@ -239,7 +238,7 @@ def test_a_hierarchy_is_proved_on_all_five_markets(
     assert "not passed" in str(result.exception)
     tree = json.loads((tmp_path / "certificate.json").read_text(encoding="utf-8"))
     found = {market["name"]: market for market in tree["markets"]}
-    assert tuple(found) == MARKETS
+    assert tuple(found) == PROOF_MARKETS
     assert tree["about"]["pace"]["lr"] == 1e-3
     assert {"regime_one_seed", "regime_no_flat"} < set(found["regime"]["notes"])
     assert found["regime"]["facts"]["shown"]["experts"] == 2

@@ -15,27 +15,29 @@ from provings import shrink_leaky, tiny_config
 from echelon.features import Prepared
 from echelon.market import resolve_rules
 from echelon.proving.certificate import MarketResult
-from echelon.proving.costly import (
-    CostlyPart,
-    ThresholdFilter,
-    assess_costly,
-    at_fee,
-    best_thresholds,
-)
 from echelon.proving.leaky import FACTOR, LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.parts import Done, Finding
-from echelon.proving.planted import PLANTED, BayesFilter, PlantedMarket, planted_worlds
-from echelon.proving.planted_proof import PlantedPart, SeedScore, assess_planted
+from echelon.proving.planted import PLANTED, BayesFilter, PlantedMarket
+from echelon.proving.planted_proof import (
+    CostlyPart,
+    PlantedPart,
+    SeedScore,
+    ThresholdFilter,
+    assess_costly,
+    assess_planted,
+    best_thresholds,
+)
 from echelon.proving.regime import RegimeMarket
-from echelon.proving.regimes import (
+from echelon.proving.regime_proof import (
     BLIND,
     CHOOSING,
+    ReferencesPart,
     RegimeAgentPart,
-    RegimePart,
     assess_regime,
     by_pair,
 )
-from echelon.proving.trial import proof_config, trade
+from echelon.proving.trial import at_fee, proof_config, trade_draws
+from echelon.proving.worlds import planted_worlds
 from echelon.runs.registry import TrialRegistry
 
 CONFIG = proof_config(tiny_config())
@@ -140,8 +142,8 @@ def test_a_fee_is_the_only_cost() -> None:
 def test_thresholds_of_one_half_are_the_bayes_filter() -> None:
     market = PlantedMarket(n_bars=300, n_assets=4, flip=0.04)
     worlds = planted_worlds([market.draw(k, "x") for k in range(2)], CONFIG)
-    plain = trade(BayesFilter(market), worlds, CONFIG)
-    same = trade(ThresholdFilter(market, np.array([[0.5, 0.5]])), worlds, CONFIG)
+    plain = trade_draws(BayesFilter(market), worlds, CONFIG)
+    same = trade_draws(ThresholdFilter(market, np.array([[0.5, 0.5]])), worlds, CONFIG)
     assert np.array_equal(plain.returns, same.returns)
 
 
@@ -153,7 +155,7 @@ def test_the_best_thresholds_trade_less_where_trading_costs_more() -> None:
         (world,) = planted_worlds([market.draw(0, "x")], config)
         pair = best_thresholds(market, [world], config)
         assert pair[0] >= pair[1]
-        traded = trade(ThresholdFilter(market, np.array([pair])), [world], config)
+        traded = trade_draws(ThresholdFilter(market, np.array([pair])), [world], config)
         turnover.append(float(traded.turnover[0]))
     assert turnover[1] < 0.2 * turnover[0]
 
@@ -233,7 +235,7 @@ def test_leaky_needs_the_refusal_and_the_absurd_sharpe() -> None:
 
 def test_regime_references_are_measured_by_pair(tmp_path: Path) -> None:
     market = RegimeMarket(n_bars=300, n_assets=3)
-    finding = found(RegimePart(CONFIG, market, 2), tmp_path)
+    finding = found(ReferencesPart(CONFIG, market, 2), tmp_path)
     assert {*BLIND, *CHOOSING, "regime-aware"} == set(finding["sharpes"])
     assert all(len(values) == 2 for values in finding["sharpes"].values())
 

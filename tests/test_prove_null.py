@@ -18,21 +18,24 @@ from echelon.errors import StoreError
 from echelon.evaluation.statistics.claims import judge
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust
-from echelon.proving.claims import (
+from echelon.proving.null import (
     CHEAP,
     ROTA,
+    WINDOWS,
+    DrawVerdict,
     NullAgentPart,
     NullCheapPart,
+    NullMarket,
     PowerPart,
-    Verdict,
     assess_null,
+    null_world,
 )
-from echelon.proving.null import WINDOWS, NullMarket, null_world
 from echelon.proving.parts import Done, Finding
 from echelon.proving.pipeline import on_file, write_bars
-from echelon.proving.planted import Draw, PlantedMarket, rules_of_thumb
+from echelon.proving.planted import PlantedMarket, rules_of_thumb
 from echelon.proving.planted_proof import PlantedPart, claim_draws
-from echelon.proving.trial import EqualWeight, proof_config, trade, window_of
+from echelon.proving.trial import EqualWeight, proof_config, trade_draws, with_test_window
+from echelon.proving.worlds import Draw
 from echelon.runs.registry import TrialRegistry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
@@ -146,7 +149,7 @@ def test_cheap_draws_are_judged_by_the_policy_of_their_number(tmp_path: Path) ->
     part = NullCheapPart(CONFIG, NULL, (3, 4, 5, 6))
     found = part.run(tmp_path, lambda _: None, lambda: False)
     assert found is not None
-    verdicts = [Verdict(**v) for v in found["verdicts"]]
+    verdicts = [DrawVerdict(**v) for v in found["verdicts"]]
     assert [(v.draw, v.policy) for v in verdicts] == [(k, ROTA[k % 6]) for k in (3, 4, 5, 6)]
     assert {v.policy: v.trials for v in verdicts} == {"rules": 12, "random": 1, "min_variance": 1}
     again = part.run(tmp_path, lambda _: None, lambda: False)
@@ -163,8 +166,8 @@ def test_the_rule_that_is_judged_is_the_best_on_validation(tmp_path: Path) -> No
     world = null_world(NULL, 4, "null", CONFIG)
 
     def returns(policy: object, split: str, world: World = world) -> Floats:
-        at = [window_of(world, world.splits[split])]
-        return trade(policy, at, CONFIG).returns[:, 0]  # type: ignore[arg-type]
+        at = [with_test_window(world, world.splits[split])]
+        return trade_draws(policy, at, CONFIG).returns[:, 0]  # type: ignore[arg-type]
 
     rules = rules_of_thumb((5, 20, 60))
     valid = [returns(rule, "valid") for rule in rules]
@@ -273,7 +276,7 @@ def test_draws_for_claims_are_nobodys_test_draws() -> None:
 
 
 def verdict(draw: int, policy: str, *, made: bool) -> dict[str, object]:
-    return Verdict(draw, policy, made, 0.1, 0.05 if made else -0.3, 0.5, 1).__dict__
+    return DrawVerdict(draw, policy, made, 0.1, 0.05 if made else -0.3, 0.5, 1).__dict__
 
 
 def done(finding: Finding) -> Done:

@@ -21,19 +21,20 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError, UsageError
 from echelon.proving.certificate import Certificate
-from echelon.proving.parts import Done, Finding, identity_of, locked, run_parts
-from echelon.proving.planted import BayesFilter, PlantedMarket, planted_worlds, rules_of_thumb
+from echelon.proving.parts import Done, Finding, identity_of, lock_proof, run_parts
+from echelon.proving.planted import BayesFilter, PlantedMarket, rules_of_thumb
 from echelon.proving.planted_proof import PlantedPart
 from echelon.proving.prove import prove
 from echelon.proving.trial import (
     EqualWeight,
     last_bars,
     proof_config,
-    trade,
+    trade_draws,
     trade_each,
     train_agent,
     with_steps,
 )
+from echelon.proving.worlds import planted_worlds
 from echelon.training.learners import Worlds
 from echelon.training.loop import Progress
 
@@ -196,7 +197,7 @@ def planted(n_draws: int, n_bars: int = 160) -> tuple[PlantedMarket, list[Any], 
 
 def test_draws_traded_together_give_what_each_gives_alone() -> None:
     market, worlds, config = planted(3)
-    together = trade(BayesFilter(market), worlds, config)
+    together = trade_draws(BayesFilter(market), worlds, config)
     for d, world in enumerate(worlds):
         alone = run_backtest(BayesFilter(market), world, world.span("test"), config)
         assert np.array_equal(together.returns[:, d], alone.returns)
@@ -209,14 +210,14 @@ def test_policies_side_by_side_do_what_each_does_alone() -> None:
     _, worlds, config = planted(3)
     rules = rules_of_thumb((5, 20))
     for rule, together in zip(rules, trade_each(rules, worlds, config), strict=True):
-        alone = trade(rule, worlds, config)
+        alone = trade_draws(rule, worlds, config)
         assert np.array_equal(together.returns, alone.returns)
         assert np.array_equal(together.traded, alone.traded)
 
 
 def test_equal_weight_of_many_draws_is_the_baseline_of_each() -> None:
     _, worlds, config = planted(3)
-    together = trade(EqualWeight(config), worlds, config)
+    together = trade_draws(EqualWeight(config), worlds, config)
     for d, world in enumerate(worlds):
         baseline = make_baseline("equal_weight", config)
         alone = run_backtest(baseline, world, world.span("test"), config)
@@ -251,7 +252,7 @@ def test_training_goes_on_after_a_stop_and_ends_as_without_one(tmp_path: Path) -
     again = at("cut", lambda: False)
     scores = {t.outcome.best_score for t in (whole, resumed, again)}
     assert len(scores) == 1
-    left, right = (trade(t.policy, [valid], config).returns for t in (whole, resumed))
+    left, right = (trade_draws(t.policy, [valid], config).returns for t in (whole, resumed))
     assert np.array_equal(left, right)
 
 
@@ -269,7 +270,7 @@ def test_overwriting_waits_for_no_proof_and_takes_the_old_certificate_away(tmp_p
     kept.parent.mkdir(parents=True)
     for path in (old, kept):
         path.write_text("{}", encoding="utf-8")
-    with locked(tmp_path), pytest.raises(StoreError, match="another process"):
+    with lock_proof(tmp_path), pytest.raises(StoreError, match="another process"):
         prove(tiny_config(), tmp_path, markets=(), overwrite=True)
     assert old.exists()
     assert kept.exists()

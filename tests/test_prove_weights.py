@@ -19,16 +19,15 @@ from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.envs.act import Holdings
 from echelon.errors import EchelonError
-from echelon.proving import regimes
-from echelon.proving.continuous import FilterWeights
-from echelon.proving.costly import CostlyPart, ThresholdWeights, at_fee, best_thresholds
-from echelon.proving.planted import PlantedMarket, planted_worlds
-from echelon.proving.planted_proof import own_draws
-from echelon.proving.prove import MARKETS, plan
+from echelon.proving import regime_proof
+from echelon.proving.planted import FilterWeights, PlantedMarket
+from echelon.proving.planted_proof import CostlyPart, ThresholdWeights, best_thresholds, own_draws
+from echelon.proving.prove import PROOF_MARKETS, plan
 from echelon.proving.regime import RegimeMarket
-from echelon.proving.regimes import RegimeAgentPart
+from echelon.proving.regime_proof import RegimeAgentPart
 from echelon.proving.sizes import FULL
-from echelon.proving.trial import Trained, proof_config, trade, train_agent
+from echelon.proving.trial import Trained, at_fee, proof_config, trade_draws, train_agent
+from echelon.proving.worlds import planted_worlds
 from echelon.report.texts import Words
 from echelon.training.learners import Worlds
 
@@ -50,7 +49,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regimes, "EXPERT_PAIRS", (1, 1))
+    monkeypatch.setattr(regime_proof, "EXPERT_PAIRS", (1, 1))
 
 
 def test_an_expert_is_proved_on_all_five_markets(
@@ -66,7 +65,7 @@ def test_an_expert_is_proved_on_all_five_markets(
     assert "not passed" in str(result.exception)
     tree = json.loads((tmp_path / "certificate.json").read_text(encoding="utf-8"))
     found = {market["name"]: market for market in tree["markets"]}
-    assert tuple(found) == MARKETS
+    assert tuple(found) == PROOF_MARKETS
     assert found["planted"]["notes"] == ["planted_weights"]
     assert found["costly"]["notes"] == ["costly_weights"]
     assert found["regime"]["notes"] == ["regime_information", "regime_agents"]
@@ -93,7 +92,7 @@ def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -
     unseen = [market.draw(k, "proof") for k in range(2)]
     costs = at_fee(config, 500.0)
     worlds = planted_worlds([*draws, *unseen], costs)[2:]
-    traded = trade(FilterWeights(market), worlds, costs)
+    traded = trade_draws(FilterWeights(market), worlds, costs)
     assert finding["sharpes"]["bayes"] == traded.sharpes.tolist()
     assert max(finding["turnover"]["thresholds"]) < 0.5 * min(finding["turnover"]["bayes"])
 
@@ -136,7 +135,7 @@ def test_the_best_thresholds_of_weights_trade_less_where_trading_costs_more() ->
         worlds = planted_worlds([MARKET.draw(k, "x") for k in range(2)], config)
         pair = best_thresholds(MARKET, worlds, config, "weights")
         assert pair[0] >= pair[1]
-        traded = trade(ThresholdWeights(MARKET, np.array([pair])), worlds, config)
+        traded = trade_draws(ThresholdWeights(MARKET, np.array([pair])), worlds, config)
         turnover.append(float(traded.turnover.mean()))
     assert turnover[1] < 0.4 * turnover[0]
 
@@ -148,7 +147,7 @@ def test_thresholds_are_those_that_earn_most_over_all_the_worlds() -> None:
 
     def growth(pair: tuple[float, float]) -> float:
         policy = ThresholdWeights(MARKET, np.array([pair]))
-        return float(np.log1p(trade(policy, worlds, config).returns).sum())
+        return float(np.log1p(trade_draws(policy, worlds, config).returns).sum())
 
     others = [(0.5, 0.5), (0.9, 0.1), (0.7, 0.3), (0.5, 0.1)]
     assert all(growth(pair) >= growth(other) - 1e-9 for other in others)
@@ -168,7 +167,7 @@ def test_experts_are_flat_agents_of_the_regime_market_and_see_no_holdings(
         assert spans == [2, 2], "a draw and its mirror"
         return train_agent(config, worlds, *rest)
 
-    monkeypatch.setattr(regimes, "train_agent", watched)
+    monkeypatch.setattr("echelon.proving.trial.train_agent", watched)
     market = RegimeMarket(n_bars=150, n_assets=3)
     for shown in (False, True):
         part = RegimeAgentPart(proof_config(tiny_config(*EXPERT)), market, 1, 5, shown)

@@ -14,24 +14,22 @@ from echelon.backtest.run import run_values
 from echelon.config import Config
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.regime import (
-    HORIZONS,
-    RegimeDraw,
-    RegimeMarket,
-    book_returns,
-    regime_worlds,
-)
-from echelon.proving.regime_references import (
     EQUAL,
     FOLLOW,
+    HORIZONS,
     OPPOSE,
-    Expert,
+    RegimeDraw,
+    RegimeMarket,
     Switch,
+    TiltedWeights,
+    book_returns,
     expert_values,
     hedge,
+    regime_worlds,
     router_view,
     run_references,
 )
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds
 from echelon.types import Floats
 
 MARKET = RegimeMarket()
@@ -143,7 +141,7 @@ def probability_by_paths(market: RegimeMarket, draw: RegimeDraw, t: int) -> floa
 def test_filter_equals_the_sum_over_all_paths(flip: float) -> None:
     market = RegimeMarket(n_assets=3, n_bars=9, flip=flip, strength=0.5)
     draw = market.draw(0, "short")
-    filtered = market.filtered(draw.x, draw.close)
+    filtered = market.follow_probability(draw.x, draw.close)
     assert filtered[0] == 0.5
     for t in range(1, 9):
         assert filtered[t] == pytest.approx(probability_by_paths(market, draw, t), abs=1e-12), t
@@ -151,7 +149,7 @@ def test_filter_equals_the_sum_over_all_paths(flip: float) -> None:
 
 
 def test_filter_is_calibrated_and_right_most_of_the_time(long: RegimeDraw) -> None:
-    said, up = MARKET.filtered(long.x, long.close), long.regime > 0
+    said, up = MARKET.follow_probability(long.x, long.close), long.regime > 0
     assert ((said > 0.5) == up).mean() == pytest.approx(0.946, abs=0.01)
     for low in np.arange(0.1, 0.9, 0.2):
         inside = (said >= low) & (said < low + 0.2)
@@ -244,7 +242,7 @@ def test_decisions_use_nothing_of_the_future() -> None:
         assert np.array_equal(whole[name][:180], returns), name
 
 
-def slow_sharpe(expert: Expert, draw: RegimeDraw, first: int) -> float:
+def slow_sharpe(expert: TiltedWeights, draw: RegimeDraw, first: int) -> float:
     """By hand: each bar pay 5 bp of what weights must move, then earn the simple returns."""
     target = expert.weights(draw.x)
     held, earned = np.zeros(target.shape[1]), []
@@ -258,10 +256,10 @@ def slow_sharpe(expert: Expert, draw: RegimeDraw, first: int) -> float:
 
 
 @pytest.mark.parametrize("expert", [FOLLOW, OPPOSE, EQUAL], ids=lambda e: e.name)
-def test_kernel_earns_what_the_arithmetic_by_hand_earns(expert: Expert) -> None:
+def test_kernel_earns_what_the_arithmetic_by_hand_earns(expert: TiltedWeights) -> None:
     market = RegimeMarket(n_bars=1500)
     draw = market.draw(0, "hand")
-    world, starts = joined(regime_worlds([draw], paper("close")))
+    world, starts = join_worlds(regime_worlds([draw], paper("close")))
     value = run_values(expert, world, starts, 1480, paper("close"))[:, 0]
     found = sharpe_annual(value[1:] / value[:-1] - 1.0, 252.0)
     assert found == pytest.approx(slow_sharpe(expert, draw, 19), abs=0.005)

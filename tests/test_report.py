@@ -23,14 +23,13 @@ from worlds import make_config, make_world
 
 import echelon.evaluation.test_access as looks_module
 from echelon.backtest.baselines import Momentum
-from echelon.backtest.files import load_tables
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import EvalConfig
 from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError, UsageError
-from echelon.evaluation.evaluate import evaluate
+from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.features.prepared import Split
 from echelon.market import Reason, TradedData, rules_in_force
 from echelon.ops.measures import LABELS, MeanStd
@@ -291,8 +290,8 @@ def test_only_the_asked_split_is_shown(run: Path, tmp_path: Path) -> None:
 
 
 def test_equity_chart_shows_the_saved_values(run: Path, page: str) -> None:
-    arrays = equity_arrays(page, "test/equity", (42, 43, 44))
-    saved = load_tables(run / "evaluations" / "test", "seed-43").equity
+    arrays = data_of(page)["arrays"]["test"]
+    saved = load_evaluation(run, "test").tables(43).equity
     growth = saved["value"].to_numpy() / saved["value"][0]
     np.testing.assert_allclose(arrays["growth seed-43"], growth, rtol=1e-5)
     np.testing.assert_allclose(arrays["drawdown seed-43"], -saved["drawdown"].to_numpy(), rtol=1e-5)
@@ -649,8 +648,8 @@ def test_intraday_run_is_thinned_by_days_and_keeps_deepest_drawdowns(tmp_path: P
         overrides=("eval.baselines=[cash]",),
     )
     html = html_of(path)
-    arrays = equity_arrays(html, "test/equity", (1, 2))
-    saved = load_tables(path / "evaluations" / "test", "seed-1").equity
+    arrays = data_of(html)["arrays"]["test"]
+    saved = load_evaluation(path, "test").tables(1).equity
     assert len(saved) > MOST_POINTS > len(arrays["times"]) > 60
     shown = dict(zip(arrays["times"], arrays["growth seed-1"], strict=True))
     at = str(saved["time"][-1])[:16]
@@ -707,7 +706,7 @@ def test_split_that_was_not_evaluated_names_the_command(run: Path) -> None:
         write_report(run, ["train"])
 
 
-@pytest.mark.parametrize("name", ["seed-42.equity", "seed-43.actions", "momentum.weights"])
+@pytest.mark.parametrize("name", ["equity", "actions", "weights"])
 def test_missing_table_is_named(run: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "evaluations" / "test" / f"{name}.parquet").unlink()
@@ -717,9 +716,9 @@ def test_missing_table_is_named(run: Path, tmp_path: Path, name: str) -> None:
 
 def test_table_without_a_column_is_named(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
-    path = copy / "evaluations" / "test" / "seed-42.equity.parquet"
+    path = copy / "evaluations" / "test" / "equity.parquet"
     pl.read_parquet(path).drop("stamp").write_parquet(path)
-    with pytest.raises(StoreError, match=r"seed-42\.equity\.parquet: .*no column 'stamp'"):
+    with pytest.raises(StoreError, match=r"equity\.parquet: .*no column 'stamp'"):
         write_report(copy)
 
 

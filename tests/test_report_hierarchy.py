@@ -108,16 +108,18 @@ def follow(directory: Path, seed: int) -> None:
     """Let the saved book be one that follows the experts of its record."""
     record = CommandRecord.read(directory, f"seed-{seed}")
     book = make_book(record, seed)
-    file = directory / f"seed-{seed}.equity.parquet"
+    file = directory / "equity.parquet"
     columns: dict[str, Any] = {
         name: np.concatenate([[0.0], getattr(book, name)])
         for name in ("commission", "stamp", "slippage")
     }
     peak = np.maximum.accumulate(book.values)
     columns |= {"value": book.values, "drawdown": 1.0 - book.values / peak}
-    pl.read_parquet(file).with_columns(
-        **{k: pl.Series(v) for k, v in columns.items()}
-    ).write_parquet(file)
+    every = pl.read_parquet(file)
+    mine = (pl.col("policy") == "agent") & (pl.col("seed") == seed)
+    changed = every.filter(mine).with_columns(**{k: pl.Series(v) for k, v in columns.items()})
+    rest = every.filter(~mine | pl.col("seed").is_null())
+    pl.concat([changed, rest], how="vertical_relaxed").write_parquet(file)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,9 @@ from typer.testing import CliRunner
 from echelon.cli.app import app, main
 from echelon.config import load_config, load_run_config, override_config, user_code
 from echelon.errors import StoreError, UsageError
-from echelon.evaluation.ablation import Ablation
+from echelon.evaluation.ablation import Ablation, Variant, VariantSetting
 from echelon.evaluation.comparison import Comparison
-from echelon.evaluation.variants import Setting, Variant
-from echelon.evaluation.walkforward import WalkForward, plan_steps
+from echelon.evaluation.walkforward import WalkForward, plan_walk
 from echelon.features.registry import select
 
 FACTOR = """
@@ -178,20 +177,23 @@ def test_evaluating_reporting_listing_and_comparing_run_no_code(
 
 def _ablation(directory: Path, options: list[str], code: Path) -> str:
     change = (f"features.modules=[{code}]",)
-    variants = [Variant("base", (), ()), Variant("more", (Setting("features", "more"),), change)]
-    Ablation.of(directory, _base(options), variants).save()
+    variants = [
+        Variant("base", (), ()),
+        Variant("more", (VariantSetting("features", "more"),), change),
+    ]
+    Ablation(directory, _base(options), tuple(variants)).save()
     return "ablate"
 
 
 def _walk(directory: Path, options: list[str], code: Path) -> str:
     base = override_config(_base(options), [*_FOLDS, f"features.modules=[{code}]"])
-    WalkForward.of(directory, base, plan_steps(base)).save()
+    WalkForward(directory, base, plan_walk(base)).save()
     return "walk-forward"
 
 
 def _comparison(directory: Path, options: list[str], code: Path) -> str:
     base = override_config(_base(options), ["train.algo=SAC", f"features.modules=[{code}]"])
-    Comparison.of(directory, base, ["sac"]).save()
+    Comparison(directory, base, ("sac",)).save()
     return "compare"
 
 
@@ -223,7 +225,7 @@ def test_going_on_with_a_strangers_batch_runs_no_code(
 def test_name_of_a_strangers_variant_does_not_lead_out(
     shell: Shell, options: list[str], tmp_path: Path
 ) -> None:
-    Ablation.of(tmp_path / "batch", _base(options), [Variant("base", (), ())]).save()
+    Ablation(tmp_path / "batch", _base(options), (Variant("base", (), ()),)).save()
     path = tmp_path / "batch" / "ablation.json"
     tree = json.loads(path.read_text())
     tree["variants"].append({"name": "../../out", "settings": [], "overrides": ["seed=1"]})
@@ -232,7 +234,7 @@ def test_name_of_a_strangers_variant_does_not_lead_out(
     assert code in (3, StoreError.exit_code), err
     assert not (tmp_path / "out").exists()
     with pytest.raises(StoreError, match=r"'\.\./\.\./out' cannot name a variant"):
-        Ablation.of(tmp_path / "batch", _base(options), [Variant("../../out", (), ())])
+        Ablation(tmp_path / "batch", _base(options), (Variant("../../out", (), ()),))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from echelon.agents.encoder_files import Origin, read_encoder, write_encoder
 from shells import Shell, tiny
 
-from echelon.agents.pretrain import Origin, read_encoder, write_encoder
-from echelon.backtest.files import load_tables
+from echelon.backtest.files import read_tables
 from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.evaluate import load_evaluation
 from echelon.evaluation.trust import load_trust
@@ -276,8 +276,8 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(shell: Shell, tra
 def test_a_table_of_a_backtest_with_other_columns_is_named(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     place = run / "evaluations" / "valid"
-    path = place / "seed-42.weights.parquet"
+    path = place / "weights.parquet"
     frame = pl.read_parquet(path)
-    frame.with_columns(pl.lit("x").alias(frame.columns[1])).write_parquet(path)
-    with pytest.raises(DamagedError, match=r"seed-42\.weights\.parquet.*holds no numbers"):
-        load_tables(place, "seed-42")
+    frame.with_columns(pl.lit("x").alias(frame.columns[3])).write_parquet(path)
+    with pytest.raises(DamagedError, match=r"weights\.parquet.*holds no numbers"):
+        read_tables(place)

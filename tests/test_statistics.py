@@ -17,7 +17,7 @@ from arch.bootstrap import IIDBootstrap
 from scipy import stats
 
 from echelon.evaluation.statistics import (
-    Moments,
+    ReturnMoments,
     SharpeDifference,
     claims,
     deflate,
@@ -162,8 +162,10 @@ def test_constant_series_has_no_sharpe_ratio() -> None:
 
 def test_probabilistic_sharpe_of_the_published_hedge_fund() -> None:
     # Two years of months, Sharpe ratio 0.458: 0.982 if normal; 0.913 with its skew and kurtosis.
-    assert probabilistic_sharpe(Moments(0.458, 24, 0.0, 3.0)) == pytest.approx(0.982, abs=5e-4)
-    fund = Moments(0.458, 24, -2.448, 10.164)
+    assert probabilistic_sharpe(ReturnMoments(0.458, 24, 0.0, 3.0)) == pytest.approx(
+        0.982, abs=5e-4
+    )
+    fund = ReturnMoments(0.458, 24, -2.448, 10.164)
     assert probabilistic_sharpe(fund) == pytest.approx(0.913, abs=5e-4)
 
 
@@ -176,7 +178,7 @@ def test_published_minimum_track_record_has_a_probability_of_95_percent(
 ) -> None:
     # An annual Sharpe ratio of 2 is above 1 with 95 % after so many years, and not before.
     def probability(n: int) -> float:
-        m = Moments(2.0 / math.sqrt(per_year), n, skew, kurtosis)
+        m = ReturnMoments(2.0 / math.sqrt(per_year), n, skew, kurtosis)
         return probabilistic_sharpe(m, 1.0 / math.sqrt(per_year))
 
     n = round(years * per_year)
@@ -186,11 +188,11 @@ def test_published_minimum_track_record_has_a_probability_of_95_percent(
 
 
 def test_probabilistic_sharpe_at_its_own_hurdle_is_one_half() -> None:
-    assert probabilistic_sharpe(Moments(0.1, 300, -1.0, 8.0), 0.1) == 0.5
+    assert probabilistic_sharpe(ReturnMoments(0.1, 300, -1.0, 8.0), 0.1) == 0.5
 
 
 def test_moments_whose_variance_is_not_positive_give_nan() -> None:
-    assert math.isnan(probabilistic_sharpe(Moments(1.0, 100, 5.0, 3.0)))
+    assert math.isnan(probabilistic_sharpe(ReturnMoments(1.0, 100, 5.0, 3.0)))
 
 
 # Deflated Sharpe ratio
@@ -217,7 +219,7 @@ def test_deflated_sharpe_of_the_published_example(
     n_trials: int, skew: float, kurtosis: float, published: float
 ) -> None:
     # Annual Sharpe ratio 2.5 over 1250 days of 250 a year, variance of the trials' ½ a year.
-    chosen = Moments(2.5 / math.sqrt(250), 1250, skew, kurtosis)
+    chosen = ReturnMoments(2.5 / math.sqrt(250), 1250, skew, kurtosis)
     hurdle = expected_max_sharpe(n_trials, 0.5 / 250)
     assert probabilistic_sharpe(chosen, hurdle) == pytest.approx(published, abs=5e-5)
     if n_trials == 100:
@@ -367,7 +369,7 @@ def test_claim_needs_both_bounds_and_the_deflated_ratio(
         (lambda: interquartile_mean([]), "values needs at least 1"),
         (lambda: moments(np.zeros((9, 2))), r"returns must have one axis; its shape is \(9, 2\)"),
         (lambda: moments(np.zeros(3)), "returns needs at least 4 values; it has 3"),
-        (lambda: probabilistic_sharpe(Moments(0.1, 1, 0.0, 3.0)), "n is 1"),
+        (lambda: probabilistic_sharpe(ReturnMoments(0.1, 1, 0.0, 3.0)), "n is 1"),
         (lambda: expected_max_sharpe(0.5, 1.0), "n_trials must be at least 1; it is 0.5"),
         (lambda: expected_max_sharpe(5, -1.0), "variance must be finite and at least 0"),
         (lambda: effective_trials(np.zeros(9)), "returns must have two axes"),

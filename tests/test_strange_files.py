@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echelon.cli.app import app
-from echelon.cli.console import add_row, err, fail, out, titled
+from echelon.cli.console import add_row, err, fail, out, text_table
 from echelon.config.data import ExogenousConfig
 from echelon.data.exogenous import read_exogenous
 from echelon.data.importing import QUARANTINE, ImportReport, import_source
@@ -167,7 +167,7 @@ def test_symbols_of_every_market_are_taken(tmp_path: Path, symbol: str) -> None:
 
 def test_tables_and_errors_print_nothing_that_a_terminal_obeys() -> None:
     odd = "A\x1b[31m\u202eB\u200b"
-    table = titled(odd, odd)
+    table = text_table(odd, odd)
     add_row(table, odd)
     with out.capture() as printed:
         out.print(table, width=60)

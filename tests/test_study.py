@@ -22,28 +22,30 @@ from echelon.cli import app
 from echelon.config import Config, to_yaml
 from echelon.errors import ConfigError, Stopped, UsageError
 from echelon.population.artefacts import PopulationHistory, Round
-from echelon.proving import study_parts
-from echelon.proving.hierarchies import Draws, Setting
+from echelon.proving import study
 from echelon.proving.parts import Done
 from echelon.proving.regime import RegimeMarket
-from echelon.proving.study_parts import (
+from echelon.proving.regime_proof import PairCounts, RegimeSetting
+from echelon.proving.study import (
     ONE,
     UNWEIGHTED,
     VARIANTS,
     WEIGHTED,
-    Sizes,
-    StudyDraws,
+    StudyDifference,
+    StudyPairs,
     StudyPart,
+    StudyResult,
+    StudySizes,
+    assess_study,
     changes_of,
     plan_study,
     population_facts,
+    study_markdown,
 )
-from echelon.proving.study_results import Difference, Study, assess
-from echelon.proving.study_table import markdown
 from echelon.runs.metrics import MetricLog
 
 MARKET = RegimeMarket(n_assets=3, n_bars=90)
-SIZES = Sizes(MARKET, StudyDraws(train=2, valid=1, test=1, valid_bars=60))
+SIZES = StudySizes(MARKET, StudyPairs(train=2, valid=1, test=1, valid_bars=60))
 OVERRIDES = (*TINY, "trainer.training_schedule.population.freq=2", "trainer.evolution.windows=2")
 NAMES = [
     *("m1", "m2", "m3", "m3-mfpbt"),
@@ -109,14 +111,16 @@ def test_only_a_hierarchy_is_studied() -> None:
 
 def test_draws_are_neither_the_proofs_nor_changed_for_it() -> None:
     config = make_config(*TINY)
-    proof = Setting(config, MARKET, Draws(train=1, valid=1, test=1, valid_bars=60), 3)
-    own = Setting(config, MARKET, StudyDraws(train=1, valid=1, test=1, valid_bars=60), 3)
+    proof, own = (
+        RegimeSetting.from_counts(config, MARKET, kind(1, 1, 1, valid_bars=60), 3)
+        for kind in (PairCounts, StudyPairs)
+    )
     for kind in ("train", "valid", "test"):
         assert not np.array_equal(getattr(proof, kind)[0].x, getattr(own, kind)[0].x)
     np.testing.assert_array_equal(proof.test[0].x, MARKET.pairs(1, "test")[0].x)
     np.testing.assert_array_equal(proof.train[0].x, MARKET.pairs(1, "trains", 3000)[0].x)
     # Parts of proofs are known by this: it must not change below trainings that are under way.
-    assert repr(Draws(1, 2, 3, 4)) == "Draws(train=1, valid=2, test=3, valid_bars=4)"
+    assert repr(PairCounts(1, 2, 3, 4)) == "PairCounts(train=1, valid=2, test=3, valid_bars=4)"
 
 
 def life(number: int, member: int, kind: str) -> Life:
@@ -185,7 +189,7 @@ def hierarchy(seed: int, ours: float, lowest: float) -> dict[str, Any]:
     }
 
 
-def made(config: Config, sharpes: dict[str, list[float]], lowest: list[float]) -> Study:
+def made(config: Config, sharpes: dict[str, list[float]], lowest: list[float]) -> StudyResult:
     """A study of seeds 42, … whose variants have these Sharpe ratios by seed."""
     pair = {"equal weight": [0.0, 0.0], "regime filter": [2.0, 3.0]}
     done = {"references": Done("references", {"sharpes": pair}, 1.0, 1.0, "code")}
@@ -196,11 +200,11 @@ def made(config: Config, sharpes: dict[str, list[float]], lowest: list[float]) -
                 found = {"seed": 42 + k, "steps": 1000, "sharpes": [value, value]}
             done[f"{name}-{42 + k}"] = Done(f"{name}-{42 + k}", found, 1.0, 3600.0, "code")
     about = {"config_hash": "0" * 64, "cpu_seconds": 3600.0, "finished": "now", "command": "here"}
-    return assess(done, range(42, 42 + len(lowest)), config, about)
+    return assess_study(done, range(42, 42 + len(lowest)), config, about)
 
 
 @pytest.fixture
-def three_seeds() -> Study:
+def three_seeds() -> StudyResult:
     sharpes = {
         "m1": [0.0, 0.1, -0.1],
         "m2": [1.0, 1.2, 0.8],
@@ -213,12 +217,14 @@ def three_seeds() -> Study:
     return made(make_config("train.algo=HIERARCHY"), sharpes, [0.30, 0.20, 0.40])
 
 
-def named(found: Study, name: str, of: str) -> Difference:
+def named(found: StudyResult, name: str, of: str) -> StudyDifference:
     (one,) = (d for d in found.differences if d.name == name and d.of == of)
     return one
 
 
-def test_differences_are_paired_by_seed_and_judged_by_their_interval(three_seeds: Study) -> None:
+def test_differences_are_paired_by_seed_and_judged_by_their_interval(
+    three_seeds: StudyResult,
+) -> None:
     bonuses = named(three_seeds, "the bonuses", "with responsibility weighting")
     assert bonuses.values == pytest.approx((1.0, 1.1, 1.1))
     # Mean 3.2/3; Student's t over 3 values: 4.3027 · 0.057735 / √3 = 0.14342.
@@ -237,7 +243,7 @@ def test_differences_are_paired_by_seed_and_judged_by_their_interval(three_seeds
     assert flat.values == pytest.approx((2.0, 2.2, 2.0))
 
 
-def test_measures_are_of_pairs_then_of_seeds(three_seeds: Study) -> None:
+def test_measures_are_of_pairs_then_of_seeds(three_seeds: StudyResult) -> None:
     rows = {row.variant: row for row in three_seeds.rows}
     m3 = rows["m3"]
     assert m3.values["sharpe"] == pytest.approx((2.0, 2.3, 1.9))
@@ -248,8 +254,8 @@ def test_measures_are_of_pairs_then_of_seeds(three_seeds: Study) -> None:
     assert three_seeds.references["regime filter"] == 2.5
 
 
-def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: Study) -> None:
-    text = markdown(three_seeds)
+def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: StudyResult) -> None:
+    text = study_markdown(three_seeds)
     lines = text.splitlines()
     assert (
         "| M3: + KL and MI | 2.07 [1.55, 2.58] | 83% [62%, 103%] | 0.30 | 1.00 | 3.00 | 0.25 |"
@@ -273,7 +279,7 @@ def test_one_seed_resolves_nothing_and_has_no_interval() -> None:
     found = made(config, {name: [1.0 + k] for k, name in enumerate(NAMES)}, [0.3])
     assert {one.verdict for one in found.differences} == {"not resolved"}
     assert {(one.low, one.high) for one in found.differences} == {(None, None)}
-    assert "| M1: one expert | 1.00 | 40% |" in markdown(found)
+    assert "| M1: one expert | 1.00 | 40% |" in study_markdown(found)
 
 
 # --- the whole of it, from the command line
@@ -292,7 +298,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     directory = tmp_path_factory.mktemp("study")
     plain = StudyPart.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_parts, "SIZES", SIZES)
+        patch.setattr(study, "STUDY_SIZES", SIZES)
 
         def interrupted(self: StudyPart, *args: Any) -> Any:
             found = plain(self, *args)
@@ -329,7 +335,7 @@ def test_a_stopped_study_goes_on_and_writes_its_tables(whole: tuple[Path, Result
         assert values["oracle"] is not None
         assert 0.0 <= values["mapd end"] <= 1.0
         # Never reached in so short a training, where the highest stands in its place.
-        assert values["mapd end"] <= values["mapd lowest"] < study_parts.HELD
+        assert values["mapd end"] <= values["mapd lowest"] < study.HELD
         assert 0.0 <= values["usage entropy, training"] <= 1.0
         assert row["steps"][0] >= 200
     text = (directory / "out" / "study.md").read_text(encoding="utf-8")
@@ -342,7 +348,7 @@ def test_a_stopped_study_goes_on_and_writes_its_tables(whole: tuple[Path, Result
 def test_another_length_in_the_directory_is_refused_and_overwrite_is_named(
     whole: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_parts, "SIZES", SIZES)
+    monkeypatch.setattr(study, "STUDY_SIZES", SIZES)
     result = run(whole[0], "--steps", "150")
     assert isinstance(result.exception, UsageError)
     assert "--overwrite" in str(result.exception)

@@ -18,7 +18,7 @@ from echelon.errors import DataError, StoreError
 from echelon.models import build_encoder
 from echelon.models.encoders import Encoder
 from echelon.models.lora import adapt, adapter_parameters
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds
 
 W, D, F, N = 6, 8, 4, 3
 
@@ -67,7 +67,7 @@ def test_every_row_equals_its_direct_encoding(
 
 def test_windows_of_joined_draws_stay_inside_their_draw(tmp_path: Path) -> None:
     draws = [drawn(20, 1), drawn(31, 2), drawn(15, 3)]
-    together, starts = joined(draws)
+    together, starts = join_worlds(draws)
     encoder = make_encoder()
     table = EmbeddingTable(together, D, tmp_path / "z.npy")
     table.refresh(encoder)

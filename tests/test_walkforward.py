@@ -17,11 +17,11 @@ from markets import make_bars
 from matplotlib.image import imread
 from shells import Shell, tiny
 
-from echelon.cli.watch import Watch
+from echelon.backtest.files import AGENT, Book, Tables, save_tables
+from echelon.cli.console import Watch
 from echelon.config import load_config
-from echelon.evaluation.evaluate import Evaluation
-from echelon.evaluation.stitched import statistics, stitch
-from echelon.evaluation.walkforward import WalkForward
+from echelon.evaluation.evaluate import Evaluation, load_evaluation
+from echelon.evaluation.walkforward import WalkForward, statistics, stitch
 from echelon.features import Prepared
 from echelon.ops.measures import LABELS, max_drawdown
 
@@ -56,7 +56,7 @@ def test_walk_forward_ends_with_tables_picture_statistics_and_run_directories(
     assert err.count("rules: ") == 1  # the same in every fold
     assert "stitched: 2016-01-05 to 2016-04-29" in out
     assert "over other seeds, 95 %" in out
-    assert "Sharpe less that of equal_weight" in out
+    assert "Sharpe vs equal_weight" in out
     table = _table()
     whos = ("agent", "seed-42", "seed-43", "cash", "equal_weight")
     assert list(table) == [(fold, who) for fold in (*FOLDS, "stitched") for who in whos]
@@ -103,10 +103,9 @@ def test_stitched_is_the_product_of_the_folds_test_returns(shell: Shell, bars_fi
     table, returns = _table(), pl.read_parquet("wf/stitched.parquet")
     assert returns.columns == ["time", "fold", "seed-42", "cash", "equal_weight"]
     assert returns["time"].is_sorted()
-    for who in ("seed-42", "equal_weight"):
-        equity = [
-            pl.read_parquet(f"wf/folds/{f}/evaluations/test/{who}.equity.parquet") for f in FOLDS
-        ]
+    for who, policy in (("seed-42", 42), ("equal_weight", "equal_weight")):
+        folds = (load_evaluation(Path("wf/folds") / f, "test") for f in FOLDS)
+        equity = [fold.tables(policy).equity for fold in folds]
         # A new book in each fold, which begins with the same cash.
         assert {e["value"][0] for e in equity} == {1_000_000.0}
         assert all(e["cash_share"][0] == 1.0 for e in equity)
@@ -135,8 +134,8 @@ def _configurations_differ_in_windows_and_assets_only() -> None:
     walk = WalkForward.open(Path("wf"))
     base = load_config(Path("wf/base.yaml"))
     assert [fold.name for fold in walk.folds] == list(FOLDS)
-    for member, step in zip(walk.batch.members, walk.steps, strict=True):
-        own = {"split": step.fold.split, "assets": step.assets}
+    for member, fold in zip(walk.members, walk.folds, strict=True):
+        own = {"split": fold.split, "assets": fold.assets}
         saved = load_config(Path("wf/folds") / member.name / "config.yaml")
         # By value: what a run directory may run of the code it names is not a part of this.
         assert member.config.model_dump() == base.model_copy(update=own).model_dump()
@@ -146,6 +145,7 @@ def _configurations_differ_in_windows_and_assets_only() -> None:
 def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
     """A saved evaluation of books with these values, one a day; half of each is invested."""
     directory.mkdir()
+    tables: dict[Book, Tables] = {}
     times = np.datetime64("2020-01-01", "us") + np.arange(9) * np.timedelta64(1, "D")
     for name, values in books.items():
         value = np.array(values)
@@ -164,11 +164,12 @@ def _evaluation(directory: Path, books: dict[str, list[float]]) -> Evaluation:
                 "orders_cut": np.zeros(n, dtype=np.int64),
             }
         )
-        equity.write_parquet(directory / f"{name}.equity.parquet")
-        for kind in ("weights", "actions", "blotter"):
-            empty = pl.DataFrame({"time": times[:0], "symbol": pl.Series([], dtype=pl.String)})
-            columns = ("time", "symbol") if kind == "blotter" else ("time",)
-            empty.select(columns).write_parquet(directory / f"{name}.{kind}.parquet")
+        nothing = pl.DataFrame({"time": times[:0]})
+        orders = nothing.with_columns(symbol=pl.lit("", dtype=pl.String))
+        seed = name.removeprefix("seed-")
+        book = Book(name) if seed == name else Book(AGENT, int(seed))
+        tables[book] = Tables(equity, nothing, nothing, orders)
+    save_tables(directory, tables)
     seeds = {int(n.removeprefix("seed-")): {} for n in books if n.startswith("seed-")}
     baselines = {n: {} for n in books if not n.startswith("seed-")}
     return Evaluation(directory, seeds, baselines, {"periods_per_year": 252.0})

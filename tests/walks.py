@@ -15,10 +15,9 @@ from test_report import BASES, days, make_run
 from worlds import make_config, make_world
 
 from echelon.evaluation.evaluate import load_evaluation
-from echelon.evaluation.folds import Bars, Fold
-from echelon.evaluation.stitched import statistics, stitch
+from echelon.evaluation.folds import Fold, FoldBars
 from echelon.evaluation.trust import load_trust
-from echelon.evaluation.walkforward import Step, WalkForward, WalkForwardResult
+from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
 
 ASSETS = ("A0", "A1", "A2", "A3")
 
@@ -42,7 +41,7 @@ def make_walk(
     n_rows = train + valid + folds * test
     world = make_world(n_rows=n_rows, n_assets=4, times=days(n_rows))
     dates = [t.astype("datetime64[D]").item() for t in world.times]
-    steps, found = [], {}
+    planned, found = [], {}
     for k in range(folds):
         edges = k * test + np.cumsum([0, train, valid, test])
         spans = {
@@ -52,8 +51,8 @@ def make_walk(
             )
         }
         named = {name: (dates[rows[0]], dates[rows[-1]]) for name, rows in spans.items()}
-        fold = Fold(f"fold-{k}", **named, bars=Bars(*bars))
-        steps.append(Step(fold, ASSETS))
+        fold = Fold(f"fold-{k}", **named, bars=FoldBars(*bars), assets=ASSETS)
+        planned.append(fold)
         if fold.name == failed:
             continue
         run = make_run(
@@ -65,15 +64,15 @@ def make_walk(
             **({} if policy is None else {"policy": policy}),
         )
         found[fold.name] = load_evaluation(run, "test")
-    walk = WalkForward.of(path, make_config(BASES, *overrides), steps)
+    walk = WalkForward(path, make_config(BASES, *overrides), tuple(planned))
     stitched, sure = None, {}
     if not failed:
         stitched = stitch(found)
-        trusts = [load_trust(walk.batch.run(k), "test") for k in range(folds)]
+        trusts = [load_trust(walk.run(k), "test") for k in range(folds)]
         sweeps = [trust["costs"] for trust in trusts if trust is not None]
         sure = statistics(stitched, 42, looks=1, sweeps=sweeps)
     problems = {failed: "the disk is full"} if failed else {}
     result = WalkForwardResult(walk.folds, found, problems, stitched, sure)
     result.write(path)
-    walk.save(result)
+    walk.save_result(result)
     return path

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -128,6 +130,19 @@ def write_json(
         tree, indent=indent, ensure_ascii=False, sort_keys=sort_keys, allow_nan=allow_nan
     )
     write_atomic(path, text + "\n")
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number as JSON has it: null where it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON has them: a number that is not finite is null."""
+    return {
+        name: finite_or_none(value) if isinstance(value, float) else value
+        for name, value in values.items()
+    }
 
 
 def json_line(
@@ -292,6 +307,13 @@ def write_csv(path: Path, frame: pl.DataFrame) -> None:
     safe = frame.with_columns(mended.otherwise(text.str.replace_all(_FORMULA, inert)))
     names = pl.Series(frame.columns, dtype=pl.String).str.replace_all(_FORMULA, inert)
     write_atomic(path, safe.rename(dict(zip(frame.columns, names, strict=True))).write_csv())
+
+
+def write_parquet(path: Path, frame: pl.DataFrame) -> None:
+    """Write a table to compute with, whole or not at all."""
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, compression="zstd")
+    write_atomic(path, buffer.getvalue())
 
 
 @contextmanager

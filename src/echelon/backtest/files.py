@@ -1,15 +1,20 @@
-"""Backtests on disk: tables anyone can open, and everything a report needs.
+"""Backtests on disk: tables of all policies, which anyone can open, with what a report needs.
 
-NAME.equity.parquet, .csv    time, value, return, drawdown, cash_share, traded, commission,
-                             stamp, slippage, orders_cut
-NAME.weights.parquet         time, a column per asset: its share of the book
-NAME.actions.parquet         time, a column per asset: what was decided
-NAME.blotter.parquet, .csv   every order that was filled or cut
+Every table has the columns `policy` and `seed`. A policy is the `agent` of a seed, what a
+hierarchy's seed brings along (`hedge`, `expert-0`, …), or a baseline, which has no seed.
+
+equity.parquet     time, value, return, drawdown, cash_share, traded, commission, stamp, slippage,
+                   orders_cut
+weights.parquet    time, a column per asset: its share of the book
+actions.parquet    kind, time, a column per asset: what was decided, by kind a code of HOLD, BUY and
+                   SELL (discrete) or a target weight (weights)
+blotter.parquet    every order that was filled or cut
+
+equity.csv and blotter.csv are written where they are asked for.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,24 +24,30 @@ import polars as pl
 
 from echelon.backtest.run import Backtest
 from echelon.errors import DamagedError
-from echelon.files import ColumnKind, read_table, write_atomic, write_csv
+from echelon.files import ColumnKind, read_table, write_csv, write_parquet
 
 _AGAIN = "Run `echelon evaluate` again."
+_BOOK: Mapping[str, ColumnKind] = {"policy": "text", "seed": "number"}
 _COLUMNS: Mapping[str, Mapping[str, ColumnKind]] = {
     "equity": {
+        **_BOOK,
         "time": "time",
         **dict.fromkeys(("value", "return", "drawdown", "cash_share", "traded"), "number"),
         **dict.fromkeys(("commission", "stamp", "slippage", "orders_cut"), "number"),
     },
-    "weights": {"time": "time"},
-    "actions": {"time": "time"},
-    "blotter": {"time": "time", "symbol": "text"},
+    "weights": {**_BOOK, "time": "time"},
+    "actions": {**_BOOK, "kind": "text", "time": "time"},
+    "blotter": {**_BOOK, "time": "time", "symbol": "text"},
 }
 """What the tables have at least."""
 
 
+AGENT = "agent"
+"""The policy of a seed's own agent."""
+
+
 class Tables(NamedTuple):
-    """A saved backtest, as read again."""
+    """A backtest as tables; those of a whole evaluation have columns that tell books apart."""
 
     equity: pl.DataFrame
     weights: pl.DataFrame
@@ -60,26 +71,62 @@ def tables_of(backtest: Backtest) -> Tables:
     return Tables(equity, weights, actions, backtest.blotter())
 
 
-def save_backtest(backtest: Backtest, directory: Path, name: str) -> None:
-    """Write the tables of a backtest below `directory`."""
-    tables = tables_of(backtest)
-    for kind, frame in tables._asdict().items():
-        buffer = io.BytesIO()
-        frame.write_parquet(buffer, compression="zstd")
-        write_atomic(directory / f"{name}.{kind}.parquet", buffer.getvalue())
-        if kind in ("equity", "blotter"):
-            write_csv(directory / f"{name}.{kind}.csv", frame)
+class Book(NamedTuple):
+    """Whose backtest it is."""
+
+    policy: str
+    seed: int | None = None
 
 
-def load_tables(directory: Path, name: str) -> Tables:
-    """Read the tables of the backtest `name` again."""
-    return Tables(*(_read(directory / f"{name}.{kind}.parquet", kind) for kind in Tables._fields))
+def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = False) -> None:
+    """Write the tables of all books of an evaluation below `directory`."""
+    for kind in Tables._fields:
+        for old in directory.glob(f"*.{kind}.*"):
+            old.unlink()  # of a version that wrote tables for each book
+        labelled = [_label(getattr(tables, kind), kind, book) for book, tables in books.items()]
+        frame = pl.concat(labelled, how="vertical_relaxed")
+        write_parquet(directory / f"{kind}.parquet", frame)
+        text = directory / f"{kind}.csv"
+        if csv and kind in ("equity", "blotter"):
+            write_csv(text, frame)
+        else:
+            text.unlink(missing_ok=True)  # of an earlier evaluation, perhaps
+
+
+def read_tables(directory: Path) -> Tables:
+    """Read the tables of all books again."""
+    return Tables(*(_read(directory / f"{kind}.parquet", kind) for kind in Tables._fields))
+
+
+def tables_of_book(every: Tables, book: Book, directory: Path) -> Tables:
+    """The tables of one of the books in `every`, which were read from `directory`."""
+    mine = pl.col("policy") == book.policy
+    mine &= pl.col("seed").is_null() if book.seed is None else pl.col("seed") == book.seed
+    equity, weights, actions, blotter = (
+        frame.filter(mine).drop("policy", "seed") for frame in every
+    )
+    if equity.is_empty():
+        of = book.policy if book.seed is None else f"{book.policy} of seed {book.seed}"
+        raise DamagedError(directory / "equity.parquet", f"nothing of {of}", _AGAIN)
+    if (actions["kind"] == "discrete").all():
+        actions = actions.cast(dict.fromkeys(actions.columns[2:], pl.Int8))
+    return Tables(equity, weights, actions.drop("kind"), blotter)
+
+
+def _label(frame: pl.DataFrame, kind: str, book: Book) -> pl.DataFrame:
+    """A book's table with the columns that say whose it is."""
+    labels = {"policy": pl.lit(book.policy), "seed": pl.lit(book.seed, dtype=pl.Int64)}
+    if kind == "actions":
+        codes = all(dtype.is_integer() for dtype in frame.dtypes[1:])
+        labels["kind"] = pl.lit("discrete" if codes else "weights")
+    return frame.with_columns(**labels).select(*labels, *frame.columns)
 
 
 def _read(path: Path, kind: str) -> pl.DataFrame:
     frame = read_table(path, _COLUMNS[kind], _AGAIN)
     if kind in ("weights", "actions"):
-        odd = [c for c, dtype in frame.schema.items() if c != "time" and not dtype.is_numeric()]
+        known = _COLUMNS[kind]
+        odd = [c for c, dtype in frame.schema.items() if c not in known and not dtype.is_numeric()]
         if odd:
             raise DamagedError(path, f"column {odd[0]!r} holds no numbers", _AGAIN)
     return frame

@@ -7,6 +7,7 @@ another way than the agent learned to.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -138,6 +139,16 @@ class Backtest:
             return orders
         facts = {name: a[step, asset] for name, a in self.execution._asdict().items()}
         return orders.with_columns(**{n: pl.Series(a, nan_to_null=True) for n, a in facts.items()})
+
+
+def stack_returns(series: Iterable[Floats], length: int | None = None) -> Floats:
+    """[T,S] returns of S books side by side; a ruined book earns nothing more.
+
+    length: T, where it is not that of the book that lasted longest
+    """
+    every = list(series)
+    bars = max(map(len, every)) if length is None else length
+    return np.column_stack([np.pad(r[:bars], (0, max(0, bars - len(r)))) for r in every])
 
 
 def run_backtest(

@@ -2,90 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from echelon.cli.console import err, progress_bar
-from echelon.cli.options import run_directory, trust_flags
-from echelon.cli.rules import say_rules
-from echelon.cli.watch import watching
+from echelon.cli import options
+from echelon.cli.console import err, progress_bar, say_rules, set_up_logging, watching
 from echelon.errors import EchelonError, Stopped, UsageError
 
 if TYPE_CHECKING:
     from echelon.config import Config
-    from echelon.evaluation.batch import Batch, Course
+    from echelon.evaluation.batch import Course, RunBatch
+
+B = TypeVar("B", bound="RunBatch")
 
 
-def batch_directory(
-    config: Path | None, output_dir: Path | None, base: Config, ending: str
-) -> Path:
-    """--output-dir, or one named after the configuration, apart from its ordinary run."""
-    if output_dir is not None:
-        return output_dir
-    usual = run_directory(config, None, None, base.logging.output_dir)
-    return usual.with_name(f"{usual.name}-{ending}")
+class BatchOptions(NamedTuple):
+    """Options that the three commands have alike."""
+
+    config: Path | None
+    override: list[str] | None
+    output_dir: Path | None
+    seeds: int | None
+    workers: int | None
+    resume: Path | None
+    trust_code: list[Path] | None
+    overwrite: bool
+    quarantine: bool
+    log_level: options.LogLevel
 
 
-class Study(Protocol):
-    """What is made of a batch: an ablation, a walk-forward."""
+def open_batch(
+    kind: type[B],
+    given: BatchOptions,
+    make: Callable[[Path, Config], B],
+    *own: object,
+    also: str = "--seeds",
+    **changes: Any,  # noqa: ANN401 (a field of the batch)
+) -> B:
+    """The batch that --resume names, or a new one by `make`, of its directory and configuration.
 
-    @property
-    def batch(self) -> Batch:
-        """Its runs."""
-
-    def save(self) -> None:
-        """Write down what is to be done."""
-
-
-def refuse_beside_resume(noun: str, *given: object, also: str = "--seeds") -> None:
-    """Refuse options that would change what --resume goes on with. also: those that may"""
-    if any(given):
+    own: values of the command's own options, which would change what --resume goes on with
+    also, changes: options that may, and the fields they change
+    """
+    if given.resume is None:
+        tree = options.read_config(
+            given.config,
+            given.override,
+            given.log_level,
+            trust_code=given.trust_code,
+            seeds=given.seeds,
+        )
+        parent = tree.logging.output_dir
+        place = options.run_directory(given.config, given.output_dir, None, parent, f"-{kind.noun}")
+        return make(place, tree)
+    if any((given.config, given.override, given.output_dir, given.overwrite, *own)):
         raise UsageError(
-            f"--resume goes on with its own {noun}; of the other options, only {also}, "
+            f"--resume goes on with its own {kind.noun}; of the other options, only {also}, "
             "--trust-code and --workers go with it."
         )
+    set_up_logging(given.log_level.value)
+    trust_code = given.trust_code or ()
+    return kind.open(given.resume, seeds=given.seeds, trust_code=trust_code, **changes)
 
 
 @contextmanager
-def claimed(study: Study, *, resumed: bool, overwrite: bool) -> Iterator[None]:
-    """Hold the study's directory, emptied where it begins anew, and what is to be done in it."""
+def work_through(
+    batch: RunBatch, given: BatchOptions, before: Callable[[], None] = lambda: None
+) -> Iterator[Course]:
+    """Train and evaluate the runs, and hold their directory until what came out is written.
+
+    Raises `Stopped` after Ctrl-C, which says how to go on, and at the end where a run failed.
+    before: done before anything is trained
+    """
     from echelon.config.sizes import refuse_sizes
-
-    refuse_sizes(study.batch.base)
-    with study.batch.locked():
-        if not resumed:
-            study.batch.begin(overwrite=overwrite)
-        study.save()  # with the number of seeds of now
-        yield
-
-
-def run_batch(batch: Batch, workers: int, quarantine: bool) -> Course:
-    """Prepare, train and evaluate; after Ctrl-C raises `Stopped`, which says how to go on."""
     from echelon.evaluation.batch import Course
 
-    course = Course()
-    try:
-        _run_steps(batch, course, workers, quarantine)
-    except KeyboardInterrupt:
-        course.stopped = True
-    if course.stopped:
-        ended = sum(len(outcomes) for outcomes in course.outcomes.values())
-        raise Stopped(
-            f"{ended} of {len(batch.members) * len(batch.seeds)} trainings ended, the others have "
-            f"checkpoints. Go on with: {_resume(batch)}"
-        )
-    return course
+    refuse_sizes(batch.base)
+    with batch.lock():
+        if given.resume is None:
+            batch.make_room(overwrite=given.overwrite)
+        batch.save()  # with the number of seeds of now
+        before()
+        course = Course()
+        try:
+            _run_steps(batch, course, given)
+        except KeyboardInterrupt:
+            course.stopped = True
+        if course.stopped:
+            ended = sum(len(outcomes) for outcomes in course.outcomes.values())
+            raise Stopped(
+                f"{ended} of {len(batch.members) * len(batch.seeds)} trainings ended, the others "
+                f"have checkpoints. Go on with: {_resume(batch)}"
+            )
+        yield course
+        _raise_failures(batch, course)
 
 
-def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> None:
+def _run_steps(batch: RunBatch, course: Course, given: BatchOptions) -> None:
     from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
     from echelon.training.loop import Outcome, Progress
 
-    members = f"{batch.kind.member}s"
+    members = f"{batch.member}s"
+    workers = given.workers or options.default_workers(batch.base)
     with progress_bar(f"preparing {members}") as bar:
-        prepare_runs(batch, course, quarantine=quarantine, on_run=bar.of)
+        prepare_runs(batch, course, quarantine=given.quarantine, on_run=bar.show)
     _say_rules(batch, course)
     plan = plan_training(batch, course)
     before = len(course.data) * len(batch.seeds) - len(plan)
@@ -101,16 +123,16 @@ def _run_steps(batch: Batch, course: Course, workers: int, quarantine: bool) -> 
             if isinstance(message, Progress):
                 watch.progress(job, message)
             elif isinstance(message, Outcome) and message.ending != "stopped":
-                watch.ended(job, message)
+                watch.end(job, message)
 
         train_runs(batch, course, plan, workers=workers, on_report=show)
     if course.stopped:
         return
     with progress_bar(f"evaluating {members}") as bar:
-        evaluate_runs(batch, course, on_run=bar.of)
+        evaluate_runs(batch, course, on_run=bar.show)
 
 
-def _say_rules(batch: Batch, course: Course) -> None:
+def _say_rules(batch: RunBatch, course: Course) -> None:
     """The rules of the runs in a line; where they differ, in a line for each that is another."""
     said: list[dict[str, Any]] = []
     differ = len({str(data["rules"]) for data in course.data.values()}) > 1
@@ -120,7 +142,7 @@ def _say_rules(batch: Batch, course: Course) -> None:
             say_rules(data["rules"], of=batch.members[k].name if differ else "")
 
 
-def raise_failures(batch: Batch, course: Course) -> None:
+def _raise_failures(batch: RunBatch, course: Course) -> None:
     """Name the runs that failed; a bug of ours is shown as one."""
     if not course.errors:
         return
@@ -130,10 +152,10 @@ def raise_failures(batch: Batch, course: Course) -> None:
                 raise error
     lines = [f"  {batch.members[k].name}: {course.problem(k)}" for k in sorted(course.errors)]
     raise EchelonError(
-        f"{len(lines)} of {len(batch.members)} {batch.kind.member}s failed; the others are done. "
+        f"{len(lines)} of {len(batch.members)} {batch.member}s failed; the others are done. "
         f"Mend what can be and go on with: {_resume(batch)}\n" + "\n".join(lines)
     )
 
 
-def _resume(batch: Batch) -> str:
-    return f"echelon {batch.kind.command} --resume {batch.directory}{trust_flags(batch.base)}"
+def _resume(batch: RunBatch) -> str:
+    return f"echelon {batch.command} --resume {batch.directory}{options.trust_flags(batch.base)}"

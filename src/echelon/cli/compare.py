@@ -1,65 +1,60 @@
 """`echelon compare`: agents on one market, side by side with the baselines.
 
-Several kinds of agents are trained for it; with run directories given, nothing is trained (see
-cli.compare_runs).
+Several kinds of agents are trained for it; with run directories given, nothing is trained: the
+runs are compared on one window, with intervals.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.batch import (
-    batch_directory,
-    claimed,
-    raise_failures,
-    refuse_beside_resume,
-    run_batch,
-)
-from echelon.cli.console import add_row, err, numbers, out, set_up_logging
-from echelon.cli.evaluate import COLUMNS, Column
-from echelon.cli.options import (
-    ConfigFile,
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    Quarantine,
-    TrustCode,
-    configured,
-)
-from echelon.cli.train import Seeds, Workers, default_workers
-from echelon.errors import UsageError
+from echelon.cli import options
+from echelon.cli.batch import BatchOptions, open_batch, work_through
+from echelon.cli.console import add_row, err, number_table, out, say_rules, set_up_logging
+from echelon.cli.evaluate import MEASURE_COLUMNS
+from echelon.errors import DamagedError, UsageError
+from echelon.files import read_json
 
 if TYPE_CHECKING:
-    from echelon.evaluation.comparison import Comparison, ComparisonResult, Row
+    from echelon.evaluation.batch import Course, MeasuredRow
+    from echelon.evaluation.comparison import (
+        ComparedRow,
+        Comparison,
+        ComparisonResult,
+        SharpeGap,
+    )
+    from echelon.evaluation.runs_comparison import RunDifference, RunsComparison
     from echelon.evaluation.test_access import SplitName
+    from echelon.training.run import TrainedRun
 
 
-class Window(StrEnum):
+class _Window(StrEnum):
     """Windows to compare on."""
 
     valid = "valid"
     test = "test"
 
 
-Runs = Annotated[
+_Runs = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="RUN", help="Directories of trained runs to compare, the others with the first."
     ),
 ]
-Agents = Annotated[
+_Agents = Annotated[
     str | None,
     typer.Option(
         "--agents",
         help="Which, with commas between; default: a2c,sb3-ppo,sb3-sac,sac,td3,apg.",
     ),
 ]
-Steps = Annotated[
+_Steps = Annotated[
     list[str] | None,
     typer.Option(
         "--steps",
@@ -67,36 +62,28 @@ Steps = Annotated[
         "--steps sb3-sac=100000.",
     ),
 ]
-Split = Annotated[
-    Window | None,
+_Split = Annotated[
+    _Window | None,
     typer.Option("--split", help="Window to compare on; default: valid. test counts its readings."),
 ]
-ResumeComparison = Annotated[
-    Path | None, typer.Option("--resume", help="Go on with the comparison in this directory.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Run anew where the directory holds a comparison.")
-]
-
-MEASURE_COLUMNS = {**COLUMNS, "cost_share": Column("costs\n%", True, 1)}
-MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
+_MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
 
 
 def compare(
-    runs: Runs = None,
-    config: ConfigFile = None,
-    override: Overrides = None,
-    output_dir: OutputDir = None,
-    agents: Agents = None,
-    steps: Steps = None,
-    split: Split = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    resume: ResumeComparison = None,
-    trust_code: TrustCode = None,
-    overwrite: Overwrite = False,
-    quarantine: Quarantine = False,
-    log_level: Level = LogLevel.INFO,
+    runs: _Runs = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    output_dir: options.OutputDir = None,
+    agents: _Agents = None,
+    steps: _Steps = None,
+    split: _Split = None,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    resume: options.ResumeBatch = None,
+    trust_code: options.TrustCode = None,
+    overwrite: options.Overwrite = False,
+    quarantine: options.Quarantine = False,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Compare agents on one market: of several kinds, trained for it, or of runs that exist.
 
@@ -111,63 +98,53 @@ def compare(
     them and the baselines. Ctrl-C stops in order, and `--resume` goes on, also with another
     `--split`: nothing is trained again for it.
     """
-    from echelon.evaluation.batch import with_seeds
-    from echelon.evaluation.comparison import AGENTS, Comparison
-
     if runs:
-        from echelon.cli.compare_runs import compare_trained
-
         training = {
             **{"--config": config, "--override": override, "--agents": agents, "--steps": steps},
             **{"--seeds": seeds, "--workers": workers, "--resume": resume},
             **{"--overwrite": overwrite, "--quarantine": quarantine},
         }
         set_up_logging(log_level.value)
-        chosen = split or Window.valid
-        compare_trained(runs, chosen.value, output_dir, training, trust_code or ())
+        window = split or _Window.valid
+        compare_trained(runs, window.value, output_dir, training, trust_code or ())
         return
-    if resume is not None:
-        refuse_beside_resume(
-            *("comparison", config, override, output_dir, agents, steps, overwrite),
-            also="--split, --seeds",
-        )
-        set_up_logging(log_level.value)
-        wanted: SplitName | None = None if split is None else split.value
-        comparison = Comparison.open(resume, seeds=seeds, split=wanted, trust_code=trust_code or ())
-    else:
-        base = configured(config, override, log_level, None, trust_code)
-        if seeds is not None:
-            base = with_seeds(base, seeds)
-        comparison = Comparison.of(
-            batch_directory(config, output_dir, base, "comparison"),
+    from echelon.evaluation.comparison import AGENTS, Comparison
+
+    given = BatchOptions(
+        *(config, override, output_dir, seeds, workers, resume),
+        *(trust_code, overwrite, quarantine, log_level),
+    )
+    comparison = open_batch(
+        Comparison,
+        given,
+        lambda place, base: Comparison(
+            place,
             base,
-            list(AGENTS) if agents is None else _names(agents),
-            steps=_steps(steps or []),
-            split=(split or Window.valid).value,
-        )
-    with claimed(comparison, resumed=resume is not None, overwrite=overwrite):
-        run_comparison(comparison, workers or default_workers(comparison.batch.base), quarantine)
+            tuple(AGENTS) if agents is None else _names(agents),
+            _steps(steps or []),
+            split=(split or _Window.valid).value,
+        ),
+        *(agents, steps),
+        also="--split, --seeds",
+        **({} if split is None else {"split": split.value}),
+    )
+    with work_through(comparison, given) as course:
+        _show_comparison(comparison, course)
 
 
-def run_comparison(comparison: Comparison, workers: int, quarantine: bool) -> None:
-    """Prepare, train, evaluate, print, write and draw; raises at the end where an agent failed."""
-    from echelon.evaluation.comparison import summarise
+def _show_comparison(comparison: Comparison, course: Course) -> None:
+    """Summarise, write, draw and print."""
     from echelon.report.charts.variants import draw_comparison
 
-    batch, directory, split = (
-        comparison.batch,
-        comparison.batch.directory,
-        comparison.batch.kind.split,
-    )
-    course = run_batch(batch, workers, quarantine)
+    directory, split = comparison.directory, comparison.split
     with err.status("comparing"):
-        result = summarise(comparison, course)
+        result = comparison.summarise(course)
     picture = directory / f"comparison-{split}.png"
     picture.unlink(missing_ok=True)  # of an earlier session, perhaps
     result.write(directory, split)
     if result.facts:
         draw_comparison(result, picture)
-        print_result(result)
+        print_comparison(result)
         if split == "valid":
             typer.echo(
                 "This window chose the checkpoints; nothing can be claimed from it. "
@@ -175,19 +152,14 @@ def run_comparison(comparison: Comparison, workers: int, quarantine: bool) -> No
             )
         typer.echo(f"picture: {picture}")
     typer.echo(f"table: {directory / f'comparison-{split}.csv'}")
-    raise_failures(batch, course)
 
 
-def print_result(result: ComparisonResult) -> None:
-    """Two lines per agent, mean and ± std over seeds, and its Sharpe ratio less the reference's."""
-    facts = result.facts
-    title = (
-        f"{facts['split']}: {facts['first']} to {facts['last']}, fills at "
-        f"{facts['ledger']['fill']}; mean over seeds, below it ± std"
-    )
+def print_comparison(result: ComparisonResult) -> None:
+    """Two lines per agent, mean and ± std over seeds, and its Sharpe ratio vs the reference's."""
+    shown = [MEASURE_COLUMNS[m].heading for m in _MEASURES]
     sharpe = MEASURE_COLUMNS["sharpe_annual"].heading
-    shown = [MEASURE_COLUMNS[m].heading for m in MEASURES]
-    table = numbers(title, "agent\nsteps", sharpe, f"less {result.reference}\n95 %", *shown)
+    heading = f"vs {result.reference}\n95 %"
+    table = number_table(_title(result.facts), "agent\nsteps", sharpe, heading, *shown)
     before = "agent"
     for row in result.rows:
         if row.kind != before:
@@ -197,40 +169,182 @@ def print_result(result: ComparisonResult) -> None:
         if not row.seeds:
             add_row(table, name, "failed", *("–",) * (len(shown) + 1))
             continue
-        cells = [cell(row, measure) for measure in MEASURES]
-        add_row(table, name, cell(row, "sharpe_annual"), _gap(row), *cells)
+        cells = [_cell(row, measure) for measure in _MEASURES]
+        add_row(table, name, _cell(row, "sharpe_annual"), _gap(row), *cells)
     out.print(table)
 
 
-def cell(row: Row, measure: str) -> str:
-    """Mean over seeds, and ± std below it where there are several."""
-    found = row.over_seeds(measure)
-    number = MEASURE_COLUMNS[measure].format
+def _title(facts: Mapping[str, Any]) -> str:
     return (
-        f"{number(found.mean)}\n± {number(found.std)}" if len(row.seeds) > 1 else number(found.mean)
+        f"{facts['split']}: {facts['first']} to {facts['last']}, fills at "
+        f"{facts['ledger']['fill']}; mean over seeds, below it ± std"
     )
 
 
-def _gap(row: Row) -> str:
+def _cell(row: MeasuredRow, measure: str) -> str:
+    """Mean over seeds, and ± std below it where there are several."""
+    mean, std = row.over_seeds(measure)
+    number = MEASURE_COLUMNS[measure].format
+    return f"{number(mean)}\n± {number(std)}" if len(row.seeds) > 1 else number(mean)
+
+
+def _gap(row: ComparedRow) -> str:
     if row.gap is None:
         return ""
-    number = MEASURE_COLUMNS["sharpe_annual"].format
-    sign = "+" if row.gap.estimate > 0 else ""
-    return f"{sign}{number(row.gap.estimate)}\n{number(row.gap.low)} to {number(row.gap.high)}"
+    sharpe = MEASURE_COLUMNS["sharpe_annual"]
+    bounds = f"{sharpe.format(row.gap.low)} to {sharpe.format(row.gap.high)}"
+    return f"{sharpe.format_signed(row.gap.estimate)}\n{bounds}"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _steps(items: list[str]) -> dict[str, int]:
-    found = {}
+    steps = {}
     for item in items:
         name, _, count = item.partition("=")
         try:
-            found[name.strip()] = int(count.replace("_", ""))
+            steps[name.strip()] = int(count.replace("_", ""))
         except ValueError:
             raise UsageError(
                 f"--steps {item!r}: expected NAME=N, such as sb3-sac=100000."
             ) from None
-    return found
+    return steps
+
+
+def compare_trained(
+    paths: Sequence[Path],
+    split: SplitName,
+    output_dir: Path | None,
+    training: Mapping[str, object],
+    trust_code: Sequence[Path] = (),
+    *,
+    with_rules: bool = True,
+) -> None:
+    """Compare, print, and write comparison.json where a directory is named.
+
+    training: options that belong to training, with what was given; trust_code: files of code that
+    the runs' configurations name and that may run
+    with_rules: say the rules in force, which the runs share
+    """
+    from echelon.envs.world import rules_of
+    from echelon.evaluation.runs_comparison import compare_runs, open_runs
+
+    given = [option for option, value in training.items() if value]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: nothing is trained where runs are named; only --split, "
+            "--output-dir, --trust-code and --log-level go with them. Leave out either the runs or "
+            "these."
+        )
+    _refuse_taken(output_dir)
+    runs = open_runs(paths, split, trust_code)
+    if with_rules:
+        say_rules(rules_of(runs[0].prepared, runs[0].config).facts())
+
+    def say(run: TrainedRun, why: str) -> None:
+        look = "; the registry counts this look" if split == "test" else ""
+        typer.echo(f"evaluating {run.path} on {split}: {why}{look}", err=True)
+
+    with err.status("comparing"):
+        result = compare_runs(runs, split, on_evaluation=say)
+    print_runs(result)
+    typer.echo(conclusion(result))
+    if output_dir is not None:
+        typer.echo(f"result: {result.write(output_dir)}")
+
+
+def print_runs(result: RunsComparison) -> None:
+    """Measures of the runs and the first one's baselines, then the differences."""
+    measures = ("sharpe_annual", *_MEASURES)
+    headings = [MEASURE_COLUMNS[measure].heading for measure in measures]
+    table = number_table(_title(result.facts), "run\nalgo, seeds", *headings)
+    for line in result.runs:
+        name = f"{line.row.name}\n{line.algo}, {len(line.row.seeds)}"
+        add_row(table, name, *(_cell(line.row, measure) for measure in measures))
+    table.add_section()
+    for row in result.baselines:
+        add_row(table, row.name, *(_cell(row, measure) for measure in measures))
+    out.print(table)
+    gaps = number_table(
+        f"Sharpe ratio a year vs {result.first}, each interval 95 % by itself",
+        *("run", "difference", "over days\nblock bootstrap", "over seeds\nWelch's t"),
+    )
+    for line in result.runs:
+        if (difference := line.difference) is not None:
+            days, seeds = difference.days, difference.seeds
+            known = seeds if math.isnan(days.estimate) else days
+            signed = MEASURE_COLUMNS["sharpe_annual"].format_signed(known.estimate)
+            add_row(gaps, line.row.name, signed, _bounds(days), _bounds(seeds))
+    out.print(gaps)
+
+
+def conclusion(result: RunsComparison) -> str:
+    """In a line, whether it may be claimed that a run is better than the first, or worse."""
+    from echelon.evaluation.trust import LEAST_BARS
+    from echelon.report.texts import Words
+
+    words = Words("en")
+    if result.facts["split"] != "test":
+        return f"{words('verdict_valid')}."
+    if result.returns < LEAST_BARS:
+        return words("verdict_few", bars=result.returns, least=LEAST_BARS)
+    pairs = [(line.row.name, d) for line in result.runs if (d := line.difference) is not None]
+    claims = [_sentence(name, result.first, d) for name, d in pairs if d.claimed]
+    others = [_sentence(name, result.first, d) for name, d in pairs if not d.claimed]
+    if not claims:
+        return f"Nothing can be claimed: {'; '.join(others)}."
+    rest = f" Of the others, nothing: {'; '.join(others)}." if others else ""
+    return f"It can be claimed: {'; '.join(claims)}.{rest}"
+
+
+def _sentence(name: str, first: str, difference: RunDifference) -> str:
+    """What may be said of a run beside the first, in the words of the reports."""
+    from echelon.report.texts import Words
+
+    words, standing = Words("en"), difference.standing
+    if difference.ahead is None or standing is None:
+        if math.isnan(difference.seeds.low):
+            return f"{name} or {first} has one seed, and other seeds may turn it round"
+        said = words("verdict_same", baseline=first)
+        return f"{name} is {_within(said)}"
+    behind = first if difference.ahead == name else name
+    key = "uncounted" if standing.deflated is None else "undeflated"
+    tried = words("tried_some") if standing.tried is None else words.count("tried", standing.tried)
+    said = words(f"verdict_{'better' if difference.claimed else key}", baseline=behind, tried=tried)
+    return f"{difference.ahead} is {_within(said)}"
+
+
+def _within(sentence: str) -> str:
+    """A sentence inside another."""
+    return sentence[0].lower() + sentence[1:]
+
+
+def _bounds(gap: SharpeGap) -> str:
+    if math.isnan(gap.low):
+        return "–"
+    signed = MEASURE_COLUMNS["sharpe_annual"].format_signed
+    return f"{signed(gap.low)} to {signed(gap.high)}"
+
+
+def _refuse_taken(output_dir: Path | None) -> None:
+    """Refuse a directory whose comparison.json says how to go on with a training."""
+    from echelon.evaluation.runs_comparison import RUNS_RESULT
+
+    if output_dir is None:
+        return
+    if output_dir.exists() and not output_dir.is_dir():
+        raise UsageError(f"--output-dir {output_dir}: is a file. Name a directory.")
+    path = output_dir / RUNS_RESULT
+    if not path.exists():
+        return
+    try:
+        mine = read_json(path, dict[str, Any], "").get("kind") == "runs"
+    except DamagedError:
+        mine = False
+    if not mine:
+        raise UsageError(
+            f"--output-dir {output_dir}: its {RUNS_RESULT} is not of compared runs; a "
+            "comparison that trains agents needs its own to go on. Name another directory."
+        )

@@ -2,14 +2,22 @@
 
 Paths, symbols and names are the user's, or a stranger's. They may hold square brackets, which Rich
 would read as markup, and control characters, which a terminal would obey: text goes through
-`warn`, `fail`, `titled` and `add_row` here, which print it as it is, as far as it is printable.
+`warn`, `fail`, `text_table` and `add_row` here, which print it as it is, as far as it is printable.
+
+Trainings that run side by side are shown by `watching`: bars on a terminal, else a line now and
+then. A few trainings have a bar each from the start. Of many, only those that are running have one,
+and a line above them counts all. The rules in force are one line on stderr (`say_rules`), said by
+all commands that trade or work orders.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -18,6 +26,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -25,6 +34,10 @@ from rich.table import Table
 from rich.text import Text
 
 from echelon.errors import bound_message, printable
+
+if TYPE_CHECKING:
+    from echelon.training.loop import Outcome
+    from echelon.training.loop import Progress as Standing
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -40,7 +53,7 @@ def fail(label: str, text: object, *, style: str = "bold red") -> None:
     err.print(Text.assemble((label, style), " ", bound_message(str(text))), soft_wrap=True)
 
 
-def titled(title: str, *columns: str) -> Table:
+def text_table(title: str, *columns: str) -> Table:
     """An empty table; what does not fit into a cell goes on in the next line."""
     table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for column in columns:
@@ -48,9 +61,9 @@ def titled(title: str, *columns: str) -> Table:
     return table
 
 
-def numbers(title: str, *columns: str) -> Table:
+def number_table(title: str, *columns: str) -> Table:
     """An empty table of names, in the first column, and numbers, which are aligned."""
-    table = titled(title, *columns)
+    table = text_table(title, *columns)
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
@@ -94,7 +107,7 @@ def set_up_logging(level: str) -> None:
     root.propagate = False
 
 
-class Bar:
+class ProgressBar:
     """A progress bar one can set from callbacks."""
 
     def __init__(self, progress: Progress, label: str) -> None:
@@ -105,7 +118,7 @@ class Bar:
         """Show how many are done, the total not being known."""
         self._progress.update(self._task, completed=done)
 
-    def of(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int) -> None:
         """Show how many of how many are done."""
         self._progress.update(self._task, completed=done, total=total)
 
@@ -115,7 +128,7 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Bar]:
+def progress_bar(label: str) -> Iterator[ProgressBar]:
     """A bar on stderr that goes away at the end; nothing at all where stderr is no terminal."""
     columns = (
         SpinnerColumn(),
@@ -125,4 +138,155 @@ def progress_bar(label: str) -> Iterator[Bar]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        yield Bar(progress, label)
+        yield ProgressBar(progress, label)
+
+
+_FEW = 8
+"""Trainings with a bar each from the start."""
+
+
+class Watch:
+    """The display; trainings are numbered in the order they were named."""
+
+    def __init__(self, bars: Progress, labels: Sequence[str], totals: Sequence[int]) -> None:
+        self._bars = bars
+        self._labels = labels
+        self._totals = totals
+        self._many = len(labels) > _FEW
+        self._start = time.monotonic()
+        self._started_at: dict[int, int] = {}
+        self._steps = dict.fromkeys(range(len(labels)), 0)
+        self._ended: set[int] = set()
+        self._tenths_said: dict[int, int] = {}
+        self._tasks: dict[int, TaskID] = {}
+        self._overall: TaskID | None = None
+        if self._many:
+            self._overall = bars.add_task(
+                "all trainings", total=sum(totals), standing=self._count()
+            )
+        else:
+            for k in range(len(labels)):
+                self._add(k)
+
+    def progress(self, k: int, now: Standing) -> None:
+        """Show where training k stands."""
+        if k not in self._tasks:
+            self._add(k)
+        self._started_at.setdefault(k, now.step)
+        self._steps[k] = now.step
+        self._bars.update(self._tasks[k], completed=now.step, standing=_brief(now))
+        self._show_overall()
+        tenth = now.step * 10 // now.total
+        if self._bars.disable and not self._many and tenth > self._tenths_said.get(k, 0):
+            self._tenths_said[k] = tenth
+            err.print(f"{self._labels[k]}: {now.step:,} steps, {_words(now)}", soft_wrap=True)
+
+    def end(self, k: int, outcome: Outcome) -> None:
+        """Show that training k ended, or had ended before."""
+        self._ended.add(k)
+        self._started_at.setdefault(k, self._totals[k])
+        self._steps[k] = self._totals[k]
+        if not self._many:
+            self._bars.update(self._tasks[k], completed=self._totals[k], standing="done")
+            return
+        if k in self._tasks:
+            self._bars.remove_task(self._tasks.pop(k))
+        self._show_overall()
+        if self._bars.disable:
+            err.print(
+                f"{self._labels[k]}: {outcome.step:,} steps, best validation "
+                f"{outcome.best_score:.2f} at {outcome.best_step:,} ({self._count()})",
+                soft_wrap=True,
+            )
+
+    def _add(self, k: int) -> None:
+        label = self._labels[k]
+        self._tasks[k] = self._bars.add_task(label, total=self._totals[k], standing="waiting")
+
+    def _show_overall(self) -> None:
+        if self._overall is not None:
+            done = sum(self._steps.values())
+            self._bars.update(self._overall, completed=done, standing=self._count())
+
+    def _count(self) -> str:
+        text = f"{len(self._ended)} of {len(self._labels)} done"
+        made = sum(self._steps[k] - start for k, start in self._started_at.items())
+        if not made:
+            return text
+        left = sum(self._totals) - sum(self._steps.values())
+        return f"{text}, {clock(left * (time.monotonic() - self._start) / made)} left"
+
+
+@contextmanager
+def watching(labels: Sequence[str], totals: Sequence[int]) -> Iterator[Watch]:
+    """Show trainings by these names, of so many steps each."""
+    # No column for the time gone by: with it, a line is wider than a terminal of 80.
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=10),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[standing]}", markup=False),
+    )
+    bars = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    with bars:
+        yield Watch(bars, labels, totals)
+
+
+def _words(now: Standing) -> str:
+    """Pace, reward, validation score and time left."""
+    score, best = _scores(now)
+    return (
+        f"{now.steps_per_second:,.0f} steps/s, reward {now.reward * 1e4:+.1f} bp, "
+        f"validation {score} (best {best}), {clock(now.seconds_left)} left"
+    )
+
+
+def _brief(now: Standing) -> str:
+    """The same for a bar, beside which there is little room."""
+    score, best = _scores(now)
+    return (
+        f"{now.steps_per_second:,.0f} steps/s {now.reward * 1e4:+.1f} bp "
+        f"valid {score} (best {best}) {clock(now.seconds_left)} left"
+    )
+
+
+def _scores(now: Standing) -> tuple[str, str]:
+    score, best = ("–" if math.isnan(v) else f"{v:.2f}" for v in (now.score, now.best))
+    return score, best
+
+
+def clock(seconds: float) -> str:
+    """`3:05`, or `2:03:05` from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def say_rules(facts: Mapping[str, Any], of: str = "") -> None:
+    """Those of the market. facts: as run.json keeps them; of: whose, where there are several"""
+    from echelon.report.rules import rules_line
+    from echelon.report.texts import Words
+
+    _say(rules_line(facts, Words("en")), of)
+
+
+def say_execution_rules(rules: Mapping[str, Any], price: str) -> None:
+    """Those by which orders are worked. rules: as the fields of `ExecutionRules`"""
+    from echelon.report.rules import execution_line
+    from echelon.report.texts import Words
+
+    _say(execution_line(rules, price, Words("en")))
+
+
+def say_proof_rules() -> None:
+    """Of the execution layer's proofs, which have settings of their own."""
+    _say(
+        "each proof of execution has a market with a spread, an impact and a volume cap of its "
+        "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
+    )
+
+
+def _say(line: str, of: str = "") -> None:
+    # Who asks for less with --log-level has it.
+    if logging.getLogger("echelon").isEnabledFor(logging.INFO):
+        err.print(Text(f"rules{f' of {of}' if of else ''}: {line}"), soft_wrap=True)

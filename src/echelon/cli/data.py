@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.console import add_row, out, progress_bar, titled, warn
-from echelon.cli.options import (
-    ConfigFile,
-    DatasetName,
-    Level,
-    LogLevel,
-    Overrides,
-    Quarantine,
-    configured,
-)
+from echelon.cli import options
+from echelon.cli.console import add_row, out, progress_bar, text_table, warn
 from echelon.cli.prepare import tell_import
 from echelon.errors import (
     DataError,
@@ -56,7 +48,7 @@ _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv",
 
 
 def _tree(
-    config: Path | None, override: list[str] | None, level: LogLevel, **data: object
+    config: Path | None, override: list[str] | None, level: options.LogLevel, **data: object
 ) -> Config:
     """The configuration with command-line values of the `data` section laid over it."""
     values = [
@@ -64,16 +56,16 @@ def _tree(
         for key, value in data.items()
         if value is not None
     ]
-    return configured(config, [*(override or []), *values], level)
+    return options.read_config(config, [*(override or []), *values], level)
 
 
 @app.command("import")
 def import_(
     source: Annotated[SourceName, typer.Argument(help="Where bars come from.")],
     path: DataPath = None,
-    config: ConfigFile = None,
-    override: Overrides = None,
-    dataset: DatasetName = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    dataset: options.DatasetName = None,
     store: StoreDir = None,
     freq: Frequency = None,
     symbols: Annotated[
@@ -93,8 +85,8 @@ def import_(
     update: Annotated[
         bool, typer.Option("--update", help="Add new bars to the dataset instead of replacing it.")
     ] = False,
-    quarantine: Quarantine = False,
-    log_level: Level = LogLevel.INFO,
+    quarantine: options.Quarantine = False,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Read a source into the store. All of it arrives, or nothing changes."""
     if path is not None and (source == IN_STORE or SOURCES[source].kind != "files"):
@@ -152,9 +144,9 @@ def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> 
 
 @app.command()
 def synth(
-    config: ConfigFile = None,
-    override: Overrides = None,
-    dataset: DatasetName = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    dataset: options.DatasetName = None,
     store: StoreDir = None,
     freq: Frequency = None,
     n_symbols: Annotated[
@@ -165,7 +157,7 @@ def synth(
     export: Annotated[
         Path | None, typer.Option("--export", help="Also write the bars to this Parquet file.")
     ] = None,
-    log_level: Level = LogLevel.INFO,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Generate a seeded synthetic market into the store."""
     from echelon.data.sources import open_source
@@ -208,8 +200,8 @@ def _export(source: Source, path: Path) -> None:
 @app.command()
 def check(
     path: DataPath = None,
-    config: ConfigFile = None,
-    override: Overrides = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
     source: Annotated[
         SourceName | None, typer.Option("--source", help="Default: by the file's ending.")
     ] = None,
@@ -222,8 +214,8 @@ def check(
         bool, typer.Option("--leakage", help="Check that no feature sees the future.")
     ] = False,
     cuts: Annotated[int, typer.Option("--cuts", min=1, help="Cuts of the leakage check.")] = 3,
-    quarantine: Quarantine = False,
-    log_level: Level = LogLevel.WARNING,
+    quarantine: options.Quarantine = False,
+    log_level: options.Level = options.LogLevel.WARNING,
 ) -> None:
     """List everything wrong with the data at once; with --leakage, test the features too.
 
@@ -270,10 +262,10 @@ def _source_of(path: Path) -> SourceName:
             return "qlib"
         if inside is not None:
             return _source_of(inside)
-    found = _SUFFIXES.get(path.suffix)
-    if found is None:
+    source = _SUFFIXES.get(path.suffix)
+    if source is None:
         raise UsageError(f"{path}: cannot tell what it is by its ending. Add --source.")
-    return "parquet" if found == "parquet" else "csv"
+    return "parquet" if source == "parquet" else "csv"
 
 
 def _print_problems(problems: list[Problem]) -> None:
@@ -302,7 +294,7 @@ def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
         )
         return
     columns = ("name", "kind", "test", "cut", "where", "what happens")
-    table = titled("What depends on the future or on price units", *columns)
+    table = text_table("What depends on the future or on price units", *columns)
     for leak in report.leaks:
         cut = str(leak.cut or "")
         add_row(table, leak.name, leak.kind, leak.test, cut, leak.where, leak.detail)
@@ -315,11 +307,11 @@ def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
 @app.command()
 def show(
     dataset: Annotated[str | None, typer.Argument(help="Name in the store.")] = None,
-    config: ConfigFile = None,
-    override: Overrides = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
     store: StoreDir = None,
     symbols: Annotated[bool, typer.Option("--symbols", help="Also list every symbol.")] = False,
-    log_level: Level = LogLevel.WARNING,
+    log_level: options.Level = options.LogLevel.WARNING,
 ) -> None:
     """List the datasets in the store, or show one."""
     from echelon.data.store import Store
@@ -334,7 +326,7 @@ def show(
         typer.echo(f"{where.root}: no datasets. Import one with `echelon data import`.")
         return
     columns = ("dataset", "bars", "freq", "from", "to", "calendar", "prices")
-    table = titled(f"Datasets in {where.root}", *columns)
+    table = text_table(f"Datasets in {where.root}", *columns)
     for name in names:
         try:
             manifest = where.manifest(name)
@@ -364,7 +356,7 @@ def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -
     first, last = manifest.span
     membership = store.table(manifest.name, "membership")
     benchmark = store.table(manifest.name, "benchmark")
-    table = titled(f"Dataset {manifest.name}", "what", "value")
+    table = text_table(f"Dataset {manifest.name}", "what", "value")
     add_row(table, "bars", f"{manifest.rows:,} of {info.freq}, {first} to {last}")
     late = facts.filter(pl.col("first") > first).height
     gone = facts.filter(pl.col("delisted").is_not_null()).height
@@ -380,7 +372,7 @@ def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -
     out.print(table)
     if symbols:
         columns = ("symbol", "first", "last", "bars", "delisted", "reason", "name")
-        listing = titled("", *columns)
+        listing = text_table("", *columns)
         for row in facts.iter_rows(named=True):
             add_row(
                 listing,
@@ -397,10 +389,10 @@ def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -
 def universe(
     path: Annotated[Path, typer.Argument(help="CSV or Parquet: symbol, start, end (exclusive).")],
     dataset: Annotated[str, typer.Option("--dataset", help="Dataset to give it to.")],
-    config: ConfigFile = None,
-    override: Overrides = None,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
     store: StoreDir = None,
-    log_level: Level = LogLevel.INFO,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Import membership intervals: who was in the universe when, as known then."""
     from echelon.data.datasets import compare_universe

@@ -7,24 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.cli import options
 from echelon.cli.evaluate import evaluate_run
-from echelon.cli.options import (
-    ConfigFile,
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    configured,
-    run_directory,
-)
 from echelon.cli.prepare import print_summary
-from echelon.cli.train import Seeds, Workers, print_outcomes, train_run
+from echelon.cli.train import print_outcomes, train_run
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.config import Config
 
-Hierarchy = Annotated[
+_Hierarchy = Annotated[
     Path | None,
     typer.Option(
         "--hierarchy",
@@ -33,7 +25,7 @@ Hierarchy = Annotated[
         dir_okay=False,
     ),
 ]
-Execution = Annotated[
+_Execution = Annotated[
     Path | None,
     typer.Option(
         "--execution",
@@ -49,29 +41,29 @@ _OWN = ("train.algo=",)
 
 
 def demo(
-    config: ConfigFile = None,
-    hierarchy: Hierarchy = None,
-    execution: Execution = None,
-    override: Overrides = None,
-    output_dir: OutputDir = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    log_level: Level = LogLevel.INFO,
+    config: options.ConfigFile = None,
+    hierarchy: _Hierarchy = None,
+    execution: _Execution = None,
+    override: options.Overrides = None,
+    output_dir: options.OutputDir = None,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Train agents on the bundled sample, test them and write a report; then a hierarchy.
 
-    Needs no network and no service. A demo that was run before is run anew. Overrides and --seeds
-    are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy. Last
-    comes an execution policy, on bars within the day, in NAME-execution.
+    Needs no network and no service. A demo that was run before is run anew. Overrides and
+    --seeds are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy.
+    Last comes an execution policy, on bars within the day, in NAME-execution.
     """
-    tree = _tree(config, override, seeds, log_level)
+    tree = options.read_config(config, override, log_level, seeds=seeds)
     above = None
     if hierarchy is not None:
         kept = [text for text in override or () if not text.startswith(_OWN)]
-        above = _tree(hierarchy, kept, seeds, log_level)
+        above = options.read_config(hierarchy, kept, log_level, seeds=seeds)
         _refuse_mismatch(tree, above, hierarchy)
     fallback = config if config is not None else Path("demo")
-    directory = run_directory(fallback, output_dir, None, tree.logging.output_dir)
+    directory = options.run_directory(fallback, output_dir, None, tree.logging.output_dir)
     outcomes = train_run(
         tree, directory, "demo", workers=workers, overwrite=True, on_prepared=print_summary
     )
@@ -79,22 +71,13 @@ def demo(
     for split in ("valid", "test"):
         evaluate_run(directory, split)
     if above is not None:
-        _train_hierarchy(above, _beside(directory), directory, workers)
+        _train_hierarchy(above, _sibling(directory), directory, workers)
     _report(directory, above is not None)
     if execution is not None:
-        _work_orders(_tree(execution, _elsewhere(override), None, log_level), directory)
+        _work_orders(options.read_config(execution, _elsewhere(override), log_level), directory)
 
 
-def _tree(
-    file: Path | None, override: list[str] | None, seeds: int | None, log_level: LogLevel
-) -> Config:
-    tree = configured(file, override, log_level)
-    if seeds is None:
-        return tree
-    return tree.model_copy(update={"train": tree.train.model_copy(update={"seeds": seeds})})
-
-
-def _beside(directory: Path, what: str = "hierarchy") -> Path:
+def _sibling(directory: Path, what: str = "hierarchy") -> Path:
     """Where the run of the hierarchy, or of the execution policy, goes."""
     return directory.parent / f"{directory.resolve().name}-{what}"
 
@@ -120,7 +103,7 @@ def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
 
 def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int | None) -> None:
     """Train and test the hierarchy, and compare it with the agents."""
-    from echelon.cli.compare_runs import compare_trained
+    from echelon.cli.compare import compare_trained
 
     typer.echo("the hierarchy: experts, and a router that chooses who is in charge")
     outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
@@ -134,7 +117,7 @@ def _work_orders(config: Config, agents: Path) -> None:
     from echelon.cli.execution import evaluate_execution_run, train_execution_run
 
     typer.echo("execution: a policy that works orders into the market of a day")
-    directory = _beside(agents, "execution")
+    directory = _sibling(agents, "execution")
     train_execution_run(config, directory, workers=1, resume=False, overwrite=True)
     evaluate_execution_run(directory, "test", "en")
     typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")
@@ -147,5 +130,5 @@ def _report(directory: Path, with_hierarchy: bool) -> None:
     picture = directory / "prepared.png"
     draw_prepared(Prepared.open(directory), picture)
     typer.echo(f"picture of the data: {picture}")
-    for run in (directory, _beside(directory)) if with_hierarchy else (directory,):
+    for run in (directory, _sibling(directory)) if with_hierarchy else (directory,):
         typer.echo(f"report: {write_report(run)}")

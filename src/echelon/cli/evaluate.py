@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.table import Table
 
-from echelon.cli.console import add_row, numbers, out, set_up_logging
+from echelon.cli.console import add_row, number_table, out, say_rules, set_up_logging
 from echelon.cli.options import Level, LogLevel, TrustCode
-from echelon.cli.rules import say_rules
 from echelon.errors import UsageError
 from echelon.files import sweep
 
@@ -59,6 +59,9 @@ def evaluate(
         str | None,
         typer.Option("--name", help="NAME of that executor; default: market.executor."),
     ] = None,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")
+    ] = False,
     trust_code: TrustCode = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
@@ -66,7 +69,9 @@ def evaluate(
     set_up_logging(log_level.value)
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
-    result = evaluate_run(run, split.value, override or (), name, trust_code or (), with_rules=True)
+    result = evaluate_run(
+        run, split.value, override or (), name, trust_code or (), with_rules=True, csv=csv
+    )
     typer.echo(f"tables: {result.directory}")
     if not override:
         typer.echo(f"next: echelon report {run}")
@@ -109,12 +114,14 @@ def evaluate_run(
     trust_code: Sequence[Path] = (),
     *,
     with_rules: bool = False,
+    csv: bool = False,
 ) -> Evaluation:
     """Evaluate, and print the measures beside the baselines'.
 
     executor: overrides that put another executor in place of the run's; name: of it
     trust_code: files that the run's configuration names and that may run
     with_rules: say the rules in force first; a training has said them
+    csv: tables that people read as CSV too
     """
     from echelon.envs.world import rules_of
     from echelon.evaluation.evaluate import evaluate as evaluate_split
@@ -126,24 +133,24 @@ def evaluate_run(
         trained = trained.executed_by(executor, name)
     if with_rules:
         say_rules(rules_of(trained.prepared, trained.config).facts())
-    result = evaluate_split(trained, split)
+    result = evaluate_split(trained, split, csv=csv)
     print_evaluation(result, trained.config.eval.metrics)
-    for line in (*_worked(result), *how_sure(trained.home, split)):
+    for line in (*_execution_costs(result), *how_sure(trained.home, split)):
         typer.echo(line)
     return result
 
 
-def _worked(result: Evaluation) -> Iterator[str]:
+def _execution_costs(result: Evaluation) -> Iterator[str]:
     """What the agents' execution cost, mean over seeds, where the executor told it."""
     from echelon.report.execution_costs import PARTS, worked_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]
-    found = [worked_costs(one) for one in blotters if "arrival" in one.columns]
-    found = [costs for costs in found if costs]
-    if found:
-        means = {part: sum(costs[part] for costs in found) / len(found) for part in PARTS}
-        told = ", ".join(f"{part.replace('_', ' ')} {value:+.2f}" for part, value in means.items())
-        yield f"execution ({result.facts['executor']}), bp of the value at arrival: {told}"
+    split = [worked_costs(blotter) for blotter in blotters if "arrival" in blotter.columns]
+    every = [costs for costs in split if costs]
+    if every:
+        means = {part: sum(costs[part] for costs in every) / len(every) for part in PARTS}
+        parts = ", ".join(f"{part.replace('_', ' ')} {value:+.2f}" for part, value in means.items())
+        yield f"execution ({result.facts['executor']}), bp of the value at arrival: {parts}"
 
 
 def how_sure(run: Path, split: SplitName) -> Iterator[str]:
@@ -165,15 +172,15 @@ def how_sure(run: Path, split: SplitName) -> Iterator[str]:
             f"Sharpe {ratio(seeds['estimate'])} a year; over other seeds, 95 %: "
             f"{ratio(seeds['low'])} to {ratio(seeds['high'])} ({seeds['method']}, n = {seeds['n']})"
         )
-    yield from beside_lines(trust.get("companions", {}), yearly(trust))
-    found, counted = trust["deflation"], trust["registry"]
-    if split != "train" and found is not None:
+    yield from companion_lines(trust.get("companions", {}), yearly(trust))
+    deflation, counted = trust["deflation"], trust["registry"]
+    if split != "train" and deflation is not None:
         what = "look" if split == "test" else "configuration"
-        trials = _many(found["n_trials"], what)
+        trials = _many(deflation["n_trials"], what)
+        hurdle = ratio(deflation["hurdle"] * yearly(trust))
         yield (
-            f"probabilistic Sharpe ratio {probability(found['psr'])}; deflated by {trials} "
-            f"{probability(found['probability'])} (hurdle {ratio(found['hurdle'] * yearly(trust))} "
-            "a year)"
+            f"probabilistic Sharpe ratio {probability(deflation['psr'])}; deflated by {trials} "
+            f"{probability(deflation['probability'])} (hurdle {hurdle} a year)"
         )
     if split == "test":
         yield (
@@ -186,7 +193,7 @@ def _many(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-class Column(NamedTuple):
+class MeasureColumn(NamedTuple):
     """A measure in a narrow table: a heading of two short lines, and how its values are shown."""
 
     heading: str
@@ -200,15 +207,22 @@ class Column(NamedTuple):
         plain = Label(self.heading, "ratio", None, "", self.digits)
         return plain.format(value * 100.0 if self.percent else value)
 
+    def format_signed(self, value: float) -> str:
+        """The same of a difference: with a + where it is above 0."""
+        return ("+" if value > 0 else "") + self.format(value)
 
-COLUMNS: Mapping[str, Column] = MappingProxyType(
+
+MEASURE_COLUMNS: Mapping[str, MeasureColumn] = MappingProxyType(
     {
-        "total_return": Column("return\n%", True, 1),
-        "sharpe_period": Column("Sharpe\na bar", False, 4),
-        "sharpe_annual": Column("Sharpe\na year", False, 2),
-        "volatility_annual": Column("volat.\n% a year", True, 1),
-        "max_drawdown": Column("max DD\n%", True, 1),
-        "turnover_annual": Column("turnover\n× a year", False, 1),
+        "total_return": MeasureColumn("return\n%", True, 1),
+        "sharpe_period": MeasureColumn("Sharpe\na bar", False, 4),
+        "sharpe_annual": MeasureColumn("Sharpe\na year", False, 2),
+        "volatility_annual": MeasureColumn("volat.\n% a year", True, 1),
+        "max_drawdown": MeasureColumn("max DD\n%", True, 1),
+        "turnover_annual": MeasureColumn("turnover\n× a year", False, 1),
+        "cost_share": MeasureColumn("costs\n%", True, 1),
+        "annual_return": MeasureColumn("return\n% a year", True, 1),
+        "calmar": MeasureColumn("Calmar", False, 2),
     }
 )
 """Measures as a table of 80 columns can show them side by side."""
@@ -229,19 +243,39 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     title = (
         f"{facts['split']}: {facts['first']} to {facts['last']}, fills at {facts['ledger']['fill']}"
     )
-    table = numbers(title, "", *(COLUMNS[name].heading for name in shown))
-    means = {name: result.over_seeds(name) for name in shown}
-    several = len(result.seeds) > 1
-    mean = [COLUMNS[name].format(means[name].mean) for name in shown]
-    add_row(table, "agent, mean" if several else "agent", *mean)
-    if several:
-        std = [COLUMNS[name].format(means[name].std) for name in shown]
-        add_row(table, f"± std of {len(result.seeds)}", *std)
+    table = number_table(title, "", *(MEASURE_COLUMNS[name].heading for name in shown))
+    add_agent_rows(table, list(result.seeds.values()), shown)
     for name, values in result.baselines.items():
-        add_row(table, name, *(COLUMNS[n].format(values[n]) for n in shown))
+        add_row(table, name, *(MEASURE_COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
     if result.companions:
         _print_companions(result, shown)
+
+
+def add_agent_rows(
+    table: Table, seeds: Sequence[Mapping[str, float]], shown: Sequence[str]
+) -> None:
+    """The agents' measures in a table of baselines."""
+    title = "agent, mean" if len(seeds) > 1 else "agent"
+    add_mean_rows(table, title, seeds, shown, f"± std of {len(seeds)}")
+
+
+def add_mean_rows(
+    table: Table,
+    title: str,
+    seeds: Sequence[Mapping[str, float]],
+    shown: Sequence[str],
+    std_title: str = "± std",
+) -> None:
+    """Mean of measures over the seeds and, where there are several, their standard deviation."""
+    from echelon.ops.measures import mean_std
+
+    cells = [
+        (MEASURE_COLUMNS[name], mean_std([values[name] for values in seeds])) for name in shown
+    ]
+    add_row(table, title, *(column.format(value.mean) for column, value in cells))
+    if len(seeds) > 1:
+        add_row(table, std_title, *(column.format(value.std) for column, value in cells))
 
 
 ROWS: Mapping[str, str] = MappingProxyType(
@@ -252,33 +286,41 @@ ROWS: Mapping[str, str] = MappingProxyType(
 
 def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
     """The agent beside what is made of the same experts, mean and std over seeds."""
-    from echelon.evaluation.reference_policies import over_seeds, with_best
+    from echelon.evaluation.reference_policies import with_best
 
-    table = numbers("over the same experts", "", *(COLUMNS[name].heading for name in shown))
-    several = len(result.seeds) > 1
-    rows = {"agent": list(result.seeds.values())}
-    rows |= {ROWS[name]: seeds for name, seeds in with_best(result.companions).items()}
-    for title, seeds in rows.items():
-        found = {name: over_seeds(seeds, name) for name in shown}
-        add_row(table, title, *(COLUMNS[name].format(found[name].mean) for name in shown))
-        if several:
-            add_row(table, "± std", *(COLUMNS[name].format(found[name].std) for name in shown))
+    table = number_table(
+        "over the same experts", "", *(MEASURE_COLUMNS[name].heading for name in shown)
+    )
+    add_mean_rows(table, "agent", list(result.seeds.values()), shown)
+    for name, seeds in with_best(result.companions).items():
+        add_mean_rows(table, ROWS[name], seeds, shown)
     out.print(table)
     typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")
 
 
-def beside_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
-    """The agent's Sharpe ratio less those of its companions, as trust.json has them."""
-    number = COLUMNS["sharpe_annual"].format
-    said = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}
-    for name, title in said.items():
-        both = differences.get(name)
-        if both is None:
-            continue
-        # The wider of both block lengths: what is said must hold at either.
-        lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
-        if None in (*lows, *highs):
-            continue
-        middle = number(both["single"]["estimate"] * annual)
-        span = f"{number(min(lows) * annual)} to {number(max(highs) * annual)}"
-        yield f"Sharpe less that of {title}: {middle}; over other days, 95 %: {span}"
+def companion_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
+    """The agent's Sharpe ratio vs those of its companions, as trust.json has them."""
+    titles = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}
+    for name, title in titles.items():
+        if (interval := wider_interval(differences.get(name))) is not None:
+            yield difference_line(title, interval, annual)
+
+
+def wider_interval(both: Mapping[str, Any] | None) -> tuple[float, float, float] | None:
+    """(estimate, low, high) of a difference at both block lengths; None where a bound is unknown.
+
+    The wider bounds: what is said must hold at either.
+    """
+    if both is None:
+        return None
+    lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
+    if None in (*lows, *highs):
+        return None
+    return both["single"]["estimate"], min(lows), max(highs)
+
+
+def difference_line(name: str, interval: tuple[float, float, float], annual: float) -> str:
+    """A difference of Sharpe ratios in words. annual: what makes it one of a year"""
+    number = MEASURE_COLUMNS["sharpe_annual"].format
+    estimate, low, high = (number(value * annual) for value in interval)
+    return f"Sharpe vs {name}: {estimate}; over other days, 95 %: {low} to {high}"

@@ -15,11 +15,13 @@ import typer
 from echelon.cli.console import (
     add_row,
     err,
-    numbers,
+    number_table,
     out,
     progress_bar,
+    say_execution_rules,
+    say_proof_rules,
     set_up_logging,
-    titled,
+    text_table,
 )
 from echelon.cli.evaluate import Language, SplitChoice
 from echelon.cli.options import (
@@ -28,24 +30,18 @@ from echelon.cli.options import (
     LogLevel,
     OutputDir,
     Overrides,
+    Overwrite,
     Resume,
+    Seeds,
     TrustCode,
-    configured,
-    refuse_beside_run,
+    Workers,
+    read_config,
+    refuse_config_with_resume,
     run_directory,
     trust_flags,
 )
 from echelon.cli.prove import PartsDisplay
-from echelon.cli.rules import say_execution_rules, say_proof_rules
-from echelon.cli.train import (
-    Overwrite,
-    Seeds,
-    Workers,
-    make_room,
-    print_outcomes,
-    train_all_seeds,
-    with_seeds,
-)
+from echelon.cli.train import make_room, print_outcomes, train_all_seeds
 from echelon.errors import EchelonError, UsageError
 from echelon.files import sweep, write_atomic
 from echelon.runs import RunDirectory
@@ -87,8 +83,8 @@ def train(
     """
     from echelon.config import user_code
 
-    refuse_beside_run(config, resume)
-    tree = with_seeds(configured(config, override, log_level, resume, trust_code), seeds)
+    refuse_config_with_resume(config, resume)
+    tree = read_config(config, override, log_level, resume, trust_code, seeds)
     directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
     outcomes = train_execution_run(
         tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
@@ -289,9 +285,9 @@ def prove(
 
 
 def _print_certificate(certificate: ExecutionCertificate) -> None:
-    """Every claim, with its numbers by seed."""
+    """Every claim, with its number_table by seed."""
     heads = ("proof", "measured", "result", "95 %", "by seed", "claim", "holds")
-    table = titled("execution, where the answer is known", *heads)
+    table = text_table("execution, where the answer is known", *heads)
     for p in certificate.proofs:
         interval = "" if p.low is None else f"{p.low:.3f} to {p.high:.3f}"
         by_seed = ", ".join(f"{value:.2f}" for value in p.values)
@@ -307,7 +303,7 @@ def print_evaluation(result: ExecutionEvaluation) -> None:
         f"{result.split}: {facts['orders']:,} orders on {facts['dates']:,} days, {facts['first']} "
         f"to {facts['last']}; basis points, mean over days"
     )
-    table = numbers(title, "policy", "gain over TWAP", "PA", "GLR", "gain over VWAP", "FFR")
+    table = number_table(title, "policy", "gain over TWAP", "PA", "GLR", "gain over VWAP", "FFR")
     if facts.get("orders_elsewhere"):
         typer.echo(
             f"{facts['orders_file']}: {facts['orders_elsewhere']:,} orders on other days left out"
@@ -327,7 +323,7 @@ def print_evaluation(result: ExecutionEvaluation) -> None:
         )
     out.print(table)
     schedules = [name for name, policy in tree.items() if not policy["seeds"]]
-    differences = numbers("gain over TWAP vs that of …, paired", "policy", *schedules)
+    differences = number_table("gain over TWAP vs that of …, paired", "policy", *schedules)
     for name, policy in tree.items():
         if policy["seeds"]:
             cells = (_with_interval(policy["less"][schedule]) for schedule in schedules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from echelon.cli.console import set_up_logging
 from echelon.errors import UsageError
+from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
     from echelon.config import Config
@@ -61,6 +63,27 @@ TrustCode = Annotated[
         "code that a run directory names does not run. Can be repeated.",
     ),
 ]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", min=1, max=MOST_SEEDS, help="How many seeds to train; default: train.seeds."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        max=MOST_PROCESSES,
+        help="How many to train at a time; default: one per core.",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start again where the directory holds results.")
+]
+ResumeBatch = Annotated[
+    Path | None, typer.Option("--resume", help="Go on with what this directory holds of it.")
+]
 Quarantine = Annotated[
     bool,
     typer.Option("--quarantine", help="Set bad rows aside in a file instead of refusing all."),
@@ -70,29 +93,39 @@ DatasetName = Annotated[
 ]
 
 
-def configured(
+def read_config(
     config: Path | None,
     overrides: list[str] | None,
     level: LogLevel,
     resume: Path | None = None,
     trust_code: list[Path] | None = None,
+    seeds: int | None = None,
 ) -> Config:
-    """Load the configuration, or that of the run directory `resume`, and turn logging on."""
+    """Load the configuration, or that of the run directory `resume`, and turn logging on.
+
+    seeds: how many, where not as many as it says
+    """
     from echelon.config import load_config, load_run_config, refuse_places
     from echelon.config.sizes import refuse_sizes
     from echelon.runs.registry import TrialRegistry
 
     set_up_logging(level.value)
+    overrides = [*(overrides or ()), *(() if seeds is None else (f"train.seeds={seeds}",))]
     if resume is not None:
-        tree = load_run_config(resume / "config.yaml", overrides or (), trust_code or ())
-        refuse_places(tree, resume, overrides or ())
+        tree = load_run_config(resume / "config.yaml", overrides, trust_code or ())
+        refuse_places(tree, resume, overrides)
     else:
         refuse_trust(trust_code)
-        tree = load_config(config, overrides or ())
+        tree = load_config(config, overrides)
         if tree.logging.registry is not None:
             TrialRegistry(tree.logging.registry).begin()
     refuse_sizes(tree)
     return tree
+
+
+def default_workers(config: Config) -> int:
+    """One agent per core, or per `train.threads` of them."""
+    return max(1, (os.cpu_count() or 1) // config.train.threads)
 
 
 def refuse_trust(trust_code: list[Path] | None) -> None:
@@ -111,7 +144,7 @@ def trust_flags(config: Config) -> str:
     return "".join(f" --trust-code {shlex.quote(str(file))}" for file in user_code(config))
 
 
-def refuse_beside_run(config: Path | None, resume: Path | None) -> None:
+def refuse_config_with_resume(config: Path | None, resume: Path | None) -> None:
     """Refuse --config beside --resume, and a --resume that names no run directory."""
     if resume is None:
         return

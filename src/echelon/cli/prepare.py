@@ -6,21 +6,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.console import add_row, out, progress_bar, titled
-from echelon.cli.options import (
-    ConfigFile,
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    Quarantine,
-    Resume,
-    TrustCode,
-    configured,
-    refuse_beside_run,
-    run_directory,
-)
-from echelon.cli.rules import say_rules
+from echelon.cli import options
+from echelon.cli.console import add_row, out, progress_bar, say_rules, text_table
 from echelon.errors import UsageError
 from echelon.runs import RunDirectory
 
@@ -33,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def prepare(
-    config: ConfigFile = None,
-    override: Overrides = None,
-    output_dir: OutputDir = None,
-    resume: Resume = None,
-    trust_code: TrustCode = None,
-    quarantine: Quarantine = False,
-    log_level: Level = LogLevel.INFO,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    output_dir: options.OutputDir = None,
+    resume: options.Resume = None,
+    trust_code: options.TrustCode = None,
+    quarantine: options.Quarantine = False,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Compute features, fit the scaler on the train window and write a prepared set.
 
@@ -48,9 +35,11 @@ def prepare(
     is NAME-prepared; one that holds a trained run is refused, but --resume makes its damaged
     prepared set anew.
     """
-    refuse_beside_run(config, resume)
-    tree = configured(config, override, log_level, resume, trust_code)
-    directory = run_directory(config, output_dir, resume, tree.logging.output_dir, "-prepared")
+    options.refuse_config_with_resume(config, resume)
+    tree = options.read_config(config, override, log_level, resume, trust_code)
+    directory = options.run_directory(
+        config, output_dir, resume, tree.logging.output_dir, "-prepared"
+    )
     trained = RunDirectory.claim(directory).is_trained
     if trained:
         _refuse_trained(tree, directory, resumed=resume is not None)
@@ -93,7 +82,7 @@ def prepare_run(
 
         def on_symbols(done: int, total: int) -> None:
             bar.label("computing features")
-            bar.of(done, total)
+            bar.show(done, total)
 
         report = prepare_features(
             config,
@@ -134,7 +123,7 @@ def print_summary(report: PrepareReport, directory: Path, config: Config) -> Non
     from echelon.config import fingerprint
 
     prepared, manifest = report.prepared, report.prepared.manifest
-    table = titled(f"Prepared set in {directory / 'prepared'}", "what", "value")
+    table = text_table(f"Prepared set in {directory / 'prepared'}", "what", "value")
     add_row(table, "dataset", f"{manifest['dataset']['name']} ({manifest['price_basis']} prices)")
     add_row(table, "bars × assets × features", "{T} × {N} × {F}, window {W}".format(**manifest))
     for name, split in prepared.splits.items():

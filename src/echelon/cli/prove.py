@@ -1,8 +1,7 @@
-"""`echelon prove`: markets with known answers, and the certificate."""
+"""`echelon prove` and `echelon study`: markets with known answers, and which part of it helps."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from echelon.cli.console import Bar, add_row, err, out, progress_bar, titled
-from echelon.cli.options import (
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    configured,
+from echelon.cli import options
+from echelon.cli.console import (
+    ProgressBar,
+    add_row,
+    clock,
+    err,
+    number_table,
+    out,
+    progress_bar,
+    say_rules,
+    text_table,
 )
-from echelon.cli.rules import say_rules
-from echelon.cli.train import Workers
-from echelon.cli.watch import clock
 from echelon.errors import EchelonError
 from echelon.runs import RunDirectory
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
     from echelon.proving.sizes import Sizes
+    from echelon.proving.study import StudyResult
     from echelon.report.certificate_words import CertificateWords
+
+_TUNED = Path("configs/hierarchical-tuned.yaml")
 
 
 class MarketChoice(StrEnum):
@@ -68,7 +71,7 @@ def prove(
             "--config", "-c", help="YAML configuration; default: the agent of qtmrl-fast.yaml."
         ),
     ] = None,
-    override: Overrides = None,
+    override: options.Overrides = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -76,7 +79,7 @@ def prove(
             help="A small proof: under 5 minutes on two cores, of experts and hierarchies more.",
         ),
     ] = False,
-    output_dir: OutputDir = None,
+    output_dir: options.OutputDir = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Agents on the planted market.")
     ] = None,
@@ -89,12 +92,10 @@ def prove(
     null_draws: Annotated[
         int | None, typer.Option("--null-draws", min=1, help="Draws of the null market.")
     ] = None,
-    workers: Workers = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Prove anew where the directory holds a proof.")
-    ] = False,
+    workers: options.Workers = None,
+    overwrite: options.Overwrite = False,
     lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
-    log_level: Level = LogLevel.INFO,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Prove the pipeline where the answer is known, and write a certificate (HTML and JSON).
 
@@ -102,48 +103,35 @@ def prove(
     a feature that knows tomorrow, and with costs not worth paying. Ctrl-C keeps what is done; the
     same command in the same directory goes on. Leaves with 1 where a market is not passed.
     """
+    from echelon.market import drawn_market
+    from echelon.proving.prove import PROOF_MARKETS, plan
+    from echelon.proving.prove import prove as prove_markets
     from echelon.proving.sizes import sizes_for
     from echelon.report.certificate_words import CertificateWords
 
     words = CertificateWords(lang)
-    tree = _configured(config, override, log_level)
+    tree = _configure(config, override, log_level)
     chosen = {choice.value for choice in markets or ()}
-    sizes = _only_named(sizes_for(tree, quick=quick), chosen).changed(
+    sizes = _only_named(sizes_for(tree, quick=quick), chosen).adjust(
         planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws
     )
     directory = output_dir or tree.logging.output_dir / _name(config, quick)
     RunDirectory.claim(directory)
-    certificate = _prove(tree, directory, chosen, sizes, workers, overwrite)
-    _show(certificate, directory, words)
-
-
-def _prove(
-    tree: Config,
-    directory: Path,
-    chosen: set[str],
-    sizes: Sizes,
-    workers: int | None,
-    overwrite: bool,
-) -> Certificate:
-    """The markets chosen, or all, with a bar to watch."""
-    from echelon.market import drawn_market
-    from echelon.proving.prove import MARKETS, plan
-    from echelon.proving.prove import prove as prove_markets
-
     say_rules(drawn_market(tree).facts())
     named = {"planted" if choice in _SIGNALS else choice for choice in chosen}
-    wanted = [name for name in MARKETS if not named or name in named]
+    wanted = [name for name in PROOF_MARKETS if not named or name in named]
     with progress_bar("proving") as bar:
-        return prove_markets(
+        certificate = prove_markets(
             tree,
             directory,
             markets=wanted,
             sizes=sizes,
-            workers=workers or max(1, (os.cpu_count() or 1) // tree.train.threads),
-            command=shlex.join(["echelon", *sys.argv[1:]]),
+            workers=workers or options.default_workers(tree),
+            command=this_command(),
             overwrite=overwrite,
             on_report=PartsDisplay(bar, plan(tree, wanted, sizes).first),
         )
+    _show(certificate, directory, words)
 
 
 def _show(certificate: Certificate, directory: Path, words: CertificateWords) -> None:
@@ -165,7 +153,7 @@ def _show(certificate: Certificate, directory: Path, words: CertificateWords) ->
 class PartsDisplay:
     """One bar for all parts, by environment steps; a line a part where nobody watches a bar."""
 
-    def __init__(self, bar: Bar, parts: Sequence[Part], doing: str = "proving") -> None:
+    def __init__(self, bar: ProgressBar, parts: Sequence[Part], doing: str = "proving") -> None:
         self._bar = bar
         self._doing = doing
         self._steps = {part.key: 0 for part in parts}
@@ -185,16 +173,15 @@ class PartsDisplay:
             if not err.is_terminal:
                 err.print(f"{part.key}: done in {clock(message.seconds)}", soft_wrap=True)
         self._bar.label(f"{self._doing}, {len(self._done)} of {len(self._steps)} parts done")
-        self._bar.of(sum(self._steps.values()), self._total)
+        self._bar.show(sum(self._steps.values()), self._total)
 
 
-def _configured(config: Path | None, override: list[str] | None, level: LogLevel) -> Config:
+def _configure(config: Path | None, override: list[str] | None, level: options.LogLevel) -> Config:
     """The configuration named, or the shipped agent; overrides go over either."""
     from echelon.config.algorithms import FLAT_SETTINGS
 
-    if config is not None:
-        return configured(config, override, level)
-    return configured(None, [*FLAT_SETTINGS, *(override or ())], level)
+    shipped = () if config is not None else FLAT_SETTINGS
+    return options.read_config(config, [*shipped, *(override or ())], level)
 
 
 def _only_named(sizes: Sizes, chosen: set[str]) -> Sizes:
@@ -214,7 +201,7 @@ def _print(certificate: Certificate, words: CertificateWords) -> None:
     from echelon.report.certificate import rows_of
 
     heads = ("market", "check", "result", "interval_95", "bar", "verdict")
-    table = titled(words("title"), *(words(head) for head in heads))
+    table = text_table(words("title"), *(words(head) for head in heads))
     for row in rows_of(certificate, words):
         add_row(table, *row)
     out.print(table)
@@ -226,3 +213,75 @@ def _print(certificate: Certificate, words: CertificateWords) -> None:
         cores=about["cores"],
     )
     typer.echo(f"{words.mode(certificate)} {spent}")
+
+
+def study(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="YAML configuration of a hierarchy.")
+    ] = _TUNED,
+    override: options.Overrides = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Of each variant.")] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            help="Environment steps of one training; default: the configuration's.",
+        ),
+    ] = None,
+    output_dir: options.OutputDir = None,
+    workers: options.Workers = None,
+    overwrite: options.Overwrite = False,
+    log_level: options.Level = options.LogLevel.INFO,
+) -> None:
+    """Compare one expert, a population, its bonuses, MF-PBT and responsibility weighting.
+
+    Every variant is trained on the regime market of the proving ground with the same seeds and
+    draws, and tested on unseen pairs; differences are paired by seed. Takes hours. Ctrl-C keeps
+    what is done; the same command in the same directory goes on, more --seeds are added. Writes
+    study.json and study.md.
+    """
+    from echelon.market import drawn_market
+    from echelon.proving.study import STUDY_SIZES, plan_study, run_study
+
+    tree = options.read_config(config, override, log_level)
+    if steps is not None:
+        from echelon.config import override_config
+
+        tree = override_config(tree, [f"train.total_env_steps={steps}"])
+    directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
+    RunDirectory.claim(directory)
+    say_rules(drawn_market(tree).facts())
+    with progress_bar("studying") as bar:
+        result = run_study(
+            tree,
+            directory,
+            seeds=seeds,
+            sizes=STUDY_SIZES,
+            workers=workers or options.default_workers(tree),
+            command=this_command(),
+            overwrite=overwrite,
+            on_report=PartsDisplay(bar, plan_study(tree, seeds, STUDY_SIZES), "studying"),
+        )
+    _print_study(result)
+    typer.echo(f"study: {directory / 'study.json'}")
+    typer.echo(f"tables: {directory / 'study.md'}")
+
+
+def _print_study(result: StudyResult) -> None:
+    """Results, and in plain words what helps."""
+    from echelon.proving.study import STUDY_COLUMNS, difference_sentence, study_cell
+
+    table = number_table("study of the hierarchy", "variant", *STUDY_COLUMNS)
+    for row in result.rows:
+        add_row(table, row.title, *(study_cell(row, measure) for measure in STUDY_COLUMNS))
+    out.print(table)
+    for difference in result.differences:
+        typer.echo(difference_sentence(difference))
+    for note in result.notes:
+        typer.echo(note)
+
+
+def this_command() -> str:
+    """What was typed, for the certificate."""
+    return shlex.join(["echelon", *sys.argv[1:]])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from echelon.cli.console import add_row, out, titled, warn
+from echelon.cli.console import add_row, out, text_table, warn
 from echelon.cli.evaluate import SplitChoice
 from echelon.errors import StoreError, UsageError
 
@@ -24,7 +24,9 @@ def list_(
     """List the runs below a directory."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory. Name the one your runs are in.")
-    table = titled("", "run, and its data", "command", "finished", "best validation", "evaluated")
+    table = text_table(
+        "", "run, and its data", "command", "finished", "best validation", "evaluated"
+    )
     paths = sorted(path.parent for path in directory.rglob("run.json"))
     for path in paths:
         try:
@@ -57,10 +59,10 @@ def _best(outcomes: Sequence[Mapping[str, Any]]) -> str:
 
     if not outcomes:
         return ""
-    found = mean_std([o["best_score"] for o in outcomes])
+    mean, std = mean_std([o["best_score"] for o in outcomes])
     if len(outcomes) == 1:
-        return f"{found.mean:.2f}\n1 seed"
-    return f"{found.mean:.2f} ± {found.std:.2f}\n{len(outcomes)} seeds"
+        return f"{mean:.2f}\n1 seed"
+    return f"{mean:.2f} ± {std:.2f}\n{len(outcomes)} seeds"
 
 
 @app.command()
@@ -75,11 +77,11 @@ def compare(
     from echelon.ops.measures import LABELS
 
     loaded = [load_evaluation(path, split.value) for path in runs]
-    table = titled(f"{split.value}, mean ± std over seeds", "measure", *(str(p) for p in runs))
+    table = text_table(f"{split.value}, mean ± std over seeds", "measure", *(str(p) for p in runs))
     add_row(table, "seeds", *(str(len(evaluation.seeds)) for evaluation in loaded))
     for name, label in LABELS.items():
-        found = [evaluation.over_seeds(name) for evaluation in loaded]
-        add_row(table, label.text, *(label.format(m.mean, m.std) for m in found))
+        values = [evaluation.over_seeds(name) for evaluation in loaded]
+        add_row(table, label.text, *(label.format(m.mean, m.std) for m in values))
     out.print(table)
     spans = {(e.facts["first"], e.facts["last"]) for e in loaded}
     data = {e.facts["run"].get("data", {}).get("content_hash") for e in loaded}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,25 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from echelon.cli.console import add_row, err, out, titled
-from echelon.cli.options import (
-    ConfigFile,
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    Quarantine,
-    TrustCode,
-    configured,
-    run_directory,
-    trust_flags,
-)
+from echelon.cli import options
+from echelon.cli.console import add_row, clock, err, out, text_table, watching
 from echelon.cli.prepare import prepare_run
-from echelon.cli.watch import clock, watching
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
-from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
     from echelon.agents.jobs import Failure, Report, ShouldStop
@@ -39,22 +25,7 @@ if TYPE_CHECKING:
     from echelon.training.loop import Outcome, Progress
     from echelon.training.many import SeedJob
 
-Seeds = Annotated[
-    int | None,
-    typer.Option(
-        "--seeds", min=1, max=MOST_SEEDS, help="How many agents to train; default: train.seeds."
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        max=MOST_PROCESSES,
-        help="How many to train at a time; default: one per core.",
-    ),
-]
-ResumeTraining = Annotated[
+_ResumeTraining = Annotated[
     Path | None,
     typer.Option(
         "--resume",
@@ -62,33 +33,30 @@ ResumeTraining = Annotated[
         "very checkpoint (RUN/seeds/SEED/checkpoints/step-…).",
     ),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Train anew where the directory holds a trained run.")
-]
 
 
 def train(
-    config: ConfigFile = None,
-    override: Overrides = None,
-    output_dir: OutputDir = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    resume: ResumeTraining = None,
-    trust_code: TrustCode = None,
-    overwrite: Overwrite = False,
-    quarantine: Quarantine = False,
-    log_level: Level = LogLevel.INFO,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    output_dir: options.OutputDir = None,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    resume: _ResumeTraining = None,
+    trust_code: options.TrustCode = None,
+    overwrite: options.Overwrite = False,
+    quarantine: options.Quarantine = False,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Train agents, one per seed, and choose each one's best checkpoint on the validation window.
 
     Features are prepared first where they are not there yet. Ctrl-C writes a checkpoint and stops;
     `--resume` goes on as if nothing had happened.
     """
-    run, checkpoint = _resumed(resume)
+    run, checkpoint = _split_resume(resume)
     if run is not None and (config is not None or overwrite):
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
-    tree = with_seeds(configured(config, override, log_level, run, trust_code), seeds)
-    directory = run_directory(config, output_dir, run, tree.logging.output_dir)
+    tree = options.read_config(config, override, log_level, run, trust_code, seeds)
+    directory = options.run_directory(config, output_dir, run, tree.logging.output_dir)
     outcomes = train_run(
         tree,
         directory,
@@ -106,14 +74,6 @@ def train(
     evaluate_run(directory, "valid", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
     typer.echo(f"next: echelon evaluate {directory} --split test")
-
-
-def with_seeds(config: Config, seeds: int | None) -> Config:
-    """The configuration with so many seeds; None: as it is."""
-    if seeds is None:
-        return config
-    train = config.train.model_copy(update={"seeds": seeds})
-    return config.model_copy(update={"train": train})
 
 
 def train_run(
@@ -196,7 +156,7 @@ def train_all_seeds(
 
         done = train_seeds(
             jobs,
-            workers=workers or default_workers(config),
+            workers=workers or options.default_workers(config),
             on_progress=on_progress,
             train=train or train_seed,
         )
@@ -207,7 +167,7 @@ def train_all_seeds(
         where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
         raise Stopped(
             f"{where or 'before the start'}; checkpoints are written. Go on with: "
-            f"echelon {command} --resume {directory}{trust_flags(config)}"
+            f"echelon {command} --resume {directory}{options.trust_flags(config)}"
         )
     return outcomes
 
@@ -254,14 +214,11 @@ def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -
     return [known[seed] for seed in sorted(known)]
 
 
-def default_workers(config: Config) -> int:
-    """One agent per core, or per `train.threads` of them."""
-    return max(1, (os.cpu_count() or 1) // config.train.threads)
-
-
 def print_outcomes(outcomes: Sequence[Outcome], measure: str) -> None:
     """How training ended, seed by seed; measure: of the validation, that the best is chosen by."""
-    table = titled("Training", "seed", "steps", "ended", "best at", f"validation {measure}", "time")
+    table = text_table(
+        "Training", "seed", "steps", "ended", "best at", f"validation {measure}", "time"
+    )
     endings = {"done": "all steps done", "patience": "no progress", "stopped": "stopped"}
     for o in outcomes:
         add_row(
@@ -276,7 +233,7 @@ def print_outcomes(outcomes: Sequence[Outcome], measure: str) -> None:
     out.print(table)
 
 
-def _resumed(path: Path | None) -> tuple[Path | None, Path | None]:
+def _split_resume(path: Path | None) -> tuple[Path | None, Path | None]:
     """(run directory, checkpoint) that --resume names."""
     if path is None:
         return None, None

@@ -5,105 +5,322 @@
     DIR/variants/NAME/        a run directory like any other
     DIR/ablation.csv, .parquet, .png    the result
 
-Variants are prepared, trained and evaluated by `evaluation.batch`, on the validation window. The
-test window is never traded: who chooses by it has none left. `summarise` then gives mean and
-standard deviation over seeds, and the difference to the base.
+A variant is a name and a list of overrides. There are three ways to a list of them:
+
+- `one_at_a_time`: the matrix of design note 003, each factor moved alone away from the base (the
+  default);
+- `full_grid`: every combination of the matrix's levels and the base's own;
+- `read_variants`: whatever a YAML file says, name → list of `key=value`.
+
+The base itself is always the first variant, and no other variant equals it. Variants are prepared,
+trained and evaluated by `evaluation.batch`, on the validation window. The test window is never
+traded: who chooses by it has none left. `summarise` then gives mean and standard deviation over
+seeds, and the difference to the base.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
-from echelon.config import Config, fingerprint
+from echelon.config import Config, fingerprint, override_config
+from echelon.config.yaml_reader import read_yaml
+from echelon.errors import ConfigError
 from echelon.evaluation.batch import (
-    Batch,
+    BatchMember,
     Course,
-    Kind,
-    Member,
+    MeasuredRow,
+    RunBatch,
     evaluation_of,
-    reading,
-    saved_base,
     write_table,
 )
-from echelon.evaluation.variants import Setting, Variant, variant_configs
-from echelon.ops.measures import LABELS, mean_std
+from echelon.ops.measures import LABELS
 
-KIND = Kind(
-    title="an ablation",
-    command="ablate",
-    member="variant",
-    split="valid",
-    trust=False,
-    results=("ablation.csv", "ablation.parquet", "ablation.png"),
+BASE = "base"
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,150}")
+_INDICATORS = (
+    "{sma: [10, 20, 50], ema: [12, 26], rsi: [14], macd: [12, 26, 9], atr: [14], "
+    "bbands: [20, 2.0], ichimoku: [9, 26, 52], heikin_ashi: true, supertrend: [10, 3.0]}"
 )
 
 
+class VariantSetting(NamedTuple):
+    """What a variant changes: a factor (or a key of the configuration) and its value."""
+
+    factor: str
+    value: str
+
+
 @dataclass(frozen=True)
-class Ablation:
+class Variant:
+    """A named set of overrides. settings: where it differs from the base; empty for the base."""
+
+    name: str
+    settings: tuple[VariantSetting, ...]
+    overrides: tuple[str, ...]
+
+    @property
+    def factor(self) -> str:
+        """What it changes."""
+        return " + ".join(setting.factor for setting in self.settings) or BASE
+
+    @property
+    def value(self) -> str:
+        """What it changes it to."""
+        return " + ".join(setting.value for setting in self.settings)
+
+
+class FactorLevel(NamedTuple):
+    """One value of a factor."""
+
+    value: str
+    overrides: tuple[str, ...]
+
+
+def _features(indicators: str) -> tuple[str, ...]:
+    """OHLCV and these indicators, and no other feature."""
+    return (
+        *("features.ohlcv=true", f"features.indicators={indicators}"),
+        *("features.stationary.enabled=false", "features.modules=[]", "features.custom=[]"),
+        "data.exogenous=[]",
+    )
+
+
+MATRIX: dict[str, tuple[FactorLevel, ...]] = {
+    "window": tuple(FactorLevel(str(w), (f"window={w}",)) for w in (20, 30, 60)),
+    "features": (
+        FactorLevel("indicators", _features(_INDICATORS)),
+        FactorLevel("ohlcv", _features("{}")),
+    ),
+    "encoder": tuple(FactorLevel(e, (f"model.encoder={e}",)) for e in ("TimeCNN", "Transformer")),
+    "reward": tuple(FactorLevel(r, (f"reward.kind={r}",)) for r in ("return", "log_return")),
+    "rule": (
+        FactorLevel("20-50", ("buy_pct=0.2", "sell_pct=0.5")),
+        FactorLevel("10-30", ("buy_pct=0.1", "sell_pct=0.3")),
+    ),
+    "entropy": tuple(FactorLevel(e, (f"train.entropy_coef={e}",)) for e in ("0", "0.05")),
+}
+"""Section 7 of design note 003."""
+
+
+class Choice(NamedTuple):
+    """A factor around a base: the base's own value, and the levels that differ from it."""
+
+    factor: str
+    own: str
+    others: tuple[FactorLevel, ...]
+
+
+def choices(base: Config) -> list[Choice]:
+    """The matrix as seen from `base`."""
+    written = {
+        "window": str(base.window),
+        "features": "own",
+        "encoder": base.model.encoder,
+        "reward": base.reward.kind,
+        "rule": f"{base.buy_pct * 100:g}-{base.sell_pct * 100:g}",
+        "entropy": f"{base.train.entropy_coef:g}",
+    }
+    factors = []
+    for factor, levels in MATRIX.items():
+        same = [level for level in levels if _is_in(base, level)]
+        own = same[0].value if same else written[factor]
+        others = tuple(level for level in levels if level not in same)
+        factors.append(Choice(factor, own, others))
+    return factors
+
+
+def _is_in(base: Config, level: FactorLevel) -> bool:
+    changed = override_config(base, level.overrides)
+    # "auto" and false are one thing where other features are asked for.
+    if base.features.wants_stationary == changed.features.wants_stationary:
+        stationary = {"stationary": base.features.stationary}
+        changed = changed.model_copy(
+            update={"features": changed.features.model_copy(update=stationary)}
+        )
+    return changed == base
+
+
+def one_at_a_time(base: Config) -> list[Variant]:
+    """The base, and each level of the matrix that differs from it, alone."""
+    alone = [
+        Variant(
+            _name(choice.factor, level),
+            (VariantSetting(choice.factor, level.value),),
+            level.overrides,
+        )
+        for choice in choices(base)
+        for level in choice.others
+    ]
+    return [Variant(BASE, (), ()), *alone]
+
+
+def full_grid(base: Config) -> list[Variant]:
+    """Every combination of the levels of the matrix and the base's own, the base first."""
+    axes = [
+        [(choice.factor, None), *((choice.factor, level) for level in choice.others)]
+        for choice in choices(base)
+    ]
+    variants = []
+    for combination in itertools.product(*axes):
+        moved = [(factor, level) for factor, level in combination if level is not None]
+        variants.append(
+            Variant(
+                "+".join(_name(factor, level) for factor, level in moved) or BASE,
+                tuple(VariantSetting(factor, level.value) for factor, level in moved),
+                tuple(item for _, level in moved for item in level.overrides),
+            )
+        )
+    return variants
+
+
+def read_variants(path: Path) -> list[Variant]:
+    """The base, and the variants of a YAML file, in its order."""
+    variants = [Variant(BASE, (), ())]
+    for name, items in read_yaml(path).items():
+        if not isinstance(name, str) or not _SAFE_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{path}: {name!r} cannot name a variant, which names a directory. Use letters, "
+                "digits, '.', '_', '+', '=' and '-', in quotes if it looks like a number."
+            )
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise ConfigError(
+                f"{path}: variant {name!r}: expected a list of key=value, such as "
+                f"[model.d_model=64, train.gamma=0.9], found {items!r}."
+            )
+        if name == BASE and items:
+            raise ConfigError(
+                f"{path}: variant {BASE!r} is the configuration itself and changes nothing. Choose "
+                "another name."
+            )
+        if name != BASE:
+            pairs = [item.partition("=") for item in items]
+            settings = tuple(VariantSetting(key.strip(), value.strip()) for key, _, value in pairs)
+            variants.append(Variant(name, settings, tuple(items)))
+    if len(variants) == 1:
+        raise ConfigError(f"{path}: no variant in it. Write name: [key=value, …], one a line.")
+    return variants
+
+
+def unlike_base(base: Config, variants: Sequence[Variant]) -> list[Variant]:
+    """The base, and the variants that are not the same as it.
+
+    A file of levels serves several bases, each of which has one of the levels already.
+    """
+    return [v for k, v in enumerate(variants) if k == 0 or _apply(base, v) != base]
+
+
+def variant_configs(base: Config, variants: Sequence[Variant]) -> list[Config]:
+    """The configuration of each variant; the first mistake in one is raised with its name.
+
+    Variants are compared on one validation window and on the same seeds, and no two are the same.
+    """
+    configs: list[Config] = []
+    for variant in variants:
+        config = _apply(base, variant)
+        for key, mine, theirs in (
+            ("split.valid", config.split.valid, base.split.valid),
+            ("seed", config.seed, base.seed),
+            ("train.seeds", config.train.seeds, base.train.seeds),
+        ):
+            if mine != theirs:
+                raise ConfigError(
+                    f"variant {variant.name!r} changes {key}: variants are compared on one "
+                    "validation window and on the same seeds. Change it for all, with -o."
+                )
+        if config in configs:
+            twin = variants[configs.index(config)].name
+            raise ConfigError(
+                f"variant {variant.name!r} is the same configuration as {twin!r}. Leave one out."
+            )
+        configs.append(config)
+    return configs
+
+
+def _apply(base: Config, variant: Variant) -> Config:
+    try:
+        return override_config(base, variant.overrides)
+    except ConfigError as error:
+        raise ConfigError(f"variant {variant.name!r}: {error}") from None
+
+
+def _name(factor: str, level: FactorLevel) -> str:
+    return f"{factor}-{level.value}".lower()
+
+
+@dataclass(frozen=True)
+class Ablation(RunBatch):
     """Variants of a base, the first of which is the base itself, and their runs."""
 
+    noun = stem = "ablation"
+    command = "ablate"
+    member = "variant"
+    results = ("ablation.csv", "ablation.parquet", "ablation.png")
+
     variants: tuple[Variant, ...]
-    batch: Batch
 
-    @staticmethod
-    def of(directory: Path, base: Config, variants: Sequence[Variant]) -> Ablation:
-        """The ablation of these variants; raises where the configuration of one is no good."""
-        members = tuple(
-            Member(v.name, config, {"variant": v.name, "factor": v.factor, "value": v.value})
-            for v, config in zip(variants, variant_configs(base, variants), strict=True)
+    @classmethod
+    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The variants, from what `plan` gave."""
+        variants = (
+            Variant(
+                entry["name"],
+                tuple(VariantSetting(*pair) for pair in entry["settings"]),
+                tuple(entry["overrides"]),
+            )
+            for entry in tree["variants"]
         )
-        return Ablation(tuple(variants), Batch(KIND, directory, base, members))
+        return {"variants": tuple(variants)}
 
-    @staticmethod
-    def open(
-        directory: Path, *, seeds: int | None = None, trust_code: Sequence[Path] = ()
-    ) -> Ablation:
-        """Go on with the one in a directory.
-
-        seeds: another number of them than before; trust_code: files of code that may run
-        """
-        with reading(KIND, directory) as tree:
-            variants = [
-                Variant(
-                    entry["name"],
-                    tuple(Setting(*pair) for pair in entry["settings"]),
-                    tuple(entry["overrides"]),
-                )
-                for entry in tree["variants"]
+    def plan(self) -> dict[str, Any]:
+        """The variants."""
+        return {
+            "variants": [
+                {"name": v.name, "settings": v.settings, "overrides": v.overrides}
+                for v in self.variants
             ]
-        return Ablation.of(directory, saved_base(directory, seeds, trust_code), variants)
+        }
 
-    def save(self) -> None:
-        """Write down what is to be done."""
-        variants = [
-            {"name": v.name, "settings": v.settings, "overrides": v.overrides}
-            for v in self.variants
-        ]
-        self.batch.save({"variants": variants})
+    def make_members(self) -> Iterator[BatchMember]:
+        """A run of each variant."""
+        configs = variant_configs(self.base, self.variants)
+        for v, config in zip(self.variants, configs, strict=True):
+            yield BatchMember(
+                v.name, config, {"variant": v.name, "factor": v.factor, "value": v.value}
+            )
+
+    def summarise(self, course: Course) -> AblationResult:
+        """Gather the variants' evaluations."""
+        rows, facts = [], {}
+        for k, variant in enumerate(self.variants):
+            seeds: Mapping[int, Mapping[str, float]] = {}
+            evaluation = evaluation_of(self, course, k)
+            if evaluation is not None:
+                seeds, facts = evaluation.seeds, dict(evaluation.facts)
+            row = VariantResult(
+                name=variant.name,
+                variant=variant,
+                seeds=seeds,
+                config_hash=fingerprint(self.members[k].config),
+                problem=course.problem(k),
+            )
+            rows.append(row)
+        return AblationResult(self.directory.name, tuple(rows), facts)
 
 
-@dataclass(frozen=True)
-class VariantResult:
-    """What a variant came to.
-
-    seeds: measures by seed, as in `Measures`; empty where no training ended
-    problem: what went wrong, empty if nothing did
-    """
+@dataclass(frozen=True, kw_only=True)
+class VariantResult(MeasuredRow):
+    """What a variant came to."""
 
     variant: Variant
-    config_hash: str
-    seeds: Mapping[int, Mapping[str, float]]
-    problem: str
-
-    def values(self, measure: str) -> list[float]:
-        """A measure of each seed."""
-        return [values[measure] for values in self.seeds.values()]
 
 
 @dataclass(frozen=True)
@@ -120,10 +337,8 @@ class AblationResult:
         return self.rows[0]
 
     def difference(self, row: VariantResult, measure: str) -> float:
-        """Mean of a measure less the base's; NaN where either has none."""
-        if not row.seeds or not self.base.seeds:
-            return math.nan
-        return mean_std(row.values(measure)).mean - mean_std(self.base.values(measure)).mean
+        """Mean of a measure minus the base's; NaN where either has none."""
+        return row.over_seeds(measure).mean - self.base.over_seeds(measure).mean
 
     def frame(self) -> pl.DataFrame:
         """One line per variant: mean, std (ddof 1, over seeds) and difference of every measure."""
@@ -131,16 +346,16 @@ class AblationResult:
 
     def _line(self, row: VariantResult) -> dict[str, object]:
         line: dict[str, object] = {
-            "variant": row.variant.name,
+            "variant": row.name,
             "factor": row.variant.factor,
             "value": row.variant.value,
             "seeds": len(row.seeds),
             "problem": row.problem,
         }
         for measure in LABELS:
-            found = mean_std(row.values(measure)) if row.seeds else (math.nan, math.nan)
-            line[f"{measure}_mean"], line[f"{measure}_std"] = map(_or_none, found)
-            line[f"{measure}_diff"] = _or_none(self.difference(row, measure))
+            mean, std = row.over_seeds(measure)
+            values = {"mean": mean, "std": std, "diff": self.difference(row, measure)}
+            line |= {f"{measure}_{k}": None if math.isnan(v) else v for k, v in values.items()}
         line["overrides"] = "; ".join(row.variant.overrides)
         line["config_hash"] = row.config_hash
         return line
@@ -148,20 +363,3 @@ class AblationResult:
     def write(self, directory: Path) -> None:
         """Write ablation.csv and ablation.parquet."""
         write_table(self.frame(), directory / "ablation")
-
-
-def summarise(ablation: Ablation, course: Course) -> AblationResult:
-    """Gather the variants' evaluations."""
-    rows, facts = [], {}
-    for k, variant in enumerate(ablation.variants):
-        seeds: Mapping[int, Mapping[str, float]] = {}
-        evaluation = evaluation_of(ablation.batch, course, k)
-        if evaluation is not None:
-            seeds, facts = evaluation.seeds, dict(evaluation.facts)
-        digest = fingerprint(ablation.batch.members[k].config)
-        rows.append(VariantResult(variant, digest, seeds, course.problem(k)))
-    return AblationResult(ablation.batch.directory.name, tuple(rows), facts)
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

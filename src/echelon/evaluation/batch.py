@@ -1,12 +1,12 @@
 """Runs that are prepared, trained and evaluated together: an ablation's variants, or folds.
 
     DIR/base.yaml       the configuration they come from
-    DIR/KIND.json       what is to be done, for going on later
+    DIR/STEM.json       what is to be done, for going on later
     DIR/MEMBERS/NAME/   a run directory like any other
 
 1. `prepare_runs`: features, made once where several runs share them.
 2. `plan_training`, `train_runs`: runs × seeds is one list of jobs, so many at a time.
-3. `evaluate_runs`: the best agent of each seed, on the kind's window.
+3. `evaluate_runs`: the best agent of each seed, on the batch's window.
 
 What fails concerns its run only and is part of the result. Every step skips what is done already,
 so going on after a stop is the same as starting.
@@ -14,14 +14,16 @@ so going on after a stop is the same as starting.
 
 from __future__ import annotations
 
-import io
+import math
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import polars as pl
 
@@ -43,48 +45,23 @@ from echelon.files import (
     write_atomic,
     write_csv,
     write_json,
+    write_parquet,
 )
+from echelon.ops.measures import MeanStd, mean_std
 from echelon.runs import RunDirectory
 from echelon.training.executors import verify_days
 from echelon.training.loop import Outcome
 from echelon.training.many import SeedJob, train_seed
 from echelon.training.run import TrainedRun, finished_outcome, seed_directory
 
-FORMAT = 1
+_FORMAT = 1
 
 OnRun = Callable[[int, int], None]
 """Called with how many runs are done, of how many."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A sort of batch.
-
-    title: with its article, `an ablation`; member: what one of its runs is called
-    split: the window its runs are evaluated on; trust: with trust.json
-    results: files in its directory that a new beginning removes
-    """
-
-    title: str
-    command: str
-    member: str
-    split: SplitName
-    trust: bool
-    results: tuple[str, ...]
-
-    @property
-    def noun(self) -> str:
-        """`ablation`."""
-        return self.title.split()[-1]
-
-    @property
-    def stem(self) -> str:
-        """The noun as files and JSON have it: `walk_forward`."""
-        return self.noun.replace("-", "_")
-
-
-@dataclass(frozen=True)
-class Member:
+class BatchMember:
     """One run of a batch. about: what its run.json says of its part in it"""
 
     name: str
@@ -93,22 +70,87 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Runs in a directory, all made from one configuration."""
+class RunBatch(ABC):
+    """Runs in a directory, all made from one configuration; each sort of batch is a subclass.
 
-    kind: Kind
+    noun: what it is called; stem: the noun in names of files; member: what one run is called
+    command: that makes it; results: files in its directory that a new beginning removes
+    split: the window its runs are evaluated on; trust: with trust.json
+    """
+
+    noun: ClassVar[str]
+    stem: ClassVar[str]
+    command: ClassVar[str]
+    member: ClassVar[str]
+    results: ClassVar[tuple[str, ...]]
+    trust: ClassVar[bool] = False
+
     directory: Path
     base: Config
-    members: tuple[Member, ...]
+    split: SplitName = field(default="valid", kw_only=True)
 
     def __post_init__(self) -> None:
         # What is gone on with may be a stranger's: a name must not lead out of the directory.
         for member in self.members:
             if not re.fullmatch(r"\w[\w.+=-]*", member.name):
                 raise StoreError(
-                    f"{self.file}: {shorten(member.name, 60)!r} cannot name a {self.kind.member}, "
+                    f"{self.file}: {shorten(member.name, 60)!r} cannot name a {self.member}, "
                     "which names a directory; expected letters, digits, '.', '_', '+', '=', '-'."
                 )
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        seeds: int | None = None,
+        trust_code: Sequence[Path] = (),
+        **changes: Any,  # noqa: ANN401 (a field of the subclass)
+    ) -> Self:
+        """Go on with the one in a directory.
+
+        seeds: another number of them than before; trust_code: files it names whose code may run
+        changes: fields that are to be others than before
+        """
+        with cls.reading(directory) as tree:
+            plan = cls.read_plan(tree)
+        overrides = () if seeds is None else (f"train.seeds={seeds}",)
+        base = load_run_config(directory / "base.yaml", overrides, trust_code)
+        refuse_places(base, directory)
+        return cls(directory, base, **plan | changes)
+
+    @classmethod
+    @contextmanager
+    def reading(cls, directory: Path) -> Iterator[dict[str, Any]]:
+        """What `save` wrote into a directory; whoever cannot make sense of it says damaged."""
+        path = directory / f"{cls.stem}.json"
+        if not path.is_file():
+            raise UsageError(f"--resume {directory}: no {cls.noun} there (no {path.name}).")
+        again = f"Run the {cls.noun} anew (--overwrite)."
+        tree = read_json(path, dict[str, Any], again)
+        if tree.get("format") != _FORMAT:
+            version = shorten(tree.get("echelon", "unknown"), 40)
+            raise StoreError(f"{path}: written by another version of Echelon ({version}). {again}")
+        with blaming(path, again):
+            yield tree
+
+    @classmethod
+    @abstractmethod
+    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the subclass, from what `plan` gave."""
+
+    @abstractmethod
+    def plan(self) -> dict[str, Any]:
+        """What is to be done, as JSON has it."""
+
+    @abstractmethod
+    def make_members(self) -> Iterator[BatchMember]:
+        """Its runs; raises where the configuration of one is no good."""
+
+    @cached_property
+    def members(self) -> tuple[BatchMember, ...]:
+        """Its runs."""
+        return tuple(self.make_members())
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -118,71 +160,65 @@ class Batch:
     @property
     def file(self) -> Path:
         """What is to be done."""
-        return self.directory / f"{self.kind.stem}.json"
+        return self.directory / f"{self.stem}.json"
 
     def run(self, k: int) -> Path:
         """Directory of run k."""
-        return self.directory / f"{self.kind.member}s" / self.members[k].name
+        return self.directory / f"{self.member}s" / self.members[k].name
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes out of the directory."""
         RunDirectory.claim(self.directory)
-        lock = self.directory / f".{self.kind.command}.lock"
-        with exclusive_lock(lock, f"the {self.kind.noun} {self.directory}"):
+        path = self.directory / f".{self.command}.lock"
+        with exclusive_lock(path, f"the {self.noun} {self.directory}"):
             yield
 
-    def begin(self, *, overwrite: bool = False) -> None:
-        """Make room in the directory; raises where it holds a batch, unless told to overwrite."""
-        kind, directory = self.kind, self.directory
+    def make_room(self, *, overwrite: bool = False) -> None:
+        """Raise where the directory holds a batch, or remove it where that is asked for."""
+        directory = self.directory
         if (directory / "run.json").exists():
             raise UsageError(f"{directory}: holds a run. Name another directory (--output-dir).")
         if not self.file.exists():
             return
         if not overwrite:
+            article = "an" if self.noun.startswith("a") else "a"
             raise UsageError(
-                f"{directory}: holds {kind.title}. Go on with it (--resume {directory}), name "
-                "another directory (--output-dir), or run it anew in its place (--overwrite)."
+                f"{directory}: holds {article} {self.noun}. Go on with it (--resume {directory}), "
+                "name another directory (--output-dir), or run it anew in its place (--overwrite)."
             )
-        for name in kind.results:
+        for name in self.results:
             (directory / name).unlink(missing_ok=True)
-        shutil.rmtree(directory / f"{kind.member}s", ignore_errors=True)
+        shutil.rmtree(directory / f"{self.member}s", ignore_errors=True)
 
-    def save(self, tree: Mapping[str, Any]) -> None:
+    def save(self, **results: Any) -> None:  # noqa: ANN401 (JSON)
         """Write down what is to be done, and what came out of it so far."""
-        whole = {"format": FORMAT, "echelon": __version__, **tree}
+        tree = {"format": _FORMAT, "echelon": __version__, **self.plan(), **results}
         write_atomic(self.directory / "base.yaml", to_yaml(self.base))
-        write_json(self.file, whole)
+        write_json(self.file, tree)
 
 
-@contextmanager
-def reading(kind: Kind, directory: Path) -> Iterator[dict[str, Any]]:
-    """What `Batch.save` wrote into a directory; whoever cannot make sense of it says damaged."""
-    path = directory / f"{kind.stem}.json"
-    if not path.is_file():
-        raise UsageError(f"--resume {directory}: no {kind.noun} there (no {path.name}).")
-    again = f"Run the {kind.noun} anew (--overwrite)."
-    tree = read_json(path, dict[str, Any], again)
-    if tree.get("format") != FORMAT:
-        version = shorten(tree.get("echelon", "unknown"), 40)
-        raise StoreError(f"{path}: written by another version of Echelon ({version}). {again}")
-    with blaming(path, again):
-        yield tree
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """What a run or a baseline came to.
 
-
-def saved_base(directory: Path, seeds: int | None, trust_code: Sequence[Path] = ()) -> Config:
-    """The configuration a batch was made from.
-
-    seeds: another number of them than before; trust_code: files it names whose code may run
+    seeds: measures by seed, as in `Measures`; empty where no training ended. A baseline has one,
+    which is none of ours
+    problem: what went wrong, empty if nothing did
     """
-    base = load_run_config(directory / "base.yaml", (), trust_code)
-    refuse_places(base, directory)
-    return base if seeds is None else with_seeds(base, seeds)
 
+    name: str
+    seeds: Mapping[int, Mapping[str, float]]
+    config_hash: str = ""
+    problem: str = ""
 
-def with_seeds(config: Config, seeds: int) -> Config:
-    """The configuration with this many seeds."""
-    return config.model_copy(update={"train": config.train.model_copy(update={"seeds": seeds})})
+    def values(self, measure: str) -> list[float]:
+        """A measure of each seed."""
+        return [values[measure] for values in self.seeds.values()]
+
+    def over_seeds(self, measure: str) -> MeanStd:
+        """Mean and standard deviation (ddof 1) of a measure; NaN without any seed."""
+        return mean_std(self.values(measure)) if self.seeds else MeanStd(math.nan, math.nan)
 
 
 @dataclass
@@ -199,7 +235,7 @@ class Course:
     errors: dict[int, list[BaseException]] = field(default_factory=dict)
     stopped: bool = False
 
-    def failed(self, k: int, error: BaseException) -> None:
+    def note_error(self, k: int, error: BaseException) -> None:
         """Note an error of run k."""
         self.errors.setdefault(k, []).append(error)
 
@@ -209,7 +245,7 @@ class Course:
 
 
 def prepare_runs(
-    batch: Batch,
+    batch: RunBatch,
     course: Course,
     *,
     quarantine: bool = False,
@@ -227,7 +263,7 @@ def prepare_runs(
             expected = RunDirectory(run).trained_on()
             report = prepare(member.config, run, expected=expected, quarantine=quarantine)
         except EchelonError as error:
-            course.failed(k, error)
+            course.note_error(k, error)
             continue
         manifest = report.prepared.manifest
         course.data[k] = {
@@ -248,7 +284,7 @@ class TrainingJob:
     seed: SeedJob
 
 
-def plan_training(batch: Batch, course: Course) -> list[TrainingJob]:
+def plan_training(batch: RunBatch, course: Course) -> list[TrainingJob]:
     """What is still to be trained; what ended in an earlier session is noted in `course`.
 
     All runs have one seed before any has two: what is stopped half-way can be compared.
@@ -266,7 +302,7 @@ def plan_training(batch: Batch, course: Course) -> list[TrainingJob]:
 
 
 def train_runs(
-    batch: Batch,
+    batch: RunBatch,
     course: Course,
     plan: Sequence[TrainingJob],
     *,
@@ -281,11 +317,11 @@ def train_runs(
         jobs = [job.seed for job in plan]
         if workers > 1:
             verify_days(job.config for job in jobs)
-        done = run_jobs(_train_one, jobs, workers=workers, on_report=on_report)
+        done = run_jobs(_train_and_report, jobs, workers=workers, on_report=on_report)
         course.stopped = done.stopped
         for job, result in zip(plan, done.results, strict=True):
             if isinstance(result, Failure):
-                course.failed(job.k, _named(result.error, job.seed.seed))
+                course.note_error(job.k, _name_seed(result.error, job.seed.seed))
             elif result is not None and result.ending != "stopped":
                 course.outcomes.setdefault(job.k, []).append(result)
     for k, outcomes in course.outcomes.items():
@@ -293,7 +329,7 @@ def train_runs(
         _record(batch, course, k)
 
 
-def _train_one(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
+def _train_and_report(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
     """Train one agent and report how it ended too."""
     outcome = train_seed(job, report, should_stop)
     report(outcome)
@@ -301,7 +337,7 @@ def _train_one(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
 
 
 @dataclass(frozen=True)
-class _Backtests:
+class _EvaluationJob:
     """One run to evaluate."""
 
     run: TrainedRun
@@ -310,48 +346,43 @@ class _Backtests:
 
 
 def evaluate_runs(
-    batch: Batch, course: Course, *, on_run: OnRun = lambda _done, _all: None
+    batch: RunBatch, course: Course, *, on_run: OnRun = lambda _done, _all: None
 ) -> None:
-    """Backtest the best agents on the kind's window, where that was not done yet.
+    """Backtest the best agents on the batch's window, where that was not done yet.
 
     In this process: to start another takes as long as a few backtests.
     """
-    kind = batch.kind
     due = [k for k in sorted(course.outcomes) if evaluation_of(batch, course, k) is None]
     jobs = []
     for k in due:
         seeds = tuple(outcome.seed for outcome in course.outcomes[k])
         run = TrainedRun(batch.run(k), batch.members[k].config, seeds)
-        jobs.append(_Backtests(run, kind.split, kind.trust))
+        jobs.append(_EvaluationJob(run, batch.split, batch.trust))
     if not jobs:
         return
-    count = 0
-
-    def one_more(_job: int, _message: object) -> None:
-        nonlocal count
-        count += 1
-        on_run(count, len(jobs))
-
     on_run(0, len(jobs))
-    done = run_jobs(_evaluate_one, jobs, workers=1, on_report=one_more)
+    done = run_jobs(
+        _evaluate_and_report,
+        jobs,
+        workers=1,  # one after the other, so that job k is the k-th that ends
+        on_report=lambda job, _message: on_run(job + 1, len(jobs)),
+    )
     course.stopped = done.stopped
     for k, result in zip(due, done.results, strict=True):
         if isinstance(result, Failure):
-            course.failed(k, result.error)
+            course.note_error(k, result.error)
 
 
-def _evaluate_one(job: _Backtests, report: Report, _should_stop: ShouldStop) -> int:
-    result = evaluate(job.run, job.split, trust=job.trust)
-    report(len(result.seeds))
-    return len(result.seeds)
+def _evaluate_and_report(job: _EvaluationJob, report: Report, _should_stop: ShouldStop) -> None:
+    report(len(evaluate(job.run, job.split, trust=job.trust).seeds))
 
 
-def evaluation_of(batch: Batch, course: Course, k: int) -> Evaluation | None:
+def evaluation_of(batch: RunBatch, course: Course, k: int) -> Evaluation | None:
     """The saved evaluation of run k, if it is of just the agents that were trained."""
     if k not in course.outcomes:
         return None
     try:
-        saved = load_evaluation(batch.run(k), batch.kind.split)
+        saved = load_evaluation(batch.run(k), batch.split)
     except StoreError:
         return None
     best = {str(o.seed): o.best_step for o in course.outcomes[k]}
@@ -366,20 +397,18 @@ def evaluation_of(batch: Batch, course: Course, k: int) -> Evaluation | None:
 
 def write_table(frame: pl.DataFrame, stem: Path) -> None:
     """Write a result as STEM.csv, to read, and STEM.parquet, to compute with."""
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer, compression="zstd")
     write_csv(stem.with_suffix(".csv"), frame)
-    write_atomic(stem.with_suffix(".parquet"), buffer.getvalue())
+    write_parquet(stem.with_suffix(".parquet"), frame)
 
 
-def _record(batch: Batch, course: Course, k: int) -> None:
+def _record(batch: RunBatch, course: Course, k: int) -> None:
     """Write a run's config.yaml and run.json."""
     member = batch.members[k]
     facts = dict(course.data[k])
     if k in course.outcomes:
         facts["outcomes"] = [outcome.__dict__ for outcome in course.outcomes[k]]
-    facts[batch.kind.stem] = dict(member.about)
-    RunDirectory(batch.run(k)).record(member.config, batch.kind.command, **facts)
+    facts[batch.stem] = dict(member.about)
+    RunDirectory(batch.run(k)).record(member.config, batch.command, **facts)
 
 
 def _features_hash(config: Config) -> str:
@@ -402,7 +431,7 @@ def _share_prepared(source: Path, run: Path) -> None:
         swap_directory(staging, run / "prepared")
 
 
-def _named(error: BaseException, seed: int) -> BaseException:
+def _name_seed(error: BaseException, seed: int) -> BaseException:
     """The error with the seed it concerns; a bug stays as it is."""
     if not isinstance(error, EchelonError):
         return error

@@ -2,11 +2,10 @@
 
 RUN/evaluations/SPLIT/summary.json     measures of all, mean and std over seeds, provenance
 RUN/evaluations/SPLIT/trust.json       what they are worth (see evaluation.trust)
-RUN/evaluations/SPLIT/seed-42.*        tables of an agent's backtest (see backtest.files) and,
-                                       of a hierarchy, who was in charge (population.record)
-RUN/evaluations/SPLIT/seed-42-hedge.*  of what a hierarchy's seed brings along
-                                       (see population.companions)
-RUN/evaluations/SPLIT/equal_weight.*   and of each baseline
+RUN/evaluations/SPLIT/equity.parquet   and other tables of all backtests: agents, what the seeds of
+                                       a hierarchy bring along (population.reference_policies) and
+                                       baselines (see backtest.files)
+RUN/evaluations/SPLIT/seed-42.*        of a hierarchy, who was in charge (population.record)
 RUN/executors/NAME/evaluations/SPLIT/  the same with another executor (`TrainedRun.executed_by`)
 """
 
@@ -16,27 +15,36 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from echelon.backtest.baselines import run_baselines
-from echelon.backtest.files import Tables, load_tables, save_backtest
+from echelon.backtest.files import (
+    AGENT,
+    Book,
+    Tables,
+    read_tables,
+    save_tables,
+    tables_of,
+    tables_of_book,
+)
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import DamagedError, StoreError
-from echelon.evaluation.reference_policies import Track, companion_name
+from echelon.evaluation.reference_policies import Track
 from echelon.evaluation.saved import AGAIN, Reads, Summary
 from echelon.evaluation.test_access import Look, SplitName
-from echelon.evaluation.trust import TRUST, assess
-from echelon.files import check_tree, exclusive_lock, read_json, write_json
+from echelon.evaluation.trust import TRUST, assess_trust
+from echelon.files import check_tree, exclusive_lock, finite_values, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
 from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.population.reference_policies import companions_of, in_order
 from echelon.training.run import TrainedRun
 
-FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class Evaluation:
 
     seeds: measures by seed; baselines: measures by name; each name → value as in `Measures`
     facts: split, span, fill convention, hashes, how often this split was evaluated
-    companions: of a hierarchy, measures by seed and name (see evaluation.companions)
+    companions: of a hierarchy, measures by seed and name (see evaluation.reference_policies)
     """
 
     directory: Path
@@ -58,17 +66,25 @@ class Evaluation:
         """Mean and standard deviation of a measure over the seeds."""
         return mean_std([values.get(measure, math.nan) for values in self.seeds.values()])
 
-    def tables(self, name: str | int) -> Tables:
-        """Tables of a baseline by name, or of an agent by seed."""
-        return load_tables(self.directory, f"seed-{name}" if isinstance(name, int) else name)
+    def tables(self, policy: str | int, seed: int | None = None) -> Tables:
+        """Tables of a baseline by name, of an agent by seed, or of a seed's companion by both."""
+        book = Book(AGENT, policy) if isinstance(policy, int) else Book(policy, seed)
+        return tables_of_book(self._every_table, book, self.directory)
+
+    @cached_property
+    def _every_table(self) -> Tables:
+        return read_tables(self.directory)
 
 
-def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evaluation:
+def evaluate(
+    run: TrainedRun, split: SplitName, *, trust: bool = True, csv: bool = False
+) -> Evaluation:
     """Backtest the run's agents and the baselines on a split, and save what came out.
 
     What is tried on validation and each look at the test window go into the registry, the look
     before the window is opened.
     trust: also what the numbers are worth, in trust.json (see evaluation.trust)
+    csv: tables that people read as CSV too
     """
     config = run.config
     policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}
@@ -85,15 +101,15 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
         look.note(agents)
         directory = run.home / "evaluations" / split
         reads = _reads(directory) + 1
-        for seed, backtest in agents.items():
-            save_backtest(backtest, directory, f"seed-{seed}")
-            _save_record(records[seed], directory, f"seed-{seed}")
-        for name, backtest in baselines.items():
-            save_backtest(backtest, directory, name)
-        beside = _accompany(policies, world, span, config, directory)
+        for seed, record in records.items():
+            _save_record(record, directory, f"seed-{seed}")
+        books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
+        books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
+        tracks = _backtest_companions(policies, world, span, config, books)
+        save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
         summary = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "split": split,
             "first": str(first.astype("datetime64[D]")),
             "last": str(last.astype("datetime64[D]")),
@@ -108,13 +124,17 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
             "evaluated": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": run.facts,
             "best_steps": {str(seed): run.best_step(seed) for seed in run.seeds},
-            "seeds": {str(seed): _plain(b.measures.as_dict()) for seed, b in agents.items()},
-            "baselines": {name: _plain(b.measures.as_dict()) for name, b in baselines.items()},
-            **_companions_tree(beside),
+            "seeds": {str(seed): finite_values(b.measures.as_dict()) for seed, b in agents.items()},
+            "baselines": {
+                name: finite_values(b.measures.as_dict()) for name, b in baselines.items()
+            },
+            **_companions_tree(tracks),
         }
         if trust:
-            returns = {s: {n: one.returns for n, one in own.items()} for s, own in beside.items()}
-            trusted = assess(look, policies, agents, baselines, returns)
+            returns = {
+                s: {n: track.returns for n, track in own.items()} for s, own in tracks.items()
+            }
+            trusted = assess_trust(look, policies, agents, baselines, returns)
             write_json(directory / TRUST, trusted, sort_keys=True)
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents
@@ -122,28 +142,35 @@ def evaluate(run: TrainedRun, split: SplitName, *, trust: bool = True) -> Evalua
     return load_evaluation(run.home, split)
 
 
-def _accompany(
-    policies: Mapping[int, Policy], world: World, span: range, config: Config, directory: Path
+def _backtest_companions(
+    policies: Mapping[int, Policy],
+    world: World,
+    span: range,
+    config: Config,
+    books: dict[Book, Tables],
 ) -> dict[int, dict[str, Track]]:
-    """Backtest and save what the agents bring along, by seed; one at a time, as they are many."""
-    found: dict[int, dict[str, Track]] = {}
+    """Backtest what the agents bring along, by seed, and add their tables to `books`.
+
+    One at a time, as they are many: of each the tables and the returns are kept.
+    """
+    tracks: dict[int, dict[str, Track]] = {}
     for seed, policy in policies.items():
         for name, companion in companions_of(policy).items():
             backtest = run_backtest(companion, world, span, config)
-            save_backtest(backtest, directory, companion_name(seed, name))
-            kept = Track(backtest.measures.as_dict(), backtest.returns)
-            found.setdefault(seed, {})[name] = kept
-    return found
+            books[Book(name, seed)] = tables_of(backtest)
+            track = Track(backtest.measures.as_dict(), backtest.returns)
+            tracks.setdefault(seed, {})[name] = track
+    return tracks
 
 
-def _companions_tree(found: Mapping[int, Mapping[str, Track]]) -> dict[str, Any]:
+def _companions_tree(tracks: Mapping[int, Mapping[str, Track]]) -> dict[str, Any]:
     """As summary.json has it: nothing where no agent has any."""
-    if not found:
+    if not tracks:
         return {}
     return {
         "companions": {
-            str(seed): {name: _plain(one.measures) for name, one in own.items()}
-            for seed, own in found.items()
+            str(seed): {name: finite_values(track.measures) for name, track in own.items()}
+            for seed, own in tracks.items()
         }
     }
 
@@ -164,7 +191,7 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
             f"{run}: not evaluated on {split}. Run `echelon evaluate {run} --split {split}`."
         )
     tree = read_json(path, dict[str, Any], AGAIN)
-    if tree.get("format") != FORMAT:
+    if tree.get("format") != _FORMAT:
         raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
     check_tree(tree, Summary, path, AGAIN)
     seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
@@ -190,11 +217,6 @@ def _save_record(record: CommandRecord | None, directory: Path, stem: str) -> No
         remove_record(directory, stem)
     else:
         record.write(directory, stem)
-
-
-def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Measures as JSON has them: what is not a number is null."""
-    return {name: v if math.isfinite(v) else None for name, v in values.items()}
 
 
 def _measures(values: Mapping[str, float | None]) -> dict[str, float]:

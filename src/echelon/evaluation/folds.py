@@ -41,7 +41,7 @@ _LEAST = 2
 """Bars of a window: one to decide on and one to be marked at."""
 
 
-class Bars(NamedTuple):
+class FoldBars(NamedTuple):
     """How many bars each window of a fold has."""
 
     train: int
@@ -56,14 +56,16 @@ class Fold:
     name: the calendar units of the test window, `2008`, `2008-03` or `2008..2009`
     train, valid, test: days of the first and the last bar
     partial: the test window is shorter than asked for, because data or `last_test` end in it
+    assets: symbols that trade in it
     """
 
     name: str
     train: DateSpan
     valid: DateSpan
     test: DateSpan
-    bars: Bars
+    bars: FoldBars
     partial: bool = False
+    assets: tuple[str, ...] = ()
 
     @property
     def split(self) -> SplitConfig:
@@ -159,17 +161,17 @@ def _before(days: Times, start: int, stop: int, bars: int) -> int:
 def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
     rows = _rows(config, days, edges)
     name = _name(config, edges)
-    for window, found in rows._asdict().items():
-        if len(found) < _LEAST:
+    for window, bars in rows._asdict().items():
+        if len(bars) < _LEAST:
             raise ConfigError(
-                f"walk-forward fold {name}: its {window} window has {len(found)} bars, and needs "
+                f"walk-forward fold {name}: its {window} window has {len(bars)} bars, and needs "
                 f"{_LEAST} at least. Lengthen walk_forward.{window} ({getattr(config, window)} "
                 f"{config.unit}), or drop fewer bars (purge_bars {config.purge_bars}, embargo_bars "
                 f"{config.embargo_bars})."
             )
     train, valid, test = ((days[r.start].astype(date), days[r.stop - 1].astype(date)) for r in rows)
-    bars = Bars(*map(len, rows))
-    return Fold(name, train, valid, test, bars, _is_cut(config, days, edges.end))
+    cut = _is_cut(config, days, edges.end)
+    return Fold(name, train, valid, test, FoldBars(*map(len, rows)), cut)
 
 
 def _name(config: WalkForwardConfig, edges: _Edges) -> str:

@@ -14,17 +14,17 @@ Axes: `T` returns, `S` seeds, `K` experts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from echelon.ops.measures import MeanStd, mean_std
+from echelon.backtest.run import stack_returns
 from echelon.population.reference_policies import HEDGE, is_expert
 from echelon.types import Floats
 
-BEST = "best"
-EXPERTS = "experts"
+BEST_EXPERT = "best"
+EXPERTS_MEAN = "experts"
 
 Measured: TypeAlias = Mapping[str, float]
 """Measures by name."""
@@ -51,8 +51,8 @@ def by_row(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[M
         return {}
     every = list(companions.values())
     return {
-        HEDGE: [found[HEDGE] for found in every],
-        EXPERTS: [_mean([found[k] for k in found if is_expert(k)]) for found in every],
+        HEDGE: [own[HEDGE] for own in every],
+        EXPERTS_MEAN: [_mean([own[k] for k in own if is_expert(k)]) for own in every],
     }
 
 
@@ -61,18 +61,13 @@ def with_best(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, lis
     rows = by_row(companions)
     if not rows:
         return {}
-    best = [
-        max((found[k] for k in found if is_expert(k)), key=_sharpe) for found in companions.values()
-    ]
-    return {HEDGE: rows[HEDGE], BEST: best, EXPERTS: rows[EXPERTS]}
+    best = [max((own[k] for k in own if is_expert(k)), key=_sharpe) for own in companions.values()]
+    return {HEDGE: rows[HEDGE], BEST_EXPERT: best, EXPERTS_MEAN: rows[EXPERTS_MEAN]}
 
 
-def over_seeds(row: Sequence[Measured], measure: str) -> MeanStd:
-    """Mean and standard deviation of a measure over the seeds of a row."""
-    return mean_std([values[measure] for values in row])
-
-
-def columns(companions: Mapping[int, Mapping[str, Floats]], length: int) -> dict[str, Floats]:
+def companion_returns(
+    companions: Mapping[int, Mapping[str, Floats]], length: int
+) -> dict[str, Floats]:
     """{hedge: [T,S], experts: [T,S·K]} returns of `length` bars; a ruined book earns nothing more.
 
     companions: seed → name → returns
@@ -80,13 +75,10 @@ def columns(companions: Mapping[int, Mapping[str, Floats]], length: int) -> dict
     if not companions:
         return {}
     chosen = {
-        HEDGE: [found[HEDGE] for found in companions.values()],
-        EXPERTS: [found[k] for found in companions.values() for k in found if is_expert(k)],
+        HEDGE: [own[HEDGE] for own in companions.values()],
+        EXPERTS_MEAN: [own[k] for own in companions.values() for k in own if is_expert(k)],
     }
-    return {
-        row: np.column_stack([np.pad(r, (0, max(0, length - len(r))))[:length] for r in series])
-        for row, series in chosen.items()
-    }
+    return {row: stack_returns(series, length) for row, series in chosen.items()}
 
 
 def _mean(experts: list[Measured]) -> Measured:
@@ -95,5 +87,5 @@ def _mean(experts: list[Measured]) -> Measured:
 
 def _sharpe(values: Measured) -> float:
     """For ranking: who has none comes last."""
-    found = values["sharpe_annual"]
-    return -math.inf if math.isnan(found) else found
+    sharpe = values["sharpe_annual"]
+    return -math.inf if math.isnan(sharpe) else sharpe

@@ -4,7 +4,7 @@
    windows, features, fills or costs. Nothing was evaluated then, and no test window looked at.
 2. `compare_runs` reads the runs' evaluations, and evaluates a run that has none, or whose agents
    are others by now.
-3. Each run's annual Sharpe ratio, the mean over its seeds, less the first run's, twice:
+3. Each run's annual Sharpe ratio, the mean over its seeds, minus the first run's, twice:
 
    days    what other days like these would change, for these agents: the studentised stationary
            bootstrap of `statistics.bootstrap`, which draws the same blocks of dates for both runs;
@@ -29,17 +29,24 @@ import numpy as np
 from scipy import stats
 
 from echelon.errors import StoreError, UsageError
-from echelon.evaluation.comparison import Gap, Gaps, Row, or_none, saved_returns
+from echelon.evaluation.comparison import (
+    ComparedRow,
+    SharpeGap,
+    SharpeGaps,
+    baseline_rows,
+    saved_returns,
+    window_facts,
+)
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.test_access import SplitName
-from echelon.evaluation.trust import Standing, standing
-from echelon.files import write_json
+from echelon.evaluation.trust import ClaimBasis, claim_basis
+from echelon.files import finite_values, write_json
 from echelon.market import resolve_rules
 from echelon.training.run import TrainedRun
 
-FORMAT = 1
-RESULT = "comparison.json"
+RUNS_FORMAT = 1
+RUNS_RESULT = "comparison.json"
 LEVEL = 0.95
 METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -48,7 +55,6 @@ METHODS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What each interval of a difference is."""
-_FACTS = ("split", "first", "last", "bars", "periods_per_year", "ledger", "fees")
 _NAMED = 5
 
 OnEvaluation = Callable[[TrainedRun, str], None]
@@ -56,24 +62,39 @@ OnEvaluation = Callable[[TrainedRun, str], None]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A run's annual Sharpe ratio less the first run's.
+class RunDifference:
+    """A run's annual Sharpe ratio minus the first run's.
 
     days, seeds: see the module's text; bounds are NaN where there are too few
     ahead: name of the run that is ahead in both; None: neither
     standing: of the run that is ahead, on the test window only
     """
 
-    days: Gap
-    seeds: Gap
+    days: SharpeGap
+    seeds: SharpeGap
     ahead: str | None
-    standing: Standing | None
+    standing: ClaimBasis | None
 
     @property
     def claimed(self) -> bool:
         """Whether it may be claimed that one is ahead of the other."""
-        found = None if self.standing is None else self.standing.deflated
-        return found is not None and found > DEFLATED_ABOVE
+        deflated = None if self.standing is None else self.standing.deflated
+        return deflated is not None and deflated > DEFLATED_ABOVE
+
+    def tree(self) -> dict[str, Any]:
+        """As JSON has it."""
+        standing = self.standing
+        intervals = {"days": self.days, "seeds": self.seeds}
+        return {
+            **{
+                k: {"method": METHODS[k]} | finite_values(gap._asdict())
+                for k, gap in intervals.items()
+            },
+            "ahead": self.ahead,
+            "claimed": self.claimed,
+            "deflated": None if standing is None else standing.deflated,
+            "tried": None if standing is None else standing.tried,
+        }
 
 
 @dataclass(frozen=True)
@@ -82,19 +103,15 @@ class RunLine:
 
     path: Path
     algo: str
-    row: Row
-    difference: Difference | None
+    row: ComparedRow
+    difference: RunDifference | None
 
     def tree(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "name": self.row.name,
+        return self.row.tree() | {
             "path": str(self.path),
             "algo": self.algo,
-            "config_hash": self.row.config_hash,
-            "best_steps": {str(seed): step for seed, step in self.row.best_steps.items()},
-            "seeds": {str(seed): _plain(values) for seed, values in self.row.seeds.items()},
-            "difference": None if self.difference is None else _difference_tree(self.difference),
+            "difference": None if self.difference is None else self.difference.tree(),
         }
 
 
@@ -106,7 +123,7 @@ class RunsComparison:
     """
 
     runs: tuple[RunLine, ...]
-    baselines: tuple[Row, ...]
+    baselines: tuple[ComparedRow, ...]
     facts: Mapping[str, Any]
 
     @property
@@ -121,9 +138,9 @@ class RunsComparison:
 
     def tree(self) -> dict[str, Any]:
         """Everything, single seeds too, as JSON has it."""
-        baselines = {row.name: _plain(row.seeds[-1]) for row in self.baselines}
+        baselines = {row.name: finite_values(row.seeds[-1]) for row in self.baselines}
         return {
-            "format": FORMAT,
+            "format": RUNS_FORMAT,
             "kind": "runs",
             "first_run": self.first,
             "level": LEVEL,
@@ -134,8 +151,8 @@ class RunsComparison:
 
     def write(self, directory: Path) -> Path:
         """Write comparison.json."""
-        write_json(directory / RESULT, self.tree())
-        return directory / RESULT
+        write_json(directory / RUNS_RESULT, self.tree())
+        return directory / RUNS_RESULT
 
 
 def open_runs(
@@ -166,24 +183,21 @@ def compare_runs(
     on_evaluation: OnEvaluation = lambda _run, _why: None,
 ) -> RunsComparison:
     """Compare runs that `open_runs` opened."""
-    found = [_evaluated(run, split, on_evaluation) for run in runs]
+    evaluations = [_find_or_evaluate(run, split, on_evaluation) for run in runs]
     names = _names([run.path for run in runs])
-    entrants = [_Entrant(*parts) for parts in zip(names, runs, found, strict=True)]
+    entrants = [_Entrant(*parts) for parts in zip(names, runs, evaluations, strict=True)]
     first = entrants[0]
-    for other in entrants[1:]:
+    for entrant in entrants[1:]:
         # What was prepared is the same; how far back an agent looks may shift its first bar.
-        _refuse_difference(first.run, _traded(first), other.run, _traded(other))
-    gaps = Gaps(first.evaluation, first.run.config.seed)
+        _refuse_difference(first.run, _trading_facts(first), entrant.run, _trading_facts(entrant))
+    gaps = SharpeGaps(first.evaluation, first.run.config.seed)
     lines = [_line(first, None)]
-    for other in entrants[1:]:
-        days = gaps.of(other.evaluation, list(other.evaluation.seeds))
+    for entrant in entrants[1:]:
+        days = gaps.to(entrant.evaluation, list(entrant.evaluation.seeds))
         assert days is not None, "the first run has an evaluation"
-        lines.append(_line(other, _difference(first, other, days, split)))
-    baselines = tuple(
-        Row(name, "baseline", {-1: values}) for name, values in first.evaluation.baselines.items()
-    )
-    facts = {key: first.evaluation.facts[key] for key in _FACTS}
-    return RunsComparison(tuple(lines), baselines, facts)
+        lines.append(_line(entrant, _difference(first, entrant, days, split)))
+    baselines = tuple(baseline_rows(first.evaluation))
+    return RunsComparison(tuple(lines), baselines, window_facts(first.evaluation))
 
 
 class _Entrant(NamedTuple):
@@ -199,53 +213,55 @@ class _Entrant(NamedTuple):
         return [values["sharpe_annual"] for values in self.evaluation.seeds.values()]
 
 
-def _line(entrant: _Entrant, difference: Difference | None) -> RunLine:
+def _line(entrant: _Entrant, difference: RunDifference | None) -> RunLine:
     run = entrant.run
-    row = Row(
-        entrant.name,
-        "agent",
-        entrant.evaluation.seeds,
+    row = ComparedRow(
+        name=entrant.name,
+        kind="agent",
+        seeds=entrant.evaluation.seeds,
         best_steps={seed: run.best_step(seed) for seed in run.seeds},
         config_hash=str(run.facts.get("config_hash", "")),
     )
     return RunLine(run.path, run.config.train.algo, row, difference)
 
 
-def _difference(first: _Entrant, other: _Entrant, days: Gap, split: SplitName) -> Difference:
+def _difference(
+    first: _Entrant, other: _Entrant, days: SharpeGap, split: SplitName
+) -> RunDifference:
     seeds = welch(other.sharpes, first.sharpes)
     bounds = (*days[1:], *seeds[1:])
     ahead = None
     if not any(math.isnan(bound) for bound in bounds):
         ahead = other if min(bounds) > 0.0 else first if max(bounds) < 0.0 else None
     if ahead is None:
-        return Difference(days, seeds, None, None)
+        return RunDifference(days, seeds, None, None)
     rests_on = None
     if split == "test":
         returns = saved_returns(ahead.evaluation, list(ahead.evaluation.seeds))
-        rests_on = standing(ahead.run, split, returns.mean(axis=1))
-    return Difference(days, seeds, ahead.name, rests_on)
+        rests_on = claim_basis(ahead.run, split, returns.mean(axis=1))
+    return RunDifference(days, seeds, ahead.name, rests_on)
 
 
-def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Gap:
-    """Mean of `mine` less that of `theirs`, with Welch's t-interval; variances may differ.
+def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> SharpeGap:
+    """Mean of `mine` minus that of `theirs`, with Welch's t-interval; variances may differ.
 
     The bounds are NaN where either has fewer than two values, or one that is not finite.
     """
     x, y = (np.asarray(values, dtype=np.float64) for values in (mine, theirs))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return Gap(math.nan, math.nan, math.nan)
+        return SharpeGap(math.nan, math.nan, math.nan)
     estimate = float(x.mean() - y.mean())
     if min(len(x), len(y)) < 2:
-        return Gap(estimate, math.nan, math.nan)
+        return SharpeGap(estimate, math.nan, math.nan)
     parts = [float(values.var(ddof=1)) / len(values) for values in (x, y)]
     variance = sum(parts)
     if variance == 0.0:
-        return Gap(estimate, estimate, estimate)
+        return SharpeGap(estimate, estimate, estimate)
     freedom = variance**2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (x, y), strict=True)
     )
     margin = float(stats.t.ppf(0.5 + level / 2.0, freedom)) * math.sqrt(variance)
-    return Gap(estimate, estimate - margin, estimate + margin)
+    return SharpeGap(estimate, estimate - margin, estimate + margin)
 
 
 def _open(path: Path, trust_code: Sequence[Path]) -> TrainedRun:
@@ -282,7 +298,7 @@ def _conditions(run: TrainedRun, split: SplitName) -> dict[str, Any]:
     }
 
 
-def _traded(entrant: _Entrant) -> dict[str, Any]:
+def _trading_facts(entrant: _Entrant) -> dict[str, Any]:
     """What evaluations must share."""
     facts = entrant.evaluation.facts
     return {
@@ -301,13 +317,13 @@ def _refuse_difference(
         if isinstance(value, tuple):
             extra = {first.path: _without(value, mine[what]), run.path: _without(mine[what], value)}
             parts = [f"only {path} has {_some(names)}" for path, names in extra.items() if names]
-            found = "; ".join(parts) or "the same in another order"
+            difference = "; ".join(parts) or "the same in another order"
         else:
-            found = f"{value} in {first.path}, {mine[what]} in {run.path}"
+            difference = f"{value} in {first.path}, {mine[what]} in {run.path}"
         raise UsageError(
-            f"{first.path} and {run.path} do not compare: they differ in {what}: {found}. Train "
-            "both on the same market; `echelon runs compare` shows measures side by side without "
-            "a judgement."
+            f"{first.path} and {run.path} do not compare: they differ in {what}: {difference}. "
+            "Train both on the same market; `echelon runs compare` shows measures side by side, "
+            "without a judgement."
         )
 
 
@@ -320,7 +336,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _evaluated(run: TrainedRun, split: SplitName, on_evaluation: OnEvaluation) -> Evaluation:
+def _find_or_evaluate(run: TrainedRun, split: SplitName, on_evaluation: OnEvaluation) -> Evaluation:
     """The run's evaluation, made where there is none of its present agents."""
     try:
         saved = load_evaluation(run.path, split)
@@ -340,19 +356,3 @@ def _names(paths: Sequence[Path]) -> list[str]:
     """The directories' own names where these differ, else the paths."""
     short = [path.resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
-
-
-def _difference_tree(difference: Difference) -> dict[str, Any]:
-    found = difference.standing
-    intervals = {"days": difference.days, "seeds": difference.seeds}
-    return {
-        **{k: {"method": METHODS[k]} | _plain(gap._asdict()) for k, gap in intervals.items()},
-        "ahead": difference.ahead,
-        "claimed": difference.claimed,
-        "deflated": None if found is None else found.deflated,
-        "tried": None if found is None else found.tried,
-    }
-
-
-def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: or_none(value) for name, value in values.items()}

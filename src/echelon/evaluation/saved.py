@@ -20,7 +20,7 @@ Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,18}$")]
 """As a key of JSON."""
-Measures = dict[str, Number | None]
+MeasureValues = dict[str, Number | None]
 
 
 class Summary(TypedDict):
@@ -39,9 +39,9 @@ class Summary(TypedDict):
     evaluated: str
     run: RunFacts
     best_steps: dict[Seed, int]
-    seeds: dict[Seed, Measures]
-    baselines: dict[str, Measures]
-    companions: NotRequired[dict[Seed, dict[str, Measures]]]
+    seeds: dict[Seed, MeasureValues]
+    baselines: dict[str, MeasureValues]
+    companions: NotRequired[dict[Seed, dict[str, MeasureValues]]]
 
 
 class Reads(TypedDict):
@@ -50,7 +50,7 @@ class Reads(TypedDict):
     reads: Count
 
 
-class Interval(TypedDict):
+class MeasureInterval(TypedDict):
     """Of a measure over the seeds."""
 
     estimate: Number
@@ -89,7 +89,7 @@ class SeedIntervals(TypedDict):
     """Of all measures shown."""
 
     n: Count
-    measures: dict[str, Interval | None]
+    measures: dict[str, MeasureInterval | None]
 
 
 class Deflated(TypedDict):
@@ -123,8 +123,8 @@ class CostLine(TypedDict):
     """Agents and yardstick at a multiple of the costs."""
 
     factor: Number
-    sharpe_annual: Interval | None
-    total_return: Interval | None
+    sharpe_annual: MeasureInterval | None
+    total_return: MeasureInterval | None
     equal_weight_sharpe_annual: Number | None
     equal_weight_total_return: Number | None
 

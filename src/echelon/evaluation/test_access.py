@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from echelon.backtest.run import Backtest
+from echelon.backtest.run import Backtest, stack_returns
 from echelon.config import refuse_places
 from echelon.config.load import REGISTRY
 from echelon.envs.world import World, world_of
@@ -88,11 +88,4 @@ def mean_returns(agents: Mapping[int, Backtest]) -> tuple[Times, Floats]:
     A book that was ruined stays where it is: it earns nothing from then on.
     """
     longest = max(agents.values(), key=lambda b: len(b.returns))
-    return longest.times[1:], returns_of(agents).mean(axis=1)
-
-
-def returns_of(agents: Mapping[int, Backtest]) -> Floats:
-    """[T,S] returns of the seeds; zero after a ruin."""
-    n_steps = max(len(b.returns) for b in agents.values())
-    columns = [np.pad(b.returns, (0, n_steps - len(b.returns))) for b in agents.values()]
-    return np.column_stack(columns)
+    return longest.times[1:], stack_returns(b.returns for b in agents.values()).mean(axis=1)

@@ -4,8 +4,8 @@ trust.json, beside summary.json (Sharpe ratios per period unless the name says a
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
-    companions    of a hierarchy, the same to what is made of its experts (evaluation.companions);
-                  no verdict, claim or count rests on these
+    companions    of a hierarchy, the same to what is made of its experts
+                  (evaluation.reference_policies); no verdict, claim or count rests on these
     deflation     probability that the Sharpe ratio is above what the best of as many trials shows
                   by chance; the trials come from the registry of the runs
     overfitting   probability of backtest overfitting, from 20 configurations on
@@ -31,9 +31,9 @@ import numpy as np
 
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import Backtest, run_backtest
+from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
-from echelon.evaluation.reference_policies import columns
+from echelon.evaluation.reference_policies import companion_returns
 from echelon.evaluation.saved import AGAIN, Trust
 from echelon.evaluation.statistics import (
     Claim,
@@ -46,29 +46,29 @@ from echelon.evaluation.statistics import (
     seed_interval,
     superior_ability,
 )
-from echelon.evaluation.test_access import Look, SplitName, returns_of
-from echelon.files import check_tree, read_json
+from echelon.evaluation.test_access import Look, SplitName
+from echelon.files import check_tree, finite_or_none, finite_values, read_json
 from echelon.runs.registry import Entry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
 
-FORMAT = 1
+_FORMAT = 1
 TRUST = "trust.json"
 YARDSTICK: Final = "equal_weight"
 """The baseline an edge is claimed over: it needs no forecast."""
 COST_FACTORS = (0.0, 1.0, 2.0)
 LEAST_BARS = 60
 """Bars below which nothing is said about differences: there are too few blocks to resample."""
-SHOWN = (
+SEED_MEASURES = (
     *("sharpe_annual", "total_return", "annual_return", "calmar", "max_drawdown"),
     "turnover_annual",
 )
 """Measures with an interval over the seeds."""
 
-Verdict = Literal["better", "undeflated", "worse", "same", "unknown"]
+VerdictKey = Literal["better", "undeflated", "worse", "same", "unknown"]
 
 
-def assess(
+def assess_trust(
     look: Look,
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
@@ -80,19 +80,19 @@ def assess(
     companions: returns of each seed's, by name
     """
     seed = look.run.config.seed
-    returns = returns_of(agents)
+    returns = stack_returns(b.returns for b in agents.values())
     rates = {b.periods_per_year for b in agents.values()}
-    others = {name: _padded(b.returns, len(returns)) for name, b in baselines.items()}
+    others = {name: stack_returns([b.returns], len(returns))[:, 0] for name, b in baselines.items()}
     differences = {
         name: claim for name in others if (claim := _compare(returns, others[name], seed))
     }
     rivals = look.rivals()
     reads = look.registry.reads(look.window)
-    deflation = _deflated(look, rivals, returns.mean(axis=1))
+    deflation = _deflate(look, rivals, returns.mean(axis=1))
     chosen = _chosen_by(look, deflation)
     against = differences.get(YARDSTICK)
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "split": look.split,
         "bars": len(returns),
         "periods_per_year": rates.pop(),
@@ -103,9 +103,9 @@ def assess(
         },
         "seeds": _over_seeds(agents),
         "differences": {name: both_blocks(claim) for name, claim in differences.items()},
-        "deflation": None if deflation is None else _plain(deflation._asdict()),
+        "deflation": None if deflation is None else finite_values(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
-        **_beside(returns, companions, seed),
+        **_companion_differences(returns, companions, seed),
         "costs": _cost_sweep(look, policies, agents, baselines),
         "claim": _claim(look, against, chosen, deflation),
         "verdict": {
@@ -115,7 +115,7 @@ def assess(
     }
 
 
-def verdict(split: str, difference: Claim | None, deflated: float | None) -> Verdict:
+def verdict(split: str, difference: Claim | None, deflated: float | None) -> VerdictKey:
     """What may be said of the agents beside the yardstick; both block lengths must agree."""
     if difference is None:
         return "unknown"
@@ -127,23 +127,23 @@ def verdict(split: str, difference: Claim | None, deflated: float | None) -> Ver
     return "same"
 
 
-class Standing(NamedTuple):
+class ClaimBasis(NamedTuple):
     """What a claim rests on. deflated: Sharpe ratio, tried: configurations; None: not known"""
 
     deflated: float | None
     tried: int | None
 
 
-def standing(run: TrainedRun, split: SplitName, returns: Floats) -> Standing:
+def claim_basis(run: TrainedRun, split: SplitName, returns: Floats) -> ClaimBasis:
     """Of the mean returns[T] of an evaluation that was saved, by all that is counted up to now.
 
     trust.json has it as it was at that evaluation; whoever has looked since counts here too.
     """
     look = Look.back(run, split)
-    deflation = _deflated(look, look.rivals(), returns)
+    deflation = _deflate(look, look.rivals(), returns)
     chosen = _chosen_by(look, deflation)
     tried = None if chosen is None else chosen.n_trials
-    return Standing(_strictest(look, chosen, deflation), tried)
+    return ClaimBasis(_strictest(look, chosen, deflation), tried)
 
 
 def load_trust(run: Path, split: str) -> dict[str, Any] | None:
@@ -152,7 +152,7 @@ def load_trust(run: Path, split: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     tree = read_json(path, dict[str, Any], AGAIN)
-    if tree.get("format") != FORMAT:
+    if tree.get("format") != _FORMAT:
         raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
     check_tree(tree, Trust, path, AGAIN)
     return tree
@@ -160,7 +160,10 @@ def load_trust(run: Path, split: str) -> dict[str, Any] | None:
 
 def both_blocks(claim: Claim) -> dict[str, Any]:
     """A difference at both block lengths, as JSON has it."""
-    return {"single": _plain(claim.single._asdict()), "double": _plain(claim.double._asdict())}
+    return {
+        "single": finite_values(claim.single._asdict()),
+        "double": finite_values(claim.double._asdict()),
+    }
 
 
 def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
@@ -173,35 +176,36 @@ def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     return judge(returns, baseline, math.nan, seed=seed)
 
 
-def _beside(
+def _companion_differences(
     returns: Floats, companions: Mapping[int, Mapping[str, Floats]], seed: int
 ) -> dict[str, Any]:
     """Differences to the companions, if there are any."""
     if not companions:
         return {}
-    found = {
+    differences = {
         name: both_blocks(claim)
-        for name, theirs in columns(companions, len(returns)).items()
+        for name, theirs in companion_returns(companions, len(returns)).items()
         if (claim := _compare(returns, theirs, seed))
     }
-    return {"companions": found}
+    return {"companions": differences}
 
 
 def _over_seeds(agents: Mapping[int, Backtest]) -> dict[str, Any]:
-    found = {
-        name: _interval([b.measures.as_dict()[name] for b in agents.values()]) for name in SHOWN
+    intervals = {
+        name: _interval([b.measures.as_dict()[name] for b in agents.values()])
+        for name in SEED_MEASURES
     }
-    return {"n": len(agents), "measures": found}
+    return {"n": len(agents), "measures": intervals}
 
 
 def _interval(values: Sequence[float]) -> dict[str, Any] | None:
     """Mean, interval and interquartile mean over seeds; None where one of them has no number."""
     if not np.isfinite(values).all():
         return None
-    return _plain(seed_interval(values)._asdict() | {"iqm": interquartile_mean(values)})
+    return finite_values(seed_interval(values)._asdict() | {"iqm": interquartile_mean(values)})
 
 
-def _deflated(look: Look, rivals: Sequence[Entry], chosen: Floats) -> Deflation | None:
+def _deflate(look: Look, rivals: Sequence[Entry], chosen: Floats) -> Deflation | None:
     """Deflated by all on this window; None where there are too few bars, or it chose nothing.
 
     Rivals whose days differ from ours count as independent of them; one whose result was lost
@@ -243,13 +247,13 @@ def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) 
     if distinct.shape[1] < 2 or len(distinct) < LEAST_BARS:
         return nothing
     seed = look.run.config.seed
-    found = backtest_overfitting(distinct, seed=seed)
+    overfitting = backtest_overfitting(distinct, seed=seed)
     better = None
     if yardstick is not None and len(yardstick) == len(distinct):
         better = superior_ability(distinct, yardstick, seed=seed)
     return {
-        "overfitting": None if found is None else _plain(found._asdict()),
-        "superiority": None if better is None else _plain(better._asdict()),
+        "overfitting": None if overfitting is None else finite_values(overfitting._asdict()),
+        "superiority": None if better is None else finite_values(better._asdict()),
     }
 
 
@@ -267,11 +271,11 @@ def _chosen_by(look: Look, deflation: Deflation | None) -> Deflation | None:
     mine = next((t for t in trials if (t.key, t.seeds) == (entry.key, entry.seeds)), None)
     if mine is None:
         return None
-    return _deflated(chose, trials, look.registry.returns(mine)["return"].to_numpy())
+    return _deflate(chose, trials, look.registry.returns(mine)["return"].to_numpy())
 
 
 def _probability(chosen: Deflation | None) -> float | None:
-    return None if chosen is None else _number(chosen.probability)
+    return None if chosen is None else finite_or_none(chosen.probability)
 
 
 def _strictest(look: Look, chosen: Deflation | None, deflation: Deflation | None) -> float | None:
@@ -280,11 +284,11 @@ def _strictest(look: Look, chosen: Deflation | None, deflation: Deflation | None
     That of validation; from the second look on also that of the test window, which has then been
     chosen by too: the lower one.
     """
-    found = _probability(chosen)
-    if found is None or look.split != "test" or deflation is None or deflation.n_trials < 2:
-        return found
-    again = _probability(deflation)
-    return None if again is None else min(found, again)
+    on_validation = _probability(chosen)
+    if on_validation is None or look.split != "test" or deflation is None or deflation.n_trials < 2:
+        return on_validation
+    on_test = _probability(deflation)
+    return None if on_test is None else min(on_validation, on_test)
 
 
 def _claim(
@@ -324,23 +328,6 @@ def _cost_sweep(
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval([b.measures.as_dict()[name] for b in mine.values()])
-            line[f"{YARDSTICK}_{name}"] = _number(theirs.measures.as_dict()[name])
+            line[f"{YARDSTICK}_{name}"] = finite_or_none(theirs.measures.as_dict()[name])
         lines.append(line)
     return lines
-
-
-def _padded(returns: Floats, length: int) -> Floats:
-    """A baseline's returns on the agents' bars; a ruined book earns nothing more."""
-    return np.pad(returns, (0, max(0, length - len(returns))))[:length]
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has them: what is not a number is null."""
-    return {
-        name: _number(value) if isinstance(value, float) else value
-        for name, value in values.items()
-    }
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

@@ -21,8 +21,8 @@ from echelon.errors import StoreError
 from echelon.evaluation.statistics.seeds import seed_interval
 from echelon.files import read_json, write_json
 
-FORMAT = 1
-FILE = "certificate.json"
+_FORMAT = 1
+CERTIFICATE = "certificate.json"
 
 Side = Literal["at least", "at most", "above"]
 Unit = Literal["share", "sharpe", "names"]
@@ -121,17 +121,17 @@ class Certificate:
                 made["bars"] = [bar._asdict() for bar in check.bars]
             markets.append(asdict(market) | {"passed": market.passed, "checks": checks})
         whole = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "mode": self.mode,
             "passed": self.passed,
             "about": dict(self.about),
             "markets": markets,
         }
-        return dict(_plain(whole))
+        return dict(_rounded_tree(whole))
 
     def write(self, directory: Path) -> Path:
         """Write certificate.json."""
-        path = directory / FILE
+        path = directory / CERTIFICATE
         write_json(path, self.tree())
         return path
 
@@ -140,9 +140,9 @@ class Certificate:
         """Read a certificate.json again."""
         again = "Run `echelon prove` again."
         tree = read_json(path, _Versioned, again)
-        if tree["format"] != FORMAT:
+        if tree["format"] != _FORMAT:
             raise StoreError(
-                f"{path}: has format {tree['format']}, this version reads {FORMAT}. {again}"
+                f"{path}: has format {tree['format']}, this version reads {_FORMAT}. {again}"
             )
         whole = read_json(path, _File, again)
         return Certificate(whole["mode"], whole["markets"], whole["about"])
@@ -160,24 +160,24 @@ class _File(TypedDict):
     about: dict[str, Any]
 
 
-def over_seeds(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
+def seed_check(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:
     """The mean of `values`, one per seed, draw or pair, and its interval."""
-    found = seed_interval(values)
-    low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
-    return Check(name, unit, found.estimate, found.n, low, high, found.method, bars)
+    interval = seed_interval(values)
+    low, high = (None if math.isnan(end) else end for end in (interval.low, interval.high))
+    return Check(name, unit, interval.estimate, interval.n, low, high, interval.method, bars)
 
 
-def of_count(name: str, k: int, n: int, *bars: Bar) -> Check:
+def count_check(name: str, k: int, n: int, *bars: Bar) -> Check:
     """The share k of n, and its exact interval (Clopper and Pearson, 1934)."""
     low, high = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
     return Check(name, "share", k / n, n, float(low), float(high), "exact", bars, (k, n))
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
+def _rounded_tree(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
     if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): _rounded_tree(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_rounded_tree(part) for part in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

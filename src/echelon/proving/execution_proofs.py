@@ -57,7 +57,7 @@ from echelon.proving.execution_markets import (
     ImpactMarket,
     martingale,
 )
-from echelon.proving.parts import Done, Finding, Part, about, begin_anew, run_all
+from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
 from echelon.types import Floats
 
 FORMAT = 1
@@ -426,10 +426,10 @@ def prove_execution(
     """Run what has no finding yet and write execution.json; raises `Stopped` after Ctrl-C."""
     began = time.perf_counter()
     if overwrite:
-        begin_anew(directory, (CERTIFICATE,))
+        clear_proof(directory, (CERTIFICATE,))
     parts = plan_execution(names, sizes)
     done = run_all(parts, directory, workers=workers, on_report=on_report)
-    made = about(Config(), command, done.values())
+    made = proof_facts(Config(), command, done.values())
     # The proofs have settings of their own: the configuration plays no part.
     made = {k: v for k, v in made.items() if k not in ("config_hash", "rules", "seed")}
     made |= {"seconds": time.perf_counter() - began, "sizes": asdict(sizes)}

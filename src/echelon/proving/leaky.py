@@ -27,28 +27,28 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.evaluate import evaluate
 from echelon.features import check_leakage
-from echelon.proving.certificate import Bar, Check, MarketResult, over_seeds
-from echelon.proving.parts import Done, Finding
+from echelon.proving.certificate import Bar, Check, MarketResult, seed_check
+from echelon.proving.parts import Done, Finding, Part, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import PlantedMarket
-from echelon.proving.trial import WARMUP
+from echelon.proving.trial import WARMUP, TrainingPart
 
 PEEKING = Path(__file__).with_name("peeking.py")
 FACTOR = "tomorrows_return"
 ABSURD_BAR = Bar("estimate", "above", 5.0)
 GAP_BAR = Bar("estimate", "above", 3.0)
 """Annual Sharpe ratio of the peeking agent, and how far above the honest one's it must be."""
-MARKET = PlantedMarket(drift=0.0, n_bars=4000)
+LEAKY_MARKET = PlantedMarket(drift=0.0, n_bars=4000)
 _WINDOWS = {"train": (WARMUP + 20, 2500), "valid": (2500, 3250), "test": (3250, 4000)}
 """Rows of the windows, the last one not included."""
-_BESIDE = StationaryConfig(
+_OTHER_FEATURES = StationaryConfig(
     enabled=True, returns=(1, 5), volatility=(), volume_ratio=(), ranks=False
 )
 """Features beside the file's: few, as among many that say nothing a brief training misses it."""
 
 
 @dataclass(frozen=True)
-class LeakyCheckPart:
+class LeakyCheckPart(Part):
     """Does the leakage check refuse the file?"""
 
     config: Config
@@ -58,27 +58,22 @@ class LeakyCheckPart:
         """Where it is kept."""
         return "leaky-check"
 
-    @property
-    def steps(self) -> int:
-        """None: nothing is trained."""
-        return 0
-
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Check the features with the file among them, as the command does."""
         config = leaky_config(self.config, directory, peeks=True)
         dataset = ensure_dataset(config)
-        found = check_leakage(config, Store(config.data.store), dataset)
-        first = next((leak for leak in found.leaks if leak.name == FACTOR), None)
+        checked = check_leakage(config, Store(config.data.store), dataset)
+        first = next((leak for leak in checked.leaks if leak.name == FACTOR), None)
         return {
-            "refused": list(found.names),
-            "checked": len(found.features),
+            "refused": list(checked.names),
+            "checked": len(checked.features),
             "where": "" if first is None else first.where,
             "detail": "" if first is None else first.detail,
         }
 
 
 @dataclass(frozen=True)
-class LeakyAgentPart:
+class LeakyAgentPart(TrainingPart):
     """One seed's training and test with the file, or without."""
 
     config: Config
@@ -89,11 +84,6 @@ class LeakyAgentPart:
     def key(self) -> str:
         """Where it is kept."""
         return f"leaky-{'peeking' if self.peeks else 'honest'}-{self.seed}"
-
-    @property
-    def steps(self) -> int:
-        """Of one training."""
-        return self.config.train.total_env_steps
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Prepare, train and evaluate a run directory like any other."""
@@ -118,8 +108,8 @@ def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0)
 
     Costs are the fee alone; orders fill at the next open.
     """
-    bars = write_bars(directory / "bars.parquet", MARKET.draw(0, "leaky"), 0)
-    features = FeaturesConfig(stationary=_BESIDE, modules=(str(PEEKING),) if peeks else ())
+    bars = write_bars(directory / "bars.parquet", LEAKY_MARKET.draw(0, "leaky"), 0)
+    features = FeaturesConfig(stationary=_OTHER_FEATURES, modules=(str(PEEKING),) if peeks else ())
     plain = {
         "features": features,
         "normalization": NormalizationConfig(),
@@ -148,11 +138,10 @@ def assess_leaky(check: Done, agents: Sequence[Done]) -> MarketResult:
                 bars=(Bar("estimate", "at least", 1.0),),
                 names=refused,
             ),
-            over_seeds("leaky_sharpe", "sharpe", sharpes["peeking"], ABSURD_BAR),
-            over_seeds("leaky_gap", "sharpe", gap, GAP_BAR),
+            seed_check("leaky_sharpe", "sharpe", sharpes["peeking"], ABSURD_BAR),
+            seed_check("leaky_gap", "sharpe", gap, GAP_BAR),
         ),
-        seconds=sum(part.seconds for part in parts),
-        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        **time_spent(parts),
         facts={
             "seeds": sorted({part.finding["seed"] for part in agents}),
             "steps": max(part.finding["steps"] for part in agents),

@@ -18,21 +18,64 @@ counting its claims as false would be wrong.)
 Costs are the configuration's, as on the planted markets; like those it has no volumes, so every
 order is filled in full. A draw is traded in three windows, one after the other: train, validation,
 test.
+
+How often does the pipeline claim an edge, here where there is none and where there is one?
+A claim is that of `statistics.claims.judge`: on the test window the lower 97.5 % bound of the
+Sharpe ratio's advantage over *equal weight* (studentised block bootstrap, at one and at two block
+lengths) is above zero, and the deflated Sharpe ratio on the validation window, which chose, is
+above 0.95.
+
+On the null market every claim is false. Who trades a draw is fixed beforehand by its number:
+
+    agent          the configuration whole, through files: bars imported and prepared, trained on
+                   the draw's train window, checkpoint chosen on its validation window, evaluated
+                   on both; the claim is the one its report would show (`evaluation.trust`)
+    rules          of twelve momentum and reversal rules the best one on validation: twelve trials
+    random         BUY, SELL or HOLD by lot
+    min_variance   least variance over the last year, long only
+
+On the trend market the agents of `planted_proof` are judged, each draw once, as the mean of the
+seeds; the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation
+draw.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.backtest.baselines import Random, make_baseline
+from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.config.features import FeaturesConfig, StationaryConfig
 from echelon.envs.world import World
-from echelon.proving.planted import Draw, planted_worlds
-from echelon.proving.trial import WARMUP, YEAR
-from echelon.proving.worlds import autoregressive
+from echelon.evaluation.evaluate import evaluate
+from echelon.evaluation.statistics.claims import judge
+from echelon.evaluation.statistics.sharpe import deflate
+from echelon.evaluation.trust import load_trust
+from echelon.files import read_arrays
+from echelon.proving.certificate import Bar, MarketResult, count_check
+from echelon.proving.parts import Done, Finding, Part, time_spent
+from echelon.proving.pipeline import on_file, train_through, write_bars
+from echelon.proving.planted import rules_of_thumb
+from echelon.proving.planted_proof import RETURNS, claim_draws
+from echelon.proving.trial import (
+    WARMUP,
+    YEAR,
+    EqualWeight,
+    last_bars,
+    trade_draws,
+    trade_each,
+    with_test_window,
+)
+from echelon.proving.worlds import Draw, autoregressive, planted_worlds
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -40,7 +83,7 @@ _TAIL = 5
 """Degrees of freedom of the innovations: the least with a finite kurtosis."""
 
 
-class Windows(NamedTuple):
+class NullWindows(NamedTuple):
     """Bars of the three windows of a draw."""
 
     train: int
@@ -48,7 +91,7 @@ class Windows(NamedTuple):
     test: int
 
 
-WINDOWS = Windows(2520, 1260, 1260)
+WINDOWS = NullWindows(2520, 1260, 1260)
 """Ten, five and five years."""
 
 
@@ -63,7 +106,7 @@ class NullMarket:
     overnight: share of a bar's drift and variance that falls between close and open
     """
 
-    windows: Windows = WINDOWS
+    windows: NullWindows = WINDOWS
     n_assets: int = 8
     common: float = 0.008
     own: float = 0.009
@@ -129,3 +172,285 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
 def _student(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     """Student's t, scaled to variance 1."""
     return np.asarray(rng.standard_t(_TAIL, shape) * np.sqrt((_TAIL - 2) / _TAIL))
+
+
+CHEAP = ("rules", "random", "min_variance")
+"""Policies that stand in for agents: they cost nothing to train."""
+ROTA = ("rules", "random", "rules", "random", "rules", "min_variance")
+"""Who trades a draw, by its number: most of all who chooses, least who is slow."""
+FALSE_BAR = Bar("estimate", "at most", 0.05)
+POWER_BAR = Bar("estimate", "at least", 0.90)
+"""Shares of draws: claimed where there is nothing, and where there is something."""
+BARS_BEFORE = 300
+"""Bars before the train window of an agent's draw: features look back into them."""
+RULE_BARS = (5, 20, 60)
+"""Bars of the rules: times momentum or reversal, times absolute or relative, makes twelve."""
+
+
+@dataclass(frozen=True)
+class DrawVerdict:
+    """Of one draw.
+
+    advantage, low: of the Sharpe ratio over equal weight, annual; low: the lower of both bounds
+    deflated: the deflated Sharpe ratio; trials: what it was deflated by
+    """
+
+    draw: int
+    policy: str
+    made: bool
+    advantage: float
+    low: float
+    deflated: float
+    trials: int
+
+    @staticmethod
+    def from_returns(
+        draw: int, policy: str, agents: Floats, baseline: Floats, deflated: float, trials: int
+    ) -> DrawVerdict:
+        """Judge agents[T,S] against baseline[T]; the draw's number seeds the bootstrap."""
+        claim = judge(agents, baseline, deflated, seed=draw)
+        year = math.sqrt(YEAR)
+        return DrawVerdict(
+            draw=draw,
+            policy=policy,
+            made=bool(claim.made),
+            advantage=year * claim.single.estimate,
+            low=year * min(claim.single.low, claim.double.low),
+            # A book that never moved has no Sharpe ratio, and nothing is claimed of it.
+            deflated=deflated if math.isfinite(deflated) else 0.0,
+            trials=trials,
+        )
+
+    @staticmethod
+    def from_trust(draw: int, trust: Mapping[str, Any]) -> DrawVerdict:
+        """What the trust.json of an agent's test window says."""
+        against, claim = trust["differences"]["equal_weight"], trust["claim"]
+        # What is not a number, of a book that never moved, is null there.
+        lows = [against[blocks]["low"] or 0.0 for blocks in ("single", "double")]
+        year = math.sqrt(YEAR)
+        return DrawVerdict(
+            draw=draw,
+            policy="agent",
+            made=claim["made"],
+            advantage=year * (against["single"]["estimate"] or 0.0),
+            low=year * min(lows),
+            deflated=claim["after_looks"] or 0.0,
+            trials=claim["trials"] or 1,
+        )
+
+
+def assess_null(null: Sequence[Done], power: Done, market: NullMarket) -> MarketResult:
+    """False claims on the null market, and claims on the trend market beside them."""
+    verdicts = [DrawVerdict(**v) for part in null for v in part.finding["verdicts"]]
+    claimed = [DrawVerdict(**v) for v in power.finding["verdicts"]]
+    kinds = [kind for kind in ("agent", *CHEAP) if any(v.policy == kind for v in verdicts)]
+    groups = {kind: [v for v in verdicts if v.policy == kind] for kind in kinds}
+    parts = [*null, power]
+    return MarketResult(
+        name="null",
+        checks=(
+            count_check("null_claims", sum(v.made for v in verdicts), len(verdicts), FALSE_BAR),
+            count_check("null_power", sum(v.made for v in claimed), len(claimed), POWER_BAR),
+        ),
+        **time_spent(parts),
+        facts={
+            "claims": {kind: [sum(v.made for v in g), len(g)] for kind, g in groups.items()},
+            "draws": len(verdicts),
+            "power_draws": len(claimed),
+            "windows": list(market.windows),
+            "premium": market.premium,
+            "steps": max((part.finding.get("steps", 0) for part in null), default=0),
+        },
+        rows={f"null/{kind}": [v.low for v in group] for kind, group in groups.items()}
+        | {"trend/agent": [v.low for v in claimed]},
+        notes=("null_trials", "null_stand_ins" if "agent" in kinds else "null_cheap_only"),
+    )
+
+
+@dataclass(frozen=True)
+class NullAgentPart(Part):
+    """The whole pipeline on one draw of the null market, agents included."""
+
+    config: Config
+    market: NullMarket
+    draw: int
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"null-agent-{self.draw:03d}"
+
+    @property
+    def seeds(self) -> list[int]:
+        """As many as the configuration trains."""
+        return [self.config.seed + k for k in range(self.config.train.seeds)]
+
+    @property
+    def steps(self) -> int:
+        """Of all the seeds' trainings."""
+        return self.config.train.total_env_steps * len(self.seeds)
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Import, prepare, train, evaluate; read the claim from what was written."""
+        draw = self.market.draw(self.draw, "null agents", BARS_BEFORE)
+        bars = write_bars(directory / "bars.parquet", draw, self.draw)
+        config = on_file(
+            self.config, directory, bars, self.market.rows(BARS_BEFORE), self.config.seed
+        )
+        trained = train_through(config, directory / "run", self.seeds, report, should_stop)
+        if trained is None:
+            return None
+        run, outcomes = trained
+        evaluate(run, "valid")
+        evaluate(run, "test")
+        trust = load_trust(run.path, "test")
+        assert trust is not None, "just written"
+        verdict = DrawVerdict.from_trust(self.draw, trust)
+        return {"verdicts": [verdict.__dict__], "steps": sum(o.step for o in outcomes)}
+
+
+@dataclass(frozen=True)
+class NullCheapPart(Part):
+    """The pipeline on some draws of the null market, with policies that need no training."""
+
+    config: Config
+    market: NullMarket
+    draws: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"null-cheap-{self.draws[0]:03d}"
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Judge each draw's policy on its test window."""
+        config = _few_features(self.config)
+        verdicts: list[DrawVerdict] = []
+        for kind in CHEAP:
+            draws = [k for k in self.draws if ROTA[k % len(ROTA)] == kind]
+            worlds = [null_world(self.market, k, "null", config) for k in draws]
+            if should_stop():
+                return None
+            if draws:
+                verdicts += _JUDGES[kind](draws, worlds, config)
+        return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
+
+
+@dataclass(frozen=True)
+class PowerPart(Part):
+    """Claims on the trend market, by the agents that `planted_proof` trained.
+
+    sources: keys of their parts; identities: of these, so that other agents make another part
+    """
+
+    config: Config
+    market: Any  # the market of those agents
+    sources: tuple[str, ...]
+    identities: tuple[str, ...]
+    n_draws: int
+    n_bars: int
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return "null-power"
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Judge the mean of the seeds on every draw."""
+        kept = [_load_returns(directory.parent / source / RETURNS) for source in self.sources]
+        # Not `min`, which passes over a seed without a number, depending on its place.
+        deflated = float(
+            np.min([deflate(k["valid"], k["valid"][:, None]).probability for k in kept])
+        )
+        config = _few_features(self.config)
+        draws = claim_draws(self.market, self.config, self.n_draws, self.n_bars)
+        worlds = [last_bars(world, self.n_bars) for world in planted_worlds(draws, config)]
+        baseline = trade_draws(EqualWeight(config), worlds, config).returns
+        verdicts = []
+        for d in range(self.n_draws):
+            if should_stop():
+                return None
+            agents = np.column_stack([k["claims"][:, d] for k in kept])
+            verdicts.append(
+                DrawVerdict.from_returns(d, "agent", agents, baseline[:, d], deflated, trials=1)
+            )
+        return {"verdicts": [v.__dict__ for v in verdicts]}
+
+
+def _judge_rules(
+    draws: Sequence[int], worlds: Sequence[World], config: Config
+) -> list[DrawVerdict]:
+    """The best of twelve rules on validation, on each draw."""
+    rules = rules_of_thumb(RULE_BARS)
+    tried = {
+        split: np.stack([t.returns for t in trade_each(rules, _at(worlds, split), config)])
+        for split in ("valid", "test")
+    }  # [K,T,D] each
+    baseline = trade_draws(EqualWeight(config), _at(worlds, "test"), config).returns
+    verdicts = []
+    for d, draw in enumerate(draws):
+        trials = tried["valid"][:, :, d].T
+        best = int(np.argmax(trials.mean(axis=0) / trials.std(axis=0, ddof=1)))
+        deflated = deflate(trials[:, best], trials).probability
+        agent = tried["test"][best, :, d][:, None]
+        verdicts.append(
+            DrawVerdict.from_returns(draw, "rules", agent, baseline[:, d], deflated, len(rules))
+        )
+    return verdicts
+
+
+def _judge_one(
+    name: str, policy: Callable[[Config], Policy]
+) -> Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]:
+    """Judge a policy that was not chosen from others: one trial."""
+
+    def judge_draws(
+        draws: Sequence[int], worlds: Sequence[World], config: Config
+    ) -> list[DrawVerdict]:
+        verdicts = []
+        for draw, world in zip(draws, worlds, strict=True):
+            own = config.model_copy(update={"seed": draw})
+            valid, test = (_returns(policy(own), world, s, own) for s in ("valid", "test"))
+            baseline = _returns(EqualWeight(own), world, "test", own)
+            deflated = deflate(valid, valid[:, None]).probability
+            verdicts.append(
+                DrawVerdict.from_returns(draw, name, test[:, None], baseline, deflated, trials=1)
+            )
+        return verdicts
+
+    return judge_draws
+
+
+_JUDGES: Mapping[str, Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]] = {
+    "rules": _judge_rules,
+    "random": _judge_one("random", lambda config: Random(config.seed)),
+    "min_variance": _judge_one(
+        "min_variance", lambda config: make_baseline("min_variance", config)
+    ),
+}
+
+
+def _at(worlds: Sequence[World], split: str) -> list[World]:
+    return [with_test_window(world, world.splits[split]) for world in worlds]
+
+
+def _returns(policy: Policy, world: World, split: str, config: Config) -> Floats:
+    """[T] returns of a policy on one window of one draw."""
+    return trade_draws(policy, _at([world], split), config).returns[:, 0]
+
+
+def _few_features(config: Config) -> Config:
+    """The configuration with a single feature: policies that look at prices need none."""
+    single = StationaryConfig(
+        enabled=True, returns=(60,), volatility=(), volume_ratio=(), ranks=False
+    )
+    return config.model_copy(update={"features": FeaturesConfig(stationary=single)})
+
+
+def _load_returns(path: Path) -> Mapping[str, Floats]:
+    return read_arrays(
+        path,
+        ("valid", "claims"),
+        f"Delete {path.parent} and run the same command: that agent is trained and tested anew, "
+        "the others are kept.",
+    )

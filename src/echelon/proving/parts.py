@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from echelon.files import exclusive_lock, json_line, read_json, write_atomic, wr
 from echelon.market import drawn_market
 from echelon.runs.directory import code_version
 
-FORMAT = 1
+_FORMAT = 1
 _REMEDY = "Delete it and run the command again."
 
 Finding = Mapping[str, Any]
@@ -49,6 +49,7 @@ class Part(Protocol):
     @property
     def steps(self) -> int:
         """Environment steps of its trainings; 0 without any."""
+        return 0
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Do it, in a directory of its own; None: stopped before the end."""
@@ -82,16 +83,16 @@ class _Job:
 
 def identity_of(part: Part) -> str:
     """Hash of everything a part depends on, except where its log goes."""
-    told: dict[str, str] = {"part": type(part).__name__, "format": str(FORMAT)}
+    parts: dict[str, str] = {"part": type(part).__name__, "format": str(_FORMAT)}
     for field in fields(part):  # type: ignore[arg-type]
         value = getattr(part, field.name)
         if isinstance(value, Config):
             value = fingerprint(value.model_copy(update={"logging": LoggingConfig()}))
-        told[field.name] = repr(value)
-    return hashlib.sha256(json_line(told, sort_keys=True).encode()).hexdigest()
+        parts[field.name] = repr(value)
+    return hashlib.sha256(json_line(parts, sort_keys=True).encode()).hexdigest()
 
 
-def locked(directory: Path) -> AbstractContextManager[None]:
+def lock_proof(directory: Path) -> AbstractContextManager[None]:
     """Keep other proofs out of the directory."""
     return exclusive_lock(directory / ".prove.lock", f"the proof in {directory}")
 
@@ -107,7 +108,7 @@ def run_parts(
 
     `on_report(part, message)` gets a training's `Progress`, and `Done` at the end of a part.
     """
-    with locked(directory):
+    with lock_proof(directory):
         known = [load_part(part, directory) for part in parts]
         for part, done in zip(parts, known, strict=True):
             if done is not None:
@@ -151,15 +152,15 @@ def run_all(
     return ready
 
 
-def begin_anew(directory: Path, outcome: Sequence[str]) -> None:
+def clear_proof(directory: Path, outcome: Sequence[str]) -> None:
     """Remove the parts and the files `outcome` that an earlier proof left in the directory."""
-    with locked(directory):  # not below the feet of a proof that runs there
+    with lock_proof(directory):  # not below the feet of a proof that runs there
         for name in outcome:
             (directory / name).unlink(missing_ok=True)
         shutil.rmtree(directory / "parts", ignore_errors=True)
 
 
-def about(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:
+def proof_facts(config: Config, command: str, parts: Collection[Done]) -> dict[str, Any]:
     """What findings were made with: command, configuration, versions, machine, time."""
     return {
         "command": command,
@@ -173,6 +174,15 @@ def about(config: Config, command: str, parts: Collection[Done]) -> dict[str, An
         "platform": f"{sys.platform}-{platform.machine()}",
         "cores": os.cpu_count() or 1,
         "cpu_seconds": sum(part.cpu_seconds for part in parts),
+    }
+
+
+def time_spent(parts: Iterable[Done]) -> dict[str, float]:
+    """Seconds of all the parts, for a `MarketResult`."""
+    every = list(parts)
+    return {
+        "seconds": sum(part.seconds for part in every),
+        "cpu_seconds": sum(part.cpu_seconds for part in every),
     }
 
 

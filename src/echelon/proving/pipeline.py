@@ -28,7 +28,7 @@ from echelon.config.features import FeaturesConfig, IndicatorsConfig, Stationary
 from echelon.config.tree import SplitConfig
 from echelon.features import prepare
 from echelon.files import write_atomic
-from echelon.proving.planted import Draw
+from echelon.proving.worlds import Draw
 from echelon.rng import stream
 from echelon.runs import RunDirectory
 from echelon.training.loop import Outcome, Progress
@@ -139,12 +139,12 @@ def _without_files(features: FeaturesConfig) -> FeaturesConfig:
 def _after(report: Report, k: int, count: int) -> Report:
     """Report the k-th of `count` trainings as a stretch of one long one."""
 
-    def shifted(message: object) -> None:
+    def report_shifted(message: object) -> None:
         assert isinstance(message, Progress)
         done = k * message.total
         report(replace(message, step=done + message.step, total=count * message.total))
 
-    return shifted
+    return report_shifted
 
 
 def _extremes(rng: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:

@@ -11,7 +11,7 @@ closes together: drift and variance are split in the same proportion.
     cross_section  s = strength of an asset, a slow AR(1); only s less its mean over the assets
                    gives drift, and noise common to all assets hides it
 
-The reference (`reference(market)`) is the Bayes filter: the exact expectation of the next drift
+The reference (`BayesFilter`) is the Bayes filter: the exact expectation of the next drift
 given all returns so far, bought where it is above a hurdle and sold elsewhere, under the same 20/50
 rule, costs and clock. For the trend the hurdle is zero: the sign is more likely up than down. Where
 drifts come in all sizes, cash is better kept for the larger ones, and a filter that buys above zero
@@ -23,14 +23,29 @@ bound: under the 20/50 rule momentum over 10 bars does 5 % better than it on the
 
     trend    p_t = P(s_t = 1 | r_1..t): odds ← odds · exp(2 · drift · r_t / noise²), then the flip
     others   Kalman filters; the states are Gaussian, so nothing is approximated
+
+Agents that say target weights have a reference of their own (`FilterWeights`): 1/N of the book in
+each asset of which the exact filter expects enough, and cash for the rest, rebalanced at every bar.
+"Enough" is a hurdle: for the trend a probability that the sign is up, elsewhere standard deviations
+of what the filter expects. Buying above no hurdle at all trades too often for the fee. The hurdles
+were chosen on draws called "hurdle" that serve nothing else, with fills at the next open; the
+Sharpe ratio is flat around them. Weights in proportion to what the filter expects do a little
+better than equal ones: these too are references, not bounds. Beside them stand the rules of thumb,
+held in equal parts. Annual Sharpe ratios over 16 draws of 6000 bars, 5 bp a side, fills at the next
+open (at the same close), the standard deviation of a draw's being 0.1 to 0.3:
+
+    signal          reference     best rule of thumb
+    trend           4.84 (4.87)   4.31 (4.34), momentum over 20 bars
+    reversion       3.31 (3.37)   2.41 (2.48), reversal over 20 bars
+    cross_section   2.94 (2.95)   2.05 (2.07), momentum over 20 bars relative to the median
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,27 +56,12 @@ from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import UsageError
 from echelon.market import Rows
-from echelon.proving.worlds import Draw, autoregressive, joined, planted_worlds
+from echelon.proving.worlds import Draw, autoregressive
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
-__all__ = [
-    "PLANTED",
-    "BayesFilter",
-    "CrossSectionMarket",
-    "Draw",
-    "Market",
-    "PlantedMarket",
-    "ReversionMarket",
-    "Rule",
-    "joined",
-    "planted_worlds",
-    "reference",
-    "rules_of_thumb",
-]
 
-
-class Market(Protocol):
+class PlantedSignal(Protocol):
     """A market with a planted signal."""
 
     signal: ClassVar[str]
@@ -78,13 +78,10 @@ class Market(Protocol):
     def draw(self, seed: int, name: str) -> Draw:
         """One history of the market; `name` tells train, validation and test draws apart."""
 
-    def stronger(self, factor: float) -> Self:
-        """The same market with the signal `factor` times as strong; 0 leaves noise alone."""
-
-    def predicted(self, close: Floats) -> Floats:
+    def expected_drift(self, close: Floats) -> Floats:
         """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
 
-    def wanted(self, close: Floats) -> Bools:
+    def wants(self, close: Floats) -> Bools:
         """[T,N] what the reference wants to hold, given the closes[T,N] up to each row."""
 
 
@@ -116,13 +113,9 @@ class PlantedMarket:
         night, day = self.overnight, 1.0 - self.overnight
         gap = night * drift + np.sqrt(night) * self.noise * rng.standard_normal(shape)
         session = day * drift + np.sqrt(day) * self.noise * rng.standard_normal(shape)
-        return _drawn(sign, gap, session)
+        return _draw_from_returns(sign, gap, session)
 
-    def stronger(self, factor: float) -> Self:
-        """The same market with `factor` times the drift."""
-        return replace(self, drift=factor * self.drift)
-
-    def filtered(self, close: Floats) -> Floats:
+    def probability_up(self, close: Floats) -> Floats:
         """[T,N] probability that the sign is +1, given the closes up to and including each row."""
         returns = np.diff(np.log(close), axis=0)
         probability = np.full(close.shape, 0.5)
@@ -134,13 +127,13 @@ class PlantedMarket:
             probability[t] = belief
         return probability
 
-    def predicted(self, close: Floats) -> Floats:
+    def expected_drift(self, close: Floats) -> Floats:
         """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
-        return self.drift * (2.0 * self.filtered(close) - 1.0)
+        return self.drift * (2.0 * self.probability_up(close) - 1.0)
 
-    def wanted(self, close: Floats) -> Bools:
+    def wants(self, close: Floats) -> Bools:
         """[T,N]: the sign is more likely up."""
-        return np.asarray(self.filtered(close) > 0.5)
+        return np.asarray(self.probability_up(close) > 0.5)
 
 
 @dataclass(frozen=True)
@@ -210,22 +203,19 @@ class ReversionMarket:
         drift[1:] = -self._pull * hidden[:-1] - self._fair
         gap = night * drift + to_walk[0] + to_deviation[0]
         session = day * drift + to_walk[1] + to_deviation[1]
-        return _drawn(hidden, gap, session)
+        return _draw_from_returns(hidden, gap, session)
 
-    def stronger(self, factor: float) -> Self:
-        """The same market with `factor` times the deviation."""
-        return replace(self, deviation=factor * self.deviation)
-
-    def predicted(self, close: Floats) -> Floats:
+    def expected_drift(self, close: Floats) -> Floats:
         """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
-        return -self._pull * self._filtered(close).state
+        return -self._pull * self.filter_state(close).state
 
-    def wanted(self, close: Floats) -> Bools:
+    def wants(self, close: Floats) -> Bools:
         """[T,N]: the price is expected to rise, by enough."""
-        state, known = self._filtered(close)
+        state, known = self.filter_state(close)
         return np.asarray(-state > self.hurdle * known[:, None])
 
-    def _filtered(self, close: Floats) -> _Filtered:
+    def filter_state(self, close: Floats) -> FilterState:
+        """The hidden state as the closes[T,N] tell it."""
         return _kalman(
             np.diff(np.log(close), axis=0) + self._fair,
             load=-self._pull,
@@ -285,22 +275,19 @@ class CrossSectionMarket:
             noise = alike + own * rng.standard_normal(shape)
             return np.asarray(share * drift + np.sqrt(share) * noise)
 
-        return _drawn(hidden, part(self.overnight), part(1.0 - self.overnight))
+        return _draw_from_returns(hidden, part(self.overnight), part(1.0 - self.overnight))
 
-    def stronger(self, factor: float) -> Self:
-        """The same market with `factor` times the drift."""
-        return replace(self, drift=factor * self.drift)
-
-    def predicted(self, close: Floats) -> Floats:
+    def expected_drift(self, close: Floats) -> Floats:
         """[T,N] expected relative drift of the next bar, given the closes[T,N] up to each row."""
-        return self.drift * self._filtered(close).state
+        return self.drift * self.filter_state(close).state
 
-    def wanted(self, close: Floats) -> Bools:
+    def wants(self, close: Floats) -> Bools:
         """[T,N]: expected to do better than the mean of the assets, by enough."""
-        state, known = self._filtered(close)
+        state, known = self.filter_state(close)
         return np.asarray(state > self.hurdle * known[:, None])
 
-    def _filtered(self, close: Floats) -> _Filtered:
+    def filter_state(self, close: Floats) -> FilterState:
+        """The hidden state as the closes[T,N] tell it."""
         returns = np.diff(np.log(close), axis=0)
         relative = 1.0 - 1.0 / self.n_assets
         return _kalman(
@@ -313,37 +300,75 @@ class CrossSectionMarket:
         )
 
 
-PLANTED: Mapping[str, type[PlantedMarket | ReversionMarket | CrossSectionMarket]] = (
-    MappingProxyType(
-        {kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)}
-    )
+FilteredMarket: TypeAlias = PlantedMarket | ReversionMarket | CrossSectionMarket
+
+PLANTED: Mapping[str, type[FilteredMarket]] = MappingProxyType(
+    {kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)}
 )
 """Name of the signal → market; `PLANTED["trend"]()` has the default strength."""
+HURDLES: Mapping[str, float] = MappingProxyType(
+    {"trend": 0.65, "reversion": 0.5, "cross_section": 1.0}
+)
+"""Signal → hurdle of its reference by target weights."""
 
 
 class BayesFilter:
-    """BUY what the market's exact filter wants to hold, SELL the rest."""
+    """BUY what the market's exact filter wants to hold, SELL the rest: the reference of agents
+    that buy, sell and hold, under the 20/50 rule.
+    """
 
     kind: ActionKind = "discrete"
     name = "bayes"
 
-    def __init__(self, market: Market) -> None:
+    def __init__(self, market: PlantedSignal) -> None:
         self._market = market
 
     def start(self, world: World, span: range) -> None:
         """Run the filter over the closes of each draw; row t of it knows those up to t."""
-        close = world.rows.close
-        draws = np.split(close, range(self._market.n_bars, len(close), self._market.n_bars))
-        self._wanted = np.concatenate([self._market.wanted(draw) for draw in draws])
+        self._wants = filter_each_draw(world, self._market.n_bars, self._market.wants)
 
     def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
         """Follow the filter."""
-        return only_allowed(np.where(self._wanted[row], Action.BUY, Action.SELL), held)
+        return only_allowed(np.where(self._wants[row], Action.BUY, Action.SELL), held)
 
 
-def reference(market: Market) -> Policy:
-    """What agents in `market` are compared with: its exact filter, under the 20/50 rule."""
-    return BayesFilter(market)
+class FilterWeights:
+    """1/N of the book in each asset that the market's exact filter wants, the rest cash.
+
+    The reference of agents that say target weights, rebalanced at every bar.
+    """
+
+    kind: ActionKind = "weights"
+    name = "bayes"
+
+    def __init__(self, market: FilteredMarket, hurdle: float | None = None) -> None:
+        """hurdle: None: the one chosen for the market's signal"""
+        self._market = market
+        self._hurdle = HURDLES[market.signal] if hurdle is None else hurdle
+
+    def start(self, world: World, span: range) -> None:
+        """Run the filter over the closes of each draw; row t of it knows those up to t."""
+        wants = filter_each_draw(world, self._market.n_bars, self._wants)
+        self._weights = wants / world.n_assets
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Follow the filter."""
+        return np.asarray(self._weights[row])
+
+    def _wants(self, close: Floats) -> Bools:
+        """[T,N] what the filter expects enough of, given the closes[T,N] up to each row."""
+        if isinstance(self._market, PlantedMarket):
+            return np.asarray(self._market.probability_up(close) > self._hurdle)
+        return replace(self._market, hurdle=self._hurdle).wants(close)
+
+
+def filter_each_draw(
+    world: World, n_bars: int, run: Callable[[Floats], NDArray[Any]]
+) -> NDArray[Any]:
+    """[T,N] what a filter makes of the closes of each draw of `n_bars` in a joined world."""
+    close = world.rows.close
+    draws = np.split(close, range(n_bars, len(close), n_bars))
+    return np.concatenate([run(draw) for draw in draws])
 
 
 class Rule:
@@ -383,14 +408,41 @@ def rules_of_thumb(bars: Sequence[int] = (5, 10, 20, 40, 60)) -> list[Policy]:
     ]
 
 
-def _drawn(hidden: Floats, gap: Floats, session: Floats) -> Draw:
+class Equally:
+    """A rule of HOLD, BUY and SELL by target weights: 1/N in each asset it buys, the rest cash."""
+
+    kind: ActionKind = "weights"
+
+    def __init__(self, rule: Policy) -> None:
+        self.name = rule.name
+        self._rule = rule
+
+    def start(self, world: World, span: range) -> None:
+        """Start the rule."""
+        self._rule.start(world, span)
+
+    def decide(self, row: Rows, held: Holdings) -> Floats:
+        """Hold what the rule buys."""
+        buys = self._rule.decide(row, held) == Action.BUY
+        return np.asarray(buys / held.weights.shape[1])
+
+
+def weighted_rules_of_thumb(
+    market: FilteredMarket, bars: Sequence[int] = (5, 10, 20, 40)
+) -> list[Policy]:
+    """The rules that fit the market's signal: momentum, reversal, or momentum among the assets."""
+    reversal, relative = market.signal == "reversion", market.signal == "cross_section"
+    return [Equally(Rule(count, reversal=reversal, relative=relative)) for count in bars]
+
+
+def _draw_from_returns(hidden: Floats, gap: Floats, session: Floats) -> Draw:
     """The history of log returns overnight and in the session[T,N]; those of bar 0 are dropped."""
     gap[0] = session[0] = 0.0
     close = 100.0 * np.exp(np.cumsum(gap + session, axis=0))
     return Draw(hidden, close * np.exp(-session), close)
 
 
-class _Filtered(NamedTuple):
+class FilterState(NamedTuple):
     """state[T,N]: expectation of the hidden state; known[T]: standard deviation of it."""
 
     state: Floats
@@ -405,7 +457,7 @@ def _kalman(
     variance: float,
     noise: float,
     shared: float,
-) -> _Filtered:
+) -> FilterState:
     """Expectation of the state s at each row, given the returns[T−1,N] up to it.
 
     r_t = load · s_{t−1} + e_t,  s_t = persistence · s_{t−1} + w_t,  s_0 ~ N(0, variance)
@@ -419,4 +471,4 @@ def _kalman(
         gain = (persistence * load * unknown + shared) / spread
         state[t] = persistence * state[t - 1] + gain * (r_t - load * state[t - 1])
         left[t] = variance - persistence**2 * (variance - unknown) - gain**2 * spread
-    return _Filtered(state, np.sqrt(np.maximum(variance - left, 0.0)))
+    return FilterState(state, np.sqrt(np.maximum(variance - left, 0.0)))

@@ -1,10 +1,10 @@
 """The proving ground: markets with known answers, one list of parts, one certificate.
 
-    planted   how much of the optimal filter's Sharpe ratio does the agent capture? (`capture`)
-    regime    can what is hidden from an agent be found from returns? (`regimes`)
-    null      how often does the pipeline claim an edge where there is none? (`claims`, `null`)
-    leaky     is a feature refused that knows tomorrow, and does it show? (`leaky`)
-    costly    does the agent trade what is worth its costs, and nothing else? (`costly`)
+    planted   how much of the exact filter's Sharpe ratio does the agent capture (`planted_proof`)?
+    regime    can what is hidden from an agent be found from returns (`regime_proof`)?
+    null      how often does the pipeline claim an edge where there is none (`null`)?
+    leaky     is a feature refused that knows tomorrow, and does it show (`leaky`)?
+    costly    does the agent trade what is worth its costs, and nothing else (`planted_proof`)?
 
 1. `plan` lists the parts of the markets asked for: trainings and all the rest.
 2. `prove` runs them, so many at a time, skipping those that have a finding already, then counts
@@ -24,33 +24,41 @@ from echelon.config import Config, to_yaml
 from echelon.config.algorithms import ALGORITHMS
 from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, MarketResult
-from echelon.proving.claims import NullAgentPart, NullCheapPart, PowerPart, assess_null
-from echelon.proving.costly import FEES, MARKET, CostlyPart, assess_costly
-from echelon.proving.hierarchies import (
+from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
+from echelon.proving.null import NullAgentPart, NullCheapPart, PowerPart, assess_null
+from echelon.proving.parts import Done, Part, clear_proof, identity_of, proof_facts, run_all
+from echelon.proving.planted import PLANTED
+from echelon.proving.planted_proof import (
+    COSTLY_MARKET,
+    FEES,
+    CostlyPart,
+    PlantedPart,
+    assess_costly,
+    assess_planted,
+)
+from echelon.proving.regime import RegimeMarket
+from echelon.proving.regime_proof import (
     FLAT,
+    ReferencesPart,
+    RegimeAgentPart,
     RegimeFlatPart,
     RegimeHierarchyPart,
+    assess_regime,
     flat_config,
     with_hierarchy,
 )
-from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
-from echelon.proving.parts import Done, Part, about, begin_anew, identity_of, run_all
-from echelon.proving.planted import PLANTED
-from echelon.proving.planted_proof import PlantedPart, assess_planted
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regimes import RegimeAgentPart, RegimePart, assess_regime
-from echelon.proving.sizes import FULL, Sizes, hurried
+from echelon.proving.sizes import FULL, Sizes, at_pace
 from echelon.proving.trial import proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
-MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
+PROOF_MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
 
 OUTCOME = ("certificate.json", "certificate.html", "certificate.zh.html")
 """What stays of a proof; one that begins anew must not stand beside the old one's."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProofPlan:
     """The parts of each market, by its name; `null` also needs the trend's agents."""
 
     parts: dict[MarketName, list[Part]]
@@ -63,14 +71,14 @@ class Plan:
         return sorted(every.values(), key=lambda part: -part.steps)
 
 
-def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
+def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> ProofPlan:
     """The parts of the markets asked for."""
-    config = hurried(config, sizes)
+    config = at_pace(config, sizes)
     agent = proof_config(config)
-    planted = _planted(agent, sizes) if "planted" in markets else []
+    planted = _planted_parts(agent, sizes) if "planted" in markets else []
     trend = [part for part in planted if part.market.signal == "trend"]
     if "null" in markets and not trend:
-        trend = _planted(agent, replace(sizes, signals=("trend",)))
+        trend = _planted_parts(agent, replace(sizes, signals=("trend",)))
     makers: dict[MarketName, Callable[[], Sequence[Part]]] = {
         "planted": lambda: planted,
         "regime": lambda: _regime(agent, sizes),
@@ -78,10 +86,12 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> Plan:
         "leaky": lambda: _leaky(config, sizes),
         "costly": lambda: _costly(agent, sizes),
     }
-    return Plan({name: list(makers[name]()) for name in MARKETS if name in markets}, trend)
+    return ProofPlan(
+        {name: list(makers[name]()) for name in PROOF_MARKETS if name in markets}, trend
+    )
 
 
-def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
+def _planted_parts(agent: Config, sizes: Sizes) -> list[PlantedPart]:
     config = with_steps(agent, sizes.planted_steps, sizes.validations)
     # Experts are held to the same bar on every signal; of the flat agent the trend alone is asked.
     all_seeds, flat = sizes.planted_seeds, ALGORITHMS[agent.train.algo].family == "flat"
@@ -105,15 +115,16 @@ def _planted(agent: Config, sizes: Sizes) -> list[PlantedPart]:
 
 def _regime(agent: Config, sizes: Sizes) -> list[Part]:
     market = RegimeMarket(n_bars=sizes.regime_bars)
+    references = ReferencesPart(agent, market, sizes.regime_pairs)
     if ALGORITHMS[agent.train.algo].family == "hierarchy":
-        return [RegimePart(agent, market, sizes.regime_pairs), *_hierarchies(agent, market, sizes)]
+        return [references, *_hierarchies(agent, market, sizes)]
     config = with_steps(agent, sizes.regime_steps, 4)
     agents = [
         RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
         for k in range(sizes.regime_seeds)
         for shown in (False, True)
     ]
-    return [RegimePart(agent, market, sizes.regime_pairs), *agents]
+    return [references, *agents]
 
 
 def _hierarchies(agent: Config, market: RegimeMarket, sizes: Sizes) -> list[Part]:
@@ -158,7 +169,7 @@ def _costly(agent: Config, sizes: Sizes) -> list[Part]:
     return [
         CostlyPart(
             with_steps(agent, steps, sizes.validations or 8),
-            replace(MARKET, n_bars=sizes.n_bars),
+            replace(COSTLY_MARKET, n_bars=sizes.n_bars),
             fee,
             agent.seed + k,
             sizes.n_draws,
@@ -175,7 +186,7 @@ def prove(
     config: Config,
     directory: Path,
     *,
-    markets: Sequence[MarketName] = MARKETS,
+    markets: Sequence[MarketName] = PROOF_MARKETS,
     sizes: Sizes = FULL,
     workers: int = 1,
     command: str = "",
@@ -189,15 +200,15 @@ def prove(
     """
     began = time.perf_counter()
     if overwrite:
-        begin_anew(directory, OUTCOME)
+        clear_proof(directory, OUTCOME)
     planned = plan(config, markets, sizes)
     done = run_all(planned.first, directory, workers=workers, on_report=on_report)
     if "null" in markets:
         power = _power(planned.trend, sizes)
         done |= run_all([power], directory, workers=workers, on_report=on_report)
     results = [_assess(name, planned, done, sizes) for name in planned.parts]
-    made = about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
-    made |= {"sizes": sizes.told} | ({"pace": sizes.pace._asdict()} if sizes.pace else {})
+    made = proof_facts(config, command, done.values()) | {"seconds": time.perf_counter() - began}
+    made |= {"sizes": sizes.adjustable} | ({"pace": sizes.pace._asdict()} if sizes.pace else {})
     certificate = Certificate(sizes.mode, tuple(results), made)
     write_atomic(directory / "config.yaml", to_yaml(config))
     certificate.write(directory)
@@ -215,7 +226,9 @@ def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
     )
 
 
-def _assess(name: MarketName, planned: Plan, done: dict[str, Done], sizes: Sizes) -> MarketResult:
+def _assess(
+    name: MarketName, planned: ProofPlan, done: dict[str, Done], sizes: Sizes
+) -> MarketResult:
     parts = [done[part.key] for part in planned.parts[name]]
     if name == "planted":
         return assess_planted(parts)

@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple
 
 from echelon.config import Config
 from echelon.config.algorithms import ALGORITHMS, Family
-from echelon.proving.hierarchies import Draws
 from echelon.proving.null import NullMarket
 from echelon.proving.planted_proof import EXPERT_DRAWS
+from echelon.proving.regime_proof import PairCounts
 
 Mode = Literal["quick", "full", "reduced"]
 NULL = NullMarket()
-DRAWS = Draws()
+DRAWS = PairCounts()
 
 
 class Pace(NamedTuple):
@@ -76,12 +76,12 @@ class Sizes:
     regime_steps: int = 400_000
     hierarchy_seeds: int = 0
     hierarchy_steps: int = 1_000_000
-    hierarchy_draws: Draws = DRAWS
+    hierarchy_draws: PairCounts = DRAWS
     hierarchy_flat: bool = True
     pace: Pace | None = None
 
     @property
-    def told(self) -> dict[str, int]:
+    def adjustable(self) -> dict[str, int]:
         """What the command line can change, for the certificate."""
         return {
             "seeds": self.planted_seeds,
@@ -90,13 +90,13 @@ class Sizes:
             "null_draws": self.null_draws,
         }
 
-    def changed(self, **values: int | None) -> Sizes:
+    def adjust(self, **values: int | None) -> Sizes:
         """With other values of these names; None: as it is. Where one is less, it is reduced."""
-        told = {name: value for name, value in values.items() if value is not None}
-        less = any(value < getattr(self, name) for name, value in told.items())
-        agents = min(self.null_agents, told.get("null_draws", self.null_agents))
+        given = {name: value for name, value in values.items() if value is not None}
+        less = any(value < getattr(self, name) for name, value in given.items())
+        agents = min(self.null_agents, given.get("null_draws", self.null_agents))
         mode: Mode = "reduced" if less else self.mode
-        return replace(self, mode=mode, null_agents=agents, **told)  # type: ignore[arg-type]
+        return replace(self, mode=mode, null_agents=agents, **given)  # type: ignore[arg-type]
 
 
 QUICK = Sizes(
@@ -132,7 +132,7 @@ QUICK_HIERARCHY = replace(
     regime_bars=3000,
     hierarchy_seeds=1,
     hierarchy_steps=200_000,
-    hierarchy_draws=Draws(train=2, valid=1, test=2, valid_bars=1500),
+    hierarchy_draws=PairCounts(train=2, valid=1, test=2, valid_bars=1500),
     hierarchy_flat=False,
     pace=Pace(epochs=2, pass_rows=4096, warmup=100, updates_per_step=0.08, lr=2.5e-3),
 )
@@ -176,7 +176,7 @@ def sizes_for(config: Config, *, quick: bool) -> Sizes:
     return _QUICK[ALGORITHMS[config.train.algo].family] if quick else FULL
 
 
-def hurried(config: Config, sizes: Sizes) -> Config:
+def at_pace(config: Config, sizes: Sizes) -> Config:
     """The configuration at the sizes' pace; nothing is made slower than it is."""
     pace = sizes.pace
     if pace is None:

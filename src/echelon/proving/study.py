@@ -7,58 +7,523 @@
 
 each hierarchy with and without responsibility weighting (`…-unweighted`). All have the same seeds,
 the same draws, which are neither the proof's nor anyone else's, and the same number of steps; what
-a variant changes of the configuration is told with its results. Differences are paired by seed.
+a variant changes of the configuration is told as overrides, so that anyone can repeat it.
+Differences are of the same seeds on the same draws, so that what a seed has in common cancels.
 
     DIR/study.json     everything, by seed
-    DIR/study.md       the same as tables (see `study_table`)
+    DIR/study.md       the same as tables (see `study_markdown`)
     DIR/parts/…        findings and trainings (see `parts`)
 
-Experts that have become alike begin anew in every hierarchy, with bonuses or without
+Experts that have become alike start again in every hierarchy, with bonuses or without
 (`trainer.diversity_threshold`): a collapse shows in the lowest MAPD and in how often that was.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from echelon.config import Config, to_yaml
-from echelon.files import write_atomic
-from echelon.proving.parts import Part, about, begin_anew, run_all
-from echelon.proving.study_parts import SIZES, Sizes, plan_study
-from echelon.proving.study_results import FILE, Study, assess
-from echelon.proving.study_table import TABLE, markdown
+import numpy as np
 
-SEEDS = 3
+from echelon.agents.jobs import Report, ShouldStop
+from echelon.config import Config, override_config, to_yaml
+from echelon.config.algorithms import ALGORITHMS
+from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig
+from echelon.errors import ConfigError
+from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.files import finite_or_none, write_atomic, write_json
+from echelon.population.artefacts import PopulationHistory
+from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
+from echelon.proving.regime import RegimeMarket
+from echelon.proving.regime_proof import (
+    PairCounts,
+    ReferencesPart,
+    RegimeFlatPart,
+    RegimeHierarchyPart,
+    flat_sac,
+)
+from echelon.proving.trial import TrainingPart, proof_config
+from echelon.runs.metrics import read_metrics
+from echelon.types import Floats
+
+_FORMAT = 1
+_RESULT, _TABLE = "study.json", "study.md"
+_MAPD = "population/mapd"
+HELD = 0.25
+"""MAPD that the experts of M3 are to keep through training."""
+EVOLVES_EVERY = 5
+"""Most rounds from one evolution to the next in variants with MF-PBT."""
+_NONE = "–"
+STUDY_COLUMNS = ("sharpe", "share", "best expert", "hedge", "oracle", "information")
+_DIVERSITY = (
+    *("mapd end", "mapd lowest", "begun anew", "volume"),
+    *("usage entropy, training", "usage entropy, test", "cash, test"),
+)
+_HEADS = {
+    "sharpe": "Sharpe ratio",
+    "share": "of the filter's",
+    "information": "choice tells of the regime, bits",
+    "mapd end": "MAPD, last check",
+    "mapd lowest": "lowest",
+    "volume": "DvD volume",
+}
+_SHARES = ("share", "usage entropy, training", "usage entropy, test", "cash, test")
+_WHOLE = ("sharpe", "share")
+"""Measures shown with their interval."""
 
 
-def study(
+@dataclass(frozen=True)
+class StudyPairs(PairCounts):
+    """Draws of the study's own."""
+
+    names: ClassVar[tuple[str, str, str]] = ("study trains", "study valids", "study test")
+
+
+@dataclass(frozen=True)
+class StudySizes:
+    """The market, and how many draws of it."""
+
+    market: RegimeMarket
+    draws: StudyPairs
+
+
+STUDY_SIZES = StudySizes(RegimeMarket(), StudyPairs())
+
+
+class StudyVariant(NamedTuple):
+    """What is switched on."""
+
+    name: str
+    title: str
+    bonuses: bool = False
+    evolution: bool = False
+    responsibility: bool = False
+
+
+ONE = StudyVariant("m1", "M1: one expert")
+_HIERARCHIES = (
+    StudyVariant("m2", "M2: population and router"),
+    StudyVariant("m3", "M3: + KL and MI", bonuses=True),
+    StudyVariant("m3-mfpbt", "M3 + MF-PBT", bonuses=True, evolution=True),
+)
+WEIGHTED = tuple(variant._replace(responsibility=True) for variant in _HIERARCHIES)
+UNWEIGHTED = tuple(
+    variant._replace(name=f"{variant.name}-unweighted", title=f"{variant.title}, unweighted")
+    for variant in _HIERARCHIES
+)
+VARIANTS = (ONE, *WEIGHTED, *UNWEIGHTED)
+
+
+def changes_of(variant: StudyVariant, config: Config) -> tuple[str, ...]:
+    """Overrides that make the configuration the variant's.
+
+    A configuration without bonuses gets the design's where the variant has them.
+    """
+    if variant == ONE:
+        return flat_sac(config)
+    changes = [
+        f"experts.responsibility={str(variant.responsibility).lower()}",
+        f"trainer.evolution.enabled={str(variant.evolution).lower()}",
+    ]
+    if variant.evolution and config.trainer.training_schedule.population.freq > EVOLVES_EVERY:
+        # The schedule of design note 001, every 20 rounds, would let a study of 40 evolve twice,
+        # and the first time when its best checkpoint is often behind it.
+        changes.append(f"trainer.training_schedule.population.freq={EVOLVES_EVERY}")
+    if not variant.bonuses:
+        none = ("experts.mi_reward_weight=0", "meta_router.kl_lambda=0")
+        return (*changes, *none, "meta_router.kl_lambda_max=0")
+    if not config.experts.mi_reward_weight:
+        changes.append(f"experts.mi_reward_weight={ExpertsConfig().mi_reward_weight:g}")
+    if not (config.meta_router.kl_lambda and config.meta_router.kl_lambda_max):
+        usual = MetaRouterConfig()
+        changes += [f"meta_router.kl_lambda={usual.kl_lambda:g}"]
+        changes += [f"meta_router.kl_lambda_max={usual.kl_lambda_max:g}"]
+    return tuple(changes)
+
+
+@dataclass(frozen=True)
+class StudyPart(TrainingPart):
+    """One variant with one seed; config: already the variant's."""
+
+    config: Config
+    market: RegimeMarket
+    draws: PairCounts
+    seed: int
+    variant: str
+
+    @property
+    def key(self) -> str:
+        """Where it is kept."""
+        return f"{self.variant}-{self.seed}"
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """As the proof does it, and what the population left behind."""
+        given = (self.config, self.market, self.draws, self.seed)
+        if self.variant == ONE.name:
+            return RegimeFlatPart(*given, "sac", shown=False).run(directory, report, should_stop)
+        finding = RegimeHierarchyPart(*given).run(directory, report, should_stop)
+        if finding is None:
+            return None
+        return {**finding, "population": population_facts(directory / "seeds" / str(self.seed))}
+
+
+def population_facts(directory: Path) -> dict[str, Any]:
+    """How different the experts of a training were; None where no check came.
+
+    mapd: of each check of the population, by step; mapd_lowest: of these and of the training log
+    (means of its intervals), from where it first reached `HELD`; where it never did, the highest
+    begun_anew: how many experts
+    """
+    history = PopulationHistory.find(directory)
+    checks = [] if history is None else [r for r in history.rounds if math.isfinite(r.mapd)]
+    if history is None or not checks:
+        nothing = ("mapd_end", "mapd_lowest", "volume", "usage_entropy", "begun_anew")
+        return {"mapd": [], **dict.fromkeys(nothing)}
+    log = read_metrics(directory)
+    every = {check.step: check.mapd for check in checks}
+    for step, value in zip(log["step"].to_list(), log[_MAPD].to_list(), strict=True):
+        if value is not None:
+            every.setdefault(step, value)
+    seen = [every[step] for step in sorted(every)]
+    reached = next((k for k, value in enumerate(seen) if value >= HELD), None)
+    last = checks[-1]
+    return {
+        "mapd": [[check.step, check.mapd] for check in checks],
+        "mapd_end": last.mapd,
+        "mapd_lowest": max(seen) if reached is None else min(seen[reached:]),
+        "volume": finite_or_none(last.volume),
+        "usage_entropy": finite_or_none(last.usage_entropy / math.log(len(history.experts))),
+        "begun_anew": sum(life.kind == "reseed" for life in history.lineage),
+    }
+
+
+def plan_study(config: Config, seeds: int, sizes: StudySizes) -> list[Part]:
+    """All parts; the seeds of every variant side by side, so that early ones can be compared."""
+    if ALGORITHMS[config.train.algo].family != "hierarchy":
+        raise ConfigError(
+            f"train.algo = {config.train.algo}: the study is of a hierarchy. Name a configuration "
+            "with train.algo: HIERARCHY."
+        )
+    # Parts run side by side already; results do not depend on a hierarchy's own processes.
+    base = override_config(proof_config(config), ["trainer.workers=1"])
+    pairs, name = sizes.draws.test, sizes.draws.names[2]
+    parts: list[Part] = [ReferencesPart(base, sizes.market, pairs, name, "references")]
+    for seed in range(config.seed, config.seed + seeds):
+        parts += [
+            StudyPart(
+                override_config(base, changes_of(variant, base)),
+                sizes.market,
+                sizes.draws,
+                seed,
+                variant.name,
+            )
+            for variant in VARIANTS
+        ]
+    return parts
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """One variant; values: measure → one for each seed, None where it is not known."""
+
+    variant: str
+    title: str
+    changes: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: Mapping[str, tuple[float | None, ...]]
+
+    def known_values(self, measure: str) -> list[float]:
+        """Of the seeds that have one."""
+        return [v for v in self.values.get(measure, ()) if v is not None]
+
+
+@dataclass(frozen=True)
+class StudyDifference:
+    """Sharpe ratio of one thing minus another's, by seed; verdict: of the 95 % interval."""
+
+    name: str
+    of: str
+    values: tuple[float, ...]
+    estimate: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What was found. references: Sharpe ratios on the same pairs; notes: what to know of it."""
+
+    rows: tuple[StudyRow, ...]
+    differences: tuple[StudyDifference, ...]
+    references: Mapping[str, float]
+    seeds: tuple[int, ...]
+    pairs: int
+    about: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def write(self, directory: Path) -> None:
+        """Write study.json."""
+        tree = {"format": _FORMAT, **asdict(self)}
+        write_json(directory / _RESULT, _round(tree))
+
+
+def assess_study(
+    done: Mapping[str, Done], seeds: Sequence[int], config: Config, made: Mapping[str, Any]
+) -> StudyResult:
+    """All parts put together."""
+    references = {
+        name: float(np.mean(pairs)) for name, pairs in done["references"].finding["sharpes"].items()
+    }
+    filtered = references["regime filter"]
+    rows = []
+    for variant in VARIANTS:
+        findings = [done[f"{variant.name}-{seed}"].finding for seed in seeds]
+        by_seed = [_measures(finding, filtered) for finding in findings]
+        values = {name: tuple(values[name] for values in by_seed) for name in by_seed[0]}
+        steps = tuple(int(finding["steps"]) for finding in findings)
+        changes = changes_of(variant, config)
+        rows.append(StudyRow(variant.name, variant.title, changes, steps, values))
+    first = next(iter(done["references"].finding["sharpes"].values()))
+    return StudyResult(
+        tuple(rows),
+        tuple(_differences({row.variant: row for row in rows})),
+        references,
+        tuple(seeds),
+        len(first),
+        made,
+        tuple(_notes(config, rows)),
+    )
+
+
+def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
+    """Measure → value of one seed."""
+    sharpes = finding["sharpes"]
+    if isinstance(sharpes, list):
+        ours = float(np.mean(sharpes))
+        return {"sharpe": ours, "share": ours / filtered}
+    means = {name: float(np.mean(values)) for name, values in sharpes.items()}
+    ours = means["hierarchy"]
+    population = finding["population"]
+    experts = np.array(finding["usage"][:-1])
+    return {
+        "sharpe": ours,
+        "share": ours / filtered,
+        "best expert": max(v for name, v in means.items() if name.startswith("expert ")),
+        "hedge": means["hedge"],
+        "oracle": means["oracle"],
+        "information": finding["information"]["information"],
+        "information of": finding["information"]["of"],
+        "mapd end": population["mapd_end"],
+        "mapd lowest": population["mapd_lowest"],
+        "volume": population["volume"],
+        "begun anew": population["begun_anew"],
+        "usage entropy, training": population["usage_entropy"],
+        "usage entropy, test": _evenness(experts),
+        "cash, test": finding["usage"][-1],
+    }
+
+
+def _evenness(shares: Floats) -> float | None:
+    """Entropy of the experts' shares[K], as a share of log K; None where nobody was chosen."""
+    if not shares.sum() > 0.0:
+        return None
+    share = shares[shares > 0.0] / shares.sum()
+    return max(0.0, float(-(share * np.log(share)).sum())) / math.log(len(shares))
+
+
+def _differences(rows: Mapping[str, StudyRow]) -> list[StudyDifference]:
+    """What each component adds, alone and over both settings of the other."""
+    m2, m3, evolved = (variant.name for variant in WEIGHTED)
+    plain = {on.name: off.name for on, off in zip(WEIGHTED, UNWEIGHTED, strict=True)}
+    asked: list[tuple[str, str, list[tuple[str, str]]]] = []
+    for name, more, less in (
+        ("the bonuses", m3, m2),
+        ("MF-PBT", evolved, m3),
+    ):
+        pairs = [(more, less), (plain[more], plain[less])]
+        asked += [
+            (name, "with responsibility weighting", pairs[:1]),
+            (name, "without it", pairs[1:]),
+            (name, "over both", pairs),
+        ]
+    weighting = [(name, plain[name]) for name in (m2, m3, evolved)]
+    for on, off in weighting:
+        asked.append(("responsibility weighting", f"in {rows[on].title}", [(on, off)]))
+    asked.append(("responsibility weighting", "over all three", weighting))
+    for variant in WEIGHTED:
+        pair = [(variant.name, ONE.name)]
+        asked.append(("the hierarchy", f"{variant.title}, over {ONE.title}", pair))
+    return [_difference(name, of, pairs, rows) for name, of, pairs in asked]
+
+
+def _difference(
+    name: str, of: str, pairs: Sequence[tuple[str, str]], rows: Mapping[str, StudyRow]
+) -> StudyDifference:
+    """The mean over `pairs` (more, less) of their differences, seed by seed."""
+    each = [
+        np.array(rows[more].known_values("sharpe")) - np.array(rows[less].known_values("sharpe"))
+        for more, less in pairs
+    ]
+    values = np.mean(each, axis=0).tolist()
+    interval = seed_interval(values)
+    low, high = finite_or_none(interval.low), finite_or_none(interval.high)
+    verdict = "not resolved"
+    if low is not None and low > 0.0:
+        verdict = "helps"
+    elif high is not None and high < 0.0:
+        verdict = "hurts"
+    return StudyDifference(name, of, tuple(values), interval.estimate, low, high, verdict)
+
+
+def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
+    """What must be known to read the numbers."""
+    notes = [
+        f"Experts that are alike (MAPD under {config.trainer.diversity_threshold:g}) begin anew in "
+        "every hierarchy, with bonuses or without: a collapse shows in the lowest MAPD and in how "
+        "many began anew.",
+    ]
+    for row in rows:
+        lowest = row.known_values("mapd lowest")
+        if not lowest:
+            continue
+        held = sum(value >= HELD for value in lowest)
+        restarted = sum(row.known_values("begun anew"))
+        notes.append(
+            f"{row.title}: MAPD of at least {HELD:g} reached and held in {held} of "
+            f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts began anew."
+        )
+    return notes
+
+
+def _round(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
+    """To six digits."""
+    if isinstance(value, Mapping):
+        return {str(name): _round(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_round(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def run_study(
     config: Config,
     directory: Path,
     *,
-    seeds: int = SEEDS,
-    sizes: Sizes | None = None,
+    seeds: int = 3,
+    sizes: StudySizes = STUDY_SIZES,
     workers: int = 1,
     command: str = "",
     overwrite: bool = False,
     on_report: Callable[[Part, object], None] = lambda _part, _message: None,
-) -> Study:
+) -> StudyResult:
     """Run what has no finding yet and write study.json and study.md into `directory`.
 
     Raises `Stopped` after Ctrl-C; the same call goes on where it stopped, and one with more seeds
     adds them.
     """
     began = time.perf_counter()
-    sizes = SIZES if sizes is None else sizes
     parts = plan_study(config, seeds, sizes)
     if overwrite:
-        begin_anew(directory, (FILE, TABLE))
+        clear_proof(directory, (_RESULT, _TABLE))
     done = run_all(parts, directory, workers=workers, on_report=on_report)
-    made = about(config, command, done.values()) | {"seconds": time.perf_counter() - began}
+    made = proof_facts(config, command, done.values()) | {"seconds": time.perf_counter() - began}
     names = range(config.seed, config.seed + seeds)
-    found = assess(done, names, config, made)
+    result = assess_study(done, names, config, made)
     write_atomic(directory / "config.yaml", to_yaml(config))
-    found.write(directory)
-    write_atomic(directory / TABLE, markdown(found))
-    return found
+    result.write(directory)
+    write_atomic(directory / _TABLE, study_markdown(result))
+    return result
+
+
+def difference_sentence(difference: StudyDifference) -> str:
+    """A difference in plain words."""
+    return f"{difference.name}, {difference.of}: {_interval(difference)}: {difference.verdict}"
+
+
+def study_markdown(study: StudyResult) -> str:
+    """All of it."""
+    references = study.references
+    steps = {step for row in study.rows for step in row.steps}
+    shown = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
+    about = study.about
+    lines = [
+        "# Study of the hierarchy on the regime market",
+        f"{len(study.seeds)} seeds ({', '.join(map(str, study.seeds))}), {shown} environment steps "
+        f"each, {study.pairs} unseen mirrored pairs. Means over pairs, then over seeds with "
+        "Student's 95 % interval. On the same pairs: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in references.items())
+        + ".",
+        "## Results",
+        _table(study.rows, STUDY_COLUMNS),
+        "Best expert, hedge and oracle are of the variant's own experts: the best by itself on the "
+        "test pairs, the fixed-share hedge over all, and the better one of each regime, knowing "
+        "the regime.",
+        "## How different the experts are",
+        _table([row for row in study.rows if row.known_values("oracle")], _DIVERSITY, held=True),
+        f"MAPD: at the last check of the population; lowest: since it first reached {HELD:g}, the "
+        "training log between checks included (where it never did, the highest there was), for "
+        "networks begin alike. Usage entropy: of the experts, as a share of its most; in training "
+        "of the last 1,000 decisions.",
+        "## What helps",
+        _difference_table(study.differences),
+        "Differences of Sharpe ratios, paired by seed. Each interval is a 95 % one by itself: of "
+        f"{len(study.differences)}, one in twenty would miss 0 by chance.",
+        "## Notes",
+        "\n".join(f"- {note}" for note in study.notes),
+        "## Variants",
+        "\n".join(f"- {row.title}: `{' '.join(row.changes)}`" for row in study.rows),
+        f"Configuration {about['config_hash'][:12]}, {about['cpu_seconds'] / 3600:.1f} hours of "
+        f"processor time, finished {about['finished']}. `{about['command']}`",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def study_cell(row: StudyRow, measure: str) -> str:
+    """The mean over seeds; of some with the interval."""
+    known = row.known_values(measure)
+    if not known:
+        return _NONE
+    interval = seed_interval(known)
+    if measure == "begun anew":
+        return f"{sum(known):g}"
+    if measure == "mapd lowest":
+        return f"{min(known):.2f}"
+
+    def show(value: float) -> str:
+        return f"{value:.0%}" if measure in _SHARES else f"{value:.2f}"
+
+    if measure not in _WHOLE or interval.method == "none":
+        return show(interval.estimate)
+    return f"{show(interval.estimate)} [{show(interval.low)}, {show(interval.high)}]"
+
+
+def _table(rows: Sequence[StudyRow], measures: Sequence[str], *, held: bool = False) -> str:
+    heads = ["variant", *(_HEADS.get(name, name) for name in measures)]
+    lines = [[row.title, *(study_cell(row, name) for name in measures)] for row in rows]
+    if held:
+        heads.insert(3, f"≥ {HELD:g} held, seeds")
+        for row, line in zip(rows, lines, strict=True):
+            lowest = row.known_values("mapd lowest")
+            kept = sum(value >= HELD for value in lowest)
+            line.insert(3, f"{kept} of {len(lowest)}" if lowest else _NONE)
+    return _markdown(heads, lines)
+
+
+def _difference_table(differences: Sequence[StudyDifference]) -> str:
+    lines = [[d.name, d.of, _interval(d), d.verdict] for d in differences]
+    return _markdown(["what", "where", "Sharpe ratio", "verdict"], lines)
+
+
+def _interval(difference: StudyDifference) -> str:
+    if difference.low is None or difference.high is None:
+        return f"{difference.estimate:+.2f}"
+    return f"{difference.estimate:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in heads[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))

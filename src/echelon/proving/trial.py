@@ -6,6 +6,7 @@ nobody has seen. All test draws are stepped together, one book in each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.market import Rows
 from echelon.ops.measures import sharpe_annual
-from echelon.proving.worlds import joined
+from echelon.proving.worlds import join_worlds, single_world
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
 from echelon.training.learners import Worlds, load_policy, ready
 from echelon.training.loop import Outcome
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
     outcome: Outcome
 
 
-class Traded(NamedTuple):
+class TradedDraws(NamedTuple):
     """What a policy did in D draws: returns[S,D] of its books, traded[S,D] as shares of them."""
 
     returns: Floats
@@ -85,6 +86,19 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
+def at_fee(config: Config, fee_bps: float) -> Config:
+    """The configuration with a fee per side and no other cost."""
+    market = config.market.model_copy(
+        update={
+            "commission_bps": None,
+            "min_commission": 0.0,
+            "stamp_duty": "none",
+            "slippage": "none",
+        }
+    )
+    return config.model_copy(update={"fee_rate": fee_bps / 1e4, "market": market})
+
+
 def train_agent(
     config: Config,
     worlds: Worlds,
@@ -113,6 +127,50 @@ def train_agent(
     return Trained(load_policy(config, weights, worlds.train.x.shape[2], seed), outcome)
 
 
+class SeedWorlds(NamedTuple):
+    """Worlds of one seed: to learn in, to choose its checkpoint in, and unseen ones to trade."""
+
+    train: Sequence[World]
+    valid: Sequence[World]
+    test: Sequence[World]
+
+    @staticmethod
+    def split(worlds: Sequence[World], n_train: int, n_valid: int) -> SeedWorlds:
+        """From worlds one after the other: so many of the first two kinds, the rest unseen."""
+        first = n_train + n_valid
+        return SeedWorlds(worlds[:n_train], worlds[n_train:first], worlds[first:])
+
+
+class TrainingPart(ABC):
+    """A part with one training by one seed; its subclasses are frozen dataclasses."""
+
+    config: Config
+    seed: int
+
+    @property
+    @abstractmethod
+    def key(self) -> str:
+        """Where it is kept."""
+
+    @property
+    def steps(self) -> int:
+        """Of its training."""
+        return self.config.train.total_env_steps
+
+    def train(
+        self,
+        config: Config,
+        worlds: SeedWorlds,
+        directory: Path,
+        report: Report,
+        should_stop: ShouldStop,
+    ) -> Trained | None:
+        """Train its agent by `config` in the part's directory; None: stopped before the end."""
+        joined = Worlds(single_world(worlds.train), single_world(worlds.valid), self.key)
+        place = directory / "seeds" / str(self.seed)
+        return train_agent(config, joined, place, self.seed, report, should_stop)
+
+
 class Arena(NamedTuple):
     """The test windows of some draws in one world: a book in each, stepped together.
 
@@ -124,13 +182,13 @@ class Arena(NamedTuple):
     n_steps: int
 
     @staticmethod
-    def of(draws: Sequence[World]) -> Arena:
+    def from_draws(draws: Sequence[World]) -> Arena:
         """Of draws whose test windows have the same length."""
-        together, starts = joined(draws)
+        world, starts = join_worlds(draws)
         n_steps = len(draws[0].span("test")) - 1
         same = all(len(draw.span("test")) == n_steps + 1 for draw in draws)
         assert same, "draws differ in length"
-        return Arena(together, starts, n_steps)
+        return Arena(world, starts, n_steps)
 
     @property
     def span(self) -> range:
@@ -138,12 +196,12 @@ class Arena(NamedTuple):
         return range(int(self.starts.min()), int(self.starts.max()) + self.n_steps + 1)
 
 
-def trade(policy: Policy, draws: Sequence[World] | Arena, config: Config) -> Traded:
+def trade_draws(policy: Policy, draws: Sequence[World] | Arena, config: Config) -> TradedDraws:
     """Let a policy trade the test window of every draw, all draws together.
 
     Several policies on one `Arena` share what they keep of it, such as experts' embeddings.
     """
-    arena = draws if isinstance(draws, Arena) else Arena.of(draws)
+    arena = draws if isinstance(draws, Arena) else Arena.from_draws(draws)
     starts, n_steps = arena.starts, arena.n_steps
     rule = ActionRule.from_config(config, policy.kind)
     books = Books(arena.world, rule, RewardConfig(), len(starts), arena.span)
@@ -156,14 +214,16 @@ def trade(policy: Policy, draws: Sequence[World] | Arena, config: Config) -> Tra
         amount = np.abs(result.fills.shares * result.fills.price).sum(axis=1)
         returns[k] = result.value / before - 1.0
         traded[k] = amount / before
-    return Traded(returns, traded)
+    return TradedDraws(returns, traded)
 
 
-def trade_each(policies: Sequence[Policy], draws: Sequence[World], config: Config) -> list[Traded]:
-    """Let each policy trade every draw, all at once: what `trade` gives for one after the other."""
-    beside = SideBySide(policies, len(draws))
-    traded = trade(beside, [*draws] * len(policies), config)
-    return [Traded(*(part[:, rows] for part in traded)) for rows in beside.books]
+def trade_each(
+    policies: Sequence[Policy], draws: Sequence[World], config: Config
+) -> list[TradedDraws]:
+    """Let each policy trade every draw, all at once: what `trade_draws` gives for each."""
+    every = SideBySide(policies, len(draws))
+    traded = trade_draws(every, [*draws] * len(policies), config)
+    return [TradedDraws(*(part[:, rows] for part in traded)) for rows in every.books]
 
 
 class SideBySide:
@@ -186,25 +246,25 @@ class SideBySide:
         """Ask each about its own books."""
         return np.concatenate(
             [
-                policy.decide(row[books], _of(held, books))
+                policy.decide(row[books], _part_of(held, books))
                 for policy, books in zip(self._policies, self.books, strict=True)
             ]
         )
 
 
-def _of(held: Holdings, books: slice) -> Holdings:
+def _part_of(held: Holdings, books: slice) -> Holdings:
     """What some of the books hold and may do."""
     return Holdings(held.weights[books], held.cash_share[books], held.allowed[books])
 
 
-def window_of(world: World, rows: range) -> World:
+def with_test_window(world: World, rows: range) -> World:
     """The world with `rows` as its test window; features still look back before them."""
     return replace(world, splits={**world.splits, "test": rows})
 
 
 def last_bars(world: World, bars: int) -> World:
     """The world with its last `bars` as the test window."""
-    return window_of(world, range(len(world.times) - bars, len(world.times)))
+    return with_test_window(world, range(len(world.times) - bars, len(world.times)))
 
 
 class EqualWeight:

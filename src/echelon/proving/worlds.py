@@ -102,7 +102,7 @@ def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, confi
     )
 
 
-def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
+def join_worlds(worlds: Sequence[World]) -> tuple[World, Rows]:
     """(one world of all the draws' rows one after the other, first row to decide at of each).
 
     Books can then trade all draws at once, one book in each. A book must not be stepped past the
@@ -132,9 +132,9 @@ def joined(worlds: Sequence[World]) -> tuple[World, Rows]:
     return whole_world, starts.astype(np.int64)
 
 
-def together(worlds: Sequence[World]) -> World:
+def single_world(worlds: Sequence[World]) -> World:
     """One world of several, or the one there is."""
-    return worlds[0] if len(worlds) == 1 else joined(worlds)[0]
+    return worlds[0] if len(worlds) == 1 else join_worlds(worlds)[0]
 
 
 def _panel(draw: Draw) -> Panel:

@@ -14,8 +14,8 @@ from typing import Any
 
 from echelon.files import write_atomic
 from echelon.proving.certificate import Certificate, Check, MarketResult
-from echelon.proving.claims import CHEAP
-from echelon.proving.prove import MARKETS
+from echelon.proving.null import CHEAP
+from echelon.proving.prove import PROOF_MARKETS
 from echelon.report.certificate_words import CertificateWords
 from echelon.report.charts.palette import css_variables
 from echelon.report.charts.svg import (
@@ -101,7 +101,7 @@ def _summary(certificate: Certificate, words: CertificateWords) -> str:
         for passed in (True, False)
     }
     shown = {market.name for market in certificate.markets}
-    left_out = [words(f"market_{name}") for name in MARKETS if name not in shown]
+    left_out = [words(f"market_{name}") for name in PROOF_MARKETS if name not in shown]
     passed = words("some_passed", markets=", ".join(names[True])) if names[True] else ""
     if not certificate.passed:
         lead, below = words("some_failed", markets=", ".join(names[False])), [passed]

@@ -227,7 +227,7 @@ def _with_command(record: Record, directory: Path) -> Record:
     if not np.array_equal(command.times, record.times[:-1]):
         raise StoreError(
             f"{record_files(directory, record.key)[0]}: its bars are not those of "
-            f"{record.key}.equity.parquet. Run `echelon evaluate` again."
+            "equity.parquet. Run `echelon evaluate` again."
         )
     return replace(record, command=command)
 
@@ -247,10 +247,9 @@ def _tables(run: Path, evaluation: Evaluation, key: str | int) -> Tables:
     tables = evaluation.tables(key)
     missing = [name for name in _EQUITY if name not in tables.equity.columns]
     if missing or tables.equity.is_empty():
-        name = f"seed-{key}" if isinstance(key, int) else key
         what = f"has no column {missing[0]!r}" if missing else "is empty"
         raise StoreError(
-            f"{evaluation.directory / name}.equity.parquet: {what}. Run `echelon evaluate {run} "
+            f"{evaluation.directory / 'equity.parquet'}: {what}. Run `echelon evaluate {run} "
             f"--split {evaluation.directory.name}` again."
         )
     return tables

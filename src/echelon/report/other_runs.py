@@ -15,8 +15,8 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from echelon.errors import DamagedError
-from echelon.evaluation.runs_comparison import FORMAT, RESULT
-from echelon.evaluation.saved import Measures, Number, Seed
+from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
+from echelon.evaluation.saved import MeasureValues, Number, Seed
 from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
 from echelon.report.document import card
@@ -43,7 +43,7 @@ class _Run(TypedDict):
     name: str
     algo: str
     best_steps: dict[Seed, int]
-    seeds: dict[Seed, Measures]
+    seeds: dict[Seed, MeasureValues]
     difference: _Difference | None
 
 
@@ -53,7 +53,7 @@ class _Comparison(TypedDict):
     format: int
     first_run: str
     runs: list[_Run]
-    baselines: dict[str, Measures]
+    baselines: dict[str, MeasureValues]
 
 
 def beside_card(run: RunData, split: SplitData, words: Words) -> str:
@@ -74,7 +74,7 @@ def beside_card(run: RunData, split: SplitData, words: Words) -> str:
 
 
 def _comparison(run: RunData, split: str) -> _Comparison | None:
-    path = run.path / RESULT
+    path = run.path / RUNS_RESULT
     if not path.exists():
         return None
     remedy = (
@@ -84,8 +84,8 @@ def _comparison(run: RunData, split: str) -> _Comparison | None:
     if tree.get("kind") != "runs" or tree.get("split") != split:
         return None
     comparison = check_tree(tree, _Comparison, path, remedy)
-    if comparison["format"] != FORMAT:
-        raise DamagedError(path, f"format {comparison['format']}, expected {FORMAT}", remedy)
+    if comparison["format"] != RUNS_FORMAT:
+        raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
     return comparison if _own(comparison, run) is not None else None
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from echelon.evaluation.reference_policies import EXPERTS, over_seeds, with_best
-from echelon.ops.measures import LABELS
+from echelon.evaluation.reference_policies import EXPERTS_MEAN, with_best
+from echelon.ops.measures import LABELS, mean_std
 from echelon.population.reference_policies import HEDGE
 from echelon.report.document import card, folded, part
 from echelon.report.gather import SplitData
@@ -44,7 +44,7 @@ def rows_table(split: SplitData, words: Words) -> str:
     for name in SHOWN:
         cells = []
         for key, seeds in rows.items():
-            found = over_seeds(seeds, name)
+            found = mean_std([values[name] for values in seeds])
             kind = ' class="agent"' if key == "agent" else ""
             cells.append(f"<td{kind}>{escape(LABELS[name].format(found.mean, found.std))}</td>")
         lines.append([measure_name(name, words), *cells])
@@ -74,7 +74,7 @@ def companion_differences(trust: Mapping[str, Any] | None, words: Words) -> str:
     found = {} if trust is None else trust.get("companions", {})
     if trust is None or not found:
         return ""
-    named = {words(f"row_{name}"): found[name] for name in (HEDGE, EXPERTS) if name in found}
+    named = {words(f"row_{name}"): found[name] for name in (HEDGE, EXPERTS_MEAN) if name in found}
     return part(
         words("companions_differences"),
         f'<p class="note">{escape(words("companions_differences_note"))}</p>'

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.statistics.overfitting import MIN_CONFIGURATIONS
-from echelon.evaluation.trust import LEAST_BARS, SHOWN
+from echelon.evaluation.trust import LEAST_BARS, SEED_MEASURES
 from echelon.ops.measures import LABELS
 from echelon.report.charts.books import differences_chart
 from echelon.report.document import card, chart, part, two
@@ -254,7 +254,7 @@ def seeds_part(seeds: Tree, words: Words) -> str:
     head = [escape(words(k)) for k in ("measure", "mean", "interval_95")]
     head.append(f'<span title="{escape(words("iqm_said"))}">{escape(words("iqm"))}</span>')
     rows = []
-    for name in (m for m in SHOWN if m in seeds["measures"]):
+    for name in (m for m in SEED_MEASURES if m in seeds["measures"]):
         label, found = LABELS[name], seeds["measures"][name]
         cells = [_cell(DASH, words("no_number"))] * 3
         if found is not None:

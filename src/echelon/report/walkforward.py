@@ -14,9 +14,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from echelon.backtest.files import AGENT
 from echelon.evaluation.statistics import interquartile_mean
 from echelon.evaluation.trust import LEAST_BARS
-from echelon.evaluation.walkforward import AGENT, KIND, STITCHED
+from echelon.evaluation.walkforward import STITCHED, WalkForward
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, Label
 from echelon.report import tables
@@ -67,7 +68,7 @@ BESIDE = ("equal_weight", "benchmark")
 
 def is_walk_forward(directory: Path) -> bool:
     """Whether a directory holds a walk-forward."""
-    return (directory / f"{KIND.stem}.json").is_file()
+    return (directory / f"{WalkForward.stem}.json").is_file()
 
 
 def write_walk_forward_report(directory: Path, lang: str = "en") -> Path:
@@ -88,7 +89,7 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
     parts = [_summary(walk, words), _windows(walk, words, data)]
     if stitched is not None:
         parts.append(_trust(walk, stitched, words, data))
-        starts = [str(step.fold.test[0]) for step in walk.steps[1:]]
+        starts = [str(fold.test[0]) for fold in walk.folds[1:]]
         parts.append(equity_card(stitched, words, data, starts))
     parts += [_by_fold(walk, words, data), _companions(walk, words)]
     if stitched is not None:
@@ -120,9 +121,9 @@ def verdict_of(walk: WalkData, words: Words) -> str:
 
 
 def _summary(walk: WalkData, words: Words) -> str:
-    folds, stitched = [step.fold for step in walk.steps], walk.stitched
+    folds, stitched = walk.folds, walk.stitched
     if stitched is None:
-        command = f"echelon {KIND.command} --resume {walk.path}"
+        command = f"echelon {WalkForward.command} --resume {walk.path}"
         span = f"{folds[0].test[0]} – {folds[-1].test[1]}"
         said = f'<p class="notice">{escape(words("walk_unstitched", command=command))}</p>'
         return f'<div class="card summary"><p class="eyebrow">{escape(span)}</p>{said}</div>'
@@ -147,7 +148,7 @@ def _summary(walk: WalkData, words: Words) -> str:
 
 def _windows(walk: WalkData, words: Words, data: dict[str, Any]) -> str:
     key = f"{STITCHED}/windows"
-    folds = [step.fold for step in walk.steps]
+    folds = walk.folds
     data["charts"][key] = windows_chart(folds, words)
     scheme = walk.config.walk_forward
     note = words(
@@ -233,7 +234,7 @@ def _kind(walk: WalkData) -> str:
 
 def _rows(walk: WalkData, words: Words) -> dict[str, str]:
     """Folds and, where there is one, the stitched series → their titles."""
-    rows = {step.fold.name: step.fold.name for step in walk.steps}
+    rows = {fold.name: fold.name for fold in walk.folds}
     return rows if walk.stitched is None else rows | {STITCHED: words("stitched")}
 
 
@@ -288,7 +289,7 @@ def _facts(walk: WalkData, words: Words, command: str) -> str:
     data, ledger = run.get("data", {}), about.get("ledger", {})
     scheme = config.walk_forward
     train = words("all_before") if scheme.scheme == "expanding" else scheme.train
-    assets = sorted({len(step.assets) for step in walk.steps})
+    assets = sorted({len(fold.assets) for fold in walk.folds})
     rows = [
         (
             "fact_scheme",
@@ -303,7 +304,7 @@ def _facts(walk: WalkData, words: Words, command: str) -> str:
                 )
             ],
         ),
-        ("fact_folds", [str(len(walk.steps))]),
+        ("fact_folds", [str(len(walk.folds))]),
         ("fact_seeds", [str(walk.seeds)]),
         ("fact_steps", [f"{config.train.total_env_steps:,}"]),
         ("fact_assets", [" – ".join(dict.fromkeys((f"{assets[0]:,}", f"{assets[-1]:,}")))]),
@@ -316,7 +317,7 @@ def _facts(walk: WalkData, words: Words, command: str) -> str:
         ("fact_prices", [words.ledger(ledger["prices"]) if ledger else unknown]),
         *tables.rules_rows(recorded_rules(about, config), words),
         ("fact_actions", [words("greedy" if config.eval.deterministic else "sampled")]),
-        ("fact_directory", [str(walk.path / f"{KIND.member}s")]),
+        ("fact_directory", [str(walk.path / f"{WalkForward.member}s")]),
         ("fact_report", [command]),
     ]
     return tables.facts_list(rows, words)

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from echelon.backtest.files import Tables
+from echelon.backtest.files import AGENT, Tables
 from echelon.config import Config
 from echelon.errors import StoreError
-from echelon.evaluation.batch import reading
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
-from echelon.evaluation.reference_policies import EXPERTS
-from echelon.evaluation.walkforward import AGENT, KIND, STITCHED, Step, WalkForward
+from echelon.evaluation.folds import Fold
+from echelon.evaluation.reference_policies import EXPERTS_MEAN
+from echelon.evaluation.walkforward import STITCHED, WalkForward
 from echelon.files import read_table
 from echelon.ops.measures import LABELS
 from echelon.population.reference_policies import HEDGE
@@ -30,7 +30,7 @@ from echelon.types import Floats, Times
 
 _STATISTICS = ("sharpe_annual", "differences", "deflation", "looks", "costs", "verdict")
 _SEED = "seed-"
-COMPANIONS = (HEDGE, EXPERTS)
+COMPANIONS = (HEDGE, EXPERTS_MEAN)
 """Rows over the experts of a hierarchy, see evaluation.companions."""
 
 
@@ -48,7 +48,7 @@ class WalkData:
     path: Path
     config: Config
     config_text: str
-    steps: tuple[Step, ...]
+    folds: tuple[Fold, ...]
     table: pl.DataFrame
     stitched: SplitData | None
     statistics: Mapping[str, Any]
@@ -95,12 +95,12 @@ class WalkData:
 def gather_walk(directory: Path) -> WalkData:
     """Read a walk-forward that came to an end, be it that some of its folds failed."""
     walk = WalkForward.open(directory)
-    resume = f"Go on with `echelon {KIND.command} --resume {directory}`."
-    table = _read(directory / f"{KIND.stem}.parquet", resume)
+    resume = f"Go on with `echelon {WalkForward.command} --resume {directory}`."
+    table = _read(directory / f"{WalkForward.stem}.parquet", resume)
     wanted = ("fold", "who", "seeds", "problem", *(n + e for n in LABELS for e in ("", "_std")))
-    _require(directory / f"{KIND.stem}.parquet", table, wanted, resume)
+    _require(directory / f"{WalkForward.stem}.parquet", table, wanted, resume)
     stitched, statistics = None, {}
-    with reading(KIND, directory) as tree:
+    with WalkForward.reading(directory) as tree:
         if STITCHED in tree:
             about = tree[STITCHED]
             returns = _read(directory / f"{STITCHED}.parquet", resume)
@@ -111,16 +111,16 @@ def gather_walk(directory: Path) -> WalkData:
             rate = about["periods_per_year"]
             statistics |= {"bars": about["periods"], "periods_per_year": rate, "split": "test"}
     text = (directory / "base.yaml").read_text(encoding="utf-8")
-    base = walk.batch.base
-    return WalkData(directory, base, text, walk.steps, table, stitched, statistics, _facts(walk))
+    base = walk.base
+    return WalkData(directory, base, text, walk.folds, table, stitched, statistics, _facts(walk))
 
 
 def _facts(walk: WalkForward) -> Mapping[str, Any] | None:
     """Provenance of the first fold with an evaluation."""
-    for k in range(len(walk.steps)):
-        run = walk.batch.run(k)
-        if (run / "evaluations" / KIND.split / "summary.json").is_file():
-            return load_evaluation(run, KIND.split).facts
+    for k in range(len(walk.folds)):
+        run = walk.run(k)
+        if (run / "evaluations" / WalkForward.split / "summary.json").is_file():
+            return load_evaluation(run, WalkForward.split).facts
     return None
 
 

@@ -12,7 +12,6 @@ too short raise ValueError.
 """
 
 from echelon.evaluation.statistics.bootstrap import (
-    MIN_PERIODS,
     SharpeDifference,
     block_length,
     sharpe_difference,
@@ -26,10 +25,10 @@ from echelon.evaluation.statistics.overfitting import (
     overfitting_probability,
     superior_ability,
 )
-from echelon.evaluation.statistics.seeds import Interval, interquartile_mean, seed_interval
+from echelon.evaluation.statistics.seeds import SeedInterval, interquartile_mean, seed_interval
 from echelon.evaluation.statistics.sharpe import (
     Deflation,
-    Moments,
+    ReturnMoments,
     deflate,
     deflate_by_sharpes,
     effective_trials,
@@ -41,12 +40,11 @@ from echelon.evaluation.statistics.sharpe import (
 __all__ = [
     "DEFLATED_ABOVE",
     "MIN_CONFIGURATIONS",
-    "MIN_PERIODS",
     "Claim",
     "Deflation",
-    "Interval",
-    "Moments",
     "Overfitting",
+    "ReturnMoments",
+    "SeedInterval",
     "SharpeDifference",
     "Superiority",
     "backtest_overfitting",

@@ -30,7 +30,7 @@ def matrix(values: Floats, name: str, at_least: int) -> Floats:
     return _finite_and_long(array, name, at_least)
 
 
-def columns(values: Floats, name: str, at_least: int) -> Floats:
+def as_columns(values: Floats, name: str, at_least: int) -> Floats:
     """`values`[T] or [T, K] as float64[T, K]; ValueError unless finite and long enough."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim == 1:

@@ -33,14 +33,19 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.evaluation.statistics._arrays import columns, is_constant, matrix, same_length, series
+from echelon.evaluation.statistics._arrays import (
+    as_columns,
+    is_constant,
+    matrix,
+    same_length,
+    series,
+)
+from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.rng import stream
 from echelon.types import Floats
 
 Indices: TypeAlias = NDArray[np.int64]
 
-MIN_PERIODS = 20
-"""Fewer dates hold no block bootstrap worth the name."""
 _CHUNK = 250
 _NOTHING = 1e-9  # of the influence, whose scale is 1: what rounding leaves of no difference
 _BLIND = 1e-3  # of the sample's error: a replication that holds no date of difference
@@ -70,7 +75,7 @@ def block_length(difference: Floats) -> float:
     Kept between 1 and 3·√T, as arch's estimate of a nearly unit-root series can exceed the
     sample. A constant series has nothing to keep together: 1.
     """
-    d = series(difference, "difference", MIN_PERIODS)
+    d = series(difference, "difference", MIN_BLOCK_PERIODS)
     if is_constant(d):
         return 1.0
     from arch.bootstrap import optimal_block_length  # seconds to import, as below
@@ -94,8 +99,8 @@ def sharpe_difference(
     `block` is the mean block length; by default `block_length` of the mean agent less the
     baseline. Series that differ by a positive factor only have no difference: bounds 0, p 1.
     """
-    x = matrix(agents, "agents", MIN_PERIODS)
-    y = columns(baseline, "baseline", MIN_PERIODS)
+    x = matrix(agents, "agents", MIN_BLOCK_PERIODS)
+    y = as_columns(baseline, "baseline", MIN_BLOCK_PERIODS)
     same_length(x, "agents", y, "baseline")
     n_dates = len(y)
     if not 0.0 < level < 1.0:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from echelon.evaluation.statistics._arrays import columns, matrix, same_length
+from echelon.evaluation.statistics._arrays import as_columns, matrix, same_length
 from echelon.evaluation.statistics.bootstrap import (
-    MIN_PERIODS,
     SharpeDifference,
     block_length,
     sharpe_difference,
 )
+from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.types import Floats
 
 DEFLATED_ABOVE = 0.95
@@ -43,8 +43,8 @@ def judge(
     What is not a number supports no claim: neither a `deflated` of NaN (a book that never moved)
     nor such a bound.
     """
-    x = matrix(agents, "agents", MIN_PERIODS)
-    y = columns(baseline, "baseline", MIN_PERIODS)
+    x = matrix(agents, "agents", MIN_BLOCK_PERIODS)
+    y = as_columns(baseline, "baseline", MIN_BLOCK_PERIODS)
     same_length(x, "agents", y, "baseline")
     if deflated < 0.0 or deflated > 1.0:
         raise ValueError(f"deflated must be a probability or NaN; it is {deflated}")

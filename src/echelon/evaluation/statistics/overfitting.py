@@ -28,7 +28,8 @@ from typing import NamedTuple
 import numpy as np
 
 from echelon.evaluation.statistics._arrays import is_constant, matrix, same_length, series
-from echelon.evaluation.statistics.bootstrap import MIN_PERIODS, block_length, resampled_dates
+from echelon.evaluation.statistics.bootstrap import block_length, resampled_dates
+from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
@@ -69,7 +70,7 @@ def backtest_overfitting(
     out and each deviation made 1, dates resampled in blocks jointly, so that the correlation of
     configurations stays.
     """
-    r = matrix(returns, "returns", MIN_PERIODS)
+    r = matrix(returns, "returns", MIN_BLOCK_PERIODS)
     halves = _halves(n_blocks)
     _check_blocks(len(r), n_blocks)
     if null_draws < 1:
@@ -110,8 +111,8 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     """
     from arch.bootstrap import SPA  # seconds to import, and few evaluations have trials
 
-    tried = matrix(trials, "trials", MIN_PERIODS)
-    against = series(baseline, "baseline", MIN_PERIODS)
+    tried = matrix(trials, "trials", MIN_BLOCK_PERIODS)
+    against = series(baseline, "baseline", MIN_BLOCK_PERIODS)
     same_length(tried, "trials", against, "baseline")
     difference = tried - against[:, np.newaxis]
     scale = max(float(np.abs(tried).max()), float(np.abs(against).max()))

@@ -30,7 +30,7 @@ _REPLICATIONS = 4_000
 _SEED = 20_240_601
 
 
-class Interval(NamedTuple):
+class SeedInterval(NamedTuple):
     """The mean over n seeds and its two-sided interval; bounds are NaN for one seed ("none")."""
 
     estimate: float
@@ -40,7 +40,7 @@ class Interval(NamedTuple):
     method: Literal["t", "bootstrap", "none"]
 
 
-def seed_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+def seed_interval(values: Sequence[float], level: float = 0.95) -> SeedInterval:
     """Return the mean of `values`, one per seed, and its two-sided interval at `level`.
 
     The interval speaks of other seeds on the same data, not of other data. The resampling has
@@ -51,12 +51,12 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     x = series(values, "values", 1)
     n, mean = len(x), float(x.mean())
     if n == 1:
-        return Interval(mean, math.nan, math.nan, n, "none")
+        return SeedInterval(mean, math.nan, math.nan, n, "none")
     if n < BOOTSTRAP_FROM:
         margin = float(stats.t.ppf(0.5 + level / 2, n - 1)) * float(x.std(ddof=1)) / math.sqrt(n)
-        return Interval(mean, mean - margin, mean + margin, n, "t")
+        return SeedInterval(mean, mean - margin, mean + margin, n, "t")
     low, high = (mean, mean) if is_constant(x) else _studentised(x, level)
-    return Interval(mean, low, high, n, "bootstrap")
+    return SeedInterval(mean, low, high, n, "bootstrap")
 
 
 def _studentised(x: Floats, level: float) -> tuple[float, float]:

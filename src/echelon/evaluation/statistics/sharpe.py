@@ -29,7 +29,7 @@ MIN_RETURNS = 4
 """The unbiased kurtosis divides by (n - 1)(n - 2)(n - 3)."""
 
 
-class Moments(NamedTuple):
+class ReturnMoments(NamedTuple):
     """Per-period Sharpe ratio, length and shape of a return series; a normal's kurtosis is 3."""
 
     sharpe: float
@@ -56,15 +56,15 @@ class Deflation(NamedTuple):
     variance: float
 
 
-def moments(returns: Floats) -> Moments:
+def moments(returns: Floats) -> ReturnMoments:
     """Return the moments of returns[T], T ≥ 4: divisor T - 1, unbiased skew and kurtosis.
 
     A constant series has no Sharpe ratio: its moments are NaN, and so is all that follows.
     """
     r = series(returns, "returns", MIN_RETURNS)
     if is_constant(r):
-        return Moments(math.nan, len(r), math.nan, math.nan)
-    return Moments(
+        return ReturnMoments(math.nan, len(r), math.nan, math.nan)
+    return ReturnMoments(
         sharpe=float(r.mean() / r.std(ddof=1)),
         n=len(r),
         skew=float(stats.skew(r, bias=False)),
@@ -72,7 +72,7 @@ def moments(returns: Floats) -> Moments:
     )
 
 
-def probabilistic_sharpe(m: Moments, hurdle: float = 0.0) -> float:
+def probabilistic_sharpe(m: ReturnMoments, hurdle: float = 0.0) -> float:
     """Return the probability that the true per-period Sharpe ratio exceeds `hurdle`.
 
     Φ((SR - hurdle)·√(T-1) / √(1 - skew·SR + (kurtosis-1)/4·SR²)); NaN where a moment is NaN or

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from echelon.config import Config
-from echelon.evaluation.ablation import AblationResult, VariantResult
+from echelon.evaluation.ablation import MATRIX, AblationResult, Choice, choices
+from echelon.evaluation.batch import MeasuredRow
 from echelon.evaluation.comparison import ComparisonResult
-from echelon.evaluation.comparison import Row as AgentResult
-from echelon.evaluation.variants import MATRIX, Choice, choices
 from echelon.files import write_atomic
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, RefLine
@@ -100,7 +99,7 @@ def _is_grid(result: AblationResult) -> bool:
     return known and any(len(settings) > 1 for settings in changes)
 
 
-def _points(row: VariantResult | AgentResult) -> tuple[float, ...]:
+def _points(row: MeasuredRow) -> tuple[float, ...]:
     return tuple(v for v in row.values(_MEASURE) if math.isfinite(v))
 
 

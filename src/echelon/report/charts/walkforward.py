@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from echelon.backtest.files import AGENT
 from echelon.config.walkforward import WalkForwardConfig
 from echelon.evaluation.folds import Fold
-from echelon.evaluation.walkforward import AGENT
 from echelon.files import write_atomic
 from echelon.report.charts.chart import DATES, MOST_LABELS, Axis, Chart, Plot, Points, Spans
 from echelon.report.charts.palette import colour_of
@@ -79,7 +79,7 @@ def _bars_text(n: int) -> str:
 
 def sharpe_chart(walk: WalkData, baselines: Sequence[str], words: Words) -> Chart:
     """Sharpe ratio of every fold: the agents' mean ± std, and baselines."""
-    folds = [step.fold.name for step in walk.steps]
+    folds = [fold.name for fold in walk.folds]
     name = "sharpe_annual"
     layers = []
     for who in (*baselines, AGENT):
