@@ -48,9 +48,6 @@ class GaussianActor(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """As of any module."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """As of any module."""
-
 
 class TwinCritic(Protocol):
     """A module: observation and action → two values that have no weight in common."""
@@ -59,9 +56,6 @@ class TwinCritic(Protocol):
         """q[2,B] of action[B,A]."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """As of any module."""
-
-    def state_dict(self) -> dict[str, Any]:
         """As of any module."""
 
 

@@ -209,11 +209,6 @@ class Replay:
         return self.mark.size
 
     @property
-    def books(self) -> int:
-        """Books side by side; 0 before the first step."""
-        return self.mark.books
-
-    @property
     def size(self) -> int:
         """Transitions in use."""
         return self.mark.size
