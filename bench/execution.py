@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from bench import _peers
-from echelon.agents.execution import PPO, ExecutionTask, NetworkSettings, Public
+from echelon.agents.execution import PPO, ExecutionTask, NetworkSettings
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.execution import (
     Days,
@@ -39,6 +39,7 @@ from echelon.execution import (
     Simulator,
     parent_orders,
 )
+from echelon.execution.features import PublicArrays
 
 DAYS, TICKS, SEED = 64, 240, 7
 SIMULATORS = (1, 64, 1024, 8192)
@@ -101,7 +102,7 @@ def policy_rate(days: Days, n_orders: int) -> float:
     rng = np.random.default_rng(SEED)
     today = rng.standard_normal((*days.buy.shape, FEATURES)).astype(np.float32)
     task = ExecutionTask(
-        days, Public(today, today), whole_days(n_orders), ExecutionRules(), PAPenalty()
+        days, PublicArrays(today, today), whole_days(n_orders), ExecutionRules(), PAPenalty()
     )
     learner = PPO(ExecutionLearnerConfig(orders=n_orders), NetworkSettings(), task, SEED)
     rates = []

@@ -76,7 +76,9 @@ def test_drift_is_there_and_can_be_known() -> None:
     gained = gains_over_twap(DriftFilter(market, drawn.public), drawn)
     assert 16.0 < gained.mean() < 20.0
     # Without yesterday less is known.
-    blind = drawn._replace(public=type(drawn.public).from_today(drawn.public.today))
+    blind = drawn._replace(
+        public=type(drawn.public)(drawn.public.today, np.zeros_like(drawn.public.today))
+    )
     assert gains_over_twap(DriftFilter(market, blind.public), blind).mean() < gained.mean() - 1.0
     assert abs(gains_over_twap(AlmgrenChriss(60.0), drawn).mean()) < 3.0
 

@@ -15,7 +15,6 @@ from echelon.agents.execution import (
     ExecutionTask,
     LearnedPolicy,
     NetworkSettings,
-    Public,
     load_execution_policy,
     save_execution_policy,
 )
@@ -33,6 +32,7 @@ from echelon.agents.execution.task import PRIVATE, private_inputs, step_ticks
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.execution import Days, ExecutionRules, History, PAPenalty, Simulator, parent_orders
+from echelon.execution.features import PublicArrays
 from echelon.execution.interpreters import Fractions, TwapRate
 from echelon.execution.policies import run_orders
 from echelon.runs.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -42,12 +42,12 @@ RULES = ExecutionRules(ticks_per_step=5)
 SEQUENCES = ("gru", "lstm", "attention")
 
 
-def market(seed: int = 0, n_days: int = 6, n_ticks: int = 24) -> tuple[Days, Public]:
+def market(seed: int = 0, n_days: int = 6, n_ticks: int = 24) -> tuple[Days, PublicArrays]:
     rng = np.random.default_rng(seed)
     price = 100.0 + rng.normal(0, 0.3, (n_days, n_ticks)).cumsum(axis=1)
     today = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
     yesterday = rng.normal(size=(n_days, n_ticks, 3)).astype(np.float32)
-    return Days.from_prices(price, np.full(price.shape, 50.0)), Public(today, yesterday)
+    return Days.from_prices(price, np.full(price.shape, 50.0)), PublicArrays(today, yesterday)
 
 
 def task(seed: int = 0) -> ExecutionTask:
@@ -241,7 +241,7 @@ def test_scrambling_the_future_changes_no_request_before_it(fractions: tuple[flo
 
     def requested(price: Floats, today: Floats32) -> Floats:
         days = Days.from_prices(price, work.days.volume)
-        policy = LearnedPolicy(net, Public(today, work.public.yesterday))
+        policy = LearnedPolicy(net, PublicArrays(today, work.public.yesterday))
         return run_orders(policy, days, work.orders, RULES).steps.requested
 
     price, today = work.days.buy.copy(), work.public.today.copy()
@@ -266,13 +266,13 @@ def test_untrained_rate_policy_is_nearly_twap() -> None:
 def test_features_of_other_days_are_refused() -> None:
     work = task()
     net = build_net(network(), 3, 4)
-    few = Public(work.public.today[:, :, :2], work.public.yesterday[:, :, :2])
+    few = PublicArrays(work.public.today[:, :, :2], work.public.yesterday[:, :, :2])
     with pytest.raises(DataError, match="made for 3 public features, these days have 2"):
         LearnedPolicy(net, few)
-    short = Public(work.public.today[:4], work.public.yesterday[:4])
+    short = PublicArrays(work.public.today[:4], work.public.yesterday[:4])
     with pytest.raises(DataError, match=r"\(D, T\) = \(6, 24\)"):
         run_orders(LearnedPolicy(net, short), work.days, work.orders, RULES)
-    broken = Public(np.full_like(work.public.today, np.nan), work.public.yesterday)
+    broken = PublicArrays(np.full_like(work.public.today, np.nan), work.public.yesterday)
     with pytest.raises(DataError, match="not all numbers"):
         ExecutionTask(work.days, broken, work.orders, RULES, PAPenalty())
 

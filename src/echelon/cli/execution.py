@@ -181,7 +181,7 @@ def evaluate_execution_run(
         page = write_execution_report(result, place, name, lang)
     if with_rules:
         say_execution_rules(result.facts["rules"], result.facts["price"])
-    print_evaluation(result)
+    _print_evaluation(result)
     typer.echo(f"report: {page}")
 
 
@@ -211,7 +211,7 @@ def compare(
         named = dict(zip(names, runs, strict=True))
         result = evaluate_trained(named, split.value, orders, trust_code=trust_code or ())
     say_execution_rules(result.facts["rules"], result.facts["price"])
-    print_evaluation(result)
+    _print_evaluation(result)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
         result.write(output_dir)
@@ -296,7 +296,7 @@ def _print_certificate(certificate: ExecutionCertificate) -> None:
     out.print(table)
 
 
-def print_evaluation(result: ExecutionEvaluation) -> None:
+def _print_evaluation(result: ExecutionEvaluation) -> None:
     """Measures by policy, then the differences that can be claimed."""
     facts = result.facts
     title = (

@@ -64,25 +64,35 @@ class Quotes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PublicFeatures:
-    """Features of `D` days.
+class PublicArrays:
+    """What is public of `D` days, from arrays of one's own.
 
     today[D,T,F]: row t is known as tick t ends
     yesterday[D,T,F]: of the symbol's day before in the data; zeros where there is none
-    has_yesterday[D]
-    scaler: what they were scaled with; None: unscaled
+    """
+
+    today: Floats32
+    yesterday: Floats32
+
+    def __post_init__(self) -> None:
+        assert self.today.shape == self.yesterday.shape, "today and yesterday differ in shape"
+        assert self.today.dtype == self.yesterday.dtype == np.float32, "not float32"
+
+
+@dataclass(frozen=True)
+class PublicFeatures(PublicArrays):
+    """Features of `D` days.
+
+    names[F]; has_yesterday[D]; scaler: what they were scaled with; None: unscaled
     """
 
     names: tuple[str, ...]
-    today: Floats32
-    yesterday: Floats32
     has_yesterday: Bools
     scaler: Scaler | None = None
 
     def __post_init__(self) -> None:
-        assert self.today.shape == self.yesterday.shape, "today and yesterday differ in shape"
+        super().__post_init__()
         assert self.today.shape[2] == len(self.names), "last axis is not F"
-        assert self.today.dtype == self.yesterday.dtype == np.float32, "not float32"
 
 
 class FeatureInputs:
@@ -307,7 +317,7 @@ def public_features(
     before = previous_days(days)
     has = before >= 0
     yesterday = np.where(has[:, None, None], today[before], np.float32(0.0))
-    return PublicFeatures(every, today, yesterday, np.asarray(has), scaler)
+    return PublicFeatures(today, yesterday, every, np.asarray(has), scaler)
 
 
 def previous_days(days: Days) -> Ints:

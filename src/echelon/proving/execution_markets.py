@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.agents.execution import ExecutionTask, Public
+from echelon.agents.execution import ExecutionTask
 from echelon.execution.days import Days
+from echelon.execution.features import PublicArrays
 from echelon.execution.history import BASIS_POINTS
 from echelon.execution.orders import ParentOrders, parent_orders
 from echelon.execution.policies import almgren_chriss_cost, eta_of, schedule_cost
@@ -39,7 +40,7 @@ class Drawn(NamedTuple):
     """Days of a market and orders on them, one a day unless said otherwise."""
 
     days: Days
-    public: Public
+    public: PublicArrays
     orders: ParentOrders
     rules: ExecutionRules
 
@@ -122,7 +123,7 @@ class ImpactMarket:
         days = Days.from_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
         buying = np.arange(self.n_orders) % 2 == 0
         orders = parent_orders(0, amount, buying, 0, n_ticks)
-        return Drawn(days, Public.from_today(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
+        return Drawn(days, _without_yesterday(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class DriftMarket:
         price = _PRICE * (1.0 + np.cumsum(today, axis=1) / BASIS_POINTS)
         return _whole_day_orders(
             price,
-            Public(self._features(today), self._features(yesterday)),
+            PublicArrays(self._features(today), self._features(yesterday)),
             ExecutionRules(self.ticks_per_step),
             rng,
         )
@@ -179,7 +180,7 @@ class DriftFilter:
 
     name = "filter"
 
-    def __init__(self, market: DriftMarket, public: Public) -> None:
+    def __init__(self, market: DriftMarket, public: PublicArrays) -> None:
         self.market = market
         self.public = public
         self._odds = np.zeros((0, 0))
@@ -245,11 +246,15 @@ class ForetoldMarket:
         price = _PRICE * (1.0 + path / BASIS_POINTS)
         temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
         rules = ExecutionRules(1, temporary=temporary)
-        return _whole_day_orders(price, Public.from_today(today), rules, rng)
+        return _whole_day_orders(price, _without_yesterday(today), rules, rng)
+
+
+def _without_yesterday(today: Floats32) -> PublicArrays:
+    return PublicArrays(today, np.zeros_like(today))
 
 
 def _whole_day_orders(
-    price: Floats, public: Public, rules: ExecutionRules, rng: np.random.Generator
+    price: Floats, public: PublicArrays, rules: ExecutionRules, rng: np.random.Generator
 ) -> Drawn:
     """Orders of one share over whole days of volume 1 a tick, either side."""
     n_days, n_ticks = price.shape

@@ -7,7 +7,7 @@ from echelon.agents.execution.network import NetworkSettings
 from echelon.agents.execution.opd import Student, make_teacher
 from echelon.agents.execution.ppo import PPO
 from echelon.agents.execution.rollout import LearnedPolicy
-from echelon.agents.execution.task import ExecutionTask, Public
+from echelon.agents.execution.task import ExecutionTask
 
 __all__ = [
     "DQN",
@@ -16,7 +16,6 @@ __all__ = [
     "ExecutionTask",
     "LearnedPolicy",
     "NetworkSettings",
-    "Public",
     "Student",
     "load_execution_policy",
     "make_teacher",

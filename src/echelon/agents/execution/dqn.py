@@ -41,7 +41,7 @@ BATCH = 256
 """Most orders of an update."""
 EXPLORE = (1.0, 0.05)
 """ε at first and at last; it falls linearly over the first half of the training."""
-GRAD_CLIP = 10.0
+_GRAD_CLIP = 10.0
 
 
 class OrderReplay:
@@ -156,7 +156,7 @@ class DQN(ExecutionLearner):
         chosen = q.gather(-1, parts["actions"][which, :length, None]).squeeze(-1)
         taken = parts["taken"][which, :length]
         loss = taken_mean(smooth_l1_loss(chosen, aim, reduction="none"), taken)
-        norm = self._descend(loss, GRAD_CLIP)
+        norm = self._descend(loss, _GRAD_CLIP)
         self.updates += 1
         if self.updates % config.target_every == 0:
             self.target.load_state_dict(self.net.state_dict())

@@ -6,13 +6,17 @@
 Probabilities of rates are those of u: the squashing is the same for old and new policy, so that it
 cancels in PPO's ratio and in the divergence between two policies.
 
+Both have `n_outputs` (how many of A the network gives; the others are weights that do not see the
+state), `first_bias`[n_outputs] (where an untrained policy stands), `sample`, `greedy`, `log_prob`,
+`entropy` and `divergence`, KL(teacher ‖ student), […] each of `params`[…,A], and `shares`[E] that
+actions[E] ask of the simulator.
+
 Axes: any `…`, `A` numbers that say a distribution.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,35 +28,6 @@ from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.types import Floats
 
 _HALF_LOG_2PIE = 0.5 * math.log(2.0 * math.pi * math.e)
-
-
-class Head(Protocol):
-    """A family of distributions over actions, told by `params`[…,A]."""
-
-    @property
-    def n_outputs(self) -> int:
-        """How many of A the network gives; the others are weights that do not see the state."""
-
-    def first_bias(self) -> Tensor:
-        """[n_outputs] at which an untrained policy stands."""
-
-    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
-        """[…] actions."""
-
-    def greedy(self, params: Tensor) -> Tensor:
-        """[…] what it does when it does not explore."""
-
-    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """[…]."""
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """[…]."""
-
-    def divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
-        """KL(teacher ‖ student)[…]."""
-
-    def shares(self, actions: Tensor, simulator: Simulator) -> Floats:
-        """[E] asked of the simulator by actions[E]."""
 
 
 class FractionHead:
@@ -146,8 +121,3 @@ class RateHead:
 
     def _parts(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return params[..., 0], clip_log_std(params[..., 1])
-
-
-def head_of(act: Fractions | TwapRate) -> Head:
-    """The head that goes with an action interpreter."""
-    return FractionHead(act) if isinstance(act, Fractions) else RateHead(act)

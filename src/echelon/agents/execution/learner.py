@@ -15,9 +15,10 @@ from torch import Tensor
 
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
 from echelon.agents.execution.rollout import LearnedPolicy
-from echelon.agents.execution.task import ExecutionTask, PublicArrays
+from echelon.agents.execution.task import ExecutionTask
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import StoreError, TrainingError
+from echelon.execution.features import PublicArrays
 from echelon.execution.orders import ParentOrders
 from echelon.rng import stream
 from echelon.runs.checkpoint import (

@@ -30,7 +30,6 @@ say a policy; `B` sequences, `L` places, `I` inputs.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -39,10 +38,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from echelon.agents.execution.heads import head_of
-from echelon.agents.execution.task import PRIVATE, PublicArrays, step_ticks
+from echelon.agents.execution.heads import FractionHead, RateHead
+from echelon.agents.execution.task import PRIVATE, step_ticks
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError
+from echelon.execution.features import PublicArrays
 from echelon.execution.interpreters import QLIB_FRACTIONS, Fractions, TwapRate
 from echelon.execution.orders import ParentOrders
 
@@ -54,20 +54,8 @@ HiddenState = Any
 """What a sequence network carries from place to place; None at the beginning."""
 
 
-class SequenceNet(nn.Module, ABC):
-    """Inputs[B,L,I] → out[B,L,H]."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """[B,L,H] of x[B,L,I]; first[B,H]: what is known before the first place."""
-
-    @abstractmethod
-    def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
-        """(out[B,H], state) of one place x[B,I]."""
-
-
-class Recurrent(SequenceNet):
-    """A GRU or an LSTM, after a layer that mixes the inputs."""
+class Recurrent(nn.Module):
+    """A GRU or an LSTM, after a layer that mixes the inputs: x[B,L,I] → [B,L,H]."""
 
     def __init__(self, kind: Literal["gru", "lstm"], n_inputs: int, hidden: int) -> None:
         super().__init__()
@@ -77,7 +65,7 @@ class Recurrent(SequenceNet):
         self.cells = make(hidden, hidden, batch_first=True)
 
     def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """See `SequenceNet`."""
+        """[B,L,H] of x[B,L,I]; first[B,H]: what is known before the first place."""
         state: HiddenState = None
         if first is not None:
             h = first[None].contiguous()
@@ -86,13 +74,13 @@ class Recurrent(SequenceNet):
         return out
 
     def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
-        """See `SequenceNet`."""
+        """(out[B,H], state) of one place x[B,I]."""
         out, state = self.cells(torch.relu(self.inputs(x))[:, None], state)
         return out[:, 0], state
 
 
-class CausalAttention(SequenceNet):
-    """One block: attention to this and earlier places, then a layer of its own for each place."""
+class CausalAttention(nn.Module):
+    """The same by one block: attention to this and earlier places, then a layer for each place."""
 
     def __init__(self, n_inputs: int, hidden: int, heads: int) -> None:
         super().__init__()
@@ -107,7 +95,7 @@ class CausalAttention(SequenceNet):
         )
 
     def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
-        """See `SequenceNet`; `first` is a place before the others."""
+        """[B,L,H] of x[B,L,I]; first[B,H] is a place before the others."""
         h = self.inputs(x)
         h = h + _places(h.shape[1], h.shape[2])
         if first is None:
@@ -115,7 +103,7 @@ class CausalAttention(SequenceNet):
         return self._block(torch.cat([first[:, None], h], dim=1))[:, 1:]
 
     def step(self, x: Tensor, state: HiddenState) -> tuple[Tensor, HiddenState]:
-        """See `SequenceNet`; the state is all inputs so far."""
+        """(out[B,H], state) of one place x[B,I]; the state is all inputs so far."""
         seen = x[:, None] if state is None else torch.cat([state, x[:, None]], dim=1)
         return self(seen)[:, -1], seen
 
@@ -199,10 +187,11 @@ class ExecutionNet(nn.Module):
         super().__init__()
         self.settings = settings
         self.n_features = n_features
-        self.head = head_of(settings.act)
+        act = settings.act
+        self.head = FractionHead(act) if isinstance(act, Fractions) else RateHead(act)
         hidden = settings.hidden
 
-        def over_time(n_inputs: int) -> nn.Module:
+        def over_time(n_inputs: int) -> Recurrent | CausalAttention:
             if settings.sequence == "attention":
                 return CausalAttention(n_inputs, hidden, settings.heads)
             return Recurrent(settings.sequence, n_inputs, hidden)
@@ -245,7 +234,7 @@ class ExecutionNet(nn.Module):
         self, public: Tensor, private: Tensor, side: Tensor, state: HiddenState
     ) -> tuple[PolicyOutput, HiddenState]:
         """The same, one step at a time: public[E,H], private[E,P], side[E]."""
-        own, state = self.private.step(private, state)  # type: ignore[operator]
+        own, state = self.private.step(private, state)
         return self._mix(public, own, side), state
 
     def _mix(self, public: Tensor, private: Tensor, side: Tensor) -> PolicyOutput:

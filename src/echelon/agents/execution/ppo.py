@@ -40,7 +40,7 @@ from echelon.types import Ints, Metrics
 
 VALUE_COEF = 0.5
 """Weight of the value's loss."""
-GRAD_CLIP = 1.0
+_GRAD_CLIP = 1.0
 
 
 class PPO(ExecutionLearner):
@@ -117,7 +117,7 @@ class PPO(ExecutionLearner):
         entropy = taken_mean(head.entropy(params), taken)
         total = policy + VALUE_COEF * worth - config.entropy * entropy
         further, metrics = self._further(params, which, taken)
-        norm = self._descend(total + further, GRAD_CLIP)
+        norm = self._descend(total + further, _GRAD_CLIP)
         return metrics | {
             "losses/policy": float(policy.detach()),
             "losses/value": float(worth.detach()),

@@ -19,8 +19,9 @@ from echelon.agents.execution.network import (
     look_up,
     side_of,
 )
-from echelon.agents.execution.task import ExecutionTask, PublicArrays, check_public, private_inputs
+from echelon.agents.execution.task import ExecutionTask, check_public, private_inputs
 from echelon.errors import DataError
+from echelon.execution.features import PublicArrays
 from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import reward_of

@@ -6,12 +6,12 @@ Axes: `E` orders, `D` days, `T` ticks, `F` public features, `S` steps, `P` priva
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from echelon.errors import DataError
 from echelon.execution.days import Days
+from echelon.execution.features import PublicArrays
 from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import Reward
 from echelon.execution.simulator import ExecutionRules, Simulator, next_step, steps_of
@@ -22,31 +22,6 @@ PRIVATE = ("left", "time_left", "day_left", "day_gone", "even", "executed", "fil
 order's ticks left, and of the day's that are the order's still; share of the day gone; what TWAP
 would take of what is left; executed in the step before, of the amount; executed of what was asked
 for then."""
-
-
-class PublicArrays(Protocol):
-    """Public features; `execution.features.PublicFeatures` has them."""
-
-    @property
-    def today(self) -> Floats32:
-        """[D,T,F]; row t is known as tick t ends."""
-
-    @property
-    def yesterday(self) -> Floats32:
-        """[D,T,F] of the day before; zeros where there is none."""
-
-
-@dataclass(frozen=True)
-class Public:
-    """Public features from arrays of one's own."""
-
-    today: Floats32
-    yesterday: Floats32
-
-    @staticmethod
-    def from_today(today: Floats32) -> Public:
-        """Without a yesterday."""
-        return Public(today, np.zeros_like(today))
 
 
 @dataclass(frozen=True)
