@@ -55,6 +55,7 @@ from echelon.config import Config, load_config
 from echelon.envs.world import World
 from echelon.models import Encoder
 from echelon.population.learner import HierarchyLearner
+from echelon.population.member import Member
 
 HIERARCHY_YAML = Path(__file__).parents[1] / "configs" / "hierarchical.yaml"
 TRAIN, VALID = 5_796, 1_260
@@ -137,7 +138,7 @@ class Spent(NamedTuple):
 
 def updates_made(learner: HierarchyLearner) -> int:
     """By the first expert."""
-    state = learner.members.host.one(0, "state")
+    state = learner.members.ask(Member.state, [0])[0]
     return int(state["facts"]["networks"]["core"]["updates"])
 
 

@@ -86,7 +86,7 @@ def lend_forkserver() -> None:
     if pid == 0:
         ours.close()
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `agents.processes` does
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `workers` does
             _, handles, _, _ = socket.recv_fds(theirs, 1, 2)
             if len(handles) == 2:  # else the command has ended, and needed none
                 forkserver.main(handles[0], handles[1], [])

@@ -41,7 +41,7 @@ RENAMED: Mapping[str, str] = {
 
 DROPPED = re.compile(
     # English sentences of events and decisions, now codes and values.
-    r"(risk_events\.jsonl:done|(events|lineage)\.\d+\.(done|reason|kind)|decision\.reason)$"
+    r"(risk_events\.jsonl:done|(events|lineage)\.\d+\.(done|reason)|decision\.reason)$"
 )
 """Keys of the older fingerprint whose values are no longer kept in that form, on purpose."""
 

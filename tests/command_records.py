@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from echelon.agents.mfpbt import Life
-from echelon.population.artefacts import PopulationEvent, PopulationHistory, Round
 from echelon.population.attribution import RealBook
-from echelon.population.record import CommandRecord
+from echelon.population.record import CommandRecord, PopulationEvent, PopulationHistory, Round
 from echelon.risk import RiskEvent, RiskKind
 
 NAMES = ("Trend", "Reversal", "Defensive", "Breakout", "Carry")

@@ -54,9 +54,9 @@ class Everything(NamedTuple):
 
 def everything(learner: HierarchyLearner) -> Everything:
     tensors, state = learner.state()
-    told = {k: v for k, v in state["told"].items() if not is_timing(k)}
+    metrics = {k: v for k, v in state["metrics"].items() if not is_timing(k)}
     cloned = {name: value.clone() for name, value in tensors.items()}
-    return Everything(cloned, copy.deepcopy(state) | {"told": told})
+    return Everything(cloned, copy.deepcopy(state) | {"metrics": metrics})
 
 
 def assert_equal(left: Everything, right: Everything) -> None:

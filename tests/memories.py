@@ -103,10 +103,8 @@ def slow_sequences(books: Iterable[Iterable[Transitions]], length: int) -> set[t
 class Crew:
     """K experts that walk and write, and by the side what their rings should hold."""
 
-    def __init__(
-        self, each: int = 62, directory: Path | None = None, writable: set[int] | None = None
-    ) -> None:
-        self.shared = SharedReplay(each * K + 1, K, N, directory, writable=writable)
+    def __init__(self, each: int = 62, directory: Path | None = None) -> None:
+        self.shared = SharedReplay(each * K + 1, K, N, directory)
         self.walks = [Walk(seed=k, first=k * PART) for k in range(K)]
         self.held: list[list[deque[Transitions]]] = [
             [deque(maxlen=each // E) for _ in range(E)] for _ in range(K)
@@ -131,14 +129,20 @@ def parts(batch: SharedBatch) -> list[np.ndarray[Any, Any]]:
     return [*batch.transitions, *batch.behaviour, batch.source, batch.shared]
 
 
-def work_in_a_process(directory: Path, expert: int, marks: Marks, results: Any) -> None:
-    """A worker's phase: stand at the marks, collect, draw, tell how far it came."""
-    made = Crew(directory=directory, writable={expert})
+def draw_in_a_process(directory: Path, expert: int, marks: Marks, results: Any) -> None:
+    """A worker's phase of learning: stand at the marks, and draw."""
+    made = Crew(directory=directory)
+    made.shared.refresh(marks)
+    results.put((expert, parts(made.shared.batch(expert, 25, 3, 0.5, 30, rng(expert)))))
+
+
+def collect_in_a_process(directory: Path, expert: int, marks: Marks, results: Any) -> None:
+    """A worker's phase of collecting: stand at the marks, collect, tell how far it came."""
+    made = Crew(directory=directory)
     made.shared.refresh(marks)
     made.walks[expert] = Walk(seed=50 + expert, first=expert * PART + 5000)
     made.collect(expert, 5)
-    batch = made.shared.batch(expert, 25, 3, 0.5, 30, rng(expert), marks=marks, margin=15)
-    results.put((expert, made.shared.snapshot()[expert], parts(batch)))
+    results.put((expert, made.shared.snapshot()[expert]))
 
 
 def sequence_slots(

@@ -14,8 +14,8 @@ from echelon.population.attribution import (
     RealBook,
     attribute,
     gross_returns,
-    hit_rate,
     part_series,
+    router_hit_rate,
 )
 from echelon.population.record import CommandRecord
 from echelon.types import Floats
@@ -131,23 +131,23 @@ def test_interval_holds_the_estimate_and_the_same_seed_gives_the_same() -> None:
 def test_hit_rate_of_decisions_worked_out_by_hand() -> None:
     own = [[0.1, 0.0], [0.0, 0.1], [-0.2, -0.1], [0.3, 0.0], [0.0, 0.5]]
     record = small(own, [0, 0, 2, 2, 1], decided=[True, True, True, False, True])
-    found = hit_rate(record, 1)
+    found = router_hit_rate(record, 1)
     # Right, wrong, cash while both fell: right; the last: right.
     assert found.decisions == 4
     assert found.rate == pytest.approx(3 / 4)
     # Above the mean: a; b; b and cash; b: each 1 of 3, but the third, 2 of 3.
     assert found.random_rate == pytest.approx((1 + 1 + 2 + 1) / 12)
     # Over two bars the last decision reaches beyond the run; the first two are ties at 1.1.
-    assert hit_rate(record, 2).decisions == 3
-    assert hit_rate(record, 6).decisions == 0
-    assert math.isnan(hit_rate(record, 6).rate)
+    assert router_hit_rate(record, 2).decisions == 3
+    assert router_hit_rate(record, 6).decisions == 0
+    assert math.isnan(router_hit_rate(record, 6).rate)
 
 
 def test_masked_expert_does_not_count_in_what_chance_would_do() -> None:
     record = small([[0.1, 0.0]], [0])
-    assert hit_rate(record, 1).random_rate == pytest.approx(1 / 3)
+    assert router_hit_rate(record, 1).random_rate == pytest.approx(1 / 3)
     record = replace(record, allowed=np.array([[False, True]]))
-    assert hit_rate(record, 1).random_rate == 0.0
+    assert router_hit_rate(record, 1).random_rate == 0.0
 
 
 def test_accounts_of_experts_worked_out_by_hand() -> None:

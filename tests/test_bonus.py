@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from echelon.errors import StoreError, TrainingError
-from echelon.population.bonus import Deeds, Estimator, SkillBonus, portfolios
-from echelon.population.monitor import skills
+from echelon.population.expert_reward import ActionSamples, Estimator, SkillBonus, target_portfolios
+from echelon.population.measurement import draw_skills
 
 K, N = 3, 2
 MEANS = torch.tensor([[-0.6, 0.0], [0.0, 0.0], [0.6, 0.0]])
 WIDTH = 0.5
-SKILLS = torch.from_numpy(skills(K, 5, seed=0)).float()
+SKILLS = torch.from_numpy(draw_skills(K, 5, seed=0)).float()
 
 
 def known_information(centres: Tensor, width: float) -> float:
@@ -30,14 +30,14 @@ def known_information(centres: Tensor, width: float) -> float:
     return float((density * ratio).sum(axis=1).mean() * (at[1] - at[0]))
 
 
-def deeds(
+def samples(
     n: int,
     seed: int,
     *,
     actions: Tensor | None = None,
     holdings: Tensor | None = None,
     shares: tuple[float, ...] = (1.0, 1.0, 1.0),
-) -> Deeds:
+) -> ActionSamples:
     """Samples whose actions and holdings lie around the centres[K,N] of whoever acted."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.multinomial(torch.tensor(shares), n, replacement=True, generator=generator)
@@ -47,10 +47,12 @@ def deeds(
         spot[source] + WIDTH * torch.randn((n, N), generator=generator) for spot in spots
     )
     # Holdings are small numbers, as they are with many assets.
-    return Deeds(0.01 * held, torch.rand(n, generator=generator), acted, source)
+    return ActionSamples(0.01 * held, torch.rand(n, generator=generator), acted, source)
 
 
-def trained(estimator: Estimator, given: Deeds, updates: int = 300) -> tuple[SkillBonus, float]:
+def trained(
+    estimator: Estimator, given: ActionSamples, updates: int = 300
+) -> tuple[SkillBonus, float]:
     """A model, and the information it found in the last updates."""
     # Without noise, which would drown holdings as small as these and change what is known.
     bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1, hidden=32, noise=0.0)
@@ -58,7 +60,7 @@ def trained(estimator: Estimator, given: Deeds, updates: int = 300) -> tuple[Ski
     return bonus, bonus.learn(given, SKILLS, 100).information
 
 
-def paid(bonus: SkillBonus, given: Deeds) -> float:
+def paid(bonus: SkillBonus, given: ActionSamples) -> float:
     """Mean reward of whoever acted, in nats."""
     reward = bonus.reward(given.holdings, given.cash, given.actions, given.source, SKILLS)
     assert reward.shape == given.source.shape
@@ -69,40 +71,40 @@ def paid(bonus: SkillBonus, given: Deeds) -> float:
 
 def test_infonce_finds_the_information_of_gaussian_actions() -> None:
     truth = known_information(MEANS, WIDTH)
-    bonus, found = trained("infonce", deeds(8192, 1, actions=MEANS))
+    bonus, found = trained("infonce", samples(8192, 1, actions=MEANS))
     assert 0.3 < truth < 0.5
-    assert paid(bonus, deeds(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.04)
+    assert paid(bonus, samples(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.04)
     assert found == pytest.approx(truth, abs=0.06)
 
 
 @pytest.mark.parametrize("estimator", ["infonce", "diayn"])
 def test_experts_that_do_the_same_earn_about_nothing(estimator: Estimator) -> None:
-    bonus, found = trained(estimator, deeds(8192, 1))
-    assert abs(paid(bonus, deeds(8192, 2))) < 0.03
+    bonus, found = trained(estimator, samples(8192, 1))
+    assert abs(paid(bonus, samples(8192, 2))) < 0.03
     assert abs(found) < 0.03
 
 
 def test_diayn_finds_what_the_book_tells_whoever_collected_more() -> None:
     truth = known_information(MEANS, WIDTH)
     uneven = (0.7, 0.2, 0.1)
-    bonus, found = trained("diayn", deeds(8192, 1, holdings=MEANS, shares=uneven))
-    assert paid(bonus, deeds(8192, 2, holdings=MEANS)) == pytest.approx(truth, abs=0.05)
+    bonus, found = trained("diayn", samples(8192, 1, holdings=MEANS, shares=uneven))
+    assert paid(bonus, samples(8192, 2, holdings=MEANS)) == pytest.approx(truth, abs=0.05)
     assert found < truth - 0.05  # of uneven skills there is less to be told
 
 
 def test_infonce_does_not_pay_actions_for_what_the_book_tells() -> None:
-    bonus, found = trained("infonce", deeds(8192, 1, holdings=MEANS))
-    assert abs(paid(bonus, deeds(8192, 2, holdings=MEANS))) < 0.05
+    bonus, found = trained("infonce", samples(8192, 1, holdings=MEANS))
+    assert abs(paid(bonus, samples(8192, 2, holdings=MEANS))) < 0.05
     assert abs(found) < 0.05
-    both = deeds(8192, 1, holdings=MEANS, actions=MEANS)
+    both = samples(8192, 1, holdings=MEANS, actions=MEANS)
     bonus, _ = trained("infonce", both)
     truth = known_information(MEANS, WIDTH)
     # Actions at books of all experts alike, as the reward has it.
-    assert paid(bonus, deeds(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.08)
+    assert paid(bonus, samples(8192, 2, actions=MEANS)) == pytest.approx(truth, abs=0.08)
 
 
 def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> None:
-    bonus, _ = trained("infonce", deeds(8192, 1, actions=MEANS))
+    bonus, _ = trained("infonce", samples(8192, 1, actions=MEANS))
     actions = torch.tensor([[-0.8, 0.0]] * K)
     reward = bonus.reward(
         torch.zeros(K, N), torch.full((K,), 0.5), actions, torch.arange(K), SKILLS
@@ -113,13 +115,13 @@ def test_reward_is_of_the_expert_it_is_asked_for_not_of_the_one_who_acted() -> N
     assert reward[2] == -1.0  # cut there
 
 
-def held_portfolios(actions: Tensor, seed: int) -> Deeds:
+def held_portfolios(actions: Tensor, seed: int) -> ActionSamples:
     """What experts[3] with such scores[3,N] (and a little chance) hold and ask for, all free."""
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(K, (8192,), generator=generator)
     scores = actions[source] + 0.02 * torch.randn((8192, actions.shape[1]), generator=generator)
-    wanted = portfolios(scores.clamp(-1.0, 1.0), *at_cash(scores))
-    return Deeds(wanted, 1.0 - wanted.sum(dim=1), wanted, source)
+    wanted = target_portfolios(scores.clamp(-1.0, 1.0), *at_cash(scores))
+    return ActionSamples(wanted, 1.0 - wanted.sum(dim=1), wanted, source)
 
 
 def earned(estimator: Estimator, scores: Tensor) -> float:
@@ -139,7 +141,7 @@ def test_other_scores_of_assets_that_nobody_holds_earn_next_to_nothing(
     scores = torch.full((K, 4), -1.0)
     scores[:, 0] = 1.0
     scores[1, 1], scores[2, 2] = -0.5, -0.5
-    assert float(portfolios(scores, *at_cash(scores))[:, 1:].max()) < 0.01
+    assert float(target_portfolios(scores, *at_cash(scores))[:, 1:].max()) < 0.01
     assert abs(earned(estimator, scores)) < 0.1
 
 
@@ -158,7 +160,7 @@ def at_cash(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def test_portfolios_leave_alone_what_cannot_be_traded() -> None:
     held = torch.tensor([[0.3, 0.2, 0.0]])
     free = torch.tensor([[False, True, True]])
-    wanted = portfolios(torch.tensor([[1.0, 0.0, 0.0]]), held, torch.tensor([0.5]), free)
+    wanted = target_portfolios(torch.tensor([[1.0, 0.0, 0.0]]), held, torch.tensor([0.5]), free)
     assert wanted[0, 0] == pytest.approx(0.3)
     # Of the other 0.7, two assets and cash of one score have a third each.
     assert wanted[0, 1:].tolist() == pytest.approx([0.7 / 3, 0.7 / 3])
@@ -166,16 +168,16 @@ def test_portfolios_leave_alone_what_cannot_be_traded() -> None:
 
 @pytest.mark.parametrize("estimator", ["infonce", "diayn"])
 def test_an_expert_that_is_missing_from_a_batch_does_no_harm(estimator: Estimator) -> None:
-    given = deeds(512, 1, actions=MEANS, shares=(1.0, 1.0, 0.0))
+    given = samples(512, 1, actions=MEANS, shares=(1.0, 1.0, 0.0))
     bonus = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1)
     told = bonus.learn(given, SKILLS, 5)
     assert math.isfinite(told.loss)
-    assert math.isfinite(paid(bonus, deeds(64, 2, actions=MEANS)))
+    assert math.isfinite(paid(bonus, samples(64, 2, actions=MEANS)))
 
 
 @pytest.mark.parametrize("estimator", ["infonce", "diayn"])
 def test_learning_goes_on_bit_for_bit_after_restore(estimator: Estimator) -> None:
-    given = deeds(1024, 1, actions=MEANS)
+    given = samples(1024, 1, actions=MEANS)
     straight = SkillBonus(K, N, SKILLS.shape[1], estimator, seed=1)
     straight.learn(given, SKILLS, 3)
     tensors, state = straight.state()
@@ -210,7 +212,7 @@ def test_weights_of_another_model_are_refused() -> None:
 
 
 def test_what_is_not_finite_is_refused_and_names_the_experts() -> None:
-    given = deeds(64, 1)
+    given = samples(64, 1)
     given.actions[5, 1] = math.nan
     bonus = SkillBonus(K, N, SKILLS.shape[1], "infonce", seed=1)
     before = bonus.weights()
@@ -219,7 +221,7 @@ def test_what_is_not_finite_is_refused_and_names_the_experts() -> None:
         bonus.learn(given, SKILLS, 2)
     assert all(torch.equal(value, before[name]) for name, value in bonus.weights().items())
     with pytest.raises(TrainingError, match=r"diverged.*not changed"):
-        bonus.learn(deeds(64, 1), SKILLS * math.inf, 1)
+        bonus.learn(samples(64, 1), SKILLS * math.inf, 1)
     after = bonus.weights()
     learned = [name for name in before if not name.startswith("scale.")]
     assert all(torch.equal(after[name], before[name]) for name in learned)

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from echelon.agents.processes import hire
 from echelon.errors import StoreError
 from echelon.files import sha256_file
 from echelon.rng import stream
@@ -40,6 +39,7 @@ from echelon.runs.checkpoint import (
     unpack_generator,
     with_prefix,
 )
+from echelon.workers import start_worker
 
 
 def _save(directory: Path, step: int, keep: int = 10, **options: Any) -> Path:
@@ -263,7 +263,7 @@ import resource, sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 import torch
-from echelon.agents.processes import hire
+from echelon.workers import start_worker
 from echelon.errors import StoreError
 from echelon.runs.checkpoint import save_checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -312,7 +312,7 @@ def test_kill_during_replacement_leaves_the_old_or_the_new_one(
 ) -> None:
     save_best(tmp_path, 100, {}, {"new": False}, config_hash="c")
     save_checkpoint(tmp_path, 100, {}, {"new": False}, config_hash="c", keep=1)
-    worker = hire(_die_replacing, kind, stage, tmp_path)
+    worker = start_worker(_die_replacing, kind, stage, tmp_path)
     worker.process.join(120)
     worker.pipe.close()
     assert worker.process.exitcode == -signal.SIGKILL

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 from commands import Always, Tilted
+from rule_routers import FixedRouter
 from test_report import days, html_of, make_run, three_splits
 from walks import make_walk
 from worlds import make_config, make_world
@@ -39,8 +40,7 @@ from echelon.evaluation.trust import load_trust
 from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
 from echelon.ops.measures import LABELS
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.reference_policies import HEDGE, companions_of
-from echelon.population.router_policies import FixedRouter, HedgeRouter
+from echelon.population.reference_policies import HEDGE, HedgeRouter, companions_of
 from echelon.report.gather import gather
 from echelon.report.texts import Words
 from echelon.report.walkforward import write_walk_forward_report

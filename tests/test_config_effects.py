@@ -21,6 +21,7 @@ import torch
 import yaml
 from commands import Always, Moving
 from markets import CONFIGS
+from rule_routers import EqualRouter
 from test_evolution import Toy
 from test_executor_portfolio import Line
 from worlds import make_world
@@ -43,19 +44,17 @@ from echelon.features import Prepared, prepare
 from echelon.features.registry import select
 from echelon.market import resolve_rules
 from echelon.ops.measures import measure
-from echelon.population.crew import Crew
 from echelon.population.evolution import Evolution, RouterEvolution
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router import Router
-from echelon.population.router_policies import EqualRouter
-from echelon.population.router_reward import Incentive
+from echelon.population.router import Router, RouterReward
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import TrialRegistry
 from echelon.runs.tracking import open_sinks
 from echelon.training.learners import Worlds, make_learner
 from echelon.training.run import Training
+from echelon.workers import LocalPool
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
@@ -392,7 +391,7 @@ def _round(bench: Bench, *overrides: str, rounds: int = 1) -> object:
 def _router_evolved(bench: Bench, *overrides: str) -> object:
     """The router's settings after evolutions by made-up fitness."""
     config = bench.config("train.lr_actor=0.001", *overrides)
-    evolution = RouterEvolution.of(config, 1)
+    evolution = RouterEvolution.from_config(config, 1)
     for turn in range(1, 4):
         evolution.step(float(turn), 100 * turn)
     return evolution.values
@@ -425,13 +424,13 @@ def _second_round(bench: Bench, *overrides: str) -> object:
 def _evolved(bench: Bench, *overrides: str) -> object:
     """Weights and hyperparameters of toy members after evolutions by made-up fitness."""
     config = bench.config("experts.n_experts=2", "train.lr_actor=0.001", *overrides)
-    evolution = Evolution.of(config, 1)
+    evolution = Evolution.from_config(config, 1)
     n_members = evolution.plan.members
-    with Crew(Toy, n_members) as crew:
+    with LocalPool(Toy, n_members) as crew:
         for turn in range(3):
             fit = np.sin(np.arange(n_members) + turn)
             assert evolution.apply(evolution.step(fit, mapd=0.3), crew) == {}
-        toys = crew.each("facts", dict.fromkeys(range(n_members), ())).values()
+        toys = crew.call(Toy.facts, range(n_members)).values()
         weights = [toy["weights"].tolist() for toy in toys]
     return weights, evolution.hyperparameters()
 
@@ -447,7 +446,7 @@ def _routed(bench: Bench, *overrides: str) -> object:
 
 def _paid(bench: Bench, *overrides: str) -> object:
     """Pay for choosing one of three experts always, λ adapting to it."""
-    incentive = Incentive(bench.config(*overrides).meta_router, 3)
+    incentive = RouterReward(bench.config(*overrides).meta_router, 3)
     relative, chosen = np.linspace(-0.01, 0.02, 40), np.zeros(40, dtype=np.int64)
     paid = []
     for _ in range(9):

@@ -15,9 +15,20 @@ from echelon.config.agents import RewardConfig
 from echelon.envs import ActionRule, Books
 from echelon.errors import ConfigError, DataError
 from echelon.population import expert_books as surveys
-from echelon.population import router_observation as view
-from echelon.population.book_forks import Desk, first_rows, started, within_limits
-from echelon.population.expert_books import Standing, survey
+from echelon.population.expert_books import (
+    ExpertBooks,
+    ExpertStanding,
+    first_rows,
+    start_experts,
+    survey,
+    within_limits,
+)
+from echelon.population.router_observation import (
+    make_observation,
+    market_view,
+    observation_names,
+    observation_size,
+)
 from echelon.proving.worlds import join_worlds
 
 NOBODY = np.array([-1])
@@ -47,8 +58,8 @@ def test_forks_are_what_each_expert_makes_of_the_same_book_alone() -> None:
     world, config = make_world(n_rows=80), config_of()
     experts = [Tilted("a", 2.0), Moving("b"), Always("c", (0.2, 0.0, 0.7))]
     span = range(3, 80)
-    started(experts, world, span)
-    desk = Desk(experts, world, config, 2, span)
+    start_experts(experts, world, span)
+    desk = ExpertBooks(experts, world, config, 2, span)
     desk.begin(at(10, 30), np.ones(2, dtype=bool))
     rule = ActionRule.from_config(config, "weights")
     real = [Books(world, rule, RewardConfig(), 1, span) for _ in range(2)]
@@ -73,8 +84,8 @@ def test_forks_are_what_each_expert_makes_of_the_same_book_alone() -> None:
 def test_peeking_shows_the_next_bar_and_changes_nothing() -> None:
     world, config = make_world(), config_of()
     experts = [Moving("a"), Moving("b")]
-    started(experts, world, range(3, 50))
-    desk = Desk(experts, world, config, 1, range(3, 50))
+    start_experts(experts, world, range(3, 50))
+    desk = ExpertBooks(experts, world, config, 1, range(3, 50))
     targets = np.concatenate([desk.ask().own, np.full((1, 1, 3), 0.3)])
     shown = desk.peek(targets)
     assert desk.row.tolist() == [3]
@@ -89,9 +100,9 @@ def test_experts_by_discrete_actions_are_refused() -> None:
         kind = "discrete"  # type: ignore[assignment]
 
     with pytest.raises(ConfigError, match="'buyer' acts by 'discrete'"):
-        started([Buyer("buyer", (0.0,))], make_world(), range(3, 9))
+        start_experts([Buyer("buyer", (0.0,))], make_world(), range(3, 9))
     with pytest.raises(ConfigError, match="at least one expert"):
-        started([], make_world(), range(3, 9))
+        start_experts([], make_world(), range(3, 9))
 
 
 def test_scaled_limits_count_what_cannot_be_traded() -> None:
@@ -118,11 +129,13 @@ def test_survey_holds_the_returns_of_separate_backtests() -> None:
     experts = [Moving("a"), Tilted("b", 1.0)]
     span = range(3, 55)
     found = survey(experts, world, [span], config)
-    for k, expert in enumerate(experts):
-        value = run_values(expert, world, at(3), len(span) - 1, config)[:, 0]
-        np.testing.assert_allclose(found.earned[3:54, k], value[1:] / value[:-1] - 1, atol=1e-15)
-    assert np.isnan(found.earned[:3]).all()
-    assert np.isnan(found.earned[54:]).all()
+    values = [run_values(expert, world, at(3), len(span) - 1, config)[:, 0] for expert in experts]
+    standing = ExpertStanding(1, 2, config)
+    for row, value in zip(span, np.stack(values, axis=1), strict=True):
+        standing.mark(value[None], np.array([row == 3]), NOBODY)
+        np.testing.assert_allclose(found.view.relative[row], standing.view().relative[0], atol=1e-6)
+        np.testing.assert_allclose(found.view.level[row], standing.view().level[0], atol=1e-6)
+    assert (found.view.relative[55:] == 0.0).all()
 
 
 def test_survey_in_pieces_covers_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +148,8 @@ def test_survey_in_pieces_covers_every_row_once(monkeypatch: pytest.MonkeyPatch)
     for span in spans:
         # After a bar or two a rule's book no longer knows when it began.
         rows = np.arange(span.start, span.stop)
-        np.testing.assert_allclose(pieces.earned[rows[:-1]], whole.earned[rows[:-1]], atol=1e-12)
-        assert np.isnan(pieces.earned[span.stop - 1]).all()
-        np.testing.assert_allclose(
-            pieces.sight.relative[rows], whole.sight.relative[rows], atol=1e-3
-        )
-        assert (pieces.sight.relative[rows] != 0).all()
+        np.testing.assert_allclose(pieces.view.relative[rows], whole.view.relative[rows], atol=1e-3)
+        assert (pieces.view.relative[rows] != 0).all()
 
 
 def test_survey_refuses_spans_without_a_bar() -> None:
@@ -149,7 +158,7 @@ def test_survey_refuses_spans_without_a_bar() -> None:
 
 
 def test_view_of_two_experts_by_hand() -> None:
-    standing = Standing(1, 2, config_of())
+    standing = ExpertStanding(1, 2, config_of())
     fresh, goes_on = np.array([True]), np.array([False])
     growth = [(1.0, 1.0), (1.1, 1.0), (1.1, 1.05), (1.21, 1.05)]
     for n, (a, b) in enumerate(growth):
@@ -159,7 +168,7 @@ def test_view_of_two_experts_by_hand() -> None:
     apart = bars - mean[:, None]
     rms = np.sqrt(np.square(apart).mean(axis=1).mean())
     level = np.sqrt(np.square(mean).mean())
-    sight = standing.sight()
+    sight = standing.view()
     # Over 2 bars, and over the 3 of 5 that are known.
     expected = np.stack([apart[1:].sum(0) / (rms * 2**0.5), apart.sum(0) / (rms * 5**0.5)], 1)
     np.testing.assert_allclose(sight.relative[0], expected, rtol=1e-6)
@@ -174,11 +183,11 @@ def test_view_does_not_depend_on_the_scale_of_returns_or_of_money() -> None:
     bars = 0.004 * rng.standard_normal((40, 2, 3))
     seen = []
     for size, money in ((1.0, 1.0), (0.1, 1e6)):
-        standing = Standing(2, 3, config_of("risk.enabled=false"))
+        standing = ExpertStanding(2, 3, config_of("risk.enabled=false"))
         for n in range(41):
             value = money * np.exp(size * bars[:n].sum(axis=0))
             standing.mark(value, np.full(2, n == 0), np.array([-1, -1]))
-        seen.append(standing.sight())
+        seen.append(standing.view())
     np.testing.assert_allclose(seen[0].relative, seen[1].relative, rtol=1e-5)
     np.testing.assert_allclose(seen[0].level, seen[1].level, rtol=1e-5)
 
@@ -186,35 +195,37 @@ def test_view_does_not_depend_on_the_scale_of_returns_or_of_money() -> None:
 def test_long_trails_forget_what_is_older_than_the_longest_horizon() -> None:
     rng = np.random.default_rng(4)
     bars = 0.01 * rng.standard_normal((90, 1, 2))
-    whole, late = Standing(1, 2, config_of()), Standing(1, 2, config_of())
+    whole, late = ExpertStanding(1, 2, config_of()), ExpertStanding(1, 2, config_of())
     for n in range(91):
         whole.mark(np.exp(bars[:n].sum(axis=0)), np.array([n == 0]), NOBODY)
     for n in range(6):
         late.mark(np.exp(bars[85 : 85 + n].sum(axis=0)), np.array([n == 0]), NOBODY)
-    np.testing.assert_allclose(whole.sight().relative, late.sight().relative, rtol=1e-5)
+    np.testing.assert_allclose(whole.view().relative, late.view().relative, rtol=1e-5)
 
 
 def test_risk_that_is_off_masks_and_scales_nobody() -> None:
     for enabled in (True, False):
         risk = f"risk.enabled={str(enabled).lower()}"
-        standing = Standing(1, 2, config_of(risk, "risk.cvar_window=2", "risk.cvar_limit=0.01"))
+        standing = ExpertStanding(
+            1, 2, config_of(risk, "risk.cvar_window=2", "risk.cvar_limit=0.01")
+        )
         for n, value in enumerate((1.0, 0.9, 0.8)):
             marked = np.array([[value, 1.0]])
             standing.mark(marked, np.array([n == 0]), NOBODY)
         assert standing.allowed.tolist() == [[not enabled, True]]
         assert standing.scale.tolist() == [[0.5 if enabled else 1.0, 1.0]]
-        assert standing.sight().drawdown[0, 0] == pytest.approx(0.2 / 0.15)
+        assert standing.view().drawdown[0, 0] == pytest.approx(0.2 / 0.15)
 
 
 def test_observation_has_the_entries_that_names_tells() -> None:
     config = config_of()
     horizons = config.meta_router.horizons
-    sight = survey([Moving("a"), Moving("b")], make_world(), [range(3, 40)], config).sight
+    sight = survey([Moving("a"), Moving("b")], make_world(), [range(3, 40)], config).view
     usage = np.array([[0.5, 0.3, 0.2]])
     market = np.arange(4, dtype=np.float32)[None]
-    obs = view.observation(sight.at(np.array([20])), usage, np.array([2]), market)
-    names = view.names(("a", "b"), horizons)
-    assert obs.shape == (1, len(names)) == (1, view.size(2, horizons))
+    obs = make_observation(sight.at(np.array([20])), usage, np.array([2]), market)
+    names = observation_names(("a", "b"), horizons)
+    assert obs.shape == (1, len(names)) == (1, observation_size(2, horizons))
     assert obs.dtype == np.float32
     shown = dict(zip(names, obs[0].tolist(), strict=True))
     assert shown["relative/5/b"] == sight.relative[20, 1, 1]
@@ -227,13 +238,13 @@ def test_observation_has_the_entries_that_names_tells() -> None:
 def test_market_view_knows_nothing_of_later_rows_nor_of_other_stretches() -> None:
     draws = [make_world(n_rows=50, seed=s, splits={"test": range(50)}) for s in (1, 2)]
     together, _ = join_worlds(draws)
-    whole = view.market_view(together, first_rows(together), (2, 5))
+    whole = market_view(together, first_rows(together), (2, 5))
     for n, draw in enumerate(draws):
-        alone = view.market_view(draw, first_rows(draw), (2, 5))
+        alone = market_view(draw, first_rows(draw), (2, 5))
         np.testing.assert_array_equal(whole[50 * n + 3 : 50 * n + 50], alone[3:])
     changed = draws[0].growth.copy()
     changed[30:] *= np.linspace(1.0, 3.0, 20)[:, None]
-    later = view.market_view(replace(draws[0], growth=changed), first_rows(draws[0]), (2, 5))
+    later = market_view(replace(draws[0], growth=changed), first_rows(draws[0]), (2, 5))
     np.testing.assert_array_equal(later[:30], whole[:30])
     assert (later[30:] != whole[30:50]).any()
 
@@ -242,7 +253,7 @@ def test_market_view_of_two_assets_by_hand() -> None:
     growth = np.exp(np.cumsum([[0.0, 0.0], [0.01, 0.02], [0.03, -0.02], [0.02, 0.04]], axis=0))
     present = np.ones((4, 2), dtype=bool)
     world = make_world(close=growth, present=present, window=1, splits={"train": range(4)})
-    seen = view.market_view(world, first_rows(world), (1, 3))[3]
+    seen = market_view(world, first_rows(world), (1, 3))[3]
     a, b = np.array([0.01, 0.03, 0.02]), np.array([0.02, -0.02, 0.04])
     rms = [np.sqrt(np.square(x).mean()) for x in (a, b)]
     one = [a[2] / rms[0], b[2] / rms[1]]

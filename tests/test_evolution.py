@@ -14,15 +14,16 @@ from worlds import make_config
 
 from echelon.agents.mfpbt import Cause, Decision, PopulationPlan, Range
 from echelon.errors import ConfigError, StoreError, TrainingError
-from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import (
     Evolution,
+    Noise,
     RouterEvolution,
     fitness,
 )
-from echelon.population.monitor import skills
+from echelon.population.measurement import draw_skills
 from echelon.population.settings import founders, plan_of, router_space, space
 from echelon.types import Floats
+from echelon.workers import Failure, LocalPool
 
 NAN = math.nan
 # Whose weights, as they were at first, each member has after the rounds of test_mfpbt: by hand.
@@ -43,7 +44,7 @@ class Toy:
         self.trail: list[int] = []
         self.hyperparameters: dict[str, float] = {}
         self.skill: Floats | None = None
-        self.noise: list[tuple[float, int]] = []
+        self.noise: list[Noise] = []
         self.broken = ""
 
     def train(self) -> None:
@@ -66,14 +67,14 @@ class Toy:
         self._fail("take_state")
         self.weights, self.trail = state["weights"], state["trail"]
 
-    def perturb(self, rate: float, seed: int) -> None:
-        self.noise.append((rate, seed))
-        self.weights += rate * np.random.default_rng(seed).standard_normal(50)
+    def perturb(self, noise: Noise) -> None:
+        self.noise.append(noise)
+        self.weights += noise.rate * np.random.default_rng(noise.seed).standard_normal(50)
 
     def set_hyperparameters(self, values: dict[str, float]) -> None:
         self.hyperparameters = values
 
-    def begin_afresh(self, skill: Floats) -> None:
+    def restart(self, skill: Floats) -> None:
         self.weights, self.trail, self.skill = np.full(50, -1.0), [], skill
 
     def _fail(self, method: str) -> None:
@@ -86,20 +87,22 @@ IN_BOUNDS = "train.lr_actor=1e-3"
 
 
 def _evolution(plan: PopulationPlan, seed: int = 7, **settings: Any) -> Evolution:
-    given = skills(plan.niches, 10, seed)
+    given = draw_skills(plan.niches, 10, seed)
     return Evolution(plan, beginnings(plan), seed, skills=given, **settings)
 
 
-def _round(evolution: Evolution, crew: Crew, fit: Floats, mapd: float = 1.0) -> list[Decision]:
+def _round(
+    evolution: Evolution, crew: LocalPool[Toy], fit: Floats, mapd: float = 1.0
+) -> list[Decision]:
     """Train, evolve, and carry it out."""
-    crew.each("train", dict.fromkeys(range(evolution.plan.members), ()))
+    crew.call(Toy.train, range(evolution.plan.members))
     decisions = evolution.step(fit, mapd)
     assert evolution.apply(decisions, crew) == {}
     return decisions
 
 
-def _all(crew: Crew) -> list[dict[str, Any]]:
-    return list(crew.each("facts", dict.fromkeys(range(crew.members), ())).values())
+def _all(crew: LocalPool[Toy]) -> list[dict[str, Any]]:
+    return list(crew.call(Toy.facts, range(crew.size)).values())
 
 
 def _told(decisions: Sequence[Decision]) -> list[tuple[int, str, int | None, int | None]]:
@@ -109,7 +112,7 @@ def _told(decisions: Sequence[Decision]) -> list[tuple[int, str, int | None, int
 @pytest.mark.parametrize("workers", [1, 2])
 def test_three_rounds_of_32_members_copy_what_was_worked_out_by_hand(workers: int) -> None:
     evolution = _evolution(POPULATION)
-    with Crew(Toy, 32, workers) as crew:
+    with LocalPool(Toy, 32, workers) as crew:
         made = [_round(evolution, crew, fit) for fit in ROUNDS]
         facts = _all(crew)
     assert [_told(decisions) for decisions in made] == EXPECTED
@@ -132,14 +135,14 @@ def test_three_rounds_of_32_members_copy_what_was_worked_out_by_hand(workers: in
 
 def test_same_seed_same_population_and_resuming_in_the_middle_changes_nothing() -> None:
     straight, resumed = _evolution(POPULATION), _evolution(POPULATION)
-    with Crew(Toy, 32) as crew, Crew(Toy, 32) as after:
+    with LocalPool(Toy, 32) as crew, LocalPool(Toy, 32) as after:
         for fit in ROUNDS[:2]:
             _round(straight, crew, fit)
         resumed.restore(json.loads(json.dumps(straight.state())))
-        after.each("take_facts", {m: (toy,) for m, toy in enumerate(_all(crew))})
+        after.call_each(Toy.take_facts, dict(enumerate(_all(crew))))
         for evolution, host in ((straight, crew), (resumed, after)):
             _round(evolution, host, ROUNDS[2], mapd=0.1)
-            evolution.apply(evolution.quarantined([9]), host)
+            evolution.apply(evolution.quarantine([9]), host)
         for one, other in zip(_all(crew), _all(after), strict=True):
             np.testing.assert_equal(one, other)
     assert straight.state() == resumed.state()
@@ -151,7 +154,7 @@ def test_same_seed_same_population_and_resuming_in_the_middle_changes_nothing() 
 
 def test_copied_weights_mutate_each_by_its_own_chance_and_sources_do_not() -> None:
     evolution = _evolution(POPULATION, mutation_rate=0.1)
-    with Crew(Toy, 32) as crew:
+    with LocalPool(Toy, 32) as crew:
         _round(evolution, crew, ROUNDS[0])
         facts = _all(crew)
     copied = {m for m, _, source, _ in EXPECTED[0] if source is not None}
@@ -168,20 +171,20 @@ def test_sources_are_read_before_anything_is_overwritten() -> None:
     swap = [
         Decision(1, a, "exploit", b, b, values, Cause("planted", {})) for a, b in ((0, 1), (1, 0))
     ]
-    with Crew(Toy, 32) as crew:
+    with LocalPool(Toy, 32) as crew:
         assert evolution.apply(swap, crew) == {}
         assert [toy["weights"][0] for toy in _all(crew)[:2]] == [1.0, 0.0]
 
 
 def test_a_member_that_fails_is_named_and_so_is_one_whose_source_failed() -> None:
     evolution = _evolution(POPULATION)
-    with Crew(Toy, 32) as crew:
-        crew.one(0, "break_down", "copy_state")
-        crew.one(8, "break_down", "take_state")
+    with LocalPool(Toy, 32) as crew:
+        crew.call(Toy.break_down, [0], "copy_state")
+        crew.call(Toy.break_down, [8], "take_state")
         failed = evolution.apply(evolution.step(ROUNDS[0], 1.0), crew)
         facts = _all(crew)
     assert sorted(failed) == [0, 3, 8]
-    assert all(isinstance(f, Failure) and f.member == m for m, f in failed.items())
+    assert all(isinstance(failure, Failure) for failure in failed.values())
     assert "member 0: planted in copy_state" in str(failed[3].error)
     assert facts[3]["weights"][0] == 3.0
     assert facts[3]["hyperparameters"] == facts[8]["hyperparameters"] == {}
@@ -191,16 +194,18 @@ def test_a_member_that_fails_is_named_and_so_is_one_whose_source_failed() -> Non
 def test_one_member_per_niche_tries_keeps_and_reverts() -> None:
     evolution = _evolution(FIVE)
     first = dict(evolution.hyperparameters()[4])
-    with Crew(Toy, 5) as crew:
+    with LocalPool(Toy, 5) as crew:
         tried = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.0]))
         assert _told(tried) == [(4, "propose", None, None)]
-        assert crew.one(4, "facts")["hyperparameters"] == tried[0].hyperparameters != first
+        assert crew.call(Toy.facts, [4])[4]["hyperparameters"] == tried[0].hyperparameters != first
         fell = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 0.5]))
         assert [d.kind for d in fell] == ["revert", "propose"]
         assert [d.member for d in fell] == [4, 4]
         assert fell[0].hyperparameters == first
         second = dict(fell[1].hyperparameters)
-        assert crew.one(4, "facts")["hyperparameters"] == second  # the later of the two holds
+        assert (
+            crew.call(Toy.facts, [4])[4]["hyperparameters"] == second
+        )  # the later of the two holds
         rose = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 3.5]))
         assert [(d.member, d.kind) for d in rose] == [(4, "keep"), (3, "propose")]
         assert evolution.hyperparameters()[4] == second
@@ -210,7 +215,7 @@ def test_one_member_per_niche_tries_keeps_and_reverts() -> None:
 def test_under_the_threshold_the_worst_begins_anew_and_the_next_weakest_tries() -> None:
     evolution = _evolution(FIVE)
     before = evolution.skills.copy()
-    with Crew(Toy, 5) as crew:
+    with LocalPool(Toy, 5) as crew:
         _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.0]))
         decisions = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.5]), mapd=0.2)
         facts = _all(crew)
@@ -248,7 +253,7 @@ def test_the_lineage_counts_rounds_of_training_and_decides_alike() -> None:
     assert [life.round for life in fourth.lineage.lives] == [4 * r for r in rounds]
     assert rounds[5:] == [1, 2, 2]
     config = make_config(IN_BOUNDS, "trainer.training_schedule.population.freq=7")
-    assert Evolution.of(config, 0).every == 7
+    assert Evolution.from_config(config, 0).every == 7
 
 
 def test_a_quarantined_expert_begins_anew_and_its_trial_ends() -> None:
@@ -256,7 +261,7 @@ def test_a_quarantined_expert_begins_anew_and_its_trial_ends() -> None:
     evolution.step(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 1.0)
     assert evolution.pending is not None
     before = evolution.skills.copy()
-    (decision,) = evolution.quarantined([4])
+    (decision,) = evolution.quarantine([4])
     assert (decision.member, decision.kind, decision.fresh) == (4, "reseed", True)
     assert decision.hyperparameters == evolution.hyperparameters()[0]
     assert evolution.pending is None
@@ -267,9 +272,9 @@ def test_a_quarantined_expert_begins_anew_and_its_trial_ends() -> None:
 def test_quarantine_before_any_fitness_copies_a_mate_and_keeps_the_niche_skill() -> None:
     evolution = _evolution(POPULATION)
     before = evolution.skills.copy()
-    assert _told(evolution.quarantined([0, 9])) == [(0, "reseed", 1, 1), (9, "reseed", 8, 1)]
+    assert _told(evolution.quarantine([0, 9])) == [(0, "reseed", 1, 1), (9, "reseed", 8, 1)]
     assert (evolution.skills == before).all()
-    evolution.quarantined(range(8, 16))
+    evolution.quarantine(range(8, 16))
     assert (evolution.skills[1] != before[1]).any()
     assert (np.delete(evolution.skills, 1, 0) == np.delete(before, 1, 0)).all()
 
@@ -280,17 +285,17 @@ def test_a_niche_of_which_no_fitness_is_known_gives_fresh_weights_but_its_own_sk
     fit[8:16] = NAN
     evolution.step(fit, 1.0)
     before = evolution.skills.copy()
-    (decision,) = evolution.quarantined([9])
+    (decision,) = evolution.quarantine([9])
     assert decision.fresh
-    with Crew(Toy, 32) as crew:
+    with LocalPool(Toy, 32) as crew:
         evolution.apply([decision], crew)
-        assert crew.one(9, "facts")["skill"].tolist() == before[1].tolist()
+        assert crew.call(Toy.facts, [9])[9]["skill"].tolist() == before[1].tolist()
     assert (evolution.skills == before).all()
 
 
 def test_alike_niches_begin_the_worst_anew_as_a_whole_and_breed_the_others() -> None:
     evolution = _evolution(POPULATION)
-    with Crew(Toy, 32) as crew:
+    with LocalPool(Toy, 32) as crew:
         decisions = _round(evolution, crew, ROUNDS[0], mapd=0.1)
         facts = _all(crew)
     # The best of niche 1 is fit for 4, the least of 10, 4, 7 and 12.
@@ -307,7 +312,7 @@ def test_state_of_another_population_is_refused() -> None:
     with pytest.raises(StoreError, match="skills"):
         _evolution(FIVE).restore(state | {"skills": [[1.0]]})
     spaced = PopulationPlan(5, 1, (1,), {"lr": FIVE.space["lr"]})
-    other = Evolution(spaced, [{"lr": 1e-3}] * 5, 7, skills=skills(5, 10, 7))
+    other = Evolution(spaced, [{"lr": 1e-3}] * 5, 7, skills=draw_skills(5, 10, 7))
     with pytest.raises(StoreError, match=r"expected hyperparameters \['lr'\]"):
         other.restore(state)
 
@@ -354,7 +359,7 @@ def test_switches_do_not_evolve() -> None:
     assert (capped.low, capped.high) == (0.01, 0.15)
     fixed = make_config("trainer.evolution.enabled=false", "train.lr_actor=1e-5")
     assert router_space(fixed) == {}
-    evolution = Evolution.of(fixed, seed=3)
+    evolution = Evolution.from_config(fixed, seed=3)
     assert evolution.hyperparameters()[4]["lr"] == 1e-5  # outside the bounds, which do not matter
     assert evolution.skills.shape == (5, 10)
 
@@ -375,12 +380,12 @@ def test_what_would_begin_outside_its_bounds_is_refused_by_key_and_value(
 ) -> None:
     config = make_config(IN_BOUNDS, setting)
     with pytest.raises(ConfigError, match=said):
-        Evolution.of(config, seed=0)
+        Evolution.from_config(config, seed=0)
     with pytest.raises(ConfigError, match=said):
-        RouterEvolution.of(config, seed=0)
+        RouterEvolution.from_config(config, seed=0)
     off = make_config(IN_BOUNDS, setting, "trainer.evolution.enabled=false")
-    assert Evolution.of(off, seed=0).plan.members == 5
-    assert RouterEvolution.of(off, seed=0).step(1.0, 100) == []
+    assert Evolution.from_config(off, seed=0).plan.members == 5
+    assert RouterEvolution.from_config(off, seed=0).step(1.0, 100) == []
 
 
 def _router(seed: int = 7) -> RouterEvolution:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Always, Moving
+from rule_routers import EqualRouter
 from scrambled_days import scramble_after
 from worlds import at, make_config, make_world
 
@@ -36,7 +37,6 @@ from echelon.features.scaler import Scaler
 from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router_policies import EqualRouter
 from echelon.report.execution_costs import worked_costs
 from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor

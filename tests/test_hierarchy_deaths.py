@@ -89,8 +89,8 @@ def many(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sto
 
 
 def kill_worker(learner: HierarchyLearner, worker: int = 0) -> None:
-    process = learner.members.host._teams[worker]._process  # type: ignore[union-attr]
-    os.kill(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process = learner.members.pool.workers[worker].process
+    os.kill(process.pid, signal.SIGKILL)
     process.join()
 
 
@@ -103,7 +103,7 @@ def without_losses(learner: HierarchyLearner) -> Everything:
     return Everything(found.tensors, found.state | {"events": kept})
 
 
-Each = Callable[[str, Mapping[int, tuple[Any, ...]]], dict[int, Any]]
+Call = Callable[[Callable[..., Any], Mapping[int, Any]], dict[int, Any]]
 
 
 def dying(
@@ -113,17 +113,17 @@ def dying(
 
     How many times are left, as one number in a list.
     """
-    host = learner.members.host
-    each: Each = host.each
+    pool = learner.members.pool
+    call: Call = pool._call
     left = [times]
 
-    def fatal(name: str, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        if name == method and left[0] and calls:
+    def fatal(called: Callable[..., Any], arguments: Mapping[int, Any]) -> dict[int, Any]:
+        if called.__name__ == method and left[0] and arguments:
             left[0] -= 1
-            kill_worker(learner, min(calls) % 2)
-        return each(name, calls)
+            kill_worker(learner, min(arguments) % 2)
+        return call(called, arguments)
 
-    monkeypatch.setattr(host, "each", fatal)
+    monkeypatch.setattr(pool, "_call", fatal)
     return left
 
 

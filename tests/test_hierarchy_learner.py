@@ -25,17 +25,18 @@ from echelon.config import load_config, override_config
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.ops.diversity import KlWeightRule
-from echelon.population.artefacts import PopulationHistory
-from echelon.population.bonus import Deeds, Learned
-from echelon.population.policies import load_hierarchy
-from echelon.population.settings import refuse_hierarchy
-from echelon.population.windows import (
+from echelon.population.expert_reward import ActionSamples, BonusMetrics
+from echelon.population.measurement import (
     own_returns,
     parts_of,
     routed_weights,
     row_weights,
     window_sharpes,
 )
+from echelon.population.member import Member
+from echelon.population.policy import load_hierarchy
+from echelon.population.record import PopulationHistory
+from echelon.population.settings import refuse_hierarchy
 from echelon.runs.checkpoint import load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.training.learners import Worlds, ready
@@ -114,7 +115,7 @@ def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(
 ) -> None:
     learner = trained(make_learner(world, tmp_path), 3)
     before = learner.evolution.skills.copy()
-    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
+    member = learner.members.pool.members[1]
     with torch.no_grad():
         member.actor.last.weight.fill_(float("nan"))
     trained(learner, 3)
@@ -133,19 +134,19 @@ def test_skills_are_told_apart_by_what_the_present_lives_did(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = trained(make_learner(world, tmp_path), 3)
-    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
+    member = learner.members.pool.members[1]
     with torch.no_grad():
         member.actor.last.weight.fill_(float("nan"))
-    seen: list[Deeds] = []
+    seen: list[ActionSamples] = []
     learn = learner.bonus.learn
 
-    def spy(deeds: Deeds, skills: Tensor, updates: int) -> Learned:
-        seen.append(deeds)
-        return learn(deeds, skills, updates)
+    def spy(actions: ActionSamples, skills: Tensor, updates: int) -> BonusMetrics:
+        seen.append(actions)
+        return learn(actions, skills, updates)
 
     monkeypatch.setattr(learner.bonus, "learn", spy)
     learner.train_once()
-    assert learner.members.each("skill_number", dict.fromkeys(range(3), ())) == {0: 0, 1: 4, 2: 2}
+    assert learner.members.ask(Member.skill_number) == {0: 0, 1: 4, 2: 2}
     count = torch.bincount(seen[0].source, minlength=3)
     # Of its four rounds in the ring one is the new expert's.
     assert count[1] / count[0] == pytest.approx(0.25, abs=0.03)
@@ -354,7 +355,7 @@ def test_the_history_says_what_befell_after_the_last_evolution(
 ) -> None:
     learner = trained(make_learner(world, tmp_path), 5)
     assert not caplog.records
-    member = learner.members.host._teams[0]._members[1]  # type: ignore[union-attr]
+    member = learner.members.pool.members[1]
     with torch.no_grad():
         member.actor.last.weight.fill_(float("nan"))
     learner.train_once()
@@ -448,7 +449,7 @@ def test_fitness_windows_are_equal_pieces_each_from_cash(world: World, tmp_path:
 
 def test_all_members_failing_stops_the_run(world: World, tmp_path: Path) -> None:
     learner = trained(make_learner(world, tmp_path), 3)
-    for member in learner.members.host._teams[0]._members.values():  # type: ignore[union-attr]
+    for member in learner.members.pool.members.values():
         with torch.no_grad():
             member.actor.last.weight.fill_(float("nan"))
     with pytest.raises(TrainingError):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Always, Moving, Tilted
+from rule_routers import EqualRouter, FixedRouter
 from worlds import at, make_config, make_world
 
 from echelon.backtest.run import run_backtest, run_values
@@ -18,8 +19,8 @@ from echelon.envs.act import Holdings
 from echelon.errors import DataError, UsageError
 from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router_observation import names
-from echelon.population.router_policies import Chooser, EqualRouter, FixedRouter, HedgeRouter
+from echelon.population.reference_policies import HedgeRouter, RouterPolicy
+from echelon.population.router_observation import observation_names
 from echelon.proving.worlds import join_worlds
 from echelon.risk import RiskEvent, RiskKind
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -37,7 +38,7 @@ class Trailing:
     """Whoever was best over the last 5 bars and may; remembers what it was asked."""
 
     def __init__(self, n_experts: int = 3) -> None:
-        entries = names([str(k) for k in range(n_experts)], HORIZONS)
+        entries = observation_names([str(k) for k in range(n_experts)], HORIZONS)
         self._entries = [entries.index(f"relative/5/{k}") for k in range(n_experts)]
         self.asked: list[tuple[Floats32, Bools]] = []
 
@@ -56,7 +57,7 @@ def experts_of() -> list[Any]:
 
 
 def policy_of(
-    config: Config, router: Chooser | None = None, experts: list[Any] | None = None
+    config: Config, router: RouterPolicy | None = None, experts: list[Any] | None = None
 ) -> HierarchyPolicy:
     return HierarchyPolicy(experts or experts_of(), router or Trailing(), config, 1)
 
@@ -142,7 +143,7 @@ def falling(lost: float, bars: int = 30) -> World:
     return make_world(close=close, commission=0.0)
 
 
-def faller_policy(config: Config, router: Chooser | None = None) -> HierarchyPolicy:
+def faller_policy(config: Config, router: RouterPolicy | None = None) -> HierarchyPolicy:
     experts = [Always("faller", (1.0, 0.0)), Always("calm", (0.0, 1.0))]
     return HierarchyPolicy(experts, router or Prefers(0), config, 1)
 
@@ -219,7 +220,7 @@ def test_masked_before_the_first_bar_is_in_the_log_and_not_chosen() -> None:
     [Prefers(0), FixedRouter(0), EqualRouter(), HedgeRouter()],
     ids=lambda r: type(r).__name__,
 )
-def test_nobody_left_means_cash(router: Chooser) -> None:
+def test_nobody_left_means_cash(router: RouterPolicy) -> None:
     close = falling(0.5, bars=3).rows.close[:, [0, 0]]
     world = make_world(close=close, commission=0.0)
     config = config_of("risk.cooldown_bars=60", "risk.halt_drawdown=0.99")
@@ -330,14 +331,14 @@ def test_the_usual_tail_window_is_filled_before_the_first_bar_of_a_short_span() 
     halved = next(e for e in policy.log if e.kind == RiskKind.HALVED)
     assert halved.time == 0
     np.testing.assert_allclose(found.actions[0], [0.5 / 1.8, 0.4 / 1.8])
-    seen = survey([Always("a", (0.6, 0.4))], world, [range(600, 700)], config).sight
+    seen = survey([Always("a", (0.6, 0.4))], world, [range(600, 700)], config).view
     assert (seen.scale[600:700] < 1.0).all()
     off = config_of("risk.cvar_window=500", "risk.enabled=false")
     assert warm_bars(off) == 31
 
 
 @pytest.mark.parametrize("router", [Trailing(), HedgeRouter()], ids=["trailing", "hedge"])
-def test_a_future_that_is_changed_or_cut_off_changes_no_decision(router: Chooser) -> None:
+def test_a_future_that_is_changed_or_cut_off_changes_no_decision(router: RouterPolicy) -> None:
     config, world = config_of(), make_world(n_rows=120, seed=2)
     cut = 80
     later = np.random.default_rng(1).uniform(0.5, 2.0, world.rows.close.shape)

@@ -18,7 +18,6 @@ from shells import Shell, tiny
 from worlds import prepared_run, reseal
 
 from echelon import digests
-from echelon.agents.processes import hire
 from echelon.data.store import Store
 from echelon.errors import DamagedError, StoreError
 from echelon.features import Prepared, prepare
@@ -26,6 +25,7 @@ from echelon.features import prepared as prepared_module
 from echelon.files import write_json
 from echelon.runs import RunDirectory
 from echelon.training.run import TrainedRun
+from echelon.workers import start_worker
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,8 @@ def _open_in_worker(pipe: Connection, run: Path) -> None:
 
 def test_worker_does_not_verify_again(tmp_path: Path, bars_file: Path) -> None:
     run = prepared_run(tmp_path / "run", bars_file)
-    process, pipe = hire(_open_in_worker, run)
+    worker = start_worker(_open_in_worker, run)
+    process, pipe = worker.process, worker.pipe
     assert pipe.poll(120)
     assert pipe.recv() == Prepared.open(run).manifest["content_hash"]
     process.join()

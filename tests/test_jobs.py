@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
 from echelon.errors import DataError, TrainingError
 from echelon.stopping import SIGNALS
+from echelon.workers import Failure, Report, ShouldStop, run_jobs
 
 
 def _odd_job(job: str, report: Report, _should_stop: ShouldStop) -> str:

@@ -37,8 +37,8 @@ WORKER = (
     "    print('ready', flush=True); time.sleep(600)\n"
     "if __name__ == '__main__':\n"
     "    import tempfile\n"
-    "    from echelon.agents.processes import hire\n"
-    "    worker = hire(work); print(worker.process.pid, flush=True); time.sleep(600)\n"
+    "    from echelon.workers import start_worker\n"
+    "    worker = start_worker(work); print(worker.process.pid, flush=True); time.sleep(600)\n"
 )
 
 

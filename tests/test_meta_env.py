@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Always, Moving, Tilted
+from rule_routers import FixedRouter
 from stable_baselines3.common.vec_env import VecEnv
 from worlds import make_config, make_world
 
@@ -18,9 +19,8 @@ from echelon.envs import World
 from echelon.errors import StoreError
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router_observation import CLIP, names
-from echelon.population.router_policies import FixedRouter
-from echelon.population.router_reward import Incentive
+from echelon.population.router import RouterReward
+from echelon.population.router_observation import OBSERVATION_CLIP, observation_names
 
 
 def config_of(*more: str) -> Config:
@@ -88,21 +88,23 @@ def test_environments_begin_inside_the_spans_and_end_together_by_truncation() ->
     config, world = config_of(), make_world(n_rows=80)
     env = env_of(world, config, [Moving("a"), Moving("b", -1.0)], range(20, 60))
     seen = env.reset()
-    assert seen.shape == (2, len(names(("a", "b"), (2, 5))))
+    assert seen.shape == (2, len(observation_names(("a", "b"), (2, 5))))
     for n in range(6):
-        rows = env._desk.row.copy()
+        rows = env._books.row.copy()
         assert ((rows >= 20) & (rows < 60)).all()
         seen, _, done, infos = step(env, n % 3, 0)
         assert done.tolist() == [n == 5] * 2
-        assert np.abs(seen).max() <= CLIP
+        assert np.abs(seen).max() <= OBSERVATION_CLIP
     for info, row in zip(infos, rows, strict=True):
         assert info["TimeLimit.truncated"] is True
-        charge = dict(zip(names(("a", "b"), (2, 5)), info["terminal_observation"], strict=True))
+        charge = dict(
+            zip(observation_names(("a", "b"), (2, 5)), info["terminal_observation"], strict=True)
+        )
         assert charge["charge/a"] + charge["charge/cash"] == 1.0
         np.testing.assert_array_equal(
-            info["terminal_observation"][:4], env.survey.sight.relative[row + 2].ravel()
+            info["terminal_observation"][:4], env.survey.view.relative[row + 2].ravel()
         )
-    assert (env._desk.value == world.initial_cash).all()
+    assert (env._books.value == world.initial_cash).all()
 
 
 def test_short_spans_shorten_episodes() -> None:
@@ -124,16 +126,16 @@ def test_masked_expert_ends_the_step_early_for_all_and_cannot_be_chosen() -> Non
     experts = [Always("faller", (1.0, 0.0)), Always("calm", (0.0, 1.0))]
     env = env_of(falling(), config, experts, range(31, 42))
     env.reset()
-    assert env._desk.row.tolist() == [31, 31]
+    assert env._books.row.tolist() == [31, 31]
     assert env.action_masks().all()
     _, reward, done, _ = step(env, 0, 1)
-    assert env._desk.row.tolist() == [33, 33], "the step goes on after the mask"
+    assert env._books.row.tolist() == [33, 33], "the step goes on after the mask"
     assert reward[0] < 0 < reward[1]
     assert env.env_method("action_masks")[0].tolist() == [False, True, True]
     with pytest.raises(AssertionError, match="a masked expert was chosen"):
         step(env, 0, 1)
     _, _, done, _ = step(env, 1, 2)
-    assert (done.tolist(), env._desk.row.tolist()) == ([False, False], [38, 38])
+    assert (done.tolist(), env._books.row.tolist()) == ([False, False], [38, 38])
     # Of the episode's 10 bars 3 are left.
     assert step(env, 1, 2)[2].tolist() == [True, True]
 
@@ -144,7 +146,7 @@ def test_without_risk_control_the_step_goes_on() -> None:
     env = env_of(falling(), config, experts, range(31, 42))
     env.reset()
     step(env, 0, 1)
-    assert env._desk.row.tolist() == [36, 36]
+    assert env._books.row.tolist() == [36, 36]
     assert env.action_masks().all()
 
 
@@ -162,9 +164,9 @@ def test_ruined_book_is_terminated_and_begins_anew_where_it_stands() -> None:
     assert infos[0]["terminal_observation"] is not None
     assert infos[1] == {}
     assert np.isfinite(reward).all()
-    assert env._desk.row.tolist() == [33, 33]
-    assert env._desk.value[:, 0].tolist() == [world.initial_cash] * 3
-    shown = dict(zip(names(("a", "b"), (2, 5)), seen[0], strict=True))
+    assert env._books.row.tolist() == [33, 33]
+    assert env._books.value[:, 0].tolist() == [world.initial_cash] * 3
+    shown = dict(zip(observation_names(("a", "b"), (2, 5)), seen[0], strict=True))
     assert (shown["charge/cash"], shown["charge/a"]) == (1.0, 0.0)
 
 
@@ -175,12 +177,12 @@ def test_forks_and_policy_trade_alike() -> None:
     experts = [Moving("a"), Moving("b", -1.0)]
     env = env_of(world, config, experts, range(20, 60))
     env.reset()
-    first = int(env._desk.row[0])
+    first = int(env._books.row[0])
     for _ in range(5):
         step(env, 1)
     policy = HierarchyPolicy(experts, FixedRouter(1), config, 1)
     found = run_backtest(policy, world, range(first, first + 11), config)
-    assert env._desk.value[0, 0] == pytest.approx(found.value[-1], rel=1e-13)
+    assert env._books.value[0, 0] == pytest.approx(found.value[-1], rel=1e-13)
 
 
 def test_view_in_training_is_the_one_in_a_backtest() -> None:
@@ -199,7 +201,7 @@ def test_view_in_training_is_the_one_in_a_backtest() -> None:
     for phase in range(4):
         env.renew(phase)
         trained = env.reset()[0]
-        row = int(env._desk.row[0])
+        row = int(env._books.row[0])
         policy = HierarchyPolicy(experts, spy, config, 1)
         run_backtest(policy, world, range(row, row + 2), config)
         np.testing.assert_allclose(spy.seen[0], trained, atol=1e-3)
@@ -215,8 +217,8 @@ def test_same_phase_begins_alike_and_another_differently() -> None:
     assert begun[0] == begun[1] != begun[2]
 
 
-def incentive(*more: str) -> Incentive:
-    return Incentive(config_of(*more).meta_router, 3)
+def incentive(*more: str) -> RouterReward:
+    return RouterReward(config_of(*more).meta_router, 3)
 
 
 def test_pay_is_scaled_return_and_usage_bonus_before_the_decision() -> None:
@@ -275,4 +277,4 @@ def test_incentive_goes_on_from_its_state_and_refuses_another_populations() -> N
     np.testing.assert_array_equal(one.pay(*again), other.pay(*again))
     assert one.state() == other.state()
     with pytest.raises(StoreError, match="expected usage of 4 experts"):
-        Incentive(MetaRouterConfig(), 4).restore(one.state())
+        RouterReward(MetaRouterConfig(), 4).restore(one.state())

@@ -8,22 +8,18 @@ import numpy as np
 import pytest
 from worlds import make_world
 
-from echelon.envs.act import ActionKind, Holdings
-from echelon.envs.world import World
 from echelon.errors import ConfigError
-from echelon.market import Rows
-from echelon.population.monitor import (
-    diversity,
+from echelon.population.measurement import (
+    draw_skills,
+    fill_targets,
     fresh_skill,
-    portfolios,
+    measure_diversity,
     probe_books,
     probe_states,
     return_correlations,
-    skills,
-    usage_entropy,
+    rolling_usage_entropy,
 )
 from echelon.rng import stream
-from echelon.types import Floats
 
 NAN = math.nan
 
@@ -66,35 +62,17 @@ def test_a_row_where_nothing_can_be_held_has_a_book_of_cash() -> None:
     assert (held.cash_share == 1.0).all()
 
 
-class _One:
-    """All in one asset; the last asset is left as it is."""
-
-    kind: ActionKind = "weights"
-    name = "one"
-
-    def __init__(self, asset: int) -> None:
-        self.asset = asset
-
-    def start(self, world: World, span: range) -> None:
-        self.span = span
-
-    def decide(self, row: Rows, held: Holdings) -> Floats:
-        assert all(r in self.span for r in row.tolist())
-        weights = np.zeros(held.weights.shape)
-        weights[:, self.asset] = 1.0
-        weights[:, -1] = NAN
-        return weights
-
-
 def test_portfolios_of_experts_count_what_is_left_as_held() -> None:
     world = make_world(n_rows=40, n_assets=3)
     rows = probe_states(world, world.spans("train"), 9, stream(1, "probe"))
     held = probe_books(world, rows, stream(1, "books"))
-    first, second = (portfolios(_One(n), world, rows, held) for n in (0, 1))
+    wanted = np.stack([np.eye(3)[[n] * 9] for n in (0, 1)])  # all in one asset
+    wanted[:, :, 2] = NAN
+    first, second = (fill_targets(targets, held) for targets in wanted)
     stays = held.weights[:, 2] / (1.0 + held.weights[:, 2])  # all of one and the rest is too much
     np.testing.assert_allclose(first[:, 2], stays, rtol=1e-6)
     np.testing.assert_allclose(first.sum(axis=1), 1.0)
-    found = diversity(np.stack([first, second]))
+    found = measure_diversity(np.stack([first, second]))
     assert found.mapd == pytest.approx(float((1.0 - stays).mean()), rel=1e-6)
 
 
@@ -104,46 +82,41 @@ def test_distances_by_hand_and_an_expert_without_numbers_is_left_out() -> None:
     weights[1, :, 1] = 1.0  # all in the second
     weights[2, 0] = (0.5, 0.5)  # half and half, then cash
     weights[3] = NAN
-    found = diversity(weights)
-    pairs = [[0.0, 1.0, 0.75], [1.0, 0.0, 0.75], [0.75, 0.75, 0.0]]
-    np.testing.assert_allclose(found.pairwise[:3, :3], pairs)
-    assert np.isnan(found.pairwise[3]).all()
-    assert np.isnan(found.pairwise[:, 3]).all()
-    assert found.mapd == pytest.approx(2.5 / 3.0)
+    found = measure_diversity(weights)
+    assert found.mapd == pytest.approx((1.0 + 0.75 + 0.75) / 3.0)
     assert 0.0 < found.volume < 1.0
-    assert found.log_volume == pytest.approx(math.log(found.volume))
-    assert diversity(weights[[0, 1, 1]]).volume < 1e-5  # clones
-    alone = diversity(weights[2:])
+    assert measure_diversity(weights[[0, 1, 1]]).volume < 1e-5  # clones
+    alone = measure_diversity(weights[2:])
     assert math.isnan(alone.mapd)
     assert math.isnan(alone.volume)
 
 
 def test_skills_are_unit_vectors_at_right_angles_where_there_is_room() -> None:
     for n, dim in ((5, 10), (4, 4)):
-        found = skills(n, dim, seed=3)
+        found = draw_skills(n, dim, seed=3)
         np.testing.assert_allclose(found @ found.T, np.eye(n), atol=1e-12)
-    assert (skills(5, 10, seed=3) == skills(5, 10, seed=3)).all()
-    assert (skills(5, 10, seed=3) != skills(5, 10, seed=4)).any()
-    assert (skills(3, 10, seed=3) == skills(5, 10, seed=3)[:3]).all()
+    assert (draw_skills(5, 10, seed=3) == draw_skills(5, 10, seed=3)).all()
+    assert (draw_skills(5, 10, seed=3) != draw_skills(5, 10, seed=4)).any()
+    assert (draw_skills(3, 10, seed=3) == draw_skills(5, 10, seed=3)[:3]).all()
 
 
 def test_more_skills_than_dimensions_are_still_far_apart() -> None:
-    found = skills(8, 3, seed=3)
+    found = draw_skills(8, 3, seed=3)
     cosine = found @ found.T
     np.testing.assert_allclose(np.diag(cosine), 1.0)
     assert cosine[~np.eye(8, dtype=bool)].max() < math.cos(math.radians(35.0))
-    pair = skills(2, 1, seed=3)
+    pair = draw_skills(2, 1, seed=3)
     assert sorted(pair[:, 0].tolist()) == [-1.0, 1.0]
     with pytest.raises(ConfigError, match=r"experts\.skill_dim = 1"):
-        skills(3, 1, seed=3)
+        draw_skills(3, 1, seed=3)
 
 
 def test_a_fresh_skill_is_none_of_those_there_were() -> None:
-    first = skills(5, 10, seed=3)
+    first = draw_skills(5, 10, seed=3)
     fresh = fresh_skill(first, 5, seed=3)
     assert np.abs(first @ fresh).max() < 1e-12
     assert np.linalg.norm(fresh) == pytest.approx(1.0)
-    full = skills(3, 3, seed=3)
+    full = draw_skills(3, 3, seed=3)
     crowded = fresh_skill(full, 3, seed=3)
     assert (full @ crowded).max() < 0.0  # away from all of them
     assert (fresh_skill(full, 4, seed=3) != crowded).any()
@@ -160,9 +133,9 @@ def test_correlations_of_returns_by_hand_and_none_of_what_does_not_vary() -> Non
 
 
 def test_usage_entropy_is_of_the_last_decisions_and_a_share_of_even_use() -> None:
-    found = usage_entropy(np.array([0, 0, 1, 2, 3, 3, 3]), 4, window=4)
+    found = rolling_usage_entropy(np.array([0, 0, 1, 2, 3, 3, 3]), 4, window=4)
     third = -(1 / 3 * math.log(1 / 3) + 2 / 3 * math.log(2 / 3)) / math.log(4)
     fourth = (0.5 * math.log(2) + 0.5 * math.log(4)) / math.log(4)
     last = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / math.log(4)
     np.testing.assert_allclose(found, [0.0, 0.0, third, fourth, 1.0, fourth, last], atol=1e-12)
-    assert usage_entropy(np.zeros(0, dtype=np.int64), 3, window=5).shape == (0,)
+    assert rolling_usage_entropy(np.zeros(0, dtype=np.int64), 3, window=5).shape == (0,)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.agents.processes import IMPORTED, hire
+from echelon.workers import IMPORTED, start_worker
 
 
 def _tell(pipe: Connection, name: str) -> None:
@@ -28,7 +28,8 @@ def test_a_worker_has_the_environment_and_directory_of_the_time_it_is_started(
         here = tmp_path / str(value)
         here.mkdir()
         monkeypatch.chdir(here)
-        process, pipe = hire(_tell, "ECHELON_PLANTED")
+        worker = start_worker(_tell, "ECHELON_PLANTED")
+        process, pipe = worker.process, worker.pipe
         assert pipe.poll(60)
         assert pipe.recv() == (value, str(here))
         process.join()
@@ -72,11 +73,11 @@ def test_workers_may_use_threads_though_the_helper_multiplied_with_threads(tmp_p
         "torch.ones(1_000_000).sum()\n"
     )
     (tmp_path / "run.py").write_text(
-        "from echelon.agents import processes\n"
+        "from echelon import workers as module\n"
         "from test_processes import _multiply\n"
         "if __name__ == '__main__':\n"
-        "    processes.IMPORTED = (*processes.IMPORTED, 'planted')\n"
-        "    workers = [processes.hire(_multiply) for _ in range(3)]\n"
+        "    module.IMPORTED = (*module.IMPORTED, 'planted')\n"
+        "    workers = [module.start_worker(_multiply) for _ in range(3)]\n"
         "    for worker in workers:\n"
         "        if not worker.pipe.poll(90):\n"
         "            for hanging in workers: hanging.process.kill()\n"

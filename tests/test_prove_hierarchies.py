@@ -11,6 +11,7 @@ import pytest
 import torch
 from markets import CONFIGS
 from provings import SIZES, shrink_leaky, shrink_quick
+from rule_routers import FixedRouter
 from typer.testing import CliRunner
 from worlds import make_config
 
@@ -18,7 +19,7 @@ from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.errors import EchelonError
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router_policies import FixedRouter, HedgeRouter
+from echelon.population.reference_policies import HedgeRouter
 from echelon.proving.certificate import MarketResult
 from echelon.proving.parts import Done, Finding
 from echelon.proving.prove import PROOF_MARKETS, plan

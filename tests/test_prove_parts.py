@@ -15,7 +15,6 @@ import pytest
 import torch
 from provings import tiny_config
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
@@ -37,6 +36,7 @@ from echelon.proving.trial import (
 from echelon.proving.worlds import planted_worlds
 from echelon.training.learners import Worlds
 from echelon.training.loop import Progress
+from echelon.workers import Report, ShouldStop
 
 
 @pytest.fixture(scope="module", autouse=True)

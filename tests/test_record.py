@@ -13,14 +13,15 @@ from command_records import make_history, make_record
 
 from echelon.errors import StoreError
 from echelon.ops.diversity import mapd
-from echelon.population.artefacts import POPULATION, PopulationHistory
 from echelon.population.record import (
+    POPULATION,
     CommandRecord,
+    PopulationHistory,
     has_record,
     record_files,
     record_of,
     remove_record,
-    summarise,
+    summarise_targets,
 )
 
 
@@ -74,12 +75,12 @@ def test_distance_of_a_bar_is_mapd_of_its_portfolios(record: CommandRecord) -> N
 
 def test_unknown_target_leaves_its_bar_without_distance_and_out_of_the_mean() -> None:
     target = np.array([[[1.0, 0.0], [0.0, 0.5]], [[np.nan, 0.0], [0.0, 0.3]]])
-    found = summarise(target)
+    found = summarise_targets(target)
     assert found.distance[0] == 1.0
     assert np.isnan(found.distance[1])
     np.testing.assert_array_equal(found.mean, [[1.0, 0.0], [0.0, 0.4]])
-    assert np.isnan(summarise(np.full((2, 2, 1), np.nan)).mean).all()
-    assert np.isnan(summarise(np.zeros((3, 1, 2))).distance).all()
+    assert np.isnan(summarise_targets(np.full((2, 2, 1), np.nan)).mean).all()
+    assert np.isnan(summarise_targets(np.zeros((3, 1, 2))).distance).all()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -190,7 +191,7 @@ def test_population_is_found_only_where_there_is_one(tmp_path: Path) -> None:
         ("skills", [[1.0], [1.0, 2.0]], "damaged"),
         ("skills", [[1.0]], "expected skills"),
         ("lineage", [{"id": 0}], "damaged"),
-        ("rounds", [{"round": 1}], "expected the keys"),
+        ("rounds", [{"round": 1}], "rounds.0.step: Field required"),
         ("events", [{"round": 1}], "damaged"),
     ],
 )

@@ -25,9 +25,14 @@ from echelon.backtest.baselines import Momentum
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.ops.measures import LABELS
-from echelon.population.artefacts import POPULATION, PopulationHistory
 from echelon.population.attribution import SUMMED
-from echelon.population.record import CommandRecord, has_record, remove_record
+from echelon.population.record import (
+    POPULATION,
+    CommandRecord,
+    PopulationHistory,
+    has_record,
+    remove_record,
+)
 from echelon.report import hierarchy as hierarchy_module
 from echelon.report import write_report
 from echelon.report.charts.hierarchy import router_sentence

@@ -8,7 +8,15 @@ import re
 import numpy as np
 import pytest
 
-from echelon.agents.mfpbt import Decision, PopulationPlan, Range, evolve, propose, reseed, settle
+from echelon.agents.mfpbt import (
+    Decision,
+    PopulationPlan,
+    Range,
+    conclude_trial,
+    evolve,
+    propose,
+    reseed,
+)
 from echelon.population.evolution import Evolution
 from echelon.report.hierarchy_sayings import event_kind, event_text, said_name
 from echelon.report.texts import Words, catalogue
@@ -56,10 +64,10 @@ def decisions() -> list[Decision]:
     values = [{"lr": 1e-3}] * 3
     tried = propose(single, 1, np.array([1.0, 2.0, -1e-7]), values, 0)
     assert tried is not None
-    found = [tried.decision, settle(tried, 2, 5.0), settle(tried, 2, -5.0)]
+    found = [tried.decision, conclude_trial(tried, 2, 5.0), conclude_trial(tried, 2, -5.0)]
     found += reseed(single, 1, np.array([1.0, 2.0, 3.0]), values, 0.1, 0.25)
     evolution = Evolution(single, values, 0, skills=np.eye(3))
-    found += evolution.quarantined([1])
+    found += evolution.quarantine([1])
     niches = PopulationPlan(niches=2, per_niche=8, frequencies=(1, 2), space=space)
     for fit in (np.arange(16.0), np.arange(16.0)[::-1]):
         found += evolve(niches, 2, fit, [{"lr": 1e-3}] * 16, 0)

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 from commands import Always, Moving, Tilted
+from rule_routers import EqualRouter
 from worlds import make_config, make_world
 
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import StoreError
-from echelon.population import router_observation as view
 from echelon.population.expert_books import survey
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
+from echelon.population.reference_policies import HedgeRouter
 from echelon.population.router import Router, probabilities_along
-from echelon.population.router_policies import EqualRouter, HedgeRouter
+from echelon.population.router_observation import observation_size
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -51,7 +52,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def some_obs(config: Config, n: int = 50) -> np.ndarray:
-    size = view.size(3, config.meta_router.horizons)
+    size = observation_size(3, config.meta_router.horizons)
     return np.random.default_rng(2).uniform(-2, 2, (n, size)).astype(np.float32)
 
 

@@ -20,7 +20,7 @@ from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.evaluate import load_evaluation
 from echelon.evaluation.trust import load_trust
 from echelon.files import blaming, read_arrays, read_table
-from echelon.population.artefacts import PopulationHistory
+from echelon.population.record import PopulationHistory
 from echelon.proving.certificate import Certificate
 from echelon.risk import read_events
 from echelon.runs import RunDirectory

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,11 @@ from memories import (
     N,
     Walk,
     behaviour_of,
+    collect_in_a_process,
+    draw_in_a_process,
     numbers,
     parts,
     rng,
-    work_in_a_process,
 )
 
 from echelon.agents import replay as replay_module
@@ -29,7 +32,7 @@ from echelon.agents.replay import Replay
 from echelon.errors import ConfigError, DataError, StoreError
 from echelon.ops.offpolicy_returns import retrace
 from echelon.ops.traces import by_source, too_far
-from echelon.population.shared_replay import SharedBatch, SharedReplay
+from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
 
 
 def crew(*steps: int, ends: float = 0.1, each: int = 62, directory: Path | None = None) -> Crew:
@@ -156,54 +159,6 @@ def test_batch_goes_straight_into_the_operators() -> None:
 # --- phases -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [(8, 9, 7), (19, 20, 18), (33, 64, 50)])
-def test_others_are_seen_as_they_stood_at_the_mark(steps: tuple[int, ...]) -> None:
-    made = crew(*steps)
-    marks = made.shared.snapshot()
-    then = [made.stretches(k, 3) for k in range(K)]
-    usable, margin = 60, 4 * E
-    safe = {
-        line
-        for k in (1, 2)
-        for line in then[k]
-        if min(line) >= k * PART + max(0, steps[k] * E + margin - usable)
-    }
-    before = made.shared.batch(0, 40, 3, 0.5, 30, rng(), marks=marks, margin=margin)
-    for k in (1, 2):
-        made.collect(k, 4)
-    after = made.shared.batch(0, 40, 3, 0.5, 30, rng(), marks=marks, margin=margin)
-    assert_same(after, before)
-    made.collect(0, 2)
-    batch = made.shared.batch(0, 6000, 3, 0.0, 30, rng(), marks=marks, margin=margin)
-    assert drawn(batch) == safe | made.stretches(0, 3)
-
-
-def test_margin_is_counted_in_whole_steps_of_the_books() -> None:
-    made = crew(64, 64, 64, ends=0.0)
-    for margin, left_out in ((0, 0), (1, 3), (3, 3), (4, 6)):
-        windows = made.shared.visible(0, 1, made.shared.snapshot(), margin)
-        assert [one.size for one in windows] == [60, 60 - left_out, 60 - left_out]
-
-
-def test_writer_beyond_the_margin_is_an_error() -> None:
-    made = crew(8, 8, 8)
-    marks = made.shared.snapshot()
-    made.collect(2, 3)
-    with pytest.raises(ValueError, match=r"expert 2 has added 9 .* more than the margin of 6"):
-        made.shared.batch(0, 4, 2, 0.5, 30, rng(), marks=marks, margin=6)
-    with pytest.raises(ValueError, match="expected the marks of 3 experts, found 2"):
-        made.shared.batch(0, 4, 2, 0.5, 30, rng(), marks=marks[:2], margin=9)
-
-
-def test_margin_that_leaves_nothing_to_share_is_refused_with_the_setting() -> None:
-    made = crew(8, 8, 8)
-    marks = made.shared.snapshot()
-    assert made.shared.visible(0, 5, marks, margin=45)[1].starts == E
-    message = r"experts\.sharing\.buffer_size = 187 .* 60 steps; 48 may .* Take at least 189"
-    with pytest.raises(ConfigError, match=message):
-        made.shared.batch(0, 4, 5, 0.5, 30, rng(), marks=marks, margin=46)
-
-
 def test_same_chance_draws_the_same() -> None:
     batches = [crew(33, 64, 50).shared.batch(1, 25, 5, 0.5, 30, rng(seed)) for seed in (3, 3, 4)]
     assert_same(batches[0], batches[1])
@@ -217,34 +172,38 @@ def test_processes_draw_what_one_process_draws(tmp_path: Path) -> None:
     alone, mapped = crew(33, 64, 50), crew(33, 64, 50, directory=tmp_path)
     marks = mapped.shared.snapshot()
     assert marks == alone.shared.snapshot()
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    workers = [
-        context.Process(target=work_in_a_process, args=(tmp_path, k, marks, results))
-        for k in (0, 1)
-    ]
-    for worker in workers:
-        worker.start()
-    found = {expert: rest for expert, *rest in (results.get(timeout=60) for _ in workers)}
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
+    drawn = in_processes(draw_in_a_process, tmp_path, marks)
+    written = in_processes(collect_in_a_process, tmp_path, marks)
+    for k in (0, 1):
+        batch = alone.shared.batch(k, 25, 3, 0.5, 30, rng(k))
+        for left, right in zip(drawn[k], parts(batch), strict=True):
+            np.testing.assert_array_equal(left, right)
     for k in (0, 1):
         alone.walks[k] = Walk(seed=50 + k, first=k * PART + 5000)
         alone.collect(k, 5)
-    for k in (0, 1):
-        batch = alone.shared.batch(k, 25, 3, 0.5, 30, rng(k), marks=marks, margin=15)
-        for left, right in zip(found[k][1], parts(batch), strict=True):
-            np.testing.assert_array_equal(left, right)
-    mapped.shared.refresh((found[0][0], found[1][0], marks[2]))
+    mapped.shared.refresh((written[0], written[1], marks[2]))
     assert_same_state(mapped.shared, alone.shared)
+
+
+def in_processes(work: Callable[..., None], directory: Path, marks: Marks) -> dict[int, Any]:
+    """What the experts 0 and 1 give, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=work, args=(directory, k, marks, results)) for k in (0, 1)]
+    for worker in workers:
+        worker.start()
+    given = dict(results.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    return given
 
 
 def test_refresh_moves_all_rings_but_those_kept(tmp_path: Path) -> None:
     writer, reader = crew(5, 6, 7, directory=tmp_path), Crew(directory=tmp_path)
     reader.collect(1, 2)
     reader.shared.refresh(writer.shared.snapshot(), keep=[1])
-    assert [reader.shared.size(k) for k in range(K)] == [15, 6, 21]
+    assert [reader.shared.snapshot()[k].size for k in range(K)] == [15, 6, 21]
     reader.shared.refresh(writer.shared.snapshot())
     assert len(reader.shared) == len(writer.shared) == 54
 
@@ -262,20 +221,9 @@ def test_refresh_refuses_marks_that_cannot_be(tmp_path: Path) -> None:
         memory.shared.refresh((marks[0]._replace(size=18, next=18), *marks[1:]))
 
 
-def test_ring_of_another_process_cannot_be_written(tmp_path: Path) -> None:
-    made = Crew(directory=tmp_path, writable={1})
-    made.collect(1, 1)
-    with pytest.raises(ValueError, match="read-only"):
-        made.collect(0, 1)
-    assert [made.shared.size(k) for k in range(K)] == [0, 3, 0]
-
-
-# --- size -------------------------------------------------------------------------------------
-
-
-def test_bytes_of_a_transition_with_and_without_behaviour() -> None:
+def test_bytes_of_a_transition_with_behaviour() -> None:
     shared = SharedReplay(1000, K, 16)
-    assert shared.bytes_without_behaviour == Replay(10, 16).bytes_per_transition == 217
+    assert Replay(10, 16).bytes_per_transition == 217
     assert shared.bytes_per_transition == 217 + 2 * 16 * 4 + 3 * 4
     assert (shared.capacity, shared.ring_capacity) == (999, 333)
 
@@ -333,9 +281,7 @@ def test_restored_replay_goes_on_as_the_other_one(
             one.walks[k] = Walk(seed=9, first=k * PART + 5000)
             one.collect(k, 6)
     assert_same_state(other.shared, wanted.shared)
-    found, expected = (
-        one.shared.batch(1, 25, 2, 0.5, 30, rng(), margin=6) for one in (other, wanted)
-    )
+    found, expected = (one.shared.batch(1, 25, 2, 0.5, 30, rng()) for one in (other, wanted))
     assert found.source.tolist() == expected.source.tolist()
     assert_same(found, expected)
 

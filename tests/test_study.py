@@ -21,7 +21,7 @@ from echelon.agents.mfpbt import Life
 from echelon.cli import app
 from echelon.config import Config, to_yaml
 from echelon.errors import ConfigError, Stopped, UsageError
-from echelon.population.artefacts import PopulationHistory, Round
+from echelon.population.record import PopulationHistory, Round
 from echelon.proving import study
 from echelon.proving.parts import Done
 from echelon.proving.regime import RegimeMarket

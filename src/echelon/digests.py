@@ -3,7 +3,7 @@
 Contents are verified whenever something is opened, which must not cost a reading each time. A file
 is known by device, inode, size and time of its last change: a second name (a hard link, a renamed
 directory) is the same file, one that was written to is another. Worker processes begin with what
-their parent knows (`agents.processes`), so they compute nothing again.
+their parent knows (`workers`), so they compute nothing again.
 """
 
 from __future__ import annotations

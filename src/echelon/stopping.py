@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first asks for an orderly stop, a second one ends the work at once.
 
 A terminal, systemd and docker send them to all processes of a group: workers are deaf to both (see
-`agents.processes`) and do what their parent asks of them. Where nothing can be asked to stop in
+`workers`) and do what their parent asks of them. Where nothing can be asked to stop in
 order, both raise KeyboardInterrupt, so that what is half-done is cleared away.
 
 A command that was stopped leaves with 128 + the signal's number, as a shell counts: 130 after

@@ -19,11 +19,11 @@ from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from echelon.agents.jobs import Failure, Report, ShouldStop
     from echelon.config import Config
     from echelon.features import PrepareReport
     from echelon.training.loop import Outcome, Progress
     from echelon.training.many import SeedJob
+    from echelon.workers import Failure, Report, ShouldStop
 
 _ResumeTraining = Annotated[
     Path | None,
@@ -195,7 +195,7 @@ class _TellOnce:
 
 def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None]) -> None:
     """Say in every failure which seed it concerns; the traceback of a bug stays as it is."""
-    from echelon.agents.jobs import Failure
+    from echelon.workers import Failure
 
     for seed, result in zip(seeds, results, strict=True):
         if isinstance(result, Failure) and isinstance(result.error, EchelonError):

@@ -28,7 +28,6 @@ from typing import Any, ClassVar, Self
 import polars as pl
 
 from echelon import __version__
-from echelon.agents.jobs import Failure, Report, ShouldStop, run_jobs
 from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
 from echelon.envs.world import rules_of
 from echelon.errors import EchelonError, StoreError, UsageError, shorten
@@ -53,6 +52,7 @@ from echelon.training.executors import verify_days
 from echelon.training.loop import Outcome
 from echelon.training.many import SeedJob, train_seed
 from echelon.training.run import TrainedRun, finished_outcome, seed_directory
+from echelon.workers import Failure, Report, ShouldStop, run_jobs
 
 _FORMAT = 1
 

@@ -41,7 +41,7 @@ from echelon.evaluation.trust import TRUST, assess_trust
 from echelon.files import check_tree, exclusive_lock, finite_values, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
 from echelon.population.record import CommandRecord, record_of, remove_record
-from echelon.population.reference_policies import companions_of, in_order
+from echelon.population.reference_policies import companions_of, sort_companions
 from echelon.training.run import TrainedRun
 
 _FORMAT = 2
@@ -197,7 +197,7 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
     seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
     baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
     companions = {
-        int(seed): {name: _measures(own[name]) for name in in_order(own)}
+        int(seed): {name: _measures(own[name]) for name in sort_companions(own)}
         for seed, own in tree.pop("companions", {}).items()
     }
     return Evaluation(directory, seeds, baselines, tree, companions)

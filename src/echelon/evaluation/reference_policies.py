@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from echelon.backtest.run import stack_returns
-from echelon.population.reference_policies import HEDGE, is_expert
+from echelon.population.reference_policies import HEDGE, is_expert_key
 from echelon.types import Floats
 
 BEST_EXPERT = "best"
@@ -52,7 +52,7 @@ def by_row(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[M
     every = list(companions.values())
     return {
         HEDGE: [own[HEDGE] for own in every],
-        EXPERTS_MEAN: [_mean([own[k] for k in own if is_expert(k)]) for own in every],
+        EXPERTS_MEAN: [_mean([own[k] for k in own if is_expert_key(k)]) for own in every],
     }
 
 
@@ -61,7 +61,9 @@ def with_best(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, lis
     rows = by_row(companions)
     if not rows:
         return {}
-    best = [max((own[k] for k in own if is_expert(k)), key=_sharpe) for own in companions.values()]
+    best = [
+        max((own[k] for k in own if is_expert_key(k)), key=_sharpe) for own in companions.values()
+    ]
     return {HEDGE: rows[HEDGE], BEST_EXPERT: best, EXPERTS_MEAN: rows[EXPERTS_MEAN]}
 
 
@@ -76,7 +78,7 @@ def companion_returns(
         return {}
     chosen = {
         HEDGE: [own[HEDGE] for own in companions.values()],
-        EXPERTS_MEAN: [own[k] for own in companions.values() for k in own if is_expert(k)],
+        EXPERTS_MEAN: [own[k] for own in companions.values() for k in own if is_expert_key(k)],
     }
     return {row: stack_returns(series, length) for row, series in chosen.items()}
 

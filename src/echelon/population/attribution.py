@@ -71,7 +71,7 @@ class PartSeries(NamedTuple):
         return np.asarray(self.commission + self.stamp + self.slippage)
 
 
-class Part(NamedTuple):
+class ReturnPart(NamedTuple):
     """A part's log return over the run, with a 95 % interval; block: bars drawn together.
 
     The bounds are NaN where the run is too short to resample.
@@ -122,8 +122,8 @@ class Attribution(NamedTuple):
     """
 
     bars: int
-    total: Part
-    parts: dict[str, Part]
+    total: ReturnPart
+    parts: dict[str, ReturnPart]
     experts: tuple[ExpertAccount, ...]
     router: HitRate
     horizon: int
@@ -132,7 +132,7 @@ class Attribution(NamedTuple):
 
 SUMMED = ("market", "skill", "routing", "holding", "costs")
 """The parts that add up to the whole."""
-COSTS = ("commission", "stamp", "slippage")
+COST_PARTS = ("commission", "stamp", "slippage")
 """The parts of costs."""
 
 
@@ -148,13 +148,13 @@ def attribute(
     if series is None:
         return None
     every = series._asdict() | {"costs": series.costs}
-    parts = {name: _part(every[name], seed, name) for name in (*SUMMED, *COSTS)}
+    parts = {name: _part(every[name], seed, name) for name in (*SUMMED, *COST_PARTS)}
     return Attribution(
         bars=record.bars,
         total=_part(series.total, seed, "total"),
         parts=parts,
         experts=_accounts(record, series, horizon),
-        router=hit_rate(record, horizon, seed),
+        router=router_hit_rate(record, horizon, seed),
         horizon=horizon,
         series=series,
     )
@@ -165,7 +165,7 @@ def part_series(record: CommandRecord, book: RealBook, market: Floats) -> PartSe
     bars = record.bars
     for name, values, length in (
         ("values", book.values, bars + 1),
-        *((name, getattr(book, name), bars) for name in COSTS),
+        *((name, getattr(book, name), bars) for name in COST_PARTS),
         ("market", market, bars),
     ):
         assert values.shape == (length,), f"{name} should be [{length}], is {values.shape}"
@@ -201,12 +201,12 @@ def gross_returns(record: CommandRecord) -> Floats:
     return np.asarray(np.log1p(record.own_returns + record.own_costs))
 
 
-def hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
+def router_hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
     """How often the router's choice was right, over the next `horizon` bars of the own books.
 
     Decisions whose horizon lies beyond the run are not judged.
     """
-    judged = _judged(record, horizon)
+    judged = _judge_decisions(record, horizon)
     if not len(judged.right):
         return HitRate(math.nan, math.nan, math.nan, math.nan, 0)
     rate = mean_interval(judged.right.astype(np.float64), stream(seed, "attribution", "hit rate"))
@@ -221,7 +221,7 @@ class _Judged(NamedTuple):
     random_rate: float
 
 
-def _judged(record: CommandRecord, horizon: int) -> _Judged:
+def _judge_decisions(record: CommandRecord, horizon: int) -> _Judged:
     at = np.flatnonzero(record.decided)
     at = at[at + horizon <= record.bars]
     values = record.own_values
@@ -236,16 +236,16 @@ def _judged(record: CommandRecord, horizon: int) -> _Judged:
 
 
 def _accounts(record: CommandRecord, series: PartSeries, horizon: int) -> tuple[ExpertAccount, ...]:
-    judged = _judged(record, horizon)
+    judged = _judge_decisions(record, horizon)
     net = np.log(record.own_values[-1] / record.own_values[0])
     gross = gross_returns(record).sum(axis=0)
     total = series.total
-    found = []
+    accounts = []
     for k, name in enumerate(record.choices):
         mine = record.in_charge == k
         right = judged.right[judged.chosen == k]
         is_expert = k < len(record.experts)
-        found.append(
+        accounts.append(
             ExpertAccount(
                 name=name,
                 share=float(mine.mean()) if len(mine) else 0.0,
@@ -256,11 +256,11 @@ def _accounts(record: CommandRecord, series: PartSeries, horizon: int) -> tuple[
                 hit_rate=float(right.mean()) if len(right) else math.nan,
             )
         )
-    return tuple(found)
+    return tuple(accounts)
 
 
-def _part(values: Floats, seed: int, name: str) -> Part:
+def _part(values: Floats, seed: int, name: str) -> ReturnPart:
     """Sum of values[S], and its interval."""
     mean = mean_interval(values, stream(seed, "attribution", name))
     bars = len(values)
-    return Part(float(values.sum()), mean.low * bars, mean.high * bars, mean.block)
+    return ReturnPart(float(values.sum()), mean.low * bars, mean.high * bars, mean.block)

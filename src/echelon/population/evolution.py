@@ -7,13 +7,13 @@ An evolution, `Evolution.step`, from the members' fitness and the experts' diver
 2. With niches of several members: the published rules, each subpopulation at its own pace; under
    the threshold the worst niche begins anew instead, as a whole.
 
-Members whose numbers are no longer finite do not wait for it: `Evolution.quarantined`.
+Members whose numbers are no longer finite do not wait for it: `Evolution.quarantine`.
 
 Of the router there is one. `RouterEvolution` tries other settings of it as those of the weakest
 expert are tried, and keeps them unless the fitness of the whole hierarchy falls.
 
-`Evolution.apply` carries decisions out on a `crew.Host`, whose members are `Evolving`: all sources
-are read before anything is overwritten, so that copies are of the population as it was.
+`Evolution.apply` carries decisions out on a `workers.Pool` of `Evolving` members: all sources are
+read before anything is overwritten, so that copies are of the population as it was.
 
 Axes: `M` members, `K` niches (each an expert's place, with a skill), `W` windows, `Z` of a skill.
 """
@@ -21,9 +21,9 @@ Axes: `M` members, `K` niches (each an expert's place, with a skill), `W` window
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +44,26 @@ from echelon.agents.mfpbt import (
 )
 from echelon.config import Config
 from echelon.errors import StoreError
-from echelon.population.crew import Failure, Host
-from echelon.population.monitor import fresh_skill, skills
+from echelon.population.measurement import draw_skills, fresh_skill
 from echelon.population.settings import (
+    config_values,
     founders,
     plan_of,
     refuse_outside,
     router_space,
-    router_values,
 )
 from echelon.rng import stream
 from echelon.types import Floats
+from echelon.workers import Failure, Pool
+
+_A = TypeVar("_A")
+
+
+class Noise(NamedTuple):
+    """Of mutations: `rate` times each tensor's own standard deviation."""
+
+    rate: float
+    seed: int
 
 
 class Evolving(Protocol):
@@ -68,15 +77,15 @@ class Evolving(Protocol):
         """Go on from another member's."""
         ...
 
-    def perturb(self, rate: float, seed: int) -> None:
-        """Add to each weight tensor noise of `rate` times its own standard deviation."""
+    def perturb(self, noise: Noise) -> None:
+        """Add noise to each weight tensor."""
         ...
 
     def set_hyperparameters(self, values: dict[str, float]) -> None:
         """Go on with these, those of `space`."""
         ...
 
-    def begin_afresh(self, skill: Floats) -> None:
+    def restart(self, skill: Floats) -> None:
         """Fresh networks, optimizers and adapter, with this skill[Z]."""
         ...
 
@@ -133,7 +142,7 @@ class Evolution:
         self._fit: Floats = np.zeros(plan.members)
 
     @classmethod
-    def of(cls, config: Config, seed: int) -> Evolution:
+    def from_config(cls, config: Config, seed: int) -> Evolution:
         """The configuration's."""
         refuse_outside(config)
         plan = plan_of(config)
@@ -141,7 +150,7 @@ class Evolution:
             plan,
             founders(config, plan, seed),
             seed,
-            skills=skills(plan.niches, config.experts.skill_dim, seed),
+            skills=draw_skills(plan.niches, config.experts.skill_dim, seed),
             threshold=config.trainer.diversity_threshold,
             mutation_rate=config.trainer.training_schedule.population.mutation_rate,
             enabled=config.trainer.evolution.enabled,
@@ -166,17 +175,17 @@ class Evolution:
         self._fit = np.array(fit, dtype=np.float64)
         if self.plan.per_niche == 1:
             return self._single(mapd)
-        anew = self._alike(mapd)
-        gone = {d.member for d in anew}
+        restarts = self._restart_alike(mapd)
+        gone = {d.member for d in restarts}
         bred = (
             evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
             if self.enabled
             else []
         )
         kept = [d for d in bred if d.member not in gone]
-        return self._record(sorted(kept + anew, key=lambda d: d.member))
+        return self._record(sorted(kept + restarts, key=lambda d: d.member))
 
-    def quarantined(self, members: Sequence[int]) -> list[Decision]:
+    def quarantine(self, members: Sequence[int]) -> list[Decision]:
         """Decisions to begin members anew whose numbers are no longer finite.
 
         A change on trial with one of them ends: nothing can be said of it.
@@ -191,35 +200,38 @@ class Evolution:
             restart_members(self.plan, self.round, sorted(members), known, present, cause)
         )
 
-    def apply(self, decisions: Sequence[Decision], host: Host) -> dict[int, Failure]:
-        """Carry decisions out on the members of `host`; the failures of those that could not.
+    def apply(self, decisions: Sequence[Decision], pool: Pool[Evolving]) -> dict[int, Failure]:
+        """Carry decisions out on the members of `pool`; the failures of those that could not.
 
         A member that failed is not what the lineage says: restore it, or put it in quarantine. The
         same holds for one whose source failed.
         """
         copying = {d.member: d.weights_from for d in decisions if d.weights_from is not None}
-        fresh = {d.member: (self.skill_of(d.member),) for d in decisions if d.fresh}
+        fresh = {d.member: self.skill_of(d.member) for d in decisions if d.fresh}
         assert not copying.keys() & fresh.keys(), "a member cannot both copy and begin afresh"
-        values = {d.member: (dict(d.hyperparameters),) for d in decisions}  # the last one holds
-        read = host.each("copy_state", dict.fromkeys(sorted(set(copying.values())), ()))
+        values = {d.member: dict(d.hyperparameters) for d in decisions}  # the last one holds
+        states = pool.call(Evolving.copy_state, sorted(set(copying.values())))
         failed: dict[int, Failure] = {}
+        taken: dict[int, dict[str, Any]] = {}
         for member, source in copying.items():
-            if isinstance(read[source], Failure):
-                failed[source] = read[source]
-                failed[member] = replace(read[source], member=member, lost=False)
-        noise: dict[int, tuple[float, int]] = {}
+            state = states[source]
+            if isinstance(state, Failure):
+                failed[source], failed[member] = state, replace(state, lost=False)
+            else:
+                taken[member] = state
+        noise: dict[int, Noise] = {}
         if self.mutation_rate > 0.0:
-            noise = {m: (self.mutation_rate, self._noise_seed(m)) for m in copying}
-        taken = {member: (read[source],) for member, source in copying.items()}
-        for method, calls in (
-            ("take_state", taken),
-            ("begin_afresh", fresh),
-            ("perturb", noise),
-            ("set_hyperparameters", values),
-        ):
-            due = {m: args for m, args in calls.items() if m not in failed}
-            done = host.each(method, due) if due else {}
-            failed |= {m: result for m, result in done.items() if isinstance(result, Failure)}
+            noise = {m: Noise(self.mutation_rate, self._noise_seed(m)) for m in copying}
+
+        def carry_out(method: Callable[[Evolving, _A], None], arguments: Mapping[int, _A]) -> None:
+            due = {m: argument for m, argument in arguments.items() if m not in failed}
+            done = pool.call_each(method, due)
+            failed.update({m: r for m, r in done.items() if isinstance(r, Failure)})
+
+        carry_out(Evolving.take_state, taken)
+        carry_out(Evolving.restart, fresh)
+        carry_out(Evolving.perturb, noise)
+        carry_out(Evolving.set_hyperparameters, values)
         return failed
 
     def state(self) -> dict[str, Any]:
@@ -236,20 +248,20 @@ class Evolution:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; refuses that of another population."""
         lineage = Lineage.from_json(self.plan, state["lineage"])
-        found, fit = np.array(state["skills"]), np.array(state["fitness"], dtype=np.float64)
+        skills, fit = np.array(state["skills"]), np.array(state["fitness"], dtype=np.float64)
         names = set(lineage.hyperparameters()[0])
-        if found.shape != self.skills.shape or fit.shape != self._fit.shape:
+        if skills.shape != self.skills.shape or fit.shape != self._fit.shape:
             raise StoreError(
                 f"expected skills {list(self.skills.shape)} and fitness {list(self._fit.shape)} of "
-                f"the population, found {list(found.shape)} and {list(fit.shape)}: resume with the "
-                "configuration of the run"
+                f"the population, found {list(skills.shape)} and {list(fit.shape)}: resume with "
+                "the configuration of the run"
             )
         if names != set(self.plan.space):
             raise StoreError(
                 f"expected hyperparameters {sorted(self.plan.space)} in the lineage, found "
                 f"{sorted(names)}: resume with the configuration of the run"
             )
-        self.lineage, self.skills, self._fit = lineage, found, fit
+        self.lineage, self.skills, self._fit = lineage, skills, fit
         self.round, self._drawn = int(state["round"]), int(state["drawn"])
         pending = state["pending"]
         self.pending = None if pending is None else Proposal.from_json(pending)
@@ -261,17 +273,17 @@ class Evolution:
             now = float(self._fit[self.pending.decision.member])
             decisions += self._record([conclude_trial(self.pending, self.round, now)])
             self.pending = None
-        anew = self._record(self._alike(mapd))
+        restarts = self._record(self._restart_alike(mapd))
         if not self.enabled:
-            return decisions + anew
-        # Of one that has just begun anew no fitness is known that a trial could be held against.
+            return decisions + restarts
+        # Of one that has just restarted no fitness is known that a trial could be held against.
         standing = np.array(self._fit)
-        standing[[d.member for d in anew]] = np.nan
+        standing[[d.member for d in restarts]] = np.nan
         self.pending = propose(self.plan, self.round, standing, self.hyperparameters(), self.seed)
         tried = [] if self.pending is None else self._record([self.pending.decision])
-        return decisions + anew + tried
+        return decisions + restarts + tried
 
-    def _alike(self, mapd: float) -> list[Decision]:
+    def _restart_alike(self, mapd: float) -> list[Decision]:
         if math.isnan(mapd):
             return []
         present = self.hyperparameters()
@@ -316,10 +328,10 @@ class RouterEvolution:
         self._learned = 0
 
     @classmethod
-    def of(cls, config: Config, seed: int) -> RouterEvolution:
+    def from_config(cls, config: Config, seed: int) -> RouterEvolution:
         """The configuration's."""
         refuse_outside(config)
-        names, values = router_space(config), router_values(config)
+        names, values = router_space(config), config_values(config, router=True)
         return cls(names, {name: values[name] for name in names}, seed)
 
     def step(self, fit: float, learned: int) -> list[Decision]:

@@ -1,14 +1,25 @@
-"""The experts' own books: how each stands with risk control and the router, bar by bar.
+"""The experts' books: traded side by side in many places at once, and how each stands.
 
-`Standing` follows own books as they are traded, by whomever: their past for the router's view, and
-the two guards that judge experts by them (`DrawdownGuard` masks, `CvarGuard` scales).
+In each of E places stand K + 1 books (`ExpertBooks`): one for every expert, and one more, number K,
+that is traded by whoever uses them. Three uses, one class:
 
-`survey` trades the own books over whole spans and keeps how they stood at every row. Own books
-depend on nobody but the experts: not on who is in charge, nor on what the real book is worth. So
-for the router's training they are traded once for each state of the experts, and looked up by
+- **own books** (`survey`): each expert trades its own, whoever is in charge;
+- **forks** (`MetaEnv`): all are copies of the real book; expert k trades fork k until the next
+  decision, the last one goes to cash, and then the fork of the one in charge is the real book;
+- **command** (`HierarchyPolicy`): own books, and in the last one the real book as it is commanded.
+
+All books are one `Books`, so a bar is one call of the kernel; each expert is asked once a bar,
+about all its books together: what a bar costs hardly depends on E.
+
+`ExpertStanding` follows own books as they are traded, by whomever: their past for the router's
+observation, and the two guards that judge experts by them (`DrawdownGuard` masks, `CvarGuard`
+scales). `survey` trades the own books over whole spans and keeps how they stood at every row. Own
+books depend on nobody but the experts: not on who is in charge, nor on what the real book is worth.
+So for the router's training they are traded once for each state of the experts, and looked up by
 however many environments visit a row; policies trade theirs bar by bar, with the same functions.
 
-Axes: `E` places, `K` experts, `T` rows of the world, `H` horizons.
+Axes: `K` experts, `E` places, `N` assets, `T` rows of the world, `H` horizons. Books are stored
+expert by expert, [K+1,E].
 """
 
 from __future__ import annotations
@@ -21,12 +32,14 @@ import numpy as np
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config
+from echelon.config.agents import RewardConfig
 from echelon.config.hierarchy import RiskConfig
+from echelon.envs.act import ActionRule, Holdings
+from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
-from echelon.errors import DataError
+from echelon.errors import ConfigError, DataError
 from echelon.market import Rows
-from echelon.population.book_forks import Desk, first_rows, started
-from echelon.population.router_observation import Sight, Trail, market_view
+from echelon.population.router_observation import ExpertView, Trail, market_view
 from echelon.risk import (
     CvarGuard,
     CvarSettings,
@@ -34,6 +47,8 @@ from echelon.risk import (
     DrawdownGuard,
     DrawdownSettings,
     DrawdownVerdict,
+    PositionSettings,
+    limit_positions,
 )
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -45,6 +60,166 @@ _LEAST_ROWS = 120
 """Rows that a piece has at least: each is traded behind a warm-up of its own."""
 
 
+class ExpertTargets(NamedTuple):
+    """Target weights, NaN: leave as it is.
+
+    own[K,E,N]: of each expert for its own book
+    real[K,E,N]: of each expert for the books that were shown beside them; None where none were
+    """
+
+    own: Floats
+    real: Floats | None
+
+
+class BookStep(NamedTuple):
+    """What a bar brought.
+
+    before, value[K+1,E]: of the books; cost[K+1,E]: commission, duty and slippage, in money
+    """
+
+    before: Floats
+    value: Floats
+    cost: Floats
+
+
+class ExpertBooks:
+    """K + 1 books in each of E places; see the module's text."""
+
+    def __init__(
+        self, experts: Sequence[Policy], world: World, config: Config, n_places: int, span: range
+    ) -> None:
+        """span: rows a book may stand at. `experts` must have been started on it."""
+        self.world = world
+        self.n_experts = len(experts)
+        self.n_places = n_places
+        self._experts = experts
+        rule = ActionRule.from_config(config, "weights")
+        n_books = (self.n_experts + 1) * n_places
+        self._books = Books(world, rule, RewardConfig(), n_books, span)
+        self._held = self._books.holdings()
+
+    @property
+    def row(self) -> Rows:
+        """[E] where the books stand."""
+        return self._books.row[: self.n_places]
+
+    @property
+    def value(self) -> Floats:
+        """[K+1,E] what the books are worth."""
+        return self._books.value.reshape(-1, self.n_places)
+
+    @property
+    def weights(self) -> Floats32:
+        """[K+1,E,N] what the books hold."""
+        return self._held.weights.reshape(self.n_experts + 1, self.n_places, -1)
+
+    def begin(self, rows: Rows, which: Bools) -> None:
+        """Give all books of the places `which`[E] new cash and put them at `rows`[E]."""
+        n = self.n_experts + 1
+        self._books.reset(np.tile(rows, n), np.tile(which, n))
+        self._held = self._books.holdings()
+
+    def ask(self, real: Holdings | None = None) -> ExpertTargets:
+        """What every expert wants to hold in its own book and, if given, in the books `real`[E]."""
+        row, width = self.row, self.n_places
+        targets = np.empty((self.n_experts, width, self.world.n_assets))
+        of_real = None if real is None else np.empty_like(targets)
+        rows = row if real is None else np.concatenate([row, row])
+        for k, expert in enumerate(self._experts):
+            own = slice(k * width, (k + 1) * width)
+            weights, cash_share, allowed = self._held
+            held = Holdings(weights[own], cash_share[own], allowed[own])
+            if real is None:
+                targets[k] = expert.decide(rows, held)
+                continue
+            assert of_real is not None
+            wanted = expert.decide(rows, _concat_holdings(held, real))
+            targets[k], of_real[k] = wanted[:width], wanted[width:]
+        return ExpertTargets(targets, of_real)
+
+    def step(self, targets: Floats) -> BookStep:
+        """Trade all books one bar on; targets[K+1,E,N]."""
+        before = self.value
+        result = self._books.step(targets.reshape(self._books.n_books, -1))
+        self._held = self._books.holdings()
+        fills = result.fills
+        cost = (fills.commission + fills.stamp + fills.slippage).sum(axis=1)
+        return BookStep(before, self.value, cost.reshape(before.shape))
+
+    def peek(self, targets: Floats) -> BookStep:
+        """What `step` would bring; nothing changes."""
+        books, held = self._books, self._held
+        self._books = books.take(np.arange(books.n_books))
+        try:
+            return self.step(targets)
+        finally:
+            self._books, self._held = books, held
+
+    def gather(self, chosen: Ints) -> None:
+        """Make all books of each place copies of the one of number `chosen`[E] there."""
+        places = np.arange(self.n_places)
+        source = np.tile(chosen * self.n_places + places, self.n_experts + 1)
+        self._books = self._books.take(source)
+        self._held = self._books.holdings()
+
+    def is_ruined(self) -> Bools:
+        """[K+1,E] books that are worth nothing any more."""
+        return np.asarray(self.value < RUIN * self.world.initial_cash)
+
+
+def _concat_holdings(first: Holdings, second: Holdings) -> Holdings:
+    return Holdings(
+        np.concatenate([first.weights, second.weights]),
+        np.concatenate([first.cash_share, second.cash_share]),
+        np.concatenate([first.allowed, second.allowed]),
+    )
+
+
+def start_experts(experts: Sequence[Policy], world: World, span: range) -> None:
+    """Make the experts ready for the rows of `span`; refuses those that do not give weights."""
+    if not experts:
+        raise ConfigError("a hierarchy needs at least one expert, and there is none")
+    for expert in experts:
+        if expert.kind != "weights":
+            raise ConfigError(
+                f"expert {expert.name!r} acts by {expert.kind!r}, but only experts by target "
+                "weights can be commanded. Train it by SAC or TD3."
+            )
+        expert.start(world, span)
+
+
+def first_rows(world: World) -> Rows:
+    """[T] for each row the first one on which a book may stand that comes to it.
+
+    Looking back is allowed, but not into another stretch, nor to rows without a whole window.
+    """
+    first = min(max(rows.start, world.window - 1) for rows in world.splits.values())
+    out = np.full(len(world.times), first, dtype=np.int64)
+    for pieces in world.stretches.values():
+        for piece in pieces:
+            inside = slice(piece.start, piece.stop)
+            out[inside] = np.maximum(out[inside], piece.start)
+    return out
+
+
+def within_limits(target: Floats, current: Floats32, scale: Floats) -> Floats:
+    """Target[B,N] with position limits scaled by scale[B]; current[B,N]: what is held.
+
+    Assets left as they are (NaN) stay so and use up their part of the limit.
+    """
+    if (scale == 1.0).all():
+        return target
+    frozen = np.isnan(target)
+    stays = np.where(frozen, current, 0.0).sum(axis=1)
+    free = limit_positions(np.where(frozen, 0.0, target), PositionSettings(), scale).weights
+    total = free.sum(axis=1)
+    room = np.maximum(scale - stays, 0.0)
+    shrink = np.ones_like(total)
+    np.divide(room, total, out=shrink, where=total > room)
+    limited = np.where(frozen, np.nan, free * shrink[:, None])
+    return np.where((scale == 1.0)[:, None], target, limited)
+
+
 class Verdicts(NamedTuple):
     """What the guards said at a bar."""
 
@@ -52,7 +227,7 @@ class Verdicts(NamedTuple):
     cvar: CvarVerdict
 
 
-class Standing:
+class ExpertStanding:
     """How K experts stand in E places, by the values of their own books."""
 
     def __init__(self, n_places: int, n_experts: int, config: Config) -> None:
@@ -103,11 +278,11 @@ class Standing:
         """[E,K] of the position limits."""
         return self.cvar.scale if self._enabled else np.ones(self.shape)
 
-    def sight(self) -> Sight:
+    def view(self) -> ExpertView:
         """What the router sees of the experts."""
         relative, level = self._trail.returns()
         lost = np.nan_to_num(self._lost, nan=1.0) / self._limit
-        return Sight(
+        return ExpertView(
             relative,
             level,
             lost.astype(np.float32),
@@ -120,15 +295,12 @@ class Standing:
 class Survey:
     """Own books over the rows of `spans`, each row once; elsewhere nothing is known.
 
-    spans: rows surveyed; sight: [T,…] at every row
-    market[T,M]: the market's part of observations
-    earned[T,K]: return of the own book from a row to the next, NaN where not known
+    spans: rows surveyed; view: [T,…] at every row; market[T,M]: its part of observations
     """
 
     spans: tuple[range, ...]
-    sight: Sight
+    view: ExpertView
     market: Floats32
-    earned: Floats
 
 
 def survey(
@@ -152,29 +324,25 @@ def survey(
             "(meta_router.window_share)."
         )
     first = first_rows(world)
-    plan = _Plan.of(spans, first, warm_bars(config))
+    plan = _Pieces.from_spans(spans, first, warm_bars(config))
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
-    started(experts, world, whole)
-    desk = Desk(experts, world, config, len(plan.begin), whole)
-    found = _walk(desk, plan, config)
+    start_experts(experts, world, whole)
+    books = ExpertBooks(experts, world, config, len(plan.begin), whole)
+    view = _walk(books, plan, config)
     if market is None:
         market = market_view(world, first, config.meta_router.horizons)
-    return Survey(spans, found[0], market, found[1])
+    return Survey(spans, view, market)
 
 
-class _Plan(NamedTuple):
-    """Pieces to be traded side by side, [P] each: begin at `begin`, noted from `low` to `stop`.
-
-    last[P]: the piece is the last of its span, and there is no row after it to go to
-    """
+class _Pieces(NamedTuple):
+    """Pieces to be traded side by side, [P] each: begin at `begin`, noted from `low` to `stop`."""
 
     begin: Ints
     low: Ints
     stop: Ints
-    last: Bools
 
     @staticmethod
-    def of(spans: Sequence[range], first: Rows, warm: int) -> _Plan:
+    def from_spans(spans: Sequence[range], first: Rows, warm: int) -> _Pieces:
         pieces = []
         rows = max(_LEAST_ROWS, sum(len(span) for span in spans) // _SIDE_BY_SIDE)
         for span in spans:
@@ -183,47 +351,42 @@ class _Plan(NamedTuple):
                 lows.pop()
             for low, stop in zip(lows, [*lows[1:], span.stop], strict=True):
                 begin = max(low - warm, int(first[low]))
-                pieces.append((begin, low, stop, stop == span.stop))
-        begins, froms, stops, lasts = (np.array(part) for part in zip(*pieces, strict=True))
-        return _Plan(begins, froms, stops, lasts)
+                pieces.append((begin, low, stop))
+        return _Pieces(*(np.array(part) for part in zip(*pieces, strict=True)))
 
 
-def _walk(desk: Desk, plan: _Plan, config: Config) -> tuple[Sight, Floats]:
-    """(sight[T,…], earned[T,K]) of the pieces, all stepped together."""
-    n_rows, n_places, n_experts = len(desk.world.times), desk.n_places, desk.n_experts
+def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
+    """[T,…] of the pieces, all stepped together."""
+    n_rows, n_places, n_experts = len(books.world.times), books.n_places, books.n_experts
     horizons = len(config.meta_router.horizons)
-    out = Sight(
+    out = ExpertView(
         np.zeros((n_rows, n_experts, horizons), dtype=np.float32),
         np.zeros((n_rows, horizons), dtype=np.float32),
         np.zeros((n_rows, n_experts), dtype=np.float32),
         np.ones((n_rows, n_experts), dtype=np.bool_),
         np.ones((n_rows, n_experts), dtype=np.float32),
     )
-    earned = np.full((n_rows, n_experts), np.nan)
-    standing = Standing(n_places, n_experts, config)
+    standing = ExpertStanding(n_places, n_experts, config)
     nobody = np.full(n_places, -1, dtype=np.int64)
     done = np.zeros(n_places, dtype=np.bool_)
     fresh = np.ones(n_places, dtype=np.bool_)
-    desk.begin(plan.begin, fresh)
-    cash = np.zeros((1, n_places, desk.world.n_assets))
+    books.begin(plan.begin, fresh)
+    cash = np.zeros((1, n_places, books.world.n_assets))
     while True:
-        row = desk.row
-        standing.mark(desk.value[:-1].T, fresh, nobody)
+        row = books.row
+        standing.mark(books.value[:-1].T, fresh, nobody)
         note = ~done & (row >= plan.low) & (row < plan.stop)
         if note.any():
-            for table, part in zip(out, standing.sight(), strict=True):
+            for table, part in zip(out, standing.view(), strict=True):
                 table[row[note]] = part[note]
-        known = ~done & ~fresh & (row > plan.low)
-        earned[row[known] - 1] = standing.returns[known]
-        # A piece ends where the next begins: that row's return belongs to it still.
-        done = done | (row >= np.where(plan.last, plan.stop - 1, plan.stop))
+        done = done | (row >= plan.stop - 1)
         if done.all():
-            return out, earned
+            return out
         # What is done trades its piece again, unnoticed, until the longest is.
         fresh = done
         if fresh.any():
-            desk.begin(np.where(fresh, plan.begin, row), fresh)
-        desk.step(np.concatenate([desk.ask().own, cash]))
+            books.begin(np.where(fresh, plan.begin, row), fresh)
+        books.step(np.concatenate([books.ask().own, cash]))
         fresh = np.zeros(n_places, dtype=np.bool_)
 
 

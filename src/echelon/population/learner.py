@@ -13,7 +13,7 @@ A round, `trainer.round_steps` environment steps of every expert:
    the experts would not learn again before training ends, it waits: the policy would have experts
    in it that have learned nothing. A training that is resumed for longer begins with it.
 
-Experts live in a crew (`population.crew`), in this process or in several. Each phase begins from
+Experts live in a pool (`echelon.workers`), in this process or in several. Each phase begins from
 what stood at its beginning, so results do not depend on how many there are; a process that dies is
 replaced, its members are put back to the beginning of the phase, and the phase is done again.
 """
@@ -43,35 +43,50 @@ from echelon.errors import StoreError
 from echelon.models import Encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
-from echelon.population.artefacts import PopulationEvent, PopulationHistory, Reading, Round
-from echelon.population.bonus import Deeds, SkillBonus, portfolios
-from echelon.population.crew import Crew
-from echelon.population.evolution import Evolution, RouterEvolution, fitness
+from echelon.population.evolution import (
+    Evolution,
+    RouterEvolution,
+    fitness,
+)
 from echelon.population.expert_books import survey
-from echelon.population.factory import MemberFactory
-from echelon.population.member import TOLD, Brief
+from echelon.population.expert_reward import ActionSamples, SkillBonus, target_portfolios
+from echelon.population.measurement import (
+    Diversity,
+    fill_targets,
+    measure_diversity,
+    parts_of,
+    probe_books,
+    probe_states,
+    routed_weights,
+    row_weights,
+    window_sharpes,
+)
+from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory
 from echelon.population.meta_env import MetaEnv
-from echelon.population.monitor import Diversity, diversity, probe_books, probe_states, whole
-from echelon.population.policies import expert_policy, load_hierarchy
-from echelon.population.policy import HierarchyPolicy
+from echelon.population.policy import HierarchyPolicy, expert_policy, load_hierarchy
+from echelon.population.record import (
+    PopulationEvent,
+    PopulationHistory,
+    Reading,
+    Round,
+    from_plain_tree,
+    plain_tree,
+)
 from echelon.population.recovery import Members
 from echelon.population.router import Router, probabilities_along
 from echelon.population.settings import refuse_hierarchy
 from echelon.population.shared_replay import SharedReplay
-from echelon.population.windows import parts_of, routed_weights, row_weights, window_sharpes
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Bools, Floats, Floats32, Metrics
+from echelon.workers import LocalPool
 
 log = logging.getLogger(__name__)
-
 _FORMAT = 2
 """Of the state in checkpoints."""
-
-
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
 _MISHAPS = ("worker_lost", "quarantine")
-"""Events that whoever trains is told of at once."""
+"""Events that are logged at once."""
 _PHASES = ("collect", "experts", "router", "population")
 
 
@@ -90,8 +105,8 @@ class HierarchyLearner(Learner):
         self.round = 0
         self.parts = parts_of(train, config.meta_router.window_share)
         self.valid = valid
-        self.evolution = Evolution.of(config, seed)
-        self.router_evolution = RouterEvolution.of(config, seed)
+        self.evolution = Evolution.from_config(config, seed)
+        self.router_evolution = RouterEvolution.from_config(config, seed)
         n_members, n_experts = self.evolution.plan.members, config.experts.n_experts
         self.base = base.requires_grad_(requires_grad=False).eval()
         self._tables = self._encode(train)
@@ -108,13 +123,14 @@ class HierarchyLearner(Learner):
             seed,
             self._skills(),
             tuple(dict(h) for h in self.evolution.hyperparameters()),
-            n_members,
-        ).within(self.replay, self._tables)
-        crew = Crew(factory, n_members, workers, threads=config.train.threads)
+            self.replay,
+            self._tables,
+        )
+        pool = LocalPool(factory, n_members, workers, threads=config.train.threads)
         self._events: list[PopulationEvent] = []
         self._unwritten = False
         """Something happened that population.json does not say yet."""
-        self.members = Members(crew, self.evolution, self.replay, self._event)
+        self.members = Members(pool, self.evolution, self.replay, self._event)
         self.bonus = SkillBonus(
             n_experts,
             train.n_assets,
@@ -128,8 +144,7 @@ class HierarchyLearner(Learner):
         rng, world = stream(seed, "probes"), self.parts.experts
         rows = probe_states(world, world.spans("train"), config.trainer.probe_states, rng)
         self._probes = rows, probe_books(world, rows, rng)
-        unknown = np.full((n_experts, n_experts), math.nan)
-        self._diversity = Diversity(math.nan, math.nan, math.nan, unknown)
+        self._diversity = Diversity(math.nan, math.nan)
         self._fitness = np.full(n_members, math.nan)
         self._reseeded = 0
         """Round in which an expert was last re-seeded for being alike."""
@@ -138,7 +153,7 @@ class HierarchyLearner(Learner):
         self._rounds: list[Round] = []
         self._readings: list[Reading] = []
         self._metrics: Metrics = {}
-        """What each phase told last; nothing of those that have not come yet."""
+        """Of each phase, the last; none of those that have not come yet."""
         self._policy: HierarchyPolicy | None = None
         self._meta: MetaEnv | None = None
         self._experts_market: Floats32 | None = None
@@ -168,27 +183,27 @@ class HierarchyLearner(Learner):
     def train_once(self) -> Metrics:
         """One round, with the phases that are due after it."""
         schedule = self.config.trainer.training_schedule
-        told = self._metrics | {f"time/{phase}": 0.0 for phase in _PHASES}
+        metrics = self._metrics | {f"time/{phase}": 0.0 for phase in _PHASES}
         if self._postponed and self._experts_learn_again():
-            with _timed(told, "population"):
-                told |= self._evolve()
+            with _time_phase(metrics, "population"):
+                metrics |= self._evolve()
         self.round += 1
-        with _timed(told, "collect"):
-            told["charts/reward"] = self._collect()
+        with _time_phase(metrics, "collect"):
+            metrics["charts/reward"] = self._collect()
         if self.round % schedule.experts.freq == 0:
-            with _timed(told, "experts"):
-                told |= self._learn()
+            with _time_phase(metrics, "experts"):
+                metrics |= self._learn()
         if self.round % schedule.router.freq == 0:
-            with _timed(told, "router"):
-                told |= self._route()
+            with _time_phase(metrics, "router"):
+                metrics |= self._route()
         if self.round % schedule.population.freq == 0:
             self._postponed = not self._experts_learn_again()
             if not self._postponed:
-                with _timed(told, "population"):
-                    told |= self._evolve()
+                with _time_phase(metrics, "population"):
+                    metrics |= self._evolve()
         self._write_history()
-        self._metrics = told
-        return dict(told)
+        self._metrics = metrics
+        return dict(metrics)
 
     def _experts_learn_again(self) -> bool:
         """Whether a phase of the experts follows the present round before training ends."""
@@ -212,11 +227,11 @@ class HierarchyLearner(Learner):
     def _collect(self) -> float:
         """A round of every member's books; the mean reward."""
         books, bars = self.config.train.books, self._round_bars
-        done = self.members.each("collect", dict.fromkeys(range(len(self.members)), (bars,)))
+        done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
         marks = tuple(RingMark(*done[m]["mark"]) for m in sorted(done))
         self.replay.refresh(marks)
         self.steps += bars * books * len(self.members)
-        return float(np.mean([one["reward"] for one in done.values()]))
+        return float(np.mean([collected["reward"] for collected in done.values()]))
 
     def _learn(self) -> Metrics:
         """The experts' phase."""
@@ -227,46 +242,47 @@ class HierarchyLearner(Learner):
         weights, gate = self._whose_bars()
         bonus = self._tell_skills_apart()
         marks = self.replay.snapshot()
-        calls = {}
-        for m in range(len(self.members)):
+        briefs = {}
+        for m in self.members.numbers:
             niche = self.evolution.plan.niche_of(m)
             brief = Brief(
                 updates=updates,
                 weight=weights[niche],
                 marks=marks,
-                margin=0,
                 bonus=bonus,
                 skills=self._skills(),
                 paid=bool(gate[niche]),
             )
-            calls[m] = (brief,)
-        told = self.members.each("learn", calls)
+            briefs[m] = brief
+        by_member = self.members.advance(Member.learn, briefs)
         self._policy = None
-        learned = [one for one in told.values() if one]
-        found: Metrics = {
-            name: float(np.mean([one[name] for one in learned])) for name in TOLD if learned
+        learned = [own for own in by_member.values() if own]
+        metrics: Metrics = {
+            name: float(np.mean([own[name] for own in learned]))
+            for name in LEARNING_METRICS
+            if learned
         }
-        for m, one in told.items():
-            found |= {f"expert_{m}/{k}": v for k, v in one.items() if k.startswith("sharing/")}
-        found |= self._watch()
+        for m, own in by_member.items():
+            metrics |= {f"expert_{m}/{k}": v for k, v in own.items() if k.startswith("sharing/")}
+        metrics |= self._watch()
         self._readings.append(
             Reading(self.round, self.steps, self._diversity.mapd, self._diversity.volume)
         )
         self._unwritten = True
-        return found
+        return metrics
 
     def _whose_bars(self) -> tuple[Floats32, Bools]:
         """(weights[K,T] of rows in the experts' losses, [K] who is near enough to the best)."""
         experts = self.config.experts
-        answers = self.members.each("own_returns", dict.fromkeys(self._best, ()))
+        answers = self.members.ask(Member.own_returns, self._best)
         returns = np.stack([answers[m] for m in self._best])
         world = self.parts.experts
-        sharpes = [sharpe_annual(one[np.isfinite(one)], world.periods_per_year) for one in returns]
+        sharpes = [sharpe_annual(own[np.isfinite(own)], world.periods_per_year) for own in returns]
         gate = quality_gate(np.array(sharpes), experts.mi_margin)
         if not experts.responsibility:
             return np.ones(returns.shape, dtype=np.float32), gate
         if experts.responsibility_by == "router" and self.router.decisions:
-            return routed_weights(self._routed(), experts.responsibility_floor), gate
+            return routed_weights(self._router_probabilities(), experts.responsibility_floor), gate
         weights = row_weights(
             returns,
             world,
@@ -276,38 +292,38 @@ class HierarchyLearner(Learner):
         )
         return weights, gate
 
-    def _routed(self) -> Floats:
+    def _router_probabilities(self) -> Floats:
         """[T,K+1] how probable the router finds each choice along the experts' window."""
         world = self.parts.experts
-        found = survey(
+        surveyed = survey(
             self._experts(), world, world.spans("train"), self.config, self._experts_market
         )
-        self._experts_market = found.market
-        return probabilities_along(self.router, found)
+        self._experts_market = surveyed.market
+        return probabilities_along(self.router, surveyed)
 
-    def _tell_skills_apart(self) -> dict[str, Any] | None:
+    def _tell_skills_apart(self) -> dict[str, Tensor] | None:
         """Train the bonus's model on everybody's data; its weights, None without a bonus."""
         if not self.config.experts.mi_reward_weight or not len(self.replay):
             return None
         rng = stream(self.seed, "bonus", self.round)
         drawn = self.replay.batch(0, _BONUS_SAMPLES, 1, 0.0, 1, rng)
-        # Rings still hold what members did before they began anew, with other skills.
-        numbers = self.members.each("skill_number", dict.fromkeys(range(len(self.members)), ()))
-        now = np.array([numbers[m] for m in range(len(self.members))])
+        # Rings still hold what members did before they restarted, with other skills.
+        numbers = self.members.ask(Member.skill_number)
+        now = np.array([numbers[m] for m in self.members.numbers])
         kept = drawn.behaviour.skill[0] == now[drawn.source]
         if not kept.any():
             return None
         step = drawn.transitions
         parts = (step.raw[0], step.weights[0], step.cash[0], step.free[0])
         raw, held, cash, free = (torch.from_numpy(part[kept]) for part in parts)
-        deeds = Deeds(
+        samples = ActionSamples(
             held,
             cash,
-            portfolios(torch.tanh(raw), held, cash, free),
+            target_portfolios(torch.tanh(raw), held, cash, free),
             torch.from_numpy(drawn.source[kept] // self.evolution.plan.per_niche),
         )
-        self.bonus.learn(deeds, torch.from_numpy(self._skills()), _BONUS_UPDATES)
-        return {name: value.numpy() for name, value in self.bonus.weights().items()}
+        self.bonus.learn(samples, torch.from_numpy(self._skills()), _BONUS_UPDATES)
+        return self.bonus.weights()
 
     def _route(self) -> Metrics:
         """The router's phase."""
@@ -319,26 +335,26 @@ class HierarchyLearner(Learner):
             self._meta.renew(self.round, experts)
         before = self.router.decisions
         steps = self.config.trainer.training_schedule.router.steps
-        told = self.router.learn(self._meta, steps, self.round)
+        metrics = self.router.learn(self._meta, steps, self.round)
         # Whole rollouts: some more decisions than were asked for.
         self.steps += (self.router.decisions - before) * self.config.meta_router.every_bars
-        return told
+        return metrics
 
     def _evolve(self) -> Metrics:
         """The population's phase."""
         config = self.config
         self._postponed = False
-        answers = self.members.each("sharpes", dict.fromkeys(range(len(self.members)), ()))
+        answers = self.members.ask(Member.sharpes)
         penalty = config.trainer.evolution.variance_penalty
         self._fitness = np.array([fitness(answers[m], penalty) for m in sorted(answers)])
-        found = self._watch()
+        metrics = self._watch()
         self._evolve_router()
         values = self.evolution.hyperparameters()  # that fitness was measured under
         waits = self.round - self._reseeded < config.trainer.diversity_patience
         decisions = self.evolution.step(self._fitness, math.nan if waits else self._diversity.mapd)
         if any(decision.kind == "reseed" for decision in decisions):
             self._reseeded = self.round
-        self.members.act_out(decisions)
+        self.members.carry_out(decisions)
         self._policy = None
         per_niche = self.evolution.plan.per_niche
         for niche in range(config.experts.n_experts):
@@ -346,7 +362,7 @@ class HierarchyLearner(Learner):
             known = [m for m in members if math.isfinite(self._fitness[m])]
             self._best[niche] = max(known or members, key=lambda m: self._fitness[m])
         self._note_round(values)
-        return found | {"population/fitness": float(np.nanmean(self._fitness))}
+        return metrics | {"population/fitness": float(np.nanmean(self._fitness))}
 
     def _evolve_router(self) -> None:
         """Try other settings of the router, by how the whole hierarchy does on validation."""
@@ -371,10 +387,10 @@ class HierarchyLearner(Learner):
 
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
-        answers = self.members.each("portfolios", dict.fromkeys(self._best, self._probes))
+        answers = self.members.ask(Member.portfolios, self._best, *self._probes)
         held = self._probes[1]
-        weights = np.stack([whole(answers[m], held) for m in self._best])
-        self._diversity = diversity(weights)
+        weights = np.stack([fill_targets(answers[m], held) for m in self._best])
+        self._diversity = measure_diversity(weights)
         return {
             "population/mapd": self._diversity.mapd,
             "population/volume": self._diversity.volume,
@@ -405,9 +421,9 @@ class HierarchyLearner(Learner):
 
     def _experts(self) -> list[WeightPolicy]:
         """Policies of the members that stand for the experts, as they are now."""
-        answers = self.members.each("acting", dict.fromkeys(self._best, ()))
+        answers = self.members.ask(Member.acting, self._best)
         return [
-            expert_policy(self.config, _tensors(answers[m]), self.base, self.seed, k, self._tables)
+            expert_policy(self.config, answers[m], self.base, self.seed, k, self._tables)
             for k, m in enumerate(self._best)
         ]
 
@@ -420,9 +436,9 @@ class HierarchyLearner(Learner):
     def weights(self) -> dict[str, Tensor]:
         """What `load_policy` makes the policy from again."""
         tensors = with_prefix("encoder.", self.base.state_dict())
-        answers = self.members.each("acting", dict.fromkeys(self._best, ()))
+        answers = self.members.ask(Member.acting, self._best)
         for k, m in enumerate(self._best):
-            tensors |= with_prefix(f"expert.{k}.", _tensors(answers[m]))
+            tensors |= with_prefix(f"expert.{k}.", answers[m])
         return tensors | with_prefix("router.", self.router.weights())
 
     def _note_round(self, values: Sequence[Hyperparameters]) -> None:
@@ -461,9 +477,9 @@ class HierarchyLearner(Learner):
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
         members = []
-        answers = self.members.each("state", dict.fromkeys(range(len(self.members)), ()))
+        answers = self.members.ask(Member.state)
         for m, answer in sorted(answers.items()):
-            tensors |= with_prefix(f"member.{m}.", _tensors(answer["tensors"]))
+            tensors |= with_prefix(f"member.{m}.", answer["tensors"])
             members.append(answer["facts"])
         router, router_facts = self.router.state()
         bonus, bonus_facts = self.bonus.state()
@@ -483,9 +499,9 @@ class HierarchyLearner(Learner):
             "reseeded": self._reseeded,
             "postponed": self._postponed,
             "metrics": self._metrics,
-            "rounds": [one.as_json() for one in self._rounds],
-            "events": [one.as_json() for one in self._events],
-            "readings": [one.as_json() for one in self._readings],
+            "rounds": plain_tree(self._rounds),
+            "events": plain_tree(self._events),
+            "readings": plain_tree(self._readings),
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -499,8 +515,7 @@ class HierarchyLearner(Learner):
         self.replay.restore(arrays, state["replay"])
         states = []
         for m, facts in enumerate(state["members"]):
-            own = {k: v.numpy() for k, v in below_prefix(f"member.{m}.", tensors).items()}
-            states.append({"tensors": own, "facts": facts})
+            states.append({"tensors": below_prefix(f"member.{m}.", tensors), "facts": facts})
         self.router.restore(below_prefix("router.", tensors), state["router"])
         self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
         self.evolution.restore(state["evolution"])
@@ -511,29 +526,25 @@ class HierarchyLearner(Learner):
         self._reseeded = int(state["reseeded"])
         self._postponed = bool(state["postponed"])
         self._metrics = {name: float(value) for name, value in state["metrics"].items()}
-        self._rounds = [Round.from_json(one) for one in state["rounds"]]
-        self._events = [PopulationEvent.from_json(one) for one in state["events"]]
-        self._readings = [Reading.from_json(one) for one in state["readings"]]
+        self._rounds = from_plain_tree(state["rounds"], list[Round])
+        self._events = from_plain_tree(state["events"], list[PopulationEvent])
+        self._readings = from_plain_tree(state["readings"], list[Reading])
         self._unwritten = True  # the file may be ahead of the checkpoint
         self.members.restore(states)
         self._policy = None
 
     def close(self) -> None:
-        """End the crew and remove what can be computed again, or is in the checkpoints."""
+        """End the pool and remove what can be computed again, or is in the checkpoints."""
         self._write_history()
-        self.members.host.each("close", dict.fromkeys(range(len(self.members)), ()))
-        self.members.host.close()
+        self.members.pool.call(Member.close, self.members.numbers)
+        self.members.pool.close()
         for table in self._tables:
             table.close()
         self.replay.close()
 
 
 @contextmanager
-def _timed(told: Metrics, phase: str) -> Iterator[None]:
+def _time_phase(metrics: Metrics, phase: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
-    told[f"time/{phase}"] = time.perf_counter() - began
-
-
-def _tensors(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+    metrics[f"time/{phase}"] = time.perf_counter() - began

@@ -5,10 +5,10 @@ It collects and learns as the single expert does (`agents.expert`), with these d
 - What it did goes into its ring of the shared replay, with the policy that acted.
 - Updates draw sequences, its own and others', and learn by Retrace (`SAC.update_sequences`).
 - The reward is put together when it is drawn (`population.expert_reward`).
-- Every row has a weight in its losses: how much the bar is its own (`population.windows`).
+- Every row has a weight in its losses: how much the bar is its own (`population.measurement`).
 
-The coordinator (`population.learner`) says when to collect and to learn. All that a member is told
-and tells are plain numbers and arrays, since it may live in another process.
+The coordinator (`population.learner`) says when to collect and to learn. What a member takes and
+gives are plain numbers, arrays and tensors, since it may live in another process.
 
 Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets, `Z` skill.
 """
@@ -16,7 +16,9 @@ Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,47 +29,46 @@ from torch import Tensor
 
 from echelon.agents.collector import Collected, Collector
 from echelon.agents.expert_core import AdapterTraining, WeightPolicy, table_file
+from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.replay import Behaviour
-from echelon.agents.sac import SAC
+from echelon.agents.sac import SAC, Traced
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
-from echelon.population.expert_reward import Pay
-from echelon.population.shared_replay import Marks, SharedReplay
-from echelon.population.training_batch import Lesson, told_of
-from echelon.population.windows import own_returns, window_sharpes
+from echelon.ops.traces import by_source
+from echelon.population.evolution import Noise
+from echelon.population.expert_reward import ExpertReward
+from echelon.population.measurement import own_returns, window_sharpes
+from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 from echelon.types import Floats, Floats32, Metrics
 
-Arrays = dict[str, NDArray[Any]]
-
 _SCALE_ROWS = 4_096
-TOLD = (
+LEARNING_METRICS = (
     *("losses/critic", "losses/actor", "losses/temperature", "losses/critic_gradient_norm"),
     *("losses/actor_gradient_norm", "charts/temperature", "charts/entropy", "charts/value"),
     *("charts/learning_rate", "sharing/trace", "sharing/dropped", "charts/information"),
     *("charts/multiplier", "charts/reward_scale"),
 )
-"""Names of what a phase of learning tells."""
+"""Names of the metrics of a phase of learning."""
 
 
 class Brief(NamedTuple):
     """What a member is told before it learns.
 
     updates: how many; weight[T]: of each row in its losses
-    marks, margin: how much of others' rings it may see (`SharedReplay.batch`)
+    marks: how far the rings were written when the phase began
     bonus: weights of the skill bonus's model, None: there is none; skills[K,Z]; paid: it earns one
     """
 
     updates: int
     weight: Floats32
     marks: Marks
-    margin: int
-    bonus: Arrays | None
+    bonus: dict[str, Tensor] | None
     skills: Floats32
     paid: bool
 
@@ -115,7 +116,7 @@ class Member:
         self._begin_networks(skill)
         self.set_hyperparameters(hyperparameters)
         self.collector = Collector(config, world, self.seed)
-        self.pay = Pay(config, world.n_assets, place.niche, self.seed)
+        self.pay = ExpertReward(config, world.n_assets, place.niche, self.seed)
         self._draws = stream(self.seed, "replay")
 
     # --- networks
@@ -182,27 +183,27 @@ class Member:
     def copy_state(self) -> dict[str, Any]:
         """Weights, optimizers, adapter: what another member of the niche can go on from."""
         tensors, facts = self._network_state()
-        return {"tensors": _plain(tensors), "facts": facts}
+        return {"tensors": tensors, "facts": facts}
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on from another member's weights, with one's own skill, books and chance."""
         own_skill, own_generator = self.actor.skill.clone(), self.core.generator.get_state()
-        self._restore_networks(_tensors(state["tensors"]), state["facts"])
+        self._restore_networks(state["tensors"], state["facts"])
         self.actor.skill.copy_(own_skill)
         self.core.generator.set_state(own_generator)
         self.set_hyperparameters(self.hyperparameters)
         self.version += 1
 
-    def perturb(self, rate: float, seed: int) -> None:
-        """Noise on the actor's weights, `rate` times each tensor's own standard deviation."""
-        generator = torch.Generator().manual_seed(seed)
+    def perturb(self, noise: Noise) -> None:
+        """Noise on the actor's weights."""
+        generator = torch.Generator().manual_seed(noise.seed)
         with torch.no_grad():
             for weight in self.actor.parameters():
                 if weight.numel() > 1:
-                    noise = torch.randn(weight.shape, generator=generator)
-                    weight.add_(noise, alpha=rate * float(weight.std()))
+                    draws = torch.randn(weight.shape, generator=generator)
+                    weight.add_(draws, alpha=noise.rate * float(weight.std()))
 
-    def begin_afresh(self, skill: Floats) -> None:
+    def restart(self, skill: Floats) -> None:
         """Fresh networks with another skill; the old ones' data stay in the replay."""
         self.version += 1
         self.skill_id += self.config.experts.n_experts
@@ -241,7 +242,7 @@ class Member:
             bar_return=done.bar_return.astype(np.float32),
         )
         self.replay.add(self.place.number, done.transitions, behaviour)
-        self.pay.collected(done.transitions.reward, done.bar_return)
+        self.pay.observe(done.transitions.reward, done.bar_return)
 
     # --- learning
 
@@ -252,8 +253,8 @@ class Member:
         self.replay.refresh(brief.marks, keep=(self.place.number,))
         paid = brief.paid and self._beta > 0.0
         self.pay.settle(brief.bonus if paid else None, brief.skills)
-        told = [self._update(brief) for _ in range(brief.updates)]
-        return {name: float(np.mean([one[name] for one in told])) for name in told[0]}
+        updates = [self._update(brief) for _ in range(brief.updates)]
+        return {name: float(np.mean([update[name] for update in updates])) for name in updates[0]}
 
     def _update(self, brief: Brief) -> Metrics:
         config, sharing = self.config, self.config.experts.sharing
@@ -265,19 +266,15 @@ class Member:
             sharing.own_share if sharing.enabled else 1.0,
             sharing.fresh_steps if sharing.enabled else self.replay.ring_capacity,
             self._draws,
-            marks=brief.marks,
-            margin=brief.margin,
         )
         adapter = self.adapter
         moves = adapter is not None and self.core.updates % config.lora.every_updates == 0
         rows = drawn.transitions.row.reshape(-1)
         z = adapter.encode(rows) if adapter is not None and moves else self.tables[0].look(rows)
         slow = self.tables[0] if adapter is None else adapter.slow_table
-        lesson = Lesson.of(drawn, z, slow.look(rows + 1), self.collector.present)
-        reward, information = self.pay.of(drawn, lesson.obs, lesson.action, self._beta)
-        batch = lesson.stretches(reward, self.hyperparameters["gamma"], brief.weight)
+        batch, information = self._batch(drawn, z, slow.look(rows + 1), brief.weight)
         if adapter is not None:
-            batch = batch._replace(slow_obs=lesson.obs._replace(z=slow.look(rows)))
+            batch = batch._replace(slow_obs=batch.obs._replace(z=slow.look(rows)))
         traced = self.core.update_sequences(batch, sharing)
         if adapter is not None:
             if moves:
@@ -289,7 +286,45 @@ class Member:
             "charts/multiplier": self.pay.multiplier,
             "charts/reward_scale": self.pay.scale.std,
         }
-        return told_of(traced, drawn, self.replay.n_experts) | paid
+        return _metrics_by_source(traced, drawn, self.replay.n_experts) | paid
+
+    def _batch(
+        self, drawn: SharedBatch, z: Tensor, z_next: Tensor, weight: Floats32
+    ) -> tuple[SequenceBatch, float]:
+        """(what SAC wants, all steps one after the other: [L·B,…], mean information).
+
+        z, z_next: embeddings[L·B,N,D] of the steps' rows and of those after; weight[T]
+        """
+        step, who, present = drawn.transitions, drawn.behaviour, self.collector.present
+        rows = _flat(step.row).long()
+        obs = ExpertObs(z, _flat(step.weights), _flat(step.cash), present[rows], _flat(step.free))
+        next_obs = ExpertObs(
+            z_next,
+            _flat(step.next_weights),
+            _flat(step.next_cash),
+            present[rows + 1],
+            _flat(step.next_free),
+        )
+        raw = _flat(step.raw)
+        assert raw.shape == (len(rows), z.shape[1]), "actions are not [L·B,N]"
+        action = torch.tanh(raw)
+        reward, information = self.pay.combine(drawn, obs, action, self._beta)
+        gamma = self.hyperparameters["gamma"]
+        batch = SequenceBatch(
+            obs=obs,
+            action=action,
+            raw=raw,
+            raw_log_prob=torch.from_numpy(step.raw_log_prob),
+            reward=reward,
+            discount=torch.where(torch.from_numpy(step.terminated), 0.0, gamma),
+            truncated=torch.from_numpy(step.truncated),
+            next_obs=next_obs,
+            loss_weights=torch.from_numpy(weight[step.row]).view(reward.shape),
+            shared=torch.from_numpy(drawn.shared),
+            mean=_flat(who.mean),
+            log_std=_flat(who.log_std),
+        )
+        return batch, information
 
     def _serve(self) -> None:
         assert self.adapter is not None, "there is an adapter to serve"
@@ -329,12 +364,12 @@ class Member:
             raise TrainingError(f"expert {self.place.niche}: its actions are not numbers")
         return weights_of_actions(actions, held)
 
-    def acting(self) -> Arrays:
+    def acting(self) -> dict[str, Tensor]:
         """Weights that its policy is made from; the encoder's where an adapter has moved it."""
         tensors = with_prefix("actor.", self.actor.state_dict())
         if self.adapter is not None:
             tensors |= with_prefix("encoder.", self.serving.state_dict())
-        return _plain(tensors)
+        return tensors
 
     # --- states
 
@@ -374,7 +409,7 @@ class Member:
         }
         pay, facts["pay"] = self.pay.state()
         tensors |= with_prefix("pay.", pay)
-        return {"tensors": _plain(tensors), "facts": facts}
+        return {"tensors": tensors, "facts": facts}
 
     def snapshot(self) -> dict[str, Any]:
         """What `state` gives, and how far its ring is written: `mark`."""
@@ -382,7 +417,7 @@ class Member:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` or `snapshot` gave; its ring stands where `stand` put it."""
-        tensors, facts = _tensors(state["tensors"]), state["facts"]
+        tensors, facts = state["tensors"], state["facts"]
         self.version, self.skill_id = int(facts["version"]), int(facts["skill_id"])
         self._restore_networks(tensors, facts["networks"])
         self.set_hyperparameters(facts["hyperparameters"])
@@ -399,10 +434,88 @@ class Member:
                 table.close()
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Copies as arrays, to be sent."""
-    return {name: value.detach().numpy().copy() for name, value in tensors.items()}
+@dataclass
+class MemberFactory:
+    """Makes members in whichever process is to host them.
+
+    Pickled to get there: configuration, world and encoder go along, once per process. Replay and
+    tables are opened there, as files that all processes map; in this one they are handed in.
+
+    world: the experts' part of the train window; skills[K,Z]; hyperparameters[M]
+    directory: of replay and tables
+    """
+
+    config: Config
+    world: World
+    valid: World
+    encoder: Encoder
+    directory: Path
+    seed: int
+    skills: Floats32
+    hyperparameters: tuple[dict[str, float], ...]
+    replay: SharedReplay | None = field(default=None, repr=False)
+    tables: tuple[EmbeddingTable, ...] = field(default=(), repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is open here."""
+        return self.__dict__ | {"replay": None, "tables": ()}
+
+    def __call__(self, number: int) -> Member:
+        """The member of that number, as it begins."""
+        sharing = self.config.experts.sharing
+        if self.replay is None:
+            self.replay = SharedReplay(
+                sharing.buffer_size,
+                len(self.hyperparameters),
+                self.world.n_assets,
+                self.directory / "replay",
+            )
+        if not self.tables:
+            self.tables = self._attach_tables()
+        niche = number // (len(self.hyperparameters) // len(self.skills))
+        return Member(
+            self.config,
+            self.world,
+            self.valid,
+            self.encoder,
+            self.replay,
+            self.tables,
+            Place(number, niche),
+            self.skills[niche],
+            self.hyperparameters[number],
+            self.seed,
+            self.directory,
+        )
+
+    def _attach_tables(self) -> tuple[EmbeddingTable, ...]:
+        """The tables that the coordinator has written."""
+        tables = [EmbeddingTable(self.world, self.encoder.d_model, self.directory / "train.npy")]
+        if not tables[0].covers(self.valid):
+            valid = self.directory / "valid.npy"
+            tables.append(EmbeddingTable(self.valid, self.encoder.d_model, valid))
+        for table in tables:
+            table.attach(version=1)
+        return tuple(tables)
 
 
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+def _metrics_by_source(traced: Traced, drawn: SharedBatch, n_members: int) -> dict[str, float]:
+    """Metrics of an update, with how far others were believed, by whose data it was."""
+    source = by_source(torch.from_numpy(drawn.source), traced.trace, traced.dropped, n_members)
+    metrics = dict(traced.metrics)
+    metrics["sharing/trace"] = float(traced.trace.mean())
+    metrics["sharing/dropped"] = float(traced.dropped.float().mean())
+    for k in range(n_members):
+        metrics[f"sharing/trace_from_{k}"] = _zero_if_unknown(source.mean_trace[k])
+        metrics[f"sharing/dropped_from_{k}"] = _zero_if_unknown(source.dropped_share[k])
+    return metrics
+
+
+def _flat(values: NDArray[Any]) -> Tensor:
+    """[L,B,…] -> [L·B,…]."""
+    tail = values.shape[2:]
+    return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *tail))
+
+
+def _zero_if_unknown(value: Tensor) -> float:
+    """0 for what a batch holds nothing of."""
+    return 0.0 if math.isnan(float(value)) else float(value)

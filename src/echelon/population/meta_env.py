@@ -6,13 +6,13 @@ from the router's spans. A step, from the close at which everybody decides:
 1. The fork of expert k is a copy of the real book, for every k, and one more goes to cash.
 2. For `meta_router.every_bars` bars each expert trades its fork, under its position limit. If risk
    control masks an expert that is in charge anywhere, the step ends there for all, and all decide
-   anew.
+   again.
 3. The real book becomes the fork of the one in charge: what it cost to switch is in it.
 4. The reward is the log return of the real book less the mean over the experts' forks (not cash),
-   made into pay by the router's `Incentive`; without one it is paid as it is (evaluation).
+   made into pay by the router's `RouterReward`; without one it is paid as it is (evaluation).
 
 Episodes last `episode_decisions · every_bars` bars and are then truncated; a ruined book is
-terminated and begins anew with fresh cash where it stands. Own books come from a `survey`: call
+terminated and starts again with fresh cash where it stands. Own books come from a `survey`: call
 `renew` when experts have changed, or have been started elsewhere.
 
 The halt and the turnover limit of the whole portfolio are no part of it: they bind whoever is in
@@ -36,10 +36,15 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
-from echelon.population import router_observation as view
-from echelon.population.book_forks import Desk, within_limits
-from echelon.population.expert_books import Survey, survey
-from echelon.population.router_reward import Incentive
+from echelon.population.expert_books import ExpertBooks, Survey, survey, within_limits
+from echelon.population.router import RouterReward
+from echelon.population.router_observation import (
+    OBSERVATION_CLIP,
+    even_usage,
+    make_observation,
+    observation_size,
+    update_usage,
+)
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -68,26 +73,26 @@ class MetaEnv(PlacesVecEnv):
         self.world = world
         self.config = config
         self.seed_of_run = seed
-        self.incentive: Incentive | None = None
+        self.incentive: RouterReward | None = None
         """What rewards are made into; None: paid as they are."""
         self.relative: Floats = np.zeros(meta.n_envs)
         """[E] relative log return of the last step, before it was made into pay."""
         self._spans = tuple(spans)
         self._market: Floats32 | None = None
-        self._usage = view.even_usage(meta.n_envs, len(experts) + 1)
+        self._usage = even_usage(meta.n_envs, len(experts) + 1)
         self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
         self._places = [_Place(self, e) for e in range(meta.n_envs)]
         n_choices = len(experts) + 1
-        shape = (view.size(len(experts), meta.horizons),)
+        shape = (observation_size(len(experts), meta.horizons),)
         super().__init__(
             meta.n_envs,
-            spaces.Box(-view.CLIP, view.CLIP, shape, np.float32),
+            spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32),
             spaces.Discrete(n_choices),
         )
         self.renew(phase)
 
     def renew(self, phase: int, experts: Sequence[Policy] | None = None) -> None:
-        """Trade the own books anew, and draw starts and noise of this phase from now on.
+        """Trade the own books again, and draw starts and noise of this phase from now on.
 
         experts: as they are now, where they are not those of before
         """
@@ -103,7 +108,9 @@ class MetaEnv(PlacesVecEnv):
             self._spans, self._bars, stream(self.seed_of_run, "router starts", phase)
         )
         self._noise = stream(self.seed_of_run, "router portfolios", phase)
-        self._desk = Desk(self.experts, self.world, self.config, self.num_envs, self._starts.whole)
+        self._books = ExpertBooks(
+            self.experts, self.world, self.config, self.num_envs, self._starts.whole
+        )
         self._begin()
 
     def reset(self) -> Floats32:
@@ -121,23 +128,23 @@ class MetaEnv(PlacesVecEnv):
         """Let the chosen trade until the next decision."""
         chosen, places = self._actions, np.arange(self.num_envs)
         assert self.action_masks()[places, chosen].all(), "a masked expert was chosen"
-        before = self._desk.value[0].copy()
+        before = self._books.value[0].copy()
         kl = self._trade(chosen)
-        growth = np.log(np.maximum(self._desk.value / before, _RUINED))
+        growth = np.log(np.maximum(self._books.value / before, _RUINED))
         self.relative = growth[chosen, places] - growth[:-1].mean(axis=0)
         everyone = np.ones(self.num_envs, dtype=np.bool_)
-        self._usage = view.used(self._usage, chosen, everyone)
+        self._usage = update_usage(self._usage, chosen, everyone)
         self._in_charge = chosen
-        self._desk.gather(chosen)
+        self._books.gather(chosen)
         paid = self.relative
         if self.incentive is not None:
             paid = self.incentive.pay(self.relative, chosen, kl)
-        return self._ended(paid.astype(np.float32))
+        return self._end_step(paid.astype(np.float32))
 
     def action_masks(self) -> Bools:
         """[E,K+1] who may be chosen now; cash always."""
         allowed = np.ones((self.num_envs, len(self.experts) + 1), dtype=np.bool_)
-        allowed[:, :-1] = self.survey.sight.allowed[self._desk.row]
+        allowed[:, :-1] = self.survey.view.allowed[self._books.row]
         return allowed
 
     def close(self) -> None:
@@ -145,16 +152,16 @@ class MetaEnv(PlacesVecEnv):
 
     def _trade(self, chosen: Ints) -> Floats | None:
         """Step all forks to the next decision; [K,E] policy KL where that is paid for."""
-        desk, sight = self._desk, self.survey.sight
+        books, view = self._books, self.survey.view
         cash = np.zeros((1, self.num_envs, self.world.n_assets))
         expert = np.minimum(chosen, len(self.experts) - 1)
         kl = None
         for bar in range(min(self.config.meta_router.every_bars, self._left)):
-            targets = desk.ask().own
-            current = desk.weights[:-1]
+            targets = books.ask().own
+            current = books.weights[:-1]
             if bar == 0 and self.incentive is not None:
                 kl = self.incentive.unlikeness(targets, current, self._noise)
-            scale = sight.scale[desk.row]
+            scale = view.scale[books.row]
             if (scale != 1.0).any():
                 flat = (-1, targets.shape[-1])
                 limited = within_limits(
@@ -163,17 +170,17 @@ class MetaEnv(PlacesVecEnv):
                     scale.T.astype(np.float64).ravel(),
                 )
                 targets = limited.reshape(targets.shape)
-            desk.step(np.concatenate([targets, cash]))
+            books.step(np.concatenate([targets, cash]))
             self._left -= 1
-            masked = ~sight.allowed[desk.row, expert] & (chosen < len(self.experts))
+            masked = ~view.allowed[books.row, expert] & (chosen < len(self.experts))
             if masked.any():
                 break
         return kl
 
-    def _ended(self, paid: Floats32) -> VecEnvStepReturn:
+    def _end_step(self, paid: Floats32) -> VecEnvStepReturn:
         """What SB3 is told of a step, with new episodes begun where one ended."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        done = self._desk.ruined()[0]
+        done = self._books.is_ruined()[0]
         truncated = self._left <= 0
         if not truncated and not done.any():
             return self._observe(), paid, done, infos
@@ -188,7 +195,7 @@ class MetaEnv(PlacesVecEnv):
             done = np.ones(self.num_envs, dtype=np.bool_)
             self._begin()
         else:
-            self._fresh(self._desk.row, done)
+            self._fresh(self._books.row, done)
         return self._observe(), paid, done, infos
 
     def _begin(self) -> None:
@@ -199,15 +206,15 @@ class MetaEnv(PlacesVecEnv):
 
     def _fresh(self, rows: Ints, which: Bools) -> None:
         """Cash at `rows`[E] for the environments `which`[E], with nobody's history."""
-        self._desk.begin(rows, which)
-        even = view.even_usage(self.num_envs, len(self.experts) + 1)
+        self._books.begin(rows, which)
+        even = even_usage(self.num_envs, len(self.experts) + 1)
         self._usage = np.where(which[:, None], even, self._usage)
         self._in_charge = np.where(which, len(self.experts), self._in_charge)
 
     def _observe(self) -> Floats32:
-        row = self._desk.row
-        return view.observation(
-            self.survey.sight.at(row), self._usage, self._in_charge, self.survey.market[row]
+        row = self._books.row
+        return make_observation(
+            self.survey.view.at(row), self._usage, self._in_charge, self.survey.market[row]
         )
 
     def env_method(

@@ -2,7 +2,7 @@
 
 At the close of each bar, for all books at once:
 
-1. The experts' own books have gone one bar on; `Standing` marks them: who is masked, whose
+1. The experts' own books have gone one bar on; `ExpertStanding` marks them: who is masked, whose
    position limit is scaled.
 2. The real book is looked at: one that fell too far is halted (`PortfolioHalt`).
 3. The router is asked where `meta_router.every_bars` bars have gone by since its last decision,
@@ -32,19 +32,37 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from echelon.agents.expert_core import WeightPolicy
+from echelon.agents.tables import EmbeddingTable
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, free
 from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
 from echelon.market import Rows
-from echelon.population import router_observation as view
-from echelon.population.book_forks import Desk, Traded, first_rows, started, within_limits
-from echelon.population.expert_books import Standing, Verdicts, warm_bars
+from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.population.expert_books import (
+    BookStep,
+    ExpertBooks,
+    ExpertStanding,
+    Verdicts,
+    first_rows,
+    start_experts,
+    warm_bars,
+    within_limits,
+)
 from echelon.population.record import CASH, CommandRecord
-from echelon.population.reference_policies import HEDGE, expert_key
-from echelon.population.router_policies import Chooser, HedgeRouter
+from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
+from echelon.population.router import Router
+from echelon.population.router_observation import (
+    even_usage,
+    make_observation,
+    market_view,
+    update_usage,
+)
 from echelon.risk import (
     Alert,
     HaltSettings,
@@ -54,6 +72,7 @@ from echelon.risk import (
     TurnoverLimit,
     TurnoverSettings,
 )
+from echelon.runs.checkpoint import below_prefix
 from echelon.types import Bools, Floats, Floats32, Ints
 
 _SAME = 1e-4
@@ -72,7 +91,7 @@ class HierarchyPolicy:
     def __init__(
         self,
         experts: Sequence[Policy],
-        router: Chooser,
+        router: RouterPolicy,
         config: Config,
         seed: int,
         name: str = "hierarchy",
@@ -90,12 +109,7 @@ class HierarchyPolicy:
         self._alerts: list[Alert] = []
         self._world: World | None = None
         self._run: _Run | None = None
-        self._told: Floats | None = None
-
-    @property
-    def alerts(self) -> tuple[Alert, ...]:
-        """Who is told of every event of risk control."""
-        return tuple(self._alerts)
+        self._observed: Floats | None = None
 
     def subscribe(self, alert: Alert) -> None:
         """Call `alert` with every event of risk control, of this run and of later ones."""
@@ -107,27 +121,27 @@ class HierarchyPolicy:
         hedge = HierarchyPolicy(
             self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"
         )
-        return {HEDGE: hedge} | {expert_key(k): one for k, one in enumerate(self.experts)}
+        return {HEDGE: hedge} | {expert_key(k): expert for k, expert in enumerate(self.experts)}
 
     def start(self, world: World, span: range) -> None:
         """Make the experts ready, also for the rows before the span that own books begin at."""
         if world is not self._world:
             self._world = world
             self._first = first_rows(world)
-            self._market = view.market_view(world, self._first, self.config.meta_router.horizons)
+            self._market = market_view(world, self._first, self.config.meta_router.horizons)
         begin = max(span.start - self._warm, int(self._first[span.start]))
         self._span = range(min(begin, span.start), span.stop)
-        started(self.experts, world, self._span)
+        start_experts(self.experts, world, self._span)
         self.log = RiskLog(self._alerts)
         self._run = None
-        self._told = None
+        self._observed = None
 
     def observe(self, value: Floats) -> None:
         """Hear what the books are worth, value[E], before the decision at that close.
 
         Not needed where books are simulated: see the module's text.
         """
-        self._told = np.asarray(value, dtype=np.float64).copy()
+        self._observed = np.asarray(value, dtype=np.float64).copy()
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Target weights[E,N] of books at `row`[E]; NaN: leave as it is."""
@@ -146,9 +160,9 @@ class HierarchyPolicy:
         else:
             if run is not None:
                 self.log = RiskLog(self._alerts)
-            run = self._run = self._begun(row)
-        told, self._told = self._told, None
-        return run.decide(held, told)
+            run = self._run = self._start_run(row)
+        observed, self._observed = self._observed, None
+        return run.decide(held, observed)
 
     @property
     def in_charge(self) -> Ints:
@@ -164,7 +178,7 @@ class HierarchyPolicy:
             return None
         return run.record(self.expert_names, tuple(self.log))
 
-    def _begun(self, row: Rows) -> _Run:
+    def _start_run(self, row: Rows) -> _Run:
         """A run of books that begin at `row`[E], their own books having come there."""
         assert self._world is not None, "start() comes before decide()"
         run = _Run(self, row, self._world, self._span, self._market)
@@ -191,8 +205,8 @@ class _Run:
         self._start = row.copy()
         self._names = (*policy.expert_names, CASH)
         self._cash = n_experts
-        self._desk = Desk(policy.experts, world, config, n_books, span)
-        self._standing = Standing(n_books, n_experts, config)
+        self._books = ExpertBooks(policy.experts, world, config, n_books, span)
+        self._standing = ExpertStanding(n_books, n_experts, config)
         risk = config.risk
         self._halt = PortfolioHalt(n_books, HaltSettings(risk.halt_drawdown, risk.halt_bars))
         self._turnover: TurnoverLimit | None = None
@@ -200,7 +214,7 @@ class _Run:
         if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * _MONTH:
             settings = TurnoverSettings(risk.turnover_per_bar, risk.turnover_per_month, _MONTH)
             self._turnover = TurnoverLimit(n_books, settings)
-        self._usage = view.even_usage(n_books, n_experts + 1)
+        self._usage = even_usage(n_books, n_experts + 1)
         self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
         self._forced = np.zeros(n_books, dtype=np.bool_)
@@ -211,7 +225,7 @@ class _Run:
 
     def warm_up(self, begin: Rows) -> None:
         """Trade the own books from `begin`[E] to the first rows; the real ones begin there."""
-        desk, row = self._desk, self._start
+        books, row = self._books, self._start
         nobody = np.full(len(row), -1, dtype=np.int64)
         idle = np.zeros((1, len(row), self._world.n_assets))
         for back in range(int((row - begin).max()), 0, -1):
@@ -220,20 +234,20 @@ class _Run:
             rows = np.where(active, row - back, (row - back)[active][0])
             fresh = row - back <= begin
             if fresh.any():
-                desk.begin(rows, fresh)
+                books.begin(rows, fresh)
             self._mark(fresh, nobody)
-            desk.step(np.concatenate([desk.ask().own, idle]))
+            books.step(np.concatenate([books.ask().own, idle]))
         fresh = begin == row
         if fresh.any():
-            desk.begin(row, fresh)
+            books.begin(row, fresh)
         verdicts = self._mark(fresh, nobody)
-        self._values.append(desk.value[:-1].T.copy())
+        self._values.append(books.value[:-1].T.copy())
         if self._config.risk.enabled:
             self._report_already(verdicts)
 
     def advance(self) -> None:
         """One bar on, as was decided at the last close."""
-        traded = self._desk.step(self._pending)
+        traded = self._books.step(self._pending)
         self.row = self.row + 1
         nobody_new = np.zeros(len(self.row), dtype=np.bool_)
         verdicts = self._mark(nobody_new, self.in_charge)
@@ -244,28 +258,28 @@ class _Run:
             self._values.append(traded.value[:-1].T.copy())
             self._costs.append(_cost_share(traded))
 
-    def decide(self, held: Holdings, told: Floats | None) -> Floats:
-        """Target weights[E,N] at this close; told[E]: what the books are worth, if known."""
-        halted, resumed = self._halted(held, told)
+    def decide(self, held: Holdings, observed: Floats | None) -> Floats:
+        """Target weights[E,N] at this close; observed[E]: what the books are worth, if known."""
+        halted, resumed = self._check_halt(held, observed)
         due = self._age >= self._config.meta_router.every_bars
         ask = (due | self._forced | resumed) & ~halted
         allowed = np.ones((len(self.row), self._cash + 1), dtype=np.bool_)
         allowed[:, :-1] = self._standing.allowed
         if ask.any():
-            obs = view.observation(
-                self._standing.sight(), self._usage, self.in_charge, self._market[self.row]
+            obs = make_observation(
+                self._standing.view(), self._usage, self.in_charge, self._market[self.row]
             )
             chosen = self._policy.router.choose(obs, allowed)
             self.in_charge = np.where(ask, chosen, self.in_charge)
-            self._usage = view.used(self._usage, self.in_charge, ask)
+            self._usage = update_usage(self._usage, self.in_charge, ask)
         self.in_charge = np.where(halted, self._cash, self.in_charge)
         places = np.arange(len(self.row))
         assert allowed[places, self.in_charge].all(), "a masked expert is in charge"
         self._age = np.where(ask, 1, self._age + 1)
         self._forced = np.zeros_like(self._forced)
-        asked = self._desk.ask(held)
+        asked = self._books.ask(held)
         assert asked.real is not None
-        target = self._limited(asked.real, held, halted)
+        target = self._limit_target(asked.real, held, halted)
         self._pending = np.concatenate([asked.own, target[None]])
         if len(self.row) == 1:
             wanted = np.where(np.isnan(asked.real), held.weights, asked.real)[:, 0]
@@ -278,7 +292,7 @@ class _Run:
         steps, values, costs = self._steps, list(self._values), list(self._costs)
         if len(steps) == len(values):
             if int(self.row[0]) + 1 < self._span.stop:
-                after = self._desk.peek(self._pending)
+                after = self._books.peek(self._pending)
                 values.append(after.value[:-1].T.copy())
                 costs.append(_cost_share(after))
             else:
@@ -299,22 +313,22 @@ class _Run:
         )
 
     def _mark(self, fresh: Bools, in_charge: Ints) -> Verdicts:
-        verdicts = self._standing.mark(self._desk.value[:-1].T, fresh, in_charge)
+        verdicts = self._standing.mark(self._books.value[:-1].T, fresh, in_charge)
         self._policy.router.follow(self._standing.returns, fresh)
         return verdicts
 
-    def _halted(self, held: Holdings, told: Floats | None) -> tuple[Bools, Bools]:
+    def _check_halt(self, held: Holdings, observed: Floats | None) -> tuple[Bools, Bools]:
         """(halted[E], resumed now[E]) by what the real books are worth."""
         if not self._config.risk.enabled:
             nothing = np.zeros(len(self.row), dtype=np.bool_)
             return nothing, nothing
-        verdict = self._halt.update(self._value_of_copy(held) if told is None else told)
+        verdict = self._halt.update(self._value_of_copy(held) if observed is None else observed)
         self._log(self._halt.events(verdict, 0))
         return verdict.halted, verdict.resumed_now
 
     def _value_of_copy(self, held: Holdings) -> Floats:
         """[E] what the real books are worth by their copies; refuses other books."""
-        gap = np.abs(self._desk.weights[-1] - held.weights).max(axis=1)
+        gap = np.abs(self._books.weights[-1] - held.weights).max(axis=1)
         if (gap > _SAME).any():
             bad = int(np.flatnonzero(gap > _SAME)[0])
             raise DataError(
@@ -322,9 +336,9 @@ class _Run:
                 "those it was commanded to: it was not filled as in the simulation. Call "
                 "observe(value) before each decide(), so that its losses are known."
             )
-        return np.asarray(self._desk.value[-1])
+        return np.asarray(self._books.value[-1])
 
-    def _limited(self, real: Floats, held: Holdings, halted: Bools) -> Floats:
+    def _limit_target(self, real: Floats, held: Holdings, halted: Bools) -> Floats:
         """What is sent[E,N] of what the experts want, real[K,E,N]."""
         places = np.arange(len(self.row))
         nothing = np.where(free(held), 0.0, np.nan)
@@ -380,7 +394,7 @@ class _Step(NamedTuple):
     target: Floats
 
 
-def _cost_share(traded: Traded) -> Floats:
+def _cost_share(traded: BookStep) -> Floats:
     """[E,K] what the own books paid, as a share of their value before."""
     return np.asarray((traded.cost / np.maximum(traded.before, 1e-12))[:-1].T)
 
@@ -390,3 +404,42 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
     if len({*names, CASH}) == len(names) + 1:
         return tuple(names)
     return tuple(f"{name} {k}" for k, name in enumerate(names, 1))
+
+
+def expert_policy(
+    config: Config,
+    weights: Mapping[str, Tensor],
+    base: Encoder,
+    seed: int,
+    number: int,
+    tables: tuple[EmbeddingTable, ...] = (),
+) -> WeightPolicy:
+    """An expert's policy from what `Member.acting` gave; tables: of the base encoder."""
+    actor = ExpertActor(
+        base.d_model, config.expert.hidden, config.state, skill_dim=config.experts.skill_dim
+    )
+    actor.load_state_dict(below_prefix("actor.", weights))
+    encoder, own = base, below_prefix("encoder.", weights)
+    plain = base.state_dict()
+    if any(not torch.equal(value, plain[name]) for name, value in own.items()):
+        encoder = build_encoder(config, base.n_features)
+        encoder.load_state_dict(own)
+        tables = ()
+    return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)
+
+
+def load_hierarchy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
+) -> HierarchyPolicy:
+    """The policy of what `HierarchyLearner.weights` gave."""
+    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
+        base = build_encoder(config, n_features)
+    base.load_state_dict(below_prefix("encoder.", weights))
+    n_experts = config.experts.n_experts
+    experts = [
+        expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
+        for k in range(n_experts)
+    ]
+    router = Router(config, n_experts, seed)
+    router.load(below_prefix("router.", weights))
+    return HierarchyPolicy(experts, router, config, seed, name)

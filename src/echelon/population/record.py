@@ -1,7 +1,7 @@
-"""What the hierarchy did over a run of one book: who was in charge, and what everybody's book made.
+"""What a hierarchy leaves behind for reports: the record of a run, and the history of its training.
 
-A policy that commands others leaves one behind after each run of a single book; reports and
-attribution are made from it. On disk it stands beside the tables of the backtest:
+A policy that commands others leaves a `CommandRecord` after each run of a single book: who was in
+charge, and what everybody's book made. On disk it stands beside the tables of the backtest:
 
     STEM.command.parquet       time, in_charge, decided, distance and, for each expert,
                                allowed/NAME, own_value/NAME (after the bar), own_cost/NAME
@@ -12,7 +12,22 @@ the metadata of the first file, which is written last: a pair that does not belo
 refused. All portfolios of all bars would be larger than everything else together, so their
 distance at each bar and their mean are kept in their place.
 
-Axes: `S` bars traded, `K` experts, `N` assets; the expert of number K is cash.
+Training a population leaves a `PopulationHistory`, SEED_DIR/population.json:
+
+    format      2
+    experts     [K] names
+    skills      [K][D] their skill vectors at the end
+    lineage     lives, by id (see agents.mfpbt)
+    rounds      evolutions: round, step, mapd, volume, usage_entropy (nats), fitness[K],
+                hyperparameters[K] (name → value), those that the fitness was measured under
+    readings    after every phase of the experts: round, step, mapd, volume
+    events      what befell the population: round, step, kind, who, code, values
+
+JSON has no NaN: what is not known, or not finite, is null. Files are written whole or not at all,
+and what does not hold together is refused.
+
+Axes: `S` bars traded, `K` experts, `N` assets, `D` dimensions of a skill; the expert of number K
+is cash.
 """
 
 from __future__ import annotations
@@ -20,30 +35,52 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
+from echelon.agents.mfpbt import FOUNDER, Life
 from echelon.errors import DamagedError, StoreError
-from echelon.files import blaming, json_line, parse_json, read_table, write_atomic
+from echelon.files import (
+    blaming,
+    json_line,
+    parse_json,
+    read_json,
+    read_table,
+    write_atomic,
+    write_json,
+)
 from echelon.risk import RiskEvent, from_lines, to_lines
 from echelon.types import Bools, Floats, Times
 
+_T = TypeVar("_T")
+
 CASH = "cash"
 """What the choice of number K is called."""
+POPULATION = "population.json"
 _FORMAT = 2
+"""Of both."""
 _KEY = "echelon.command"
 _AGAIN = "Run `echelon evaluate` again."
+_RETRAIN = "Train again with this version, or delete the file: the report then does without."
+_REMEDY = "Restore the file, or delete it: the report then does without it."
+
+NullableFloat = Annotated[
+    float, BeforeValidator(lambda value: math.nan if value is None else value)
+]
+"""As JSON has it: null where it is not known."""
 
 
-class Portfolios(NamedTuple):
+class TargetSummary(NamedTuple):
     """What is kept of the experts' targets.
 
     distance[S]: mean over pairs of experts of half the L1 distance of their portfolios, cash
@@ -60,8 +97,8 @@ class _Facts(TypedDict):
 
     format: int
     experts: list[str]
-    first_values: list[float | None]
-    mean_target: list[list[float | None]]
+    first_values: list[NullableFloat]
+    mean_target: list[list[NullableFloat]]
     events: str
 
 
@@ -87,7 +124,7 @@ class CommandRecord:
     own_values: Floats
     own_costs: Floats
     events: tuple[RiskEvent, ...]
-    kept: Portfolios | None = None
+    kept: TargetSummary | None = None
 
     def __post_init__(self) -> None:
         bars, experts = self.bars, len(self.experts)
@@ -100,8 +137,8 @@ class CommandRecord:
             ("own_values", (bars + 1, experts)),
             ("own_costs", (bars, experts)),
         ):
-            found = getattr(self, name).shape
-            assert found == shape, f"{name} should be {shape}, is {found}"
+            actual = getattr(self, name).shape
+            assert actual == shape, f"{name} should be {shape}, is {actual}"
         assert self.target.shape[:2] == (bars, experts), f"target is {self.target.shape}"
         known = (self.in_charge >= 0) & (self.in_charge <= experts)
         assert known.all(), f"in_charge names others than 0 … {experts}"
@@ -124,9 +161,9 @@ class CommandRecord:
         return np.asarray(self.own_values[1:] / self.own_values[:-1] - 1.0)
 
     @cached_property
-    def portfolios(self) -> Portfolios:
+    def portfolios(self) -> TargetSummary:
         """How far apart the experts' targets are, and what they are on average."""
-        return self.kept if self.kept is not None else summarise(self.target)
+        return self.kept if self.kept is not None else summarise_targets(self.target)
 
     def write(self, directory: Path, stem: str) -> None:
         """Put the record into the files named `stem`, each whole or not at all."""
@@ -161,7 +198,7 @@ class CommandRecord:
         with blaming(table, _AGAIN):
             if facts["events"] != hashlib.sha256(lines).hexdigest():
                 raise ValueError(f"{events.name} belongs to another run")
-            return cls._of(frame, facts, happened)
+            return cls._from_frame(frame, facts, happened)
 
     def _frame(self) -> pl.DataFrame:
         columns: dict[str, Any] = {
@@ -181,13 +218,13 @@ class CommandRecord:
         return {
             "format": _FORMAT,
             "experts": list(self.experts),
-            "first_values": _plain(self.own_values[:1])[0],
-            "mean_target": _plain(self.portfolios.mean),
+            "first_values": plain_tree(self.own_values[0].tolist()),
+            "mean_target": plain_tree(self.portfolios.mean.tolist()),
             "events": hashlib.sha256(lines).hexdigest(),
         }
 
     @classmethod
-    def _of(cls, frame: pl.DataFrame, facts: _Facts, events: tuple[RiskEvent, ...]) -> Self:
+    def _from_frame(cls, frame: pl.DataFrame, facts: _Facts, events: tuple[RiskEvent, ...]) -> Self:
         names = tuple(facts["experts"])
         bars = len(frame)
 
@@ -195,8 +232,8 @@ class CommandRecord:
             columns = [_column(frame, f"{kind}/{name}", dtype) for name in names]
             return np.stack(columns, axis=1)
 
-        first = _numbers([facts["first_values"]])
-        mean = _numbers(facts["mean_target"])
+        first = np.array([facts["first_values"]], np.float64)
+        mean = np.array(facts["mean_target"], np.float64)
         if len(mean) != len(names):
             raise ValueError(f"{len(mean)} mean portfolios of {len(names)} experts")
         return cls(
@@ -209,7 +246,7 @@ class CommandRecord:
             own_values=np.concatenate([first, by_expert("own_value", np.floating)]),
             own_costs=by_expert("own_cost", np.floating),
             events=events,
-            kept=Portfolios(_column(frame, "distance", np.floating), mean),
+            kept=TargetSummary(_column(frame, "distance", np.floating), mean),
         )
 
 
@@ -243,7 +280,7 @@ def remove_record(directory: Path, stem: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def summarise(target: Floats) -> Portfolios:
+def summarise_targets(target: Floats) -> TargetSummary:
     """What is kept of target[S,K,N]: shares of the book, the rest being cash."""
     known = np.isfinite(target)
     filled = np.where(known, target, 0.0)
@@ -252,11 +289,11 @@ def summarise(target: Floats) -> Portfolios:
     cash = 1.0 - filled.sum(axis=2)
     pairs = list(combinations(range(target.shape[1]), 2))
     total = np.zeros(len(target))
-    for one, other in pairs:  # a pair at a time: S K² N numbers at once would be too many
-        apart = np.abs(filled[:, one] - filled[:, other]).sum(axis=1)
-        total += 0.5 * (apart + np.abs(cash[:, one] - cash[:, other]))
+    for a, b in pairs:  # a pair at a time: S K² N numbers at once would be too many
+        apart = np.abs(filled[:, a] - filled[:, b]).sum(axis=1)
+        total += 0.5 * (apart + np.abs(cash[:, a] - cash[:, b]))
     distance = total / len(pairs) if pairs else np.full(len(target), np.nan)
-    return Portfolios(np.where(known.all(axis=(1, 2)), distance, np.nan), mean)
+    return TargetSummary(np.where(known.all(axis=(1, 2)), distance, np.nan), mean)
 
 
 def _column(frame: pl.DataFrame, name: str, dtype: type) -> NDArray[Any]:
@@ -269,10 +306,174 @@ def _column(frame: pl.DataFrame, name: str, dtype: type) -> NDArray[Any]:
     return values
 
 
-def _plain(values: Floats) -> list[list[float | None]]:
-    """As JSON has them: what is not finite is null."""
-    return [[float(v) if math.isfinite(v) else None for v in row] for row in values.tolist()]
+@dataclass(frozen=True)
+class Reading:
+    """How different the experts were after they had learned (ops.diversity), on probe states."""
+
+    round: int
+    step: int
+    mapd: NullableFloat
+    volume: NullableFloat
 
 
-def _numbers(rows: list[list[float | None]]) -> Floats:
-    return np.array([[math.nan if v is None else v for v in row] for row in rows], np.float64)
+@dataclass(frozen=True)
+class Round:
+    """The population at one evolution, before it; NaN where something was not measured.
+
+    mapd, volume: how different the experts are (ops.diversity), on shared probe states
+    usage_entropy: of the router's last decisions, in nats
+    fitness[K], hyperparameters[K]: of each expert
+    """
+
+    round: int
+    step: int
+    mapd: NullableFloat
+    volume: NullableFloat
+    usage_entropy: NullableFloat
+    fitness: tuple[NullableFloat, ...]
+    hyperparameters: tuple[Mapping[str, NullableFloat], ...]
+
+
+@dataclass(frozen=True)
+class PopulationEvent:
+    """Something that befell the population: an expert re-seeded, quarantined, a worker lost.
+
+    kind: of a decision (`mfpbt.Kind`), quarantine or worker_lost
+    who: the expert, the router or the worker
+    code, values: why; reports make the sentence from them
+    """
+
+    round: int
+    step: int
+    kind: str
+    who: str
+    code: str
+    values: Mapping[str, NullableFloat | str]
+
+    def __str__(self) -> str:
+        """As a line of the log."""
+        details = "".join(f", {name} {value}" for name, value in self.values.items())
+        return f"{self.kind.replace('_', ' ')}, {self.who}{details}"
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationHistory:
+    """All of population.json.
+
+    skills[K,D]; lineage: by id; rounds, events and readings in the order they happened
+    """
+
+    experts: tuple[str, ...]
+    skills: Floats
+    lineage: tuple[Life, ...] = ()
+    rounds: tuple[Round, ...] = ()
+    events: tuple[PopulationEvent, ...] = ()
+    readings: tuple[Reading, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError where the parts do not belong together."""
+        experts = len(self.experts)
+        if not experts or len(set(self.experts)) != experts:
+            raise ValueError(f"expected experts of different names, found {list(self.experts)}")
+        if self.skills.ndim != 2 or len(self.skills) != experts:
+            raise ValueError(f"expected skills[{experts}][D], found the shape {self.skills.shape}")
+        for place, life in enumerate(self.lineage):
+            _require_descent(place, life, self.lineage)
+        for done in self.rounds:
+            for name in ("fitness", "hyperparameters"):
+                count = len(getattr(done, name))
+                if count != experts:
+                    raise ValueError(
+                        f"round {done.round}: expected {name} of {experts} experts, found {count}"
+                    )
+        for name, records in (("rounds", self.rounds), ("readings", self.readings)):
+            steps = [(record.round, record.step) for record in records]
+            if steps != sorted(steps) or len({r for r, _ in steps}) != len(steps):
+                raise ValueError(f"expected {name} in order, each once")
+
+    @property
+    def members(self) -> int:
+        """How many members the lineage has."""
+        return 1 + max((life.member for life in self.lineage), default=-1)
+
+    @property
+    def watched(self) -> tuple[Reading, ...]:
+        """How different the experts were: `readings`; of a file without them, at evolutions."""
+        return self.readings or tuple(
+            Reading(done.round, done.step, done.mapd, done.volume) for done in self.rounds
+        )
+
+    def write(self, directory: Path) -> None:
+        """Put it into `directory`/population.json."""
+        tree = plain_tree(self) | {"format": _FORMAT}
+        path = directory / POPULATION
+        try:
+            write_json(path, tree, indent=None)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be written ({error}). Make room or mend the disk."
+            ) from error
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """What `write` wrote; refuses a missing or damaged file."""
+        path = directory / POPULATION
+        tree = read_json(path, _File, _REMEDY)
+        if tree["format"] != _FORMAT:
+            raise DamagedError(path, f"format {tree['format']}, expected {_FORMAT}", _RETRAIN)
+        with blaming(path, _REMEDY):
+            return cls(
+                tuple(tree["experts"]),
+                np.array(tree["skills"], dtype=np.float64),
+                tuple(tree["lineage"]),
+                tuple(tree["rounds"]),
+                tuple(tree["events"]),
+                tuple(tree["readings"]),
+            )
+
+    @classmethod
+    def find(cls, directory: Path) -> Self | None:
+        """The same; None where there is no such file."""
+        return cls.read(directory) if (directory / POPULATION).exists() else None
+
+
+class _File(TypedDict):
+    """population.json."""
+
+    format: int
+    experts: list[str]
+    skills: list[list[NullableFloat]]
+    lineage: list[Life]
+    rounds: list[Round]
+    events: list[PopulationEvent]
+    readings: list[Reading]
+
+
+def plain_tree(value: object) -> Any:  # noqa: ANN401 (JSON)
+    """As JSON has it: dataclasses as objects, arrays as lists, what is not finite as null."""
+    if is_dataclass(value):
+        return {field.name: plain_tree(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain_tree(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain_tree(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain_tree(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def from_plain_tree(tree: object, kind: type[_T]) -> _T:
+    """What `plain_tree` was made from, such as a list of `Round`."""
+    return parse_json(json_line(tree), kind, Path("state.json"), "Resume with another checkpoint.")
+
+
+def _require_descent(place: int, life: Life, lineage: Sequence[Life]) -> None:
+    """ValueError unless a life descends from earlier ones."""
+    sources = [source for source in (life.parent, life.lender) if source is not None]
+    earlier = all(0 <= source < place for source in sources)
+    in_time = earlier and all(lineage[source].round <= life.round for source in sources)
+    founds = life.kind == FOUNDER
+    if life.id != place or not in_time or life.member < 0 or (founds and bool(sources)):
+        raise ValueError(f"life {place} of the lineage does not descend from earlier ones")

@@ -1,10 +1,10 @@
 """The members as the coordinator calls them: whoever fails is replaced, and the phase goes on.
 
-- A process that dies: its members are made anew, put back to how they stood at the beginning of the
-  phase, and do it again. So the numbers are the same as if nothing had happened. One that dies
+- A process that dies: its members are made again, put back to how they stood at the beginning of
+  the phase, and do it again. So the numbers are the same as if nothing had happened. One that dies
   again and again in the same phase stops the run: more of the same would not help it.
-- A member whose numbers are no longer finite: quarantine. It begins anew, as evolution says, and
-  the others go on with what they have.
+- A member whose numbers are no longer finite: quarantine. It restarts, as evolution says, and the
+  others go on with what they have.
 - All of them at once: the run stops, for then it is the data or the settings.
 
 A phase ends where members' states are kept, `snapshots`: after everything that changes them.
@@ -12,147 +12,174 @@ A phase ends where members' states are kept, `snapshots`: after everything that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from echelon.agents.mfpbt import Decision
 from echelon.agents.replay import RingMark
 from echelon.errors import TrainingError
-from echelon.population.crew import Crew, Failure
 from echelon.population.evolution import Evolution
+from echelon.population.member import Member
 from echelon.population.shared_replay import SharedReplay
+from echelon.workers import Failure, Pool
 
-Calls = Mapping[int, tuple[Any, ...]]
+_A = TypeVar("_A")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 Note = Callable[[str, str, str, Mapping[str, float | str]], None]
 """Records an event of the population: kind, who, code, values."""
+Answers = dict[int, Any]
+"""By number of the member; some may be a `Failure`."""
+Phase = Callable[[Sequence[int]], Answers]
+"""Has the members of these numbers do something."""
 
 MOST_DEATHS = 3
 """Times that processes may die in one phase before the run is given up."""
-_CHANGING = ("collect", "learn")
-"""What members do that changes them."""
 
 
 class Members:
-    """A crew that goes on."""
+    """A pool of members that goes on."""
 
-    def __init__(self, host: Crew, evolution: Evolution, replay: SharedReplay, note: Note) -> None:
-        self.host = host
+    def __init__(
+        self, pool: Pool[Member], evolution: Evolution, replay: SharedReplay, note: Note
+    ) -> None:
+        self.pool = pool
+        self.numbers = range(evolution.plan.members)
         self._evolution = evolution
         self._replay = replay
         self._note = note
         self._snapshots: dict[int, Any] = {}
         """By member; none of one that stands at its very beginning."""
         self._deaths = 0
-        self._remember("snapshot", {}, {})
+        self._keep_states(lambda _: {}, (), {})
 
     def __len__(self) -> int:
-        return self.host.members
+        return len(self.numbers)
 
-    def each(self, method: str, calls: Calls) -> dict[int, Any]:
-        """Answers of members; there is no `Failure` among them."""
-        answers = self._answers(method, calls)
-        due = calls
-        if _failed(answers):
-            # Whoever dies from here on is to keep what the phase made of it.
-            self._remember(method, calls, answers)
-            due = {m: calls[m] for m in _failed(answers)}
-            self._quarantine(answers, everybody=len(due) == len(calls))
-            answers |= self._answers(method, due)
-            for m in _failed(answers):
-                raise answers[m].error
-        if method in _CHANGING:
-            self._remember(method, due, answers)
-        return answers
+    def ask(
+        self,
+        method: Callable[Concatenate[Member, _P], _R],
+        numbers: Iterable[int] | None = None,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> dict[int, _R]:
+        """Answers of members, None: of all, to what does not change them."""
+        asked = list(self.numbers if numbers is None else numbers)
+        return self._answers(lambda due: self.pool.call(method, due, *args, **kwargs), asked)
 
-    def act_out(self, decisions: Sequence[Decision]) -> None:
-        """Carry evolution's decisions out, and write them down."""
+    def advance(
+        self, method: Callable[[Member, _A], _R], arguments: Mapping[int, _A]
+    ) -> dict[int, _R]:
+        """Answers of members to what changes them, each with its own argument."""
+
+        def phase(due: Sequence[int]) -> Answers:
+            return self.pool.call_each(method, {m: arguments[m] for m in due})
+
+        return self._answers(phase, list(arguments), changes=True)
+
+    def carry_out(self, decisions: Sequence[Decision]) -> None:
+        """Carry evolution's decisions out, and record them."""
         for d in decisions:
             self._note(d.kind, self._name(d.member), *d.cause)
         while True:
-            found: dict[int, Any] = dict(self._evolution.apply(decisions, self.host))
-            if not _lost(found):
-                for failure in found.values():
+            answers: Answers = dict(self._evolution.apply(decisions, self.pool))
+            if not _lost_members(answers):
+                for failure in answers.values():
                     raise failure.error
-                found = self._kept()
-            if not _lost(found):
+                answers = self._take_snapshots()
+            if not _lost_members(answers):
                 return
             # Sources may be overwritten by now: all go back, and all is done again.
-            self._recover(found, everybody=True)
+            self._recover(answers, everybody=True)
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Go on from each member's state."""
         self._snapshots = dict(enumerate(states))
-        found = self._put_back(range(len(self)))
-        if _lost(found):
-            self._recover(found, everybody=True)
-        self._remember("snapshot", {}, {})
+        answers = self._put_back(self.numbers)
+        if _lost_members(answers):
+            self._recover(answers, everybody=True)
+        self._keep_states(lambda _: {}, (), {})
 
-    def _answers(self, method: str, calls: Calls) -> dict[int, Any]:
-        """Answers of members; those whose process died begin the phase again, in a new one."""
-        answers = self.host.each(method, calls)
-        while _lost(answers):
-            again = self._recover(answers)
-            answers |= self.host.each(method, {m: calls[m] for m in again if m in calls})
+    def _answers(self, phase: Phase, numbers: Sequence[int], *, changes: bool = False) -> Answers:
+        """Answers of members; there is no `Failure` among them."""
+        answers = self._repeat_where_lost(phase, numbers)
+        due = numbers
+        if _failed_members(answers):
+            # Whoever dies from here on is to keep what the phase made of it.
+            self._keep_states(phase, numbers, answers)
+            due = _failed_members(answers)
+            self._quarantine(answers, everybody=len(due) == len(numbers))
+            answers |= self._repeat_where_lost(phase, due)
+            for m in _failed_members(answers):
+                raise answers[m].error
+        if changes:
+            self._keep_states(phase, due, answers)
         return answers
 
-    def _recover(self, found: Mapping[int, Any], *, everybody: bool = False) -> list[int]:
-        """Make members anew whose process died, as they stood at the beginning of the phase.
+    def _repeat_where_lost(self, phase: Phase, numbers: Sequence[int]) -> Answers:
+        """Answers of members; those whose process died begin the phase again, in a new one."""
+        answers = phase(numbers)
+        while _lost_members(answers):
+            again = self._recover(answers)
+            answers |= phase([m for m in again if m in numbers])
+        return answers
 
-        found: answers, with some `lost`; everybody: the others go back there too. The numbers of
-        all that went back.
+    def _recover(self, answers: Answers, *, everybody: bool = False) -> list[int]:
+        """Make members again whose process died, as they stood at the beginning of the phase.
+
+        answers: with some `lost`; everybody: the others go back there too. The numbers of all that
+        went back.
         """
-        again = set(range(len(self))) if everybody else set()
-        while lost := _lost(found):
+        again = set(self.numbers) if everybody else set()
+        while lost := _lost_members(answers):
             self._deaths += 1
             if self._deaths >= MOST_DEATHS:
                 raise TrainingError(
                     f"given up after processes of the experts died {self._deaths} times in one "
-                    f"phase of training; the last time {found[lost[0]].error}"
+                    f"phase of training; the last time {answers[lost[0]].error}"
                 )
             while lost:
-                anew = self.host.rebuild(lost[0])
-                self._note("worker_lost", f"members {anew}", "worker_lost", {})
-                again.update(anew)
-                lost = [m for m in lost if m not in anew]
-            found = self._put_back(sorted(again))
+                rebuilt = self.pool.rebuild(lost[0])
+                self._note("worker_lost", f"members {rebuilt}", "worker_lost", {})
+                again.update(rebuilt)
+                lost = [m for m in lost if m not in rebuilt]
+            answers = self._put_back(sorted(again))
         return sorted(again)
 
-    def _put_back(self, members: Sequence[int]) -> dict[int, Any]:
+    def _put_back(self, numbers: Sequence[int]) -> Answers:
         """Put members to where they stood when states were kept; failures of the lost."""
         marks = list(self._replay.snapshot())
         for m, kept in self._snapshots.items():
             if "mark" in kept:
                 marks[m] = RingMark(*kept["mark"])
-        found = self.host.each("stand", dict.fromkeys(members, (tuple(marks),)))
-        found |= self.host.each(
-            "restore",
-            {m: (self._snapshots[m],) for m in members if m in self._snapshots},
-        )
-        for m in _failed(found):
-            if not found[m].lost:
-                raise found[m].error
-        return found
+        answers: Answers = dict(self.pool.call(Member.stand, numbers, tuple(marks)))
+        states = {m: self._snapshots[m] for m in numbers if m in self._snapshots}
+        answers |= self.pool.call_each(Member.restore, states)
+        for m in _failed_members(answers):
+            if not answers[m].lost:
+                raise answers[m].error
+        return answers
 
-    def _kept(self) -> dict[int, Any]:
+    def _take_snapshots(self) -> Answers:
         """Keep everybody's state, or say who is lost."""
-        if self.host.alone:  # then nobody can be lost
+        if not self.pool.remote:  # then nobody can be lost
             self._snapshots = {}
             return {}
-        everybody: Calls = dict.fromkeys(range(len(self)), ())
-        states = self.host.each("snapshot", everybody)
-        if not _lost(states):
+        states: Answers = dict(self.pool.call(Member.snapshot, self.numbers))
+        if not _lost_members(states):
             self._snapshots, self._deaths = states, 0
         return states
 
-    def _remember(self, method: str, calls: Calls, answers: dict[int, Any]) -> None:
+    def _keep_states(self, phase: Phase, numbers: Sequence[int], answers: Answers) -> None:
         """Keep states; a process that dies while it is asked does the phase again first."""
-        while _lost(states := self._kept()):
+        while _lost_members(states := self._take_snapshots()):
             again = self._recover(states)
-            answers |= self._answers(method, {m: calls[m] for m in again if m in calls})
+            answers |= self._repeat_where_lost(phase, [m for m in again if m in numbers])
 
-    def _quarantine(self, answers: Mapping[int, Any], *, everybody: bool) -> None:
-        """Begin members anew whose numbers are no longer finite."""
-        failed = _failed(answers)
+    def _quarantine(self, answers: Answers, *, everybody: bool) -> None:
+        """Restart members whose numbers are no longer finite."""
+        failed = _failed_members(answers)
         for m in failed:
             if not isinstance(answers[m].error, TrainingError):
                 raise answers[m].error
@@ -160,7 +187,7 @@ class Members:
             self._note("quarantine", self._name(m), "quarantine", values)
         if everybody:
             raise answers[failed[0]].error
-        self.act_out(self._evolution.quarantined(failed))
+        self.carry_out(self._evolution.quarantine(failed))
 
     def _name(self, member: int) -> str:
         plan = self._evolution.plan
@@ -168,11 +195,11 @@ class Members:
         return name if plan.per_niche == 1 else f"{name} · {member % plan.per_niche + 1}"
 
 
-def _failed(answers: Mapping[int, Any]) -> list[int]:
+def _failed_members(answers: Answers) -> list[int]:
     """Members whose call came to nothing."""
-    return [m for m, a in answers.items() if isinstance(a, Failure)]
+    return [m for m, answer in answers.items() if isinstance(answer, Failure)]
 
 
-def _lost(answers: Mapping[int, Any]) -> list[int]:
+def _lost_members(answers: Answers) -> list[int]:
     """Members whose process died."""
-    return [m for m in _failed(answers) if answers[m].lost]
+    return [m for m in _failed_members(answers) if answers[m].lost]

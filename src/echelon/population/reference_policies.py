@@ -1,11 +1,19 @@
-"""Policies that an agent brings along, made of its own parts: is the whole worth having?
+"""Who can be in the router's place, and the policies that an agent is compared with.
 
-    hedge           the fixed-share hedge over a hierarchy's experts, in the router's place: the
-                    same decisions' rhythm, risk control and switching costs
+A `RouterPolicy` chooses the expert in charge. It is told, bar by bar, what the experts' own books
+earned, and at its decisions what the router would see: a network needs only the one, a rule over
+returns only the other. `HedgeRouter` is the rule that a router must beat.
+
+Companions are policies made of an agent's own parts (is the whole worth having?):
+
+    hedge           Fixed-Share over a hierarchy's experts, in the router's place: the same
+                    decisions' rhythm, risk control and switching costs
     expert-0, …     each of its experts by itself, with no router and no risk control above it
 
 Whoever evaluates an agent backtests its companions on the same window. They are no rivals chosen
 beforehand, so that no verdict rests on them.
+
+Axes: `E` books, `K` experts, `O` entries of an observation.
 """
 
 from __future__ import annotations
@@ -13,10 +21,60 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from echelon.backtest.policy import Policy
+from echelon.types import Bools, Floats, Floats32, Ints
 
 HEDGE = "hedge"
 _EXPERT = "expert-"
+
+
+class RouterPolicy(Protocol):
+    """Chooses among K experts and cash, which has the number K, for E books at once."""
+
+    def follow(self, returns: Floats, fresh: Bools) -> None:
+        """Hear what the own books earned at a bar: returns[E,K].
+
+        fresh[E]: books that begin here; what was heard of them before is to be forgotten
+        """
+
+    def choose(self, obs: Floats32, allowed: Bools) -> Ints:
+        """[E] who is to be in charge, by obs[E,O] (see `router_observation`) and allowed[E,K+1].
+
+        Also asked about books at which no decision is due; such an answer must change nothing.
+        """
+
+
+class HedgeRouter:
+    """The expert in which a fixed-share hedge trusts most.
+
+    Trust grows by exp(rate · return) of the own books; a small share is spread anew at every bar,
+    so that an expert that was bad for long can be trusted again soon.
+    """
+
+    def __init__(self, *, rate: float = 60.0, share: float = 0.004) -> None:
+        self._rate = rate
+        self._share = share
+        self.trust: Floats = np.zeros((0, 0))
+
+    def follow(self, returns: Floats, fresh: Bools) -> None:
+        """Move trust to those who earned."""
+        even = 1.0 / returns.shape[1]
+        if self.trust.shape != returns.shape:
+            self.trust = np.full(returns.shape, even)
+        earned = self._rate * np.where(np.isfinite(returns), returns, -1.0)
+        weight = self.trust * np.exp(earned - earned.max(axis=1, keepdims=True))
+        weight /= weight.sum(axis=1, keepdims=True)
+        spread = (1.0 - self._share) * weight + self._share * even
+        self.trust = np.where(fresh[:, None], even, spread)
+
+    def choose(self, obs: Floats32, allowed: Bools) -> Ints:
+        """The most trusted who may."""
+        cash = allowed.shape[1] - 1
+        may = allowed[:, :cash]
+        best = np.where(may, self.trust, -1.0).argmax(axis=1)
+        return np.asarray(np.where(may.any(axis=1), best, cash), dtype=np.int64)
 
 
 @runtime_checkable
@@ -37,11 +95,11 @@ def expert_key(number: int) -> str:
     return f"{_EXPERT}{number}"
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def sort_companions(names: Iterable[str]) -> list[str]:
     """The hedge, then the experts by number."""
-    return sorted(names, key=lambda n: int(n.removeprefix(_EXPERT)) if is_expert(n) else -1)
+    return sorted(names, key=lambda n: int(n.removeprefix(_EXPERT)) if is_expert_key(n) else -1)
 
 
-def is_expert(name: str) -> bool:
+def is_expert_key(name: str) -> bool:
     """Whether a companion is an expert by itself."""
     return name.startswith(_EXPERT)

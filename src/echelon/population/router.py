@@ -1,12 +1,24 @@
-"""The router: sb3-contrib's MaskablePPO over K experts and cash, behind our interface.
+"""The router and its reward: sb3-contrib's MaskablePPO over K experts and cash.
 
-- It learns in phases, each on a `MetaEnv` whose episodes begin anew. All chance of a phase comes
-  from the seed and the phase's number, so that a run that is resumed between phases goes on with
-  the same numbers; SB3 draws from the global generators of torch and numpy, which are put back.
+- It learns in phases, each on a `MetaEnv` whose episodes start from cash. All random numbers of a
+  phase come from the seed and the phase's number, so that a run that is resumed between phases goes
+  on with the same ones; SB3 draws from the global generators of torch and numpy, put back after.
 - It is stored as weights and JSON, and rebuilt: nothing is pickled.
 - It can be asked before it has learned anything: its first weights come from the seed too.
 
+What it is paid in training (`RouterReward`):
+
+    reward = relative return / its running standard deviation + λ · KL
+
+A 5-bar relative return has a standard deviation of about 0.01, λ · log K is 0.16: undivided, the
+bonus would be all that counts. KL is one of two (see ops.diversity), both in [0, log K]: `usage`
+of the chosen expert, or how unlike the others' its portfolio is, `policy`. Cash is nobody's skill:
+choosing it is paid no bonus and is no usage. λ follows the entropy of usage, once a rollout; one
+that is set to 0 is a switch, and stays 0.
+
 SB3 is imported when a router is made, not with this module: that takes seconds.
+
+Axes: `E` decisions made together, `K` experts, `N` assets.
 """
 
 from __future__ import annotations
@@ -22,9 +34,17 @@ import torch
 from torch import Tensor
 
 from echelon.config import Config
+from echelon.config.hierarchy import MetaRouterConfig
 from echelon.errors import StoreError, TrainingError
-from echelon.population import router_observation as view
-from echelon.population.router_reward import Incentive
+from echelon.ops.diversity import KlWeightRule, UsageWindow, policy_kl
+from echelon.ops.information import RunningStd
+from echelon.population.router_observation import (
+    OBSERVATION_CLIP,
+    even_usage,
+    make_observation,
+    observation_size,
+    update_usage,
+)
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -45,14 +65,75 @@ _HIDDEN = (64, 64)
 """Widths of the layers of policy and value, each of its own."""
 
 
+class RouterReward:
+    """Makes rewards of relative returns; remembers scale, usage and λ."""
+
+    def __init__(self, config: MetaRouterConfig, n_experts: int) -> None:
+        self.n_experts = n_experts
+        self.weight = config.kl_lambda
+        """λ."""
+        self._adapts = config.kl_lambda > 0.0
+        self._kind = config.kl_bonus
+        self._rule = KlWeightRule(floor=config.entropy_floor, most=config.kl_lambda_max)
+        self.scale = RunningStd()
+        self.usage = UsageWindow(n_experts)
+
+    def unlikeness(
+        self, targets: Floats, current: Floats32, rng: np.random.Generator
+    ) -> Floats | None:
+        """KL[K,E] of the experts' target weights[K,E,N] on the same books; None: not paid for.
+
+        current[K,E,N]: what these hold, which stays where a target is NaN
+        """
+        if self._kind != "policy" or self.weight == 0.0:
+            return None
+        held = np.maximum(np.where(np.isnan(targets), current, targets), 0.0)
+        total = held.sum(axis=-1, keepdims=True)
+        return policy_kl(held / np.maximum(total, 1.0), rng)
+
+    def pay(self, relative: Floats, chosen: Ints, kl: Floats | None) -> Floats:
+        """Reward[E] of relative returns[E] of the decisions chosen[E], number K being cash."""
+        self.scale.update(relative)
+        paid = self.scale.scale(relative)
+        expert = np.flatnonzero(chosen < self.n_experts)
+        if self.weight > 0.0:
+            if kl is not None:
+                bonus = kl[chosen[expert], expert]
+            else:
+                bonus = self.usage.bonus(chosen[expert])
+            paid[expert] += self.weight * bonus
+        self.usage.record(chosen[expert])
+        return paid
+
+    def adapt(self) -> None:
+        """Move λ by what usage was; once a rollout."""
+        if not self._adapts:
+            return
+        self.weight = self._rule.next(self.weight, self.usage.entropy(), self.n_experts)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; fit for JSON."""
+        return {
+            "weight": self.weight,
+            "scale": self.scale.state(),
+            "usage": self.usage.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, bit by bit."""
+        self.weight = float(state["weight"])
+        self.scale.restore(state["scale"])
+        self.usage.restore(state["usage"])
+
+
 class Router:
-    """MaskablePPO and what its training has to remember; a `choosers.Chooser`."""
+    """MaskablePPO and what its training has to remember; a `RouterPolicy`."""
 
     def __init__(self, config: Config, n_experts: int, seed: int) -> None:
         self.config = config
         self.n_experts = n_experts
         self.seed = seed
-        self.incentive = Incentive(config.meta_router, n_experts)
+        self.incentive = RouterReward(config.meta_router, n_experts)
         with _seeded_globals(seed, "weights"):
             self.model = _new_model(config, n_experts)
 
@@ -88,15 +169,15 @@ class Router:
                 )
         finally:
             env.incentive = None
-        told = self.model.logger.name_to_value
-        self._refuse_divergence(told)
+        logged = self.model.logger.name_to_value
+        self._refuse_divergence(logged)
         return {
             "router/relative_return": float(np.mean(relative)),
             "router/usage_entropy": incentive.usage.entropy(),
             "router/kl_lambda": incentive.weight,
             "router/reward_scale": incentive.scale.std,
-            "router/explained_variance": float(told["train/explained_variance"]),
-            "router/entropy": -float(told["train/entropy_loss"]),
+            "router/explained_variance": float(logged["train/explained_variance"]),
+            "router/entropy": -float(logged["train/entropy_loss"]),
             "router/decisions": float(self.model.num_timesteps),
             "time/router_updates": time.perf_counter() - began,
         }
@@ -182,9 +263,9 @@ class Router:
         policy = self.model.policy
         policy.set_training_mode(False)
         with torch.no_grad():
-            found = policy.get_distribution(torch.from_numpy(obs)).distribution
-        assert isinstance(found, torch.distributions.Categorical)
-        logits = found.logits.numpy().astype(np.float64)
+            distribution = policy.get_distribution(torch.from_numpy(obs)).distribution
+        assert isinstance(distribution, torch.distributions.Categorical)
+        logits = distribution.logits.numpy().astype(np.float64)
         if not np.isfinite(logits).all():
             raise TrainingError(
                 "the router's network gives no finite numbers: its training has diverged. Lower "
@@ -192,8 +273,8 @@ class Router:
             )
         return np.where(allowed, logits, -np.inf)
 
-    def _refuse_divergence(self, told: Mapping[str, Any]) -> None:
-        bad = sorted(k for k, v in told.items() if "loss" in k and not math.isfinite(float(v)))
+    def _refuse_divergence(self, logged: Mapping[str, Any]) -> None:
+        bad = sorted(k for k, v in logged.items() if "loss" in k and not math.isfinite(float(v)))
         if bad:
             raise TrainingError(
                 f"{', '.join(bad)} of the router is not a finite number after "
@@ -202,35 +283,35 @@ class Router:
             )
 
 
-def probabilities_along(router: Router, found: Survey) -> Floats:
+def probabilities_along(router: Router, survey: Survey) -> Floats:
     """[T,K+1] how probable each choice is at every row of a survey's spans, NaN elsewhere.
 
     The router goes through each span as in a backtest: it begins there with cash, is asked every
     `meta_router.every_bars` bars or when the one in charge is masked, and takes its best choice;
     until it is asked again its probabilities stand. For responsibilities of experts.
     """
-    first = np.array([span.start for span in found.spans])
-    length = np.array([len(span) for span in found.spans])
+    first = np.array([span.start for span in survey.spans])
+    length = np.array([len(span) for span in survey.spans])
     n_places, cash = len(first), router.n_experts
-    out = np.full((len(found.market), cash + 1), np.nan)
-    usage = view.even_usage(n_places, cash + 1)
+    out = np.full((len(survey.market), cash + 1), np.nan)
+    usage = even_usage(n_places, cash + 1)
     in_charge = np.full(n_places, cash, dtype=np.int64)
     age = np.full(n_places, router.config.meta_router.every_bars, dtype=np.int64)
     current = np.zeros((n_places, cash + 1))
     for bar in range(int(length.max())):
         inside = bar < length
         row = np.where(inside, first + bar, first)
-        sight = found.sight.at(row)
+        view = survey.view.at(row)
         allowed = np.ones((n_places, cash + 1), dtype=np.bool_)
-        allowed[:, :-1] = sight.allowed
+        allowed[:, :-1] = view.allowed
         masked = ~allowed[np.arange(n_places), in_charge]
         ask = (age >= router.config.meta_router.every_bars) | masked
         if ask.any():
-            obs = view.observation(sight, usage, in_charge, found.market[row])
+            obs = make_observation(view, usage, in_charge, survey.market[row])
             said = router.probabilities(obs, allowed)
             current = np.where(ask[:, None], said, current)
             in_charge = np.where(ask, said.argmax(axis=1), in_charge)
-            usage = view.used(usage, in_charge, ask)
+            usage = update_usage(usage, in_charge, ask)
         age = np.where(ask, 1, age + 1)
         out[row[inside]] = current[inside]
     return out
@@ -260,8 +341,8 @@ def _new_model(config: Config, n_experts: int) -> MaskablePPO:
         device="cpu",
         _init_setup_model=False,
     )
-    shape = (view.size(n_experts, meta.horizons),)
-    model.observation_space = spaces.Box(-view.CLIP, view.CLIP, shape, np.float32)
+    shape = (observation_size(n_experts, meta.horizons),)
+    model.observation_space = spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32)
     model.action_space = spaces.Discrete(n_experts + 1)
     model.n_envs = meta.n_envs
     model._setup_model()

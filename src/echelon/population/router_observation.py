@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from echelon.envs.world import World
 from echelon.types import Bools, Floats, Floats32
 
-CLIP = 5.0
+OBSERVATION_CLIP = 5.0
 USAGE_MEMORY = 20.0
 """Decisions over which usage decays."""
 _LEAST = 1e-9
@@ -38,7 +38,7 @@ _RUIN = 1e-9
 """Value, as a share of the first, below which a book has no logarithm to speak of."""
 
 
-class Sight(NamedTuple):
+class ExpertView(NamedTuple):
     """What the own books say of the experts in B places or at B rows.
 
     relative[B,K,H], level[B,H]: returns; drawdown[B,K]: in units of the limit
@@ -51,9 +51,9 @@ class Sight(NamedTuple):
     allowed: Bools
     scale: Floats32
 
-    def at(self, rows: NDArray[np.int64]) -> Sight:
+    def at(self, rows: NDArray[np.int64]) -> ExpertView:
         """That of some rows."""
-        return Sight(
+        return ExpertView(
             self.relative[rows],
             self.level[rows],
             self.drawdown[rows],
@@ -62,7 +62,9 @@ class Sight(NamedTuple):
         )
 
 
-def names(experts: Sequence[str], horizons: Sequence[int], cash: str = "cash") -> tuple[str, ...]:
+def observation_names(
+    experts: Sequence[str], horizons: Sequence[int], cash: str = "cash"
+) -> tuple[str, ...]:
     """[O] what the entries of an observation are, in their order."""
     choices = (*experts, cash)
     return (
@@ -75,13 +77,13 @@ def names(experts: Sequence[str], horizons: Sequence[int], cash: str = "cash") -
     )
 
 
-def size(n_experts: int, horizons: Sequence[int]) -> int:
+def observation_size(n_experts: int, horizons: Sequence[int]) -> int:
     """O."""
-    return len(names([str(k) for k in range(n_experts)], horizons))
+    return len(observation_names([str(k) for k in range(n_experts)], horizons))
 
 
-def observation(
-    sight: Sight, usage: Floats, in_charge: NDArray[np.int64], market: Floats32
+def make_observation(
+    sight: ExpertView, usage: Floats, in_charge: NDArray[np.int64], market: Floats32
 ) -> Floats32:
     """[E,O] float32 of a sight of E places, usage[E,K+1], in_charge[E] and market[E,M]."""
     n_places = len(in_charge)
@@ -90,7 +92,7 @@ def observation(
     parts = (
         sight.relative.reshape(n_places, -1),
         sight.level,
-        np.minimum(sight.drawdown, CLIP),
+        np.minimum(sight.drawdown, OBSERVATION_CLIP),
         ~sight.allowed,
         sight.scale,
         usage,
@@ -105,7 +107,7 @@ def even_usage(n_places: int, n_choices: int) -> Floats:
     return np.full((n_places, n_choices), 1.0 / n_choices)
 
 
-def used(usage: Floats, chosen: NDArray[np.int64], which: Bools) -> Floats:
+def update_usage(usage: Floats, chosen: NDArray[np.int64], which: Bools) -> Floats:
     """Usage[E,K+1] after the decisions chosen[E] of the places `which`[E]."""
     onto = np.zeros_like(usage)
     onto[np.arange(len(usage)), chosen] = 1.0
@@ -161,11 +163,11 @@ class Trail:
         level = made.mean(axis=2)
         root = np.sqrt(self._horizons)[:, None]
         relative = (made - level[:, :, None]) / (size[:, 0] * root)[:, :, None]
-        return _clipped(relative.transpose(1, 2, 0)), _clipped((level / (size[:, 1] * root)).T)
+        return _clip(relative.transpose(1, 2, 0)), _clip((level / (size[:, 1] * root)).T)
 
 
 def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int]) -> Floats32:
-    """[T,M] the market's part of observations at every row; first[T]: see `desk.first_rows`.
+    """[T,M] the market's part of observations at every row; first[T]: of `first_rows`.
 
     A row looks no further back than to the window before its first row.
     """
@@ -200,7 +202,7 @@ def _market_piece(growth: Floats, present: Bools, horizons: Sequence[int]) -> Fl
     spread = np.sqrt(mean(np.square(made[middle] - mean(made[middle])[:, None])))
     market = np.square(mean(bars))
     calm = 0.5 * np.log(_per_bar(market, middle) / _per_bar(market, longest))
-    return _clipped(np.column_stack([*(mean(made[h]) for h in horizons), spread, calm]))
+    return _clip(np.column_stack([*(mean(made[h]) for h in horizons), spread, calm]))
 
 
 def _trailing(values: NDArray[np.floating] | Bools, bars: int) -> Floats:
@@ -224,5 +226,5 @@ def _ratio(top: Floats, bottom: Floats) -> Floats:
     return out
 
 
-def _clipped(values: Floats) -> Floats32:
-    return np.clip(values, -CLIP, CLIP).astype(np.float32)
+def _clip(values: Floats) -> Floats32:
+    return np.clip(values, -OBSERVATION_CLIP, OBSERVATION_CLIP).astype(np.float32)

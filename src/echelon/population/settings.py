@@ -5,73 +5,104 @@ Read before anything is done, so that a configuration can be checked without a l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from echelon.agents.mfpbt import Hyperparameters, PopulationPlan, Range
 from echelon.config import Config
 from echelon.errors import ConfigError
 from echelon.rng import stream
 
-_KEYS = {
-    "lr": "train.lr_actor",
-    "target_entropy": "expert.target_entropy",
-    "mi_reward_weight": "experts.mi_reward_weight",
-    "gamma": "train.gamma",
-    "router_lr": "meta_router.lr",
-    "kl_lambda": "meta_router.kl_lambda",
-}
-"""Of what evolves: where the configuration sets it."""
 _SPREAD = 2.0
 """Founders of a niche beyond the first begin with up to this factor more or less."""
+
+
+class _Tuned(NamedTuple):
+    """A hyperparameter that may evolve: where it is set, when it does not, how factors act.
+
+    router: it is the router's, not an expert's; of_rest: factors act on 1 − value
+    """
+
+    key: str
+    value: Callable[[Config], float]
+    enabled: Callable[[Config], bool] = lambda _: True
+    router: bool = False
+    of_rest: bool = False
+
+
+# A weight or a λ of 0 is a switch, and an entropy that is not aimed at has no target: those do not
+# evolve. lr: the actor's; the critics' rate keeps its ratio to it.
+_TUNED = {
+    "lr": _Tuned("train.lr_actor", lambda c: c.train.lr_actor),
+    "target_entropy": _Tuned(
+        "expert.target_entropy",
+        lambda c: c.expert.target_entropy,
+        lambda c: c.expert.entropy == "auto",
+    ),
+    "mi_reward_weight": _Tuned(
+        "experts.mi_reward_weight",
+        lambda c: c.experts.mi_reward_weight,
+        lambda c: c.experts.mi_reward_weight != 0.0,
+    ),
+    "gamma": _Tuned("train.gamma", lambda c: c.train.gamma, of_rest=True),
+    "router_lr": _Tuned("meta_router.lr", lambda c: c.meta_router.lr, router=True),
+    "kl_lambda": _Tuned(
+        "meta_router.kl_lambda",
+        lambda c: c.meta_router.kl_lambda,
+        lambda c: c.meta_router.kl_lambda > 0.0,
+        router=True,
+    ),
+}
+"""By the name of their bounds in `trainer.evolution`."""
 
 
 def space(config: Config) -> dict[str, Range]:
     """The hyperparameters of experts that evolve, with their bounds.
 
-    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value. A
-    weight of the mutual-information reward that is 0 is a switch, and an entropy that is not aimed
-    at has no target: neither evolves.
+    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value.
     """
-    bounds = config.trainer.evolution
-    values = _values(config)
-    if not bounds.enabled:
-        return {name: Range(value, value) for name, value in values.items()}
-    ranges = {
-        "lr": Range(*bounds.lr),
-        "target_entropy": Range(*bounds.target_entropy),
-        "mi_reward_weight": Range(*bounds.mi_reward_weight),
-        "gamma": Range(*bounds.gamma, of_rest=True),
-    }
-    return {name: ranges[name] for name in values}
+    if not config.trainer.evolution.enabled:
+        return {name: Range(value, value) for name, value in config_values(config).items()}
+    return {name: _bounds(config, name) for name in config_values(config)}
 
 
 def router_space(config: Config) -> dict[str, Range]:
-    """The router's hyperparameters that evolve, with their bounds; none without evolution.
-
-    A λ of 0 is a switch and does not evolve; none exceeds `meta_router.kl_lambda_max`.
-    """
-    bounds, meta = config.trainer.evolution, config.meta_router
-    if not bounds.enabled:
+    """The router's hyperparameters that evolve, with their bounds; none without evolution."""
+    if not config.trainer.evolution.enabled:
         return {}
-    found = {"router_lr": Range(*bounds.router_lr)}
-    if meta.kl_lambda > 0.0:
-        low, high = (min(end, meta.kl_lambda_max) for end in bounds.kl_lambda)
-        found["kl_lambda"] = Range(low, high)
-    return found
+    return {name: _bounds(config, name) for name in config_values(config, router=True)}
 
 
 def refuse_outside(config: Config) -> None:
     """Raise where evolution would begin outside its own bounds: it would change what was set."""
     if not config.trainer.evolution.enabled:
         return
-    spaces = space(config) | router_space(config)
-    for name, value in (_values(config) | router_values(config)).items():
-        bounds = spaces.get(name)
-        if bounds is None or bounds.low <= value <= bounds.high:
+    for name, value in (config_values(config) | config_values(config, router=True)).items():
+        bounds = _bounds(config, name)
+        if bounds.low <= value <= bounds.high:
             continue
         raise ConfigError(
-            f"{_KEYS[name]} = {value:g} is outside of trainer.evolution.{name} = [{bounds.low:g}, "
-            f"{bounds.high:g}], within which it evolves. Change either, or turn evolution off "
-            "(trainer.evolution.enabled: false)."
+            f"{_TUNED[name].key} = {value:g} is outside of trainer.evolution.{name} = "
+            f"[{bounds.low:g}, {bounds.high:g}], within which it evolves. Change either, or turn "
+            "evolution off (trainer.evolution.enabled: false)."
         )
+
+
+def config_values(config: Config, *, router: bool = False) -> dict[str, float]:
+    """The configuration's values of what may evolve, of the experts or of the router."""
+    return {
+        name: tuned.value(config)
+        for name, tuned in _TUNED.items()
+        if tuned.router == router and tuned.enabled(config)
+    }
+
+
+def _bounds(config: Config, name: str) -> Range:
+    low, high = getattr(config.trainer.evolution, name)
+    if name == "kl_lambda":  # λ adapts, up to this
+        most = config.meta_router.kl_lambda_max
+        low, high = min(low, most), min(high, most)
+    return Range(low, high, of_rest=_TUNED[name].of_rest)
 
 
 def plan_of(config: Config) -> PopulationPlan:
@@ -92,7 +123,7 @@ def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparam
     """
     values = {
         name: min(max(value, plan.space[name].low), plan.space[name].high)
-        for name, value in _values(config).items()
+        for name, value in config_values(config).items()
     }
     return [
         dict(values)
@@ -107,31 +138,8 @@ def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparam
     ]
 
 
-def router_values(config: Config) -> dict[str, float]:
-    """The configuration's values of the router's settings that may evolve."""
-    return {"router_lr": config.meta_router.lr, "kl_lambda": config.meta_router.kl_lambda}
-
-
-def _values(config: Config) -> dict[str, float]:
-    """The configuration's values of what may evolve.
-
-    lr: the actor's; the critics' rate keeps its ratio to it
-    """
-    values = {
-        "lr": config.train.lr_actor,
-        "target_entropy": config.expert.target_entropy,
-        "mi_reward_weight": config.experts.mi_reward_weight,
-        "gamma": config.train.gamma,
-    }
-    if config.expert.entropy != "auto":
-        del values["target_entropy"]
-    if config.experts.mi_reward_weight == 0.0:
-        del values["mi_reward_weight"]
-    return values
-
-
 def refuse_hierarchy(config: Config) -> None:
-    """Raise where a hierarchy would learn nothing, or where evolution could not begin."""
+    """Raise where nothing could be learned, or where evolution could not begin."""
     refuse_outside(config)
     members = plan_of(config).members
     _refuse_updates(config)

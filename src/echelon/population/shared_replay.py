@@ -12,9 +12,8 @@ What is drawn must not depend on how experts are spread over processes, nor on w
 phase goes by what stood at its beginning:
 
 1. the coordinator takes `marks = shared.snapshot()` and hands them, plain numbers, to the workers;
-2. each worker lets its view stand there, `shared.refresh(marks)`, collects for its expert with
-   `add`, and draws with `batch(..., marks=marks, margin=m)`: of others' rings what lay before the
-   mark, without the oldest m steps, which their writers may overwrite meanwhile; of its own all;
+2. each worker lets its view stand there, `shared.refresh(marks)`, and either collects for its
+   experts with `add` or draws with `batch`: nobody writes while others draw;
 3. the coordinator takes over how far each ring was written, and the next phase begins.
 
 With a `directory` the columns are files that every process maps; without one, all experts are in
@@ -78,13 +77,10 @@ class SharedReplay:
         n_experts: int,
         n_assets: int,
         directory: Path | None = None,
-        *,
-        writable: Collection[int] | None = None,
     ) -> None:
         """capacity: transitions in all (`experts.sharing.buffer_size`), an equal part for each.
 
         directory: of the mapped files; made where it is not there, opened where it is
-        writable: experts that this process collects for, None: all; others' rings are read-only
         """
         each = capacity // n_experts
         if each < 1:
@@ -105,7 +101,7 @@ class SharedReplay:
                 each,
                 n_assets,
                 behaviour=True,
-                columns=_part(self._columns, k * each, each, writable is None or k in writable),
+                columns={n: v[k * each : (k + 1) * each] for n, v in self._columns.items()},
                 setting=SETTING,
             )
             for k in range(n_experts)
@@ -123,15 +119,6 @@ class SharedReplay:
     def bytes_per_transition(self) -> int:
         """Of a transition with the behaviour that made it."""
         return self._rings[0].bytes_per_transition
-
-    @property
-    def bytes_without_behaviour(self) -> int:
-        """Of a transition alone, as the single expert's replay keeps it."""
-        return sum(column.bytes for column in replay_columns(self.n_assets).values())
-
-    def size(self, expert: int) -> int:
-        """Transitions in an expert's ring."""
-        return self._rings[expert].size
 
     def add(self, expert: int, transitions: Transitions, behaviour: Behaviour) -> None:
         """Remember one step [E,…] of every book of an expert."""
@@ -152,15 +139,12 @@ class SharedReplay:
         own_share: float,
         fresh_steps: int,
         rng: np.random.Generator,
-        *,
-        marks: Marks | None = None,
-        margin: int = 0,
     ) -> SharedBatch:
         """Sequences of one book within one episode, to learn from as `expert`.
 
         round(own_share · n) come from its own latest `fresh_steps` transitions, the rest from
-        everybody's (own_share 1 and a fresh_steps as large as the ring: from all its own).
-        marks, margin: see `visible`. Raises DataError where no sequence is long enough.
+        everybody's (own_share 1 and a fresh_steps as large as the ring: from all its own). Raises
+        DataError where no sequence is long enough.
         """
         n_own = round(own_share * n_sequences)
         shares = []
@@ -168,7 +152,11 @@ class SharedReplay:
             fresh = self._fresh(expert, length, fresh_steps)
             shares.append(SequenceDraw((fresh,), n_own, _advice("fresh_steps")))
         if n_own < n_sequences:
-            windows = self.visible(expert, length, marks, margin)
+            each = self.ring_capacity
+            windows = tuple(
+                ring_window(ring.mark, each, length, base=k * each)
+                for k, ring in enumerate(self._rings)
+            )
             shares.append(SequenceDraw(windows, n_sequences - n_own, _advice("buffer_size")))
         row, ended = self._columns["row"], self._columns["ended"]
         slots = draw_sequences(row, ended, shares, length, rng)
@@ -179,29 +167,6 @@ class SharedReplay:
             source,
             source != expert,
         )
-
-    def visible(
-        self, expert: int, length: int, marks: Marks | None = None, margin: int = 0
-    ) -> tuple[RingWindow, ...]:
-        """The part of each ring that `expert` may draw sequences of `length` steps from.
-
-        marks: others' rings as they stood there, None: as they stand; the own one as it stands
-        margin: transitions that each of the others may add before new marks are taken; as many of
-        its oldest are left out as those would overwrite
-        """
-        if marks is None:
-            marks = self.snapshot()
-        _require_marks(marks, self.n_experts)
-        each = self.ring_capacity
-        windows = []
-        for k, (ring, mark) in enumerate(zip(self._rings, marks, strict=True)):
-            skip = 0
-            if k == expert:
-                mark = ring.mark
-            elif mark.size:
-                skip = self._endangered(k, mark, length, margin)
-            windows.append(ring_window(mark, each, length, base=k * each, skip=skip))
-        return tuple(windows)
 
     def snapshot(self) -> Marks:
         """How far each ring is written now."""
@@ -265,33 +230,6 @@ class SharedReplay:
             )
         skip = max(0, mark.size - fresh_steps)
         return ring_window(mark, each, length, base=expert * each, skip=skip)
-
-    def _endangered(self, k: int, mark: RingMark, length: int, margin: int) -> int:
-        """Oldest transitions of a ring that its writer may overwrite before the next marks."""
-        usable = mark.usable(self.ring_capacity)
-        written = -(-margin // mark.books) * mark.books
-        if written + length * mark.books > usable:
-            least = (written + length * mark.books) * self.n_experts
-            raise ConfigError(
-                f"{SETTING} = {self._asked:,} gives each of {self.n_experts} experts {usable:,} "
-                f"steps; {written:,} may be overwritten while others draw, and no sequence of "
-                f"{length} would be left to them. Take at least {least:,}."
-            )
-        ahead = (self._rings[k].mark.next - mark.next) % usable
-        if ahead > written:
-            raise ValueError(
-                f"expert {k} has added {ahead} transitions since the marks, more than the margin "
-                f"of {written}: others' batches would depend on who is ahead"
-            )
-        return max(0, mark.size + written - usable)
-
-
-def _part(columns: Columns, first: int, count: int, writable: bool) -> Columns:
-    """One ring's part of the columns."""
-    part = {name: values[first : first + count] for name, values in columns.items()}
-    for values in part.values():
-        values.flags.writeable &= writable
-    return part
 
 
 def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Columns:

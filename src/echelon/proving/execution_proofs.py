@@ -40,7 +40,6 @@ from echelon.agents.execution import (
     Student,
     make_teacher,
 )
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import Stopped
@@ -59,6 +58,7 @@ from echelon.proving.execution_markets import (
 )
 from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 FORMAT = 1
 CERTIFICATE = "execution.json"

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
 from echelon.config.market import MarketConfig
@@ -32,6 +31,7 @@ from echelon.proving.parts import Done, Finding, Part, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.trial import WARMUP, TrainingPart
+from echelon.workers import Report, ShouldStop
 
 PEEKING = Path(__file__).with_name("peeking.py")
 FACTOR = "tomorrows_return"

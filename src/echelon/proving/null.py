@@ -50,7 +50,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.baselines import Random, make_baseline
 from echelon.backtest.policy import Policy
 from echelon.config import Config
@@ -78,6 +77,7 @@ from echelon.proving.trial import (
 from echelon.proving.worlds import Draw, autoregressive, planted_worlds
 from echelon.rng import stream
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 _TAIL = 5
 """Degrees of freedom of the innovations: the least with a finite kurtosis."""

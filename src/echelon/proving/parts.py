@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from echelon import __version__
-from echelon.agents.jobs import Report, ShouldStop, run_jobs
 from echelon.config import Config, fingerprint
 from echelon.config.agents import LoggingConfig
 from echelon.errors import DamagedError, Stopped, StoreError, UsageError, shorten
 from echelon.files import exclusive_lock, json_line, read_json, write_atomic, write_json
 from echelon.market import drawn_market
 from echelon.runs.directory import code_version
+from echelon.workers import Report, ShouldStop, run_jobs
 
 _FORMAT = 1
 _REMEDY = "Delete it and run the command again."

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config
 from echelon.config.agents import LoggingConfig
 from echelon.config.data import CacheConfig, DataConfig
@@ -35,6 +34,7 @@ from echelon.training.loop import Outcome, Progress
 from echelon.training.many import SeedJob, train_seed
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 FIRST = date(2000, 1, 3)
 """The first bar; every weekday after it is one."""

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
 from echelon.config import Config
@@ -68,6 +67,7 @@ from echelon.proving.trial import (
 )
 from echelon.proving.worlds import Draw, planted_worlds
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 RETURNS = "returns.npz"
 SHOWN_RULES: Mapping[str, tuple[Rule, ...]] = {

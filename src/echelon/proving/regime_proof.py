@@ -34,7 +34,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config, override_config
 from echelon.config.agents import StateConfig
@@ -57,6 +56,7 @@ from echelon.proving.regime import (
 )
 from echelon.proving.trial import YEAR, Arena, SeedWorlds, TrainingPart, at_fee, trade_draws
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 FEE_BPS = 5.0
 BLIND = ("equal weight", "follow", "oppose")

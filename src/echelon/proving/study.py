@@ -29,14 +29,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config, override_config, to_yaml
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig
 from echelon.errors import ConfigError
 from echelon.evaluation.statistics.seeds import seed_interval
 from echelon.files import finite_or_none, write_atomic, write_json
-from echelon.population.artefacts import PopulationHistory
+from echelon.population.record import PopulationHistory
 from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
 from echelon.proving.regime import RegimeMarket
 from echelon.proving.regime_proof import (
@@ -49,6 +48,7 @@ from echelon.proving.regime_proof import (
 from echelon.proving.trial import TrainingPart, proof_config
 from echelon.runs.metrics import read_metrics
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 _FORMAT = 1
 _RESULT, _TABLE = "study.json", "study.md"

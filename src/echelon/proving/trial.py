@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
@@ -33,6 +32,7 @@ from echelon.training.learners import Worlds, load_policy, ready
 from echelon.training.loop import Outcome
 from echelon.training.run import Training, finished_outcome, resume_point
 from echelon.types import Floats
+from echelon.workers import Report, ShouldStop
 
 YEAR = 252.0
 """Bars of a year in every drawn market."""

@@ -22,8 +22,7 @@ from echelon.errors import StoreError, UsageError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
-from echelon.population.artefacts import PopulationHistory
-from echelon.population.record import CommandRecord, has_record, record_files
+from echelon.population.record import CommandRecord, PopulationHistory, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.palette import BASELINES
 from echelon.report.series import carry_last

@@ -15,9 +15,8 @@ import numpy as np
 
 from echelon.config import Config
 from echelon.ops.measures import LABELS, Label, mean_std
-from echelon.population.artefacts import PopulationHistory
-from echelon.population.attribution import COSTS, SUMMED, Attribution, Part
-from echelon.population.record import CommandRecord
+from echelon.population.attribution import COST_PARTS, SUMMED, Attribution, ReturnPart
+from echelon.population.record import CommandRecord, PopulationHistory
 from echelon.report.charts import hierarchy as charts
 from echelon.report.charts.books import MOST_BARS
 from echelon.report.charts.hierarchy import router_sentence
@@ -45,7 +44,7 @@ MOST_EVENTS = 100
 """Risk events that are printed."""
 _SHARE = Label("", "percent", None, "", 1)
 _GAIN = LABELS["total_return"]
-_PARTS = (*SUMMED, *COSTS)
+_PARTS = (*SUMMED, *COST_PARTS)
 
 
 def hierarchy_cards(run: RunData, split: SplitData, words: Words, data: dict[str, Any]) -> str:
@@ -165,7 +164,7 @@ def parts_table(found: Attribution, rate: float, words: Words) -> str:
     return f"<div>{table(head, rows, 'measures whole')}</div>"
 
 
-def _part_row(name: str, one: Part, years: float, words: Words) -> list[str]:
+def _part_row(name: str, one: ReturnPart, years: float, words: Words) -> list[str]:
     between = "–"
     if math.isfinite(one.low):
         low, high = _GAIN.format(one.low), _GAIN.format(one.high)
@@ -204,7 +203,7 @@ def seeds_table(found: Mapping[str, Attribution], words: Words) -> str:
         values = [
             (found[key].total if name == "total" else found[key].parts[name]).total for key in keys
         ]
-        if name in COSTS and not any(values):
+        if name in COST_PARTS and not any(values):
             continue
         mean = mean_std(values)
         texts = [_GAIN.format(mean.mean, mean.std), *(_GAIN.format(value) for value in values)]

@@ -13,10 +13,9 @@ import numpy as np
 
 from echelon.config import Config
 from echelon.ops.diversity import entropy
-from echelon.population import monitor
-from echelon.population.artefacts import PopulationHistory
-from echelon.population.attribution import COSTS, Attribution, RealBook, attribute
-from echelon.population.record import CommandRecord
+from echelon.population.attribution import COST_PARTS, Attribution, RealBook, attribute
+from echelon.population.measurement import return_correlations, rolling_usage_entropy
+from echelon.population.record import CommandRecord, PopulationHistory
 from echelon.report.gather import Record, SplitData
 from echelon.report.series import Period, period_numbers, period_starts
 from echelon.risk import RiskEvent, RiskKind
@@ -114,7 +113,7 @@ def recent_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) ->
     As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
     """
     at = np.flatnonzero(record.decided)
-    shares = monitor.usage_entropy(record.in_charge[at], len(record.choices), decisions)
+    shares = rolling_usage_entropy(record.in_charge[at], len(record.choices), decisions)
     return UsageEntropy(record.times[at[decisions - 1 :]], shares[decisions - 1 :])
 
 
@@ -142,7 +141,7 @@ def trailing_mean(values: Floats, bars: int) -> Floats:
 
 def correlations(record: CommandRecord) -> Floats:
     """[K,K] of the returns of the experts' own books; NaN for one that never moved."""
-    return monitor.return_correlations(record.own_returns.T)
+    return return_correlations(record.own_returns.T)
 
 
 class Plane(NamedTuple):
@@ -291,7 +290,7 @@ def commanding_agents(split: SplitData) -> list[Record]:
 def real_book(record: Record) -> RealBook:
     """Values and costs of a saved backtest."""
     equity = record.tables.equity
-    paid = [equity[kind].to_numpy()[1:] for kind in COSTS]
+    paid = [equity[kind].to_numpy()[1:] for kind in COST_PARTS]
     return RealBook(record.value, *paid)
 
 

@@ -30,7 +30,6 @@ from echelon.agents.execution import (
     save_execution_policy,
 )
 from echelon.agents.execution.files import policy_for_days
-from echelon.agents.jobs import Report, ShouldStop
 from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.execution.features import Extensions, load_extensions
@@ -53,6 +52,7 @@ from echelon.training.loop import (
 from echelon.training.many import SeedJob
 from echelon.training.run import resume_point, seed_directory, trained_seeds
 from echelon.types import Metrics
+from echelon.workers import Report, ShouldStop
 
 POLICY, TEACHER = "policy", "teacher"
 _AGAIN = "Train the policy again: echelon execution train."

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from echelon.agents.jobs import JobResults, Report, ShouldStop, run_jobs
 from echelon.config import Config
 from echelon.features.prepared import Prepared
 from echelon.files import exclusive_lock
@@ -20,6 +19,7 @@ from echelon.training.run import (
     resume_point,
     seed_directory,
 )
+from echelon.workers import JobResults, Report, ShouldStop, run_jobs
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from echelon.envs.act import Action
-from echelon.population.attribution import COSTS
+from echelon.population.attribution import COST_PARTS
 from echelon.report.charts.chart import (
     DATES,
     Axis,
@@ -232,7 +232,7 @@ def costs_by_book(split: SplitData, words: Words) -> Chart:
 
 def _kinds(split: SplitData, words: Words) -> Iterator[tuple[int, str, str]]:
     """Kinds of cost that any book paid, with number and name; commission also where it is zero."""
-    for k, kind in enumerate(COSTS):
+    for k, kind in enumerate(COST_PARTS):
         paid = any(r.tables.equity[kind].to_numpy().any() for r in split.records)
         if paid or kind == "commission":
             yield k, kind, words(kind)
@@ -240,7 +240,7 @@ def _kinds(split: SplitData, words: Words) -> Iterator[tuple[int, str, str]]:
 
 def _costs(split: SplitData, record: Record) -> Floats:
     """[T,3] costs so far, in per cent of the initial value."""
-    parts = [np.cumsum(record.tables.equity[kind].to_numpy()) for kind in COSTS]
+    parts = [np.cumsum(record.tables.equity[kind].to_numpy()) for kind in COST_PARTS]
     share = 100.0 / record.value[0]
     return np.stack([split.whole(part * share) for part in parts], axis=1)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echelon.population.artefacts import PopulationHistory
+from echelon.population.record import PopulationHistory
 from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide
 from echelon.report.gather import RunData

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from echelon.errors import ConfigError, TrainingError
-from echelon.population.crew import Crew, Failure, Host
 from echelon.rng import stream
+from echelon.workers import Failure, LocalPool, Pool
 
 
 class _Walker:
@@ -74,26 +74,26 @@ def _walkers(member: int, seed: int = 7, refuse: Path | None = None) -> _Walker:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def pool() -> Iterator[LocalPool[_Walker]]:
     """Five members on two processes: 0, 2, 4 and 1, 3."""
-    with Crew(_walkers, members=5, workers=2) as made:
+    with LocalPool(_walkers, size=5, workers=2) as made:
         yield made
 
 
-def _story(host: Host) -> list[Any]:
+def _story(host: Pool[_Walker]) -> list[Any]:
     """Walks of some and of all, and what one of them thinks of it."""
     push = np.array([0.1, 0.0, -0.1])
-    said: list[Any] = [host.each("walk", {m: (m + 1, push) for m in range(5)})]
-    said.append(host.each("walk", {4: (2, push), 1: (3, 2.0 * push)}))
-    said.append(host.one(1, "walk", 1, push))
+    said: list[Any] = [{m: host.call(_Walker.walk, [m], m + 1, push)[m] for m in range(5)}]
+    said.append(host.call(_Walker.walk, [4, 1], 2, push))
+    said.append(host.call(_Walker.walk, [1], 1, push)[1])
     return said
 
 
-def test_results_do_not_depend_on_the_number_of_workers(crew: Crew) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(pool: LocalPool[_Walker]) -> None:
     for member in range(5):
-        crew.rebuild(member)
-    two = _story(crew)
-    with Crew(_walkers, members=5) as here:
+        pool.rebuild(member)
+    two = _story(pool)
+    with LocalPool(_walkers, size=5) as here:
         one = _story(here)
     assert list(two[1]) == [4, 1]
     for a, b in zip(one[:2], two[:2], strict=True):
@@ -105,28 +105,30 @@ def test_results_do_not_depend_on_the_number_of_workers(crew: Crew) -> None:
 
 
 def test_what_a_member_gives_or_takes_is_a_copy_in_one_process_too() -> None:
-    with Crew(_walkers, members=2) as here:
-        before = here.one(0, "walk", 1, np.zeros(3))
+    with LocalPool(_walkers, size=2) as here:
+        before = here.call(_Walker.walk, [0], 1, np.zeros(3))[0]
         kept = before["place"].clone()
-        here.one(1, "spoil", before)
-        here.one(0, "walk", 5, np.zeros(3))
+        here.call(_Walker.spoil, [1], before)[1]
+        here.call(_Walker.walk, [0], 5, np.zeros(3))[0]
     assert torch.equal(before["place"], kept)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_members_that_are_given_the_same_thing_each_have_their_own(
-    workers: int, crew: Crew
+    workers: int, pool: LocalPool[_Walker]
 ) -> None:
-    host = crew if workers == 2 else Crew(_walkers, members=5)
+    host = pool if workers == 2 else LocalPool(_walkers, size=5)
     shared = {"place": torch.ones(3, dtype=torch.float64)}
-    host.each("settle", dict.fromkeys(range(5), (shared,)))
-    host.one(0, "walk", 3, np.ones(3))
-    rest = host.each("walk", dict.fromkeys(range(1, 5), (0, np.zeros(3))))
+    host.call(_Walker.settle, range(5), shared)
+    host.call(_Walker.walk, [0], 3, np.ones(3))[0]
+    rest = host.call(_Walker.walk, range(1, 5), 0, np.zeros(3))
     assert all(found["place"].tolist() == [1.0, 1.0, 1.0] for found in rest.values())
 
 
-def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(crew: Crew) -> None:
-    facts = crew.each("facts", dict.fromkeys(range(5), ()))
+def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(
+    pool: LocalPool[_Walker],
+) -> None:
+    facts = pool.call(_Walker.facts, range(5))
     assert len({pid for pid, _, _ in facts.values()}) == 2
     assert os.getpid() not in {pid for pid, _, _ in facts.values()}
     assert facts[0][0] == facts[2][0] == facts[4][0]
@@ -136,73 +138,70 @@ def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(crew: C
 
 def test_threads_of_this_process_are_its_own_again_after_a_call() -> None:
     before = torch.get_num_threads()
-    with Crew(_walkers, members=1, threads=before + 1) as here:
-        assert here.one(0, "facts")[1] == before + 1
+    with LocalPool(_walkers, size=1, threads=before + 1) as here:
+        assert here.call(_Walker.facts, [0])[0][1] == before + 1
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_one_member_names_it_and_leaves_the_others_and_its_state(
-    workers: int, crew: Crew
+    workers: int, pool: LocalPool[_Walker]
 ) -> None:
-    host = crew if workers == 2 else Crew(_walkers, members=5)
+    host = pool if workers == 2 else LocalPool(_walkers, size=5)
     host.rebuild(2)
-    done = host.each("stumble", dict.fromkeys(range(5), (2,)))
+    done = host.call(_Walker.stumble, range(5), 2)
     failed = done.pop(2)
     assert done == {m: m for m in (0, 1, 3, 4)}
     assert isinstance(failed, Failure)
-    assert (failed.member, failed.lost) == (2, False)
+    assert not failed.lost
     assert isinstance(failed.error, TrainingError)
     assert str(failed.error) == "member 2: planted: not a number"
-    assert host.one(2, "walk", 0, np.zeros(3))["place"].tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(TrainingError, match="member 2: planted"):
-        host.one(2, "stumble", 2)
+    assert host.call(_Walker.walk, [2], 0, np.zeros(3))[2]["place"].tolist() == [1.0, 1.0, 1.0]
     assert host.rebuild(2) == [2]
-    assert host.one(2, "walk", 0, np.zeros(3))["place"].tolist() == [0.0, 0.0, 0.0]
+    assert host.call(_Walker.walk, [2], 0, np.zeros(3))[2]["place"].tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bug_is_raised_and_the_crew_can_still_be_used(workers: int, crew: Crew) -> None:
-    host = crew if workers == 2 else Crew(_walkers, members=5)
+def test_a_bug_is_raised_and_the_pool_can_still_be_used(
+    workers: int, pool: LocalPool[_Walker]
+) -> None:
+    host = pool if workers == 2 else LocalPool(_walkers, size=5)
     with pytest.raises(RuntimeError, match=r"member 1:[\s\S]*ZeroDivisionError: planted"):
-        host.each("bug", {1: (), 0: ()})
+        host.call(_Walker.bug, [1, 0])
     with pytest.raises(OSError, match="No space left"):
-        host.one(3, "disk")
-    with pytest.raises(RuntimeError, match="no attribute 'fly'"):
-        host.one(3, "fly")
-    assert host.each("stumble", {0: (9,), 3: (9,)}) == {0: 0, 3: 3}
+        host.call(_Walker.disk, [3])[3]
+    assert host.call(_Walker.stumble, [0, 3], 9) == {0: 0, 3: 3}
 
 
 def test_a_killed_process_loses_its_members_until_they_are_rebuilt_in_a_new_one(
-    crew: Crew,
+    pool: LocalPool[_Walker],
 ) -> None:
-    crew.each("walk", {m: (1, np.ones(3)) for m in range(5)})
-    others = crew.each("walk", {1: (0, np.zeros(3)), 3: (0, np.zeros(3))})
-    old = crew.one(0, "facts")[0]
-    done = crew.each("die", dict.fromkeys(range(5), (2,)))
+    pool.call(_Walker.walk, range(5), 1, np.ones(3))
+    others = pool.call(_Walker.walk, [1, 3], 0, np.zeros(3))
+    old = pool.call(_Walker.facts, [0])[0][0]
+    done = pool.call(_Walker.die, range(5), 2)
     assert (done[1], done[3]) == (1, 3)
     for member in (0, 2, 4):  # 0 had answered, but the state it spoke of is gone
         assert isinstance(done[member], Failure)
         assert done[member].lost
-        assert done[member].member == member
         assert f"member {member}: its process (members 0, 2, 4)" in str(done[member].error)
         assert "killed by SIGKILL" in str(done[member].error)
-    assert crew.each("stumble", {4: (9,)})[4].lost
-    assert crew.rebuild(2) == [0, 2, 4]
-    new = crew.one(0, "facts")[0]
+    assert pool.call(_Walker.stumble, [4], 9)[4].lost
+    assert pool.rebuild(2) == [0, 2, 4]
+    new = pool.call(_Walker.facts, [0])[0][0]
     assert new not in (old, os.getpid())
-    assert crew.one(4, "walk", 0, np.zeros(3))["place"].tolist() == [0.0, 0.0, 0.0]
-    again = crew.each("walk", {1: (0, np.zeros(3)), 3: (0, np.zeros(3))})
+    assert pool.call(_Walker.walk, [4], 0, np.zeros(3))[4]["place"].tolist() == [0.0, 0.0, 0.0]
+    again = pool.call(_Walker.walk, [1, 3], 0, np.zeros(3))
     assert all(torch.equal(again[m]["place"], others[m]["place"]) for m in (1, 3))
-    assert crew.rebuild(2) == [2]
+    assert pool.rebuild(2) == [2]
 
 
-def test_a_process_killed_between_calls_is_noticed_at_the_next(crew: Crew) -> None:
-    os.kill(crew.one(1, "facts")[0], signal.SIGKILL)
-    found = crew.each("stumble", dict.fromkeys(range(5), (9,)))
+def test_a_process_killed_between_calls_is_noticed_at_the_next(pool: LocalPool[_Walker]) -> None:
+    os.kill(pool.call(_Walker.facts, [1])[1][0], signal.SIGKILL)
+    found = pool.call(_Walker.stumble, range(5), 9)
     assert [m for m, result in found.items() if isinstance(result, Failure)] == [1, 3]
-    assert crew.rebuild(3) == [1, 3]
-    assert crew.each("stumble", {1: (9,), 3: (9,)}) == {1: 1, 3: 3}
+    assert pool.rebuild(3) == [1, 3]
+    assert pool.call(_Walker.stumble, [1, 3], 9) == {1: 1, 3: 3}
 
 
 def test_a_member_that_cannot_be_made_is_an_error_and_may_be_tried_again(tmp_path: Path) -> None:
@@ -210,25 +209,26 @@ def test_a_member_that_cannot_be_made_is_an_error_and_may_be_tried_again(tmp_pat
     make = partial(_walkers, refuse=refuse)
     refuse.touch()
     with pytest.raises(ConfigError, match="member 1: planted in the making"):
-        Crew(make, members=2)
+        LocalPool(make, size=2)
     refuse.unlink()
-    with Crew(make, members=2) as here:
+    with LocalPool(make, size=2) as here:
         refuse.touch()
         with pytest.raises(ConfigError, match="member 1: planted in the making"):
             here.rebuild(1)
-        with pytest.raises(TrainingError, match="member 1: it could not be made"):
-            here.one(1, "facts")
+        unmade = here.call(_Walker.facts, [1])[1]
+        assert isinstance(unmade, Failure)
+        assert "member 1: it could not be made" in str(unmade.error)
         refuse.unlink()
         assert here.rebuild(1) == [1]
-        assert here.one(1, "stumble", 0) == 1
+        assert here.call(_Walker.stumble, [1], 0)[1] == 1
 
 
-def test_a_closed_crew_says_so() -> None:
-    here = Crew(_walkers, members=1)
+def test_a_closed_pool_says_so() -> None:
+    here = LocalPool(_walkers, size=1)
     here.close()
     here.close()
     with pytest.raises(RuntimeError, match="closed"):
-        here.one(0, "facts")
+        here.call(_Walker.facts, [0])[0]
 
 
 def _gone(pid: int) -> bool:
@@ -254,10 +254,10 @@ def _begun(directory: Path) -> list[int]:
 
 def test_no_worker_outlives_a_parent_that_is_killed_in_a_call(tmp_path: Path) -> None:
     script = (
-        "from test_crew import Crew, _walkers\n"
+        "from test_workers import LocalPool, _Walker, _walkers\n"
         "if __name__ == '__main__':\n"
-        "    with Crew(_walkers, members=2, workers=2) as crew:\n"
-        f"        crew.each('loiter', {{0: ('{tmp_path}',), 1: ('{tmp_path}',)}})\n"
+        "    with LocalPool(_walkers, size=2, workers=2) as pool:\n"
+        f"        pool.call(_Walker.loiter, [0, 1], '{tmp_path}')\n"
     )
     file = tmp_path / "run.py"
     file.write_text(script)
@@ -273,8 +273,10 @@ def test_no_worker_outlives_a_parent_that_is_killed_in_a_call(tmp_path: Path) ->
     assert all(_gone(pid) for pid in workers)
 
 
-def test_an_interrupt_in_a_call_ends_the_processes(crew: Crew, tmp_path: Path) -> None:
-    """The last test of this crew, which is gone after it."""
+def test_an_interrupt_in_a_call_ends_the_processes(
+    pool: LocalPool[_Walker], tmp_path: Path
+) -> None:
+    """The last test of this pool, which is gone after it."""
 
     def interrupt() -> None:
         _begun(tmp_path)
@@ -283,10 +285,10 @@ def test_an_interrupt_in_a_call_ends_the_processes(crew: Crew, tmp_path: Path) -
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        crew.each("loiter", {0: (str(tmp_path),), 1: (str(tmp_path),)})
+        pool.call(_Walker.loiter, [0, 1], str(tmp_path))
     thread.join()
     workers = _begun(tmp_path)
     assert len(workers) == 2
     assert all(_gone(pid) for pid in workers)
     with pytest.raises(RuntimeError, match="closed"):
-        crew.one(0, "facts")
+        pool.call(_Walker.facts, [0])[0]

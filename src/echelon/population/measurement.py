@@ -1,0 +1,294 @@
+"""What the coordinator measures of the experts: returns, fitness, whose bar is whose, diversity.
+
+- `parts_of` shares the train window out. The router is to judge experts as they will be out of
+  sample, so it learns on a window that no expert's gradient has seen: the last part of the train
+  window, or the last of its stretches where it has several. Both parts are the same world with
+  other spans; nothing is copied.
+- `own_returns` and `window_sharpes` trade an expert's book; `row_weights` and `routed_weights` say
+  how much every bar is whose.
+- `measure_diversity` compares portfolios where all experts are asked the same thing: at rows of the
+  train window, with books that are typical of no expert (`probe_states`, `probe_books`), by the
+  definitions of `ops.diversity`. Under the threshold the worst expert restarts with a skill that
+  none of the others has (`fresh_skill`).
+
+Axes: `K` experts, `S` probe states, `N` assets, `Z` of a skill, `T` rows, `P` pieces of a window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.backtest.policy import Policy
+from echelon.backtest.run import run_values
+from echelon.config import Config
+from echelon.envs.act import ActionRule, Holdings, cap_weights, holdings
+from echelon.envs.world import World
+from echelon.errors import ConfigError, DataError
+from echelon.market import Book, Rows
+from echelon.ops.diversity import mapd, population_volume
+from echelon.ops.measures import sharpe_annual
+from echelon.ops.responsibility import responsibilities
+from echelon.rng import stream
+from echelon.types import Bools, Floats, Floats32
+
+_PIECE = 500
+"""Most bars that an own book trades at a time: pieces are traded side by side, hence quickly."""
+_SIDE_BY_SIDE = 64
+"""Pieces that a short window is cut into: a step of so many costs little more than one of one."""
+_NOBODY = 1e-6
+"""Where the router gives all experts together less than this, the row is everybody's."""
+_LEAST_STRETCHES = 4
+"""Stretches from which on whole ones are kept for the router."""
+
+
+_BOOK_KINDS = 3
+_CANDIDATES = 512
+"""Directions drawn for each skill where there is no room for one at right angles to the others."""
+_FLAT = 1e-12
+"""Returns that vary less than this do not vary."""
+
+
+class Parts(NamedTuple):
+    """The train window, shared out."""
+
+    experts: World
+    router: World
+
+
+def parts_of(world: World, share: float) -> Parts:
+    """The experts' and the router's part of `split.train`; share: the router's."""
+    spans = world.spans("train")
+    if len(spans) >= _LEAST_STRETCHES:
+        kept = min(max(1, round(share * len(spans))), len(spans) - 1)
+        return Parts(_with(world, spans[:-kept]), _with(world, spans[-kept:]))
+    first, last = [], []
+    for span in spans:
+        cut = span.stop - int(share * len(span))
+        if cut - span.start < 2 or span.stop - cut < 2:
+            raise DataError(
+                f"split.train has {len(span)} bars to decide on; shared out between experts and "
+                f"router (meta_router.window_share = {share:g}) one of them has fewer than 2. "
+                "Lengthen the split."
+            )
+        # The experts' last reward is paid at the row before the router's first.
+        first.append(range(span.start, cut))
+        last.append(range(cut, span.stop))
+    return Parts(_with(world, first), _with(world, last))
+
+
+def _with(world: World, spans: Sequence[range]) -> World:
+    """The same world, whose train window is these spans."""
+    whole = range(spans[0].start, spans[-1].stop)
+    others = {name: pieces for name, pieces in world.stretches.items() if name != "train"}
+    pieces = {"train": tuple(spans)} if len(spans) > 1 else {}
+    return replace(world, splits={**world.splits, "train": whole}, stretches=others | pieces)
+
+
+def own_returns(policy: Policy, world: World, config: Config, warm: int) -> Floats:
+    """[T] return that the policy's own book earned by its decision at each row of the train window.
+
+    NaN elsewhere. Traded in pieces side by side, each with cash at first and `warm` bars before
+    those that count, so that a book's beginning does not matter.
+    """
+    earned = np.full(len(world.times), np.nan)
+    spans = world.spans("train")
+    counted = min(_PIECE, max(warm, sum(len(span) for span in spans) // _SIDE_BY_SIDE))
+    steps = min(counted + warm, min(len(span) for span in spans) - 1)
+    stride = max(1, steps - warm)
+    starts = [
+        min(first, span.stop - 1 - steps)
+        for span in spans
+        for first in range(span.start, span.stop - 1 - min(warm, steps - 1), stride)
+    ]
+    begins = np.array(sorted(set(starts)), dtype=np.int64)
+    values = run_values(policy, world, begins, steps, config)
+    returns = values[1:] / values[:-1] - 1.0
+    firsts = {span.start for span in spans}
+    for e, start in enumerate(begins.tolist()):
+        skip = 0 if start in firsts else min(warm, steps - 1)
+        earned[start + skip : start + steps] = returns[skip:, e]
+    return earned
+
+
+def row_weights(
+    returns: Floats, world: World, *, window: int, temperature: float, floor: float
+) -> Floats32:
+    """[K,T] weight of each row in each expert's loss, K · responsibility; their mean over K is 1.
+
+    returns[K,T]: of the experts' own books (`own_returns`); stretches are looked at by themselves
+    """
+    weights = np.ones(returns.shape, dtype=np.float32)
+    for span in world.spans("train"):
+        rows = slice(span.start, span.stop - 1)
+        shares = responsibilities(returns[:, rows], window, temperature, floor)
+        weights[:, rows] = len(returns) * shares
+    return weights
+
+
+def routed_weights(probabilities: Floats, floor: float) -> Floats32:
+    """[K,T] weight of each row in each expert's loss, by how probable the router finds the expert.
+
+    probabilities[T,K+1]: the last one of cash, which nobody learns from; NaN: a row of nobody's
+    floor: share of every row that is spread over all experts
+    """
+    experts = np.nan_to_num(probabilities[:, :-1])
+    total = experts.sum(axis=1, keepdims=True)
+    n_experts = experts.shape[1]
+    shares = np.full_like(experts, 1.0 / n_experts)
+    np.divide(experts, total, out=shares, where=total > _NOBODY)
+    weights = (1.0 - floor) * n_experts * shares + floor
+    return np.ascontiguousarray(weights.T, dtype=np.float32)
+
+
+def window_sharpes(policy: Policy, world: World, config: Config, pieces: int) -> Floats:
+    """[P] Sharpe ratios (annual) on equal pieces of the validation window, each from cash on.
+
+    Of a window that has stretches, each is cut into as many; all pieces are traded side by side.
+    """
+    spans = world.spans("valid")
+    steps = min(len(span) - 1 for span in spans) // pieces
+    if steps < 2:
+        raise DataError(
+            f"split.valid is too short for trainer.evolution.windows = {pieces}: a piece would "
+            f"have {steps} bars, and a Sharpe ratio needs 2. Lengthen the split or take fewer."
+        )
+    starts = np.array([span.start + k * steps for span in spans for k in range(pieces)])
+    values = run_values(policy, world, starts, steps, config)
+    returns = values[1:] / values[:-1] - 1.0
+    return np.array([sharpe_annual(r, world.periods_per_year) for r in returns.T])
+
+
+class Diversity(NamedTuple):
+    """How different K experts are: MAPD in [0, 1], population volume in (0, 1].
+
+    NaN where fewer than two have finite weights.
+    """
+
+    mapd: float
+    volume: float
+
+
+def probe_states(world: World, spans: Sequence[range], n: int, rng: np.random.Generator) -> Rows:
+    """Rows[S] of the spans, rising, each once; fewer than n where the spans hold no more.
+
+    spans: rows a book can stand at, as `world.spans` gives them
+    """
+    rows = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
+    assert len(rows) > 0, "the spans have no rows"
+    assert rows.max() < len(world.times), "the spans reach beyond the world"
+    return np.sort(rng.choice(rows, size=min(n, len(rows)), replace=False))
+
+
+def probe_books(world: World, rows: Rows, rng: np.random.Generator) -> Holdings:
+    """A book for each of rows[S], in turn: all cash, equal weights, weights by lot (cash too).
+
+    Weights are of assets that can be held at the row. Books by lot are drawn evenly from all there
+    are (Dirichlet with parameters 1).
+    """
+    close = world.rows.close[rows]
+    able: Bools = world.present[rows] & world.member[rows] & (close > 0.0)
+    able &= ~world.rows.gone[rows]
+    equal = able / np.maximum(able.sum(axis=1, keepdims=True), 1)
+    draws = rng.exponential(size=(len(rows), world.n_assets + 1))
+    draws[:, :-1] *= able
+    by_lot = draws[:, :-1] / draws.sum(axis=1, keepdims=True)
+    kind = (np.arange(len(rows)) % _BOOK_KINDS)[:, None]
+    weights: Floats = np.select([kind == 1, kind == 2], [equal, by_lot], 0.0)
+    value = np.full(len(rows), world.initial_cash)
+    shares = weights * value[:, None] / np.where(able, close, 1.0)
+    book = Book(value * (1.0 - weights.sum(axis=1)), shares, np.zeros_like(shares))
+    return holdings(world, book, value, rows, ActionRule("weights"))
+
+
+def fill_targets(weights: NDArray[np.floating[Any]], held: Holdings) -> Floats:
+    """Target weights[S,N] with the present ones in place of NaN, at most 1 together."""
+    filled = np.where(np.isnan(weights), held.weights, np.asarray(weights, dtype=np.float64))
+    return cap_weights(filled)
+
+
+def measure_diversity(weights: NDArray[np.floating[Any]]) -> Diversity:
+    """Of target weights[K,S,N]; an expert whose are not finite (in quarantine) is left out."""
+    assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
+    known = weights[np.isfinite(weights).all(axis=(1, 2))]
+    if len(known) < 2:
+        return Diversity(math.nan, math.nan)
+    return Diversity(mapd(known), population_volume(known).volume)
+
+
+def draw_skills(n: int, dim: int, seed: int) -> Floats:
+    """Skills[K,Z] of n experts: unit vectors, at right angles where there is room for that."""
+    if dim < 1 or (dim == 1 and n > 2):
+        raise ConfigError(
+            f"expected a skill for each of {n} experts, found room for {2 * dim} in "
+            f"experts.skill_dim = {dim}: take 2 or more"
+        )
+    drawn = np.zeros((0, dim))
+    for k in range(n):
+        drawn = np.concatenate([drawn, _distant_skill(drawn, stream(seed, "skill", k))[None]])
+    return drawn
+
+
+def fresh_skill(existing: Floats, number: int, seed: int) -> Floats:
+    """One more skill[Z], far from the existing[K,Z]; number: how many there were before it.
+
+    Include the skill that is given up: the new one is then no copy of it.
+    """
+    assert existing.ndim == 2, f"existing should be [K,Z], is {existing.shape}"
+    return _distant_skill(existing, stream(seed, "skill", number))
+
+
+def _distant_skill(existing: Floats, rng: np.random.Generator) -> Floats:
+    """A unit vector at right angles to existing[K,Z], or else the farthest of many by lot."""
+    dim = existing.shape[1]
+    if len(existing) < dim:
+        inside = np.linalg.qr(existing.T)[0]  # [Z,K]: axes of the space they span
+        draw = rng.standard_normal((dim,))
+        for _ in range(2):  # the second time removes what rounding left
+            draw -= inside @ (inside.T @ draw)
+        return np.asarray(draw / np.linalg.norm(draw))
+    draws = rng.standard_normal((_CANDIDATES, dim))
+    draws /= np.linalg.norm(draws, axis=1, keepdims=True)
+    nearest = (draws @ existing.T).max(axis=1)
+    return np.asarray(draws[nearest.argmin()])
+
+
+def return_correlations(returns: NDArray[np.floating[Any]]) -> Floats:
+    """Correlation[K,K] of experts' returns[K,T]; NaN beside one whose returns do not vary.
+
+    Bars at which any expert's return is not finite are left out.
+    """
+    r = np.asarray(returns, dtype=np.float64)
+    assert r.ndim == 2, f"returns should be [K,T], are {r.shape}"
+    r = r[:, np.isfinite(r).all(axis=0)]
+    if r.shape[1] < 2:
+        return np.full((len(r), len(r)), np.nan)
+    centred = r - r.mean(axis=1, keepdims=True)
+    norm = np.linalg.norm(centred, axis=1)
+    varies = norm > _FLAT * math.sqrt(r.shape[1])
+    unit = centred / np.where(varies, norm, np.nan)[:, None]
+    correlation: Floats = np.clip(unit @ unit.T, -1.0, 1.0)
+    return correlation
+
+
+def rolling_usage_entropy(chosen: NDArray[np.integer[Any]], n_choices: int, window: int) -> Floats:
+    """Entropy[D] of the last `window` of decisions[D], as a share of log n; 1: evenly used.
+
+    At the beginning of fewer decisions; nothing is added to the counts.
+    """
+    c = np.asarray(chosen, dtype=np.int64)
+    assert c.ndim == 1, f"chosen should be [D], is {c.shape}"
+    assert n_choices >= 2, "there is nothing to choose from"
+    assert window >= 1, "the window holds no decision"
+    assert ((c >= 0) & (c < n_choices)).all(), f"a decision names none of {n_choices} choices"
+    counts = np.cumsum(c[:, None] == np.arange(n_choices), axis=0)
+    counts[window:] -= counts[:-window].copy()
+    share = counts / counts.sum(axis=1, keepdims=True)
+    logs = np.log(share, where=share > 0.0, out=np.zeros_like(share))
+    entropy: Floats = np.maximum(-(share * logs).sum(axis=1), 0.0) / math.log(n_choices)
+    return entropy

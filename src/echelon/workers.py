@@ -1,0 +1,729 @@
+"""Work in other processes: members that live there and are called, and jobs done one by one.
+
+    with LocalPool(make_member, size=5, workers=2) as pool:
+        rewards = pool.call(Member.collect, range(5), 1000)    # number → result or Failure
+    done = run_jobs(train_seed, jobs, workers=2)               # results or Failures, in order
+
+**Pool.** `make(number)` is called in the process that hosts the member, which keeps its state from
+call to call. With one worker all members live in this process. Members of one process work one
+after the other, in the order they are named; processes work side by side. Values travel as copies,
+in one process too, so results do not depend on the number of workers as long as members share
+nothing that changes and draw random numbers from generators of their own. `Pool` is all that
+callers know: members on Ray would be another one (an actor for each member, `call` as one
+`ray.get`), and nothing else would change.
+
+**Jobs.** A task is a module-level function `task(job, report, should_stop) -> result`. A worker
+that has done a job gets the next one: starting one takes seconds. With one worker everything
+happens in this process.
+
+What goes wrong:
+
+- An `EchelonError` is a `Failure` in the result's place; the others go on. Any other exception is
+  a bug: a pool raises it once all have answered, a job's is a Failure with the traceback.
+- A process dies, killed or out of memory: a `Failure` for its job; of a pool, one with `lost` for
+  each of its members, until `rebuild` has made them again; their states are the caller's to
+  restore.
+- Ctrl-C and SIGTERM do not reach workers. `run_jobs` asks every task to stop at its next good
+  moment (a checkpoint, say) and waits for it. A call of a pool is finished, and whoever made it
+  asks its own `should_stop` then. A second signal does not wait (see `echelon.stopping`).
+- This process is killed: tasks are asked to stop; workers of a pool leave at once.
+
+How a worker is started: it is forked from a helper process that does nothing but import torch and
+fork (Python's forkserver). Forking this process instead would be quicker still, but a copy of a
+process that uses threads may hang, and polars starts some as soon as it is imported; a new
+interpreter for each worker is as safe, but takes seconds, most of them torch's.
+
+- A worker ignores Ctrl-C and SIGTERM from its first moment, which reach all processes of a terminal
+  or a service: it would die of them before it can be asked to stop, and so would the helper.
+- It sees the environment variables and the directory that this process has now, not those of the
+  time at which the helper was started. Libraries that read theirs when they are imported keep what
+  they read: OMP_NUM_THREADS is 1 in the helper, since a copy of a process whose OpenMP has threads
+  hangs when it wants some itself; who trains says how many torch may use. OpenBLAS keeps its
+  number, on which results depend: it ends its threads before a fork and starts new ones on demand.
+- Its temporary files, and those of Python's process helpers, are in a directory of ours, which the
+  next process removes where this one and all its workers were killed (see `files.sweep`).
+- It knows the digests of files that this process has computed: what a command has verified is not
+  verified again in each worker.
+- It leaves without clearing up what it imported, which would take another second.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from echelon.digests import Mark, adopt_digests, known_digests
+from echelon.errors import EchelonError, TrainingError
+from echelon.files import Closing, scratch_directory, share_directory
+from echelon.stopping import SIGNALS, stop_requests
+
+_A = TypeVar("_A")
+_J = TypeVar("_J")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_T_co = TypeVar("_T_co", covariant=True)
+_T = TypeVar("_T")
+
+Report = Callable[[object], None]
+ShouldStop = Callable[[], bool]
+_Task = Callable[[_J, Report, ShouldStop], _R]
+
+IMPORTED = ("torch._dynamo", "numba")
+"""What the helper imports: slow to import, and starts no thread by that.
+
+torch._dynamo: optimizers import it when the first one is made. polars, pandas and pyarrow, and
+what imports them, are not for here.
+"""
+_PATIENCE_SECONDS = 5.0
+"""That a process is given to leave when asked, before it is ended."""
+_POLL_SECONDS = 0.2
+_SOCKET_BYTES = 107
+"""Longest path of a socket."""
+_BELOW = len("/echelon-mp-0123456789abcdef/pymp-12345678/listener-12345678")
+_daemons: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A call or a job that came to nothing.
+
+    error: as it was raised; lost: the process died, and the member's state with it
+    """
+
+    error: Exception
+    lost: bool = False
+
+
+# --- members that live on
+
+
+class Pool(Protocol[_T_co]):
+    """Where members live that are called by their numbers."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether members live in other processes, with which they can be lost."""
+        ...
+
+    def call(
+        self,
+        method: Callable[Concatenate[_T_co, _P], _R],
+        numbers: Iterable[int],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> dict[int, _R | Failure]:
+        """Call a method of the members' class, with the same arguments for each one named."""
+        ...
+
+    def call_each(
+        self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
+    ) -> dict[int, _R | Failure]:
+        """Call a method with an argument of its own for each member named."""
+        ...
+
+    def rebuild(self, number: int) -> list[int]:
+        """Make a member again, and those that were lost with it; all their numbers, rising."""
+        ...
+
+    def close(self) -> None:
+        """Let all members go."""
+        ...
+
+
+class LocalPool(Closing, Generic[_T]):
+    """The pool of this machine: members in a few processes, or in this one."""
+
+    def __init__(
+        self, make: Callable[[int], _T], size: int, workers: int = 1, threads: int = 1
+    ) -> None:
+        """make: pickled to get to the process; threads: of torch, in this one during a call"""
+        assert size >= 1, f"size should be ≥ 1, is {size}"
+        assert workers >= 1, f"workers should be ≥ 1, are {workers}"
+        self.size = size
+        self.members: dict[int, _T] = {}
+        """Those that live in this process."""
+        self.workers: list[Worker] = []
+        """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
+        self._make_member = make
+        self._threads = threads
+        self._busy: dict[Worker, list[int]] = {}
+        """Members whose answers are still to come."""
+        self._closed = False
+        try:
+            if min(workers, size) > 1:
+                self.workers.extend(self._start() for _ in range(min(workers, size)))
+            for failure in self._make(range(size)):
+                raise failure.error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def remote(self) -> bool:
+        """Whether there are other processes; without them no member can be lost."""
+        return bool(self.workers)
+
+    def call(
+        self,
+        method: Callable[Concatenate[_T, _P], _R],
+        numbers: Iterable[int],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> dict[int, _R | Failure]:
+        """Result or `Failure` of each member named, in their order; see `Pool`."""
+        return self._call(method, dict.fromkeys(numbers, (args, kwargs)))
+
+    def call_each(
+        self, method: Callable[[_T, _A], _R], arguments: Mapping[int, _A]
+    ) -> dict[int, _R | Failure]:
+        """Result or `Failure` of each member named, in their order; see `Pool`."""
+        return self._call(method, {number: ((arg,), {}) for number, arg in arguments.items()})
+
+    def rebuild(self, number: int) -> list[int]:
+        """Make a member again; where its process died, all that lived there, in a new process.
+
+        Their numbers, rising: what state they are to have is the caller's to say. Raises what
+        `make` raises; where the new process dies too, they are lost still, as the next call says.
+        """
+        numbers = [number]
+        if self.workers and self._worker_of(number).ended is not None:
+            self.workers[number % len(self.workers)] = self._start()
+            numbers = self._housemates(number)
+        for failure in self._make(numbers):
+            if not failure.lost:
+                raise failure.error
+        return numbers
+
+    def close(self) -> None:
+        """Let the members go and end their processes; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.members.clear()
+        for worker in self.workers:
+            worker.dismiss(busy=worker in self._busy)
+        for worker in self.workers:
+            worker.end()
+
+    def _start(self) -> Worker:
+        worker = start_worker(_host_members, self._threads, daemon=True)
+        worker.send(self._make_member)
+        return worker
+
+    def _worker_of(self, number: int) -> Worker:
+        return self.workers[number % len(self.workers)]
+
+    def _housemates(self, number: int) -> list[int]:
+        """Numbers of all that live in the process of one."""
+        return list(range(number % len(self.workers), self.size, len(self.workers)))
+
+    def _call(
+        self, method: Callable[..., _R], arguments: Mapping[int, tuple[Any, Any]]
+    ) -> dict[int, _R | Failure]:
+        unknown = [number for number in arguments if not 0 <= number < self.size]
+        assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
+        name = method.__name__  # the member's own class may have its own
+        calls = [_Call(number, name, _pack(given)) for number, given in arguments.items()]
+        answers = self._ask(calls)
+        return {number: self._result(number, answers[number]) for number in arguments}
+
+    def _make(self, numbers: Sequence[int]) -> list[Failure]:
+        answers = self._ask([_Call(number, None, b"") for number in numbers])
+        results = [self._result(number, answers[number]) for number in numbers]
+        return [result for result in results if isinstance(result, Failure)]
+
+    def _ask(self, calls: Sequence[_Call]) -> dict[int, _Outcome]:
+        """Outcomes of all calls; all processes work at the same time."""
+        if self._closed:
+            raise RuntimeError("the pool is closed: its members are gone")
+        if not self.workers:
+            with _torch_threads(self._threads):
+                return {c.number: _perform(self.members, self._make_member, c) for c in calls}
+        asked: dict[Worker, list[int]] = {}
+        outcomes: dict[int, _Outcome] = {}
+        try:
+            for worker in self.workers:
+                own = [call for call in calls if self._worker_of(call.number) is worker]
+                if own:
+                    asked[worker] = [call.number for call in own]
+                    self._busy[worker] = list(asked[worker])
+                    worker.send(own)
+            while self._busy:
+                for worker in _ready(self._busy):
+                    answer = worker.receive()
+                    if answer is None:
+                        # Those that had answered are lost too: the state they speak of is gone.
+                        lost = _Outcome("lost", worker.ended)
+                        outcomes |= dict.fromkeys(asked[worker], lost)
+                        del self._busy[worker]
+                        continue
+                    number, outcomes[number] = answer
+                    self._busy[worker].remove(number)
+                    if not self._busy[worker]:
+                        del self._busy[worker]
+        except BaseException:
+            # Answers that nobody has read would be taken for those of the next call.
+            self.close()
+            raise
+        return outcomes
+
+    def _result(self, number: int, outcome: _Outcome) -> Any:  # noqa: ANN401 (of any method)
+        if outcome.kind == "result":
+            return _unpack(outcome.content)
+        who = f"member {number}: "
+        if outcome.kind == "lost":
+            others = ", ".join(map(str, self._housemates(number)))
+            text = (
+                f"{who}its process (members {others}) ended unexpectedly ({outcome.content}), "
+                "perhaps for want of memory. Resume the run with fewer trainer.workers."
+            )
+            return Failure(TrainingError(text), lost=True)
+        error = _error_of(outcome, who)
+        if outcome.kind == "error":
+            return Failure(error)
+        raise error
+
+
+class _Call(NamedTuple):
+    """What a member is to do; method None: to be made.
+
+    arguments: packed by themselves, since what is packed together arrives as one object for all:
+    two members that are given the same array would change it for each other
+    """
+
+    number: int
+    method: str | None
+    arguments: bytes
+
+
+def _host_members(pipe: Connection, threads: int) -> None:
+    """Host members in a process of their own, until asked to leave."""
+    import torch
+
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    members: dict[int, Any] = {}
+    with suppress(EOFError, OSError):  # the parent has gone
+        make = _unpack(pipe.recv_bytes())
+        while (calls := _unpack(pipe.recv_bytes())) is not None:
+            for call in calls:
+                pipe.send_bytes(_pack((call.number, _perform(members, make, call))))
+    pipe.close()
+
+
+def _leave_with_parent() -> None:
+    """End this process when the one that started it ends, however it does."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only workers watch"
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _perform(members: dict[int, Any], make: Callable[[int], object], call: _Call) -> _Outcome:
+    """Make a member or call it."""
+
+    def perform() -> bytes:
+        if call.method is None:
+            members.pop(call.number, None)
+            members[call.number] = make(call.number)
+            return _pack(None)
+        if call.number not in members:
+            raise TrainingError("it could not be made when it was last tried: rebuild it")
+        args, kwargs = _unpack(call.arguments)
+        return _pack(getattr(members[call.number], call.method)(*args, **kwargs))
+
+    return _outcome_of(perform)
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- jobs
+
+
+@dataclass(frozen=True)
+class JobResults(Generic[_R]):
+    """Results in the order of the jobs; None: not begun, because of a stop.
+
+    stopped: Ctrl-C or SIGTERM came
+    """
+
+    results: list[_R | Failure | None]
+    stopped: bool
+
+    def all_or_raise(self) -> list[_R]:
+        """The results of jobs that were begun; raises the first failure."""
+        done: list[_R] = []
+        for result in self.results:
+            if isinstance(result, Failure):
+                raise result.error
+            if result is not None:
+                done.append(result)
+        return done
+
+
+def run_jobs(
+    task: _Task[_J, _R],
+    jobs: Sequence[_J],
+    *,
+    workers: int,
+    on_report: Callable[[int, object], None] = lambda _k, _message: None,
+) -> JobResults[_R]:
+    """Run every job; `on_report(k, message)` passes on what the task of job k reports."""
+    if workers > 1 and len(jobs) > 1:
+        return _JobRun(task, jobs, min(workers, len(jobs)), on_report).run()
+    results: list[_R | Failure | None] = [None] * len(jobs)
+    with stop_requests() as stop:
+        for k, job in enumerate(jobs):
+            if stop():
+                break
+            try:
+                results[k] = task(job, partial(on_report, k), stop)
+            except EchelonError as error:
+                results[k] = Failure(error)
+        return JobResults(results, stop())
+
+
+class _JobRun(Generic[_J, _R]):
+    """Worker processes, each of which does one job after the other.
+
+    One is given a job, and None where there are no more or where it is to stop; it gives reports
+    and an outcome. Each has a pipe of its own: what workers share (a queue, an event) has a
+    lock, and one that is killed while it holds the lock would halt the others.
+    """
+
+    def __init__(
+        self,
+        task: _Task[_J, _R],
+        jobs: Sequence[_J],
+        workers: int,
+        on_report: Callable[[int, object], None],
+    ) -> None:
+        self._task = task
+        self._jobs = jobs
+        self._workers = workers
+        self._on_report = on_report
+        self._running: dict[int, Worker] = {}
+        self._idle: list[Worker] = []
+        self._results: list[_R | Failure | None] = [None] * len(jobs)
+
+    def run(self) -> JobResults[_R]:
+        """Do all jobs, or those that were begun before a stop."""
+        waiting = list(range(len(self._jobs)))
+        asked = False
+        with stop_requests() as stopped:
+            try:
+                while waiting or self._running:
+                    if stopped() and not asked:
+                        asked = True
+                        waiting.clear()
+                        for worker in self._running.values():
+                            worker.send(None)
+                    while waiting and len(self._running) < self._workers:
+                        self._start(waiting.pop(0))
+                    self._listen()
+            finally:
+                for worker in self._running.values():
+                    worker.dismiss(busy=True)
+                for worker in self._idle:
+                    worker.dismiss(busy=False)
+                for worker in (*self._running.values(), *self._idle):
+                    worker.end()
+            return JobResults(self._results, stopped())
+
+    def _start(self, k: int) -> None:
+        alive = [worker for worker in self._idle if worker.process.is_alive()]
+        worker = alive.pop() if alive else start_worker(_do_jobs, self._task)
+        self._idle = alive
+        worker.send(self._jobs[k])
+        self._running[k] = worker
+
+    def _listen(self) -> None:
+        numbers = {worker: k for k, worker in self._running.items()}
+        for worker in _ready(numbers, _POLL_SECONDS):
+            k = numbers[worker]
+            outcome = worker.receive()
+            if outcome is None:
+                del self._running[k]
+                worker.end()
+                error = TrainingError(
+                    f"a worker process ended unexpectedly ({worker.ended}), perhaps for want of "
+                    "memory. Go on with --resume, with fewer --workers."
+                )
+                self._results[k] = Failure(error)
+            elif outcome.kind == "report":
+                self._on_report(k, outcome.content)
+            else:
+                done = outcome.kind == "result"
+                self._results[k] = outcome.content if done else Failure(_error_of(outcome))
+                self._idle.append(self._running.pop(k))
+
+
+def _do_jobs(pipe: Connection, task: _Task[_J, _R]) -> None:
+    """Do one job after the other in a process of its own, and say how each went."""
+    stopped = False
+
+    def should_stop() -> bool:
+        # While a job is done nothing is sent but the wish to stop; where the parent was killed,
+        # the pipe has an end, which counts as one: else we would train on unwatched.
+        nonlocal stopped
+        stopped = stopped or pipe.poll()
+        return stopped
+
+    def send(outcome: _Outcome) -> None:
+        with suppress(OSError):  # nobody is there any more
+            pipe.send_bytes(_pack(outcome))
+
+    def report(message: object) -> None:
+        send(_Outcome("report", message))
+
+    while not stopped:
+        try:
+            given = _unpack(pipe.recv_bytes())
+        except (EOFError, OSError):
+            break
+        if given is None:
+            break
+        send(_outcome_of(partial(task, given, report, should_stop)))
+    pipe.close()
+    sys.exit(0)
+
+
+# --- what is sent
+
+
+class _Outcome(NamedTuple):
+    """What came of a call, such that it can be sent.
+
+    kind: result, error, os, bug, lost (how the process ended), report (of a job under way)
+    """
+
+    kind: str
+    content: Any
+
+
+def _outcome_of(function: Callable[[], object]) -> _Outcome:
+    try:
+        return _Outcome("result", function())
+    except EchelonError as error:
+        return _Outcome("error", (type(error), str(error)))
+    except OSError as error:
+        return _Outcome("os", (error.errno, error.strerror or str(error), error.filename))
+    except Exception:  # noqa: BLE001 (carried to the parent, which shows it as a bug)
+        return _Outcome("bug", traceback.format_exc())
+
+
+def _error_of(outcome: _Outcome, who: str = "") -> Exception:
+    """The error that was raised in the other process."""
+    if outcome.kind == "error":
+        error_class, text = outcome.content
+        error: EchelonError = EchelonError.__new__(error_class)
+        Exception.__init__(error, who + text)
+        return error
+    if outcome.kind == "os":
+        return OSError(*outcome.content)
+    return RuntimeError(f"{who}in a worker process:\n{outcome.content}")
+
+
+class _Pickler(ForkingPickler):
+    """What pipes between processes use, but that tensors go as arrays, by value.
+
+    torch would have them share memory by file descriptors, which die with the process.
+    """
+
+    def reducer_override(self, value: object) -> Any:  # noqa: ANN401 (of pickle's making)
+        torch = sys.modules.get("torch")  # without it there are no tensors
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _tensor_from, (value.detach().cpu().contiguous().numpy(),)
+        return NotImplemented
+
+
+def _tensor_from(values: Any) -> object:  # noqa: ANN401 (an array: numpy is imported on use)
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(values if values.flags.writeable else np.array(values))
+
+
+def _pack(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _unpack(data: bytes) -> Any:  # noqa: ANN401 (whatever was packed)
+    return ForkingPickler.loads(data)  # between our own processes only
+
+
+# --- processes
+
+
+class Worker:
+    """A process, and our end of the pipe between it and us; ended: how, where it died."""
+
+    def __init__(self, process: Any, pipe: Connection) -> None:  # noqa: ANN401 (ForkServerProcess)
+        self.process = process
+        self.pipe = pipe
+        self.ended: str | None = None
+
+    def send(self, message: object) -> None:
+        """Give it something; nothing where it has ended."""
+        if self.ended is not None:
+            return
+        data = _pack(message)
+        try:
+            self.pipe.send_bytes(data)
+        except OSError:  # nobody reads any more
+            self._note_end()
+
+    def receive(self) -> Any:  # noqa: ANN401 (whatever it sends)
+        """Wait for what it sends, which is never None: that is, it has ended."""
+        try:
+            return _unpack(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._note_end()
+            return None
+
+    def dismiss(self, *, busy: bool) -> None:
+        """Ask it to leave, or end it where it is at work and would not hear."""
+        if busy and self.ended is None:
+            self.process.kill()
+        else:
+            self.send(None)
+
+    def end(self) -> None:
+        """Wait until it has left, not for ever."""
+        self.process.join(_PATIENCE_SECONDS)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+
+    def _note_end(self) -> None:
+        self.process.join()
+        code = self.process.exitcode
+        self.ended = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _ready(workers: Iterable[Worker], timeout: float | None = None) -> list[Worker]:
+    """Those that have sent something, or have ended."""
+    workers = list(workers)
+    ready = wait([worker.pipe for worker in workers], timeout)
+    return [worker for worker in workers if worker.pipe in ready]
+
+
+def start_worker(work: Callable[..., None], *args: object, daemon: bool = False) -> Worker:
+    """Start a process that does `work(pipe, *args)`; daemon: it is ended when this one exits."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    temporary = _temp_directory()
+    environment = dict(os.environ) | ({} if temporary is None else {"TMPDIR": str(temporary)})
+    process = context.Process(
+        target=_begin, args=(environment, known_digests(), work, theirs, *args), daemon=daemon
+    )
+    if daemon:
+        _daemons.add(process)
+    context.set_forkserver_preload(list(IMPORTED))
+    # Python's other helper would unblock the signals when it is started: it goes first.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        with _environment_of_start(_for_helper(temporary)):
+            forkserver.ensure_running()  # the workers inherit what it blocks
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return Worker(process, ours)
+
+
+def _begin(
+    environment: dict[str, str],
+    digests: Mapping[Mark, str],
+    work: Callable[..., None],
+    pipe: Connection,
+    *args: object,
+) -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a library may unblock them
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # what the helper had
+    if temporary := environment.get("TMPDIR"):
+        share_directory(Path(temporary))
+    adopt_digests(digests)
+    work(pipe, *args)
+
+
+@cache
+def _temp_directory() -> Path | None:
+    """For temporary files of the workers; None: as it is, in a worker or where names are long."""
+    long = len(os.fsencode(tempfile.gettempdir())) + _BELOW > _SOCKET_BYTES
+    if long or multiprocessing.parent_process() is not None:
+        return None
+    stack = ExitStack()
+    directory = stack.enter_context(scratch_directory("mp"))
+    # After the workers have been waited for, and after what multiprocessing has in it.
+    util.Finalize(None, stack.close, exitpriority=-1000)
+    return directory
+
+
+def _for_helper(temporary: Path | None) -> dict[str, str]:
+    """Variables of the helper: one thread of OpenMP, OpenBLAS with as many as it would have."""
+    blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    return ({} if temporary is None else {"TMPDIR": str(temporary)}) | {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": blas or str(len(os.sched_getaffinity(0))),
+    }
+
+
+@contextmanager
+def _environment_of_start(environment: Mapping[str, str]) -> Iterator[None]:
+    """Have what is started meanwhile see other variables, and multiprocessing its directory."""
+    before, place = {name: os.environ.get(name) for name in environment}, tempfile.tempdir
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = place
+
+
+@atexit.register
+def _end_daemons() -> None:
+    """Before multiprocessing would: it sends SIGTERM, to which they are deaf, and waits."""
+    for process in tuple(_daemons):
+        if process.is_alive():
+            process.kill()
