@@ -108,6 +108,12 @@ def test_plots_below_one_another_share_their_axis_and_fill_the_height() -> None:
     assert upper[1] - upper[0] == pytest.approx(3 * (lower[1] - lower[0]), rel=1e-2)
 
 
+def test_bars_before_the_first_point_of_a_curve_stay_in_sight() -> None:
+    bars, curve = Plot([BarStack(DAYS, RISING)]), Plot([Curve(DAYS[3:], RISING[3:])])
+    layout = page_chart(Chart([[bars], [curve]], 300, shared=True))["layout"]
+    assert "range" not in layout["xaxis"]
+
+
 def test_minutes_show_where_bars_are_shorter_than_days() -> None:
     minutes = np.datetime64("2020-01-01T09:30") + np.arange(3).astype("timedelta64[m]")
     layers = [Curve(minutes, RISING[:3]), Points(minutes[1:2], RISING[1:2])]

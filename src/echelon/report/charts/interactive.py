@@ -135,7 +135,7 @@ def _dates(traces: list[PlotlyTree]) -> PlotlyTree:
     lines = [trace["x"] for trace in traces if trace.get("mode") == "lines" and trace["x"]]
     hours = any(len(x[0]) > len("2020-01-02") for x in lines)
     tree: PlotlyTree = {"hoverformat": "%Y-%m-%d %H:%M" if hours else "%Y-%m-%d"}
-    if lines and any(trace.get("mode") != "lines" for trace in traces):
+    if lines and any(trace.get("mode") == "markers" for trace in traces):
         tree["range"] = [min(x[0] for x in lines), max(x[-1] for x in lines)]
     return tree
 
