@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.errors import ConfigError, StoreError, TrainingError
-from echelon.risk import PidLagrangian, PidSettings, combined, new_pid, pid_step
+from echelon.risk import PidLagrangian, PidSettings, combine_advantages, new_pid, pid_step
 from echelon.rng import stream
 
 ROUGH = {"limit": 1.0, "k_p": 0.0, "k_i": 0.0, "k_d": 0.0, "smoothing": 0.0, "cap": 100.0}
@@ -153,16 +153,16 @@ def test_constraint_that_cannot_be_met_ends_at_the_cap() -> None:
 
 
 def test_combined_advantage_by_hand_for_numbers_arrays_and_tensors() -> None:
-    assert combined(1.0, 0.5, 1.0) == 0.25
-    assert combined(1.0, 0.5, 0.0) == 1.0
-    got = combined(np.array([[1.0, 4.0]]), np.array([[2.0, 1.0]]), np.array([1.0, 3.0]))
+    assert combine_advantages(1.0, 0.5, 1.0) == 0.25
+    assert combine_advantages(1.0, 0.5, 0.0) == 1.0
+    got = combine_advantages(np.array([[1.0, 4.0]]), np.array([[2.0, 1.0]]), np.array([1.0, 3.0]))
     assert got.tolist() == [[-0.5, 0.25]]
-    tensor = combined(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]), 3.0)
+    tensor = combine_advantages(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]), 3.0)
     assert tensor.tolist() == [-1.25, 0.25]
 
 
 def test_combined_advantage_of_a_large_multiplier_is_the_cost_alone() -> None:
-    assert combined(5.0, 2.0, 1e12) == pytest.approx(-2.0)
+    assert combine_advantages(5.0, 2.0, 1e12) == pytest.approx(-2.0)
 
 
 # --- resumption, bad input ----------------------------------------------------------------------

@@ -126,16 +126,16 @@ class _Rebalanced:
 def _min_variance(returns: Floats) -> Floats:
     from skfolio.optimization import MeanRisk
 
-    return _fitted(MeanRisk(), returns)
+    return _fit_weights(MeanRisk(), returns)
 
 
 def _hrp(returns: Floats) -> Floats:
     from skfolio.optimization import HierarchicalRiskParity
 
-    return _fitted(HierarchicalRiskParity(), returns)
+    return _fit_weights(HierarchicalRiskParity(), returns)
 
 
-def _fitted(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (skfolio is untyped)
+def _fit_weights(estimator: Any, returns: Floats) -> Floats:  # noqa: ANN401 (skfolio is untyped)
     moving = returns.std(axis=0) > 0
     weights = np.zeros(returns.shape[1])
     if moving.sum() < 2:

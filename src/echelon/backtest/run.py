@@ -197,14 +197,14 @@ def run_backtest(
         fills=Fills(*(np.concatenate(parts) for parts in zip(*fills, strict=True))),
         fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
         periods_per_year=world.periods_per_year,
-        execution=_joined(executions),
+        execution=_join_executions(executions),
     )
     if world.executor is not None:
         _tell(backtest, world.executor)
     return backtest
 
 
-def _joined(executions: list[Execution]) -> Execution | None:
+def _join_executions(executions: list[Execution]) -> Execution | None:
     if not executions:
         return None
     return Execution(*(np.concatenate(parts) for parts in zip(*executions, strict=True)))

@@ -49,7 +49,7 @@ _CODE_KEYS = (("features", "modules"), ("execution", "extensions"))
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Return the user's configuration in `path` (defaults without one), `overrides` applied."""
     tree = read_yaml(path) if path is not None else {}
-    return _checked(tree, overrides, str(path) if path is not None else "configuration")
+    return _validate_tree(tree, overrides, str(path) if path is not None else "configuration")
 
 
 def load_run_config(
@@ -82,7 +82,7 @@ def override_config(config: Config, overrides: Sequence[str]) -> Config:
 
     Code that it names is still whose it was.
     """
-    changed = _checked(config.model_dump(mode="json"), overrides, "configuration")
+    changed = _validate_tree(config.model_dump(mode="json"), overrides, "configuration")
     return _with_code(changed, {name: getattr(config, name).run_code for name, _ in _CODE_KEYS})
 
 
@@ -101,7 +101,7 @@ def _with_code(config: Config, codes: Mapping[str, RunCode | None]) -> Config:
     return config.model_copy(update=marked)
 
 
-def _checked(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
+def _validate_tree(tree: dict[str, Any], overrides: Sequence[str], where: str) -> Config:
     for item in overrides:
         _override(tree, item)
     try:
@@ -138,11 +138,11 @@ def _explain(error: ValidationError, where: str) -> str:
     for item in problems[:_SHOWN]:
         loc = [shorten(part, 60) for part in item["loc"]]
         message = item["msg"].removeprefix("Value error, ")
-        found = item.get("input")
+        given = item.get("input")
         if item["type"] == "extra_forbidden":
             message = _unknown_key(loc.pop(), loc)
-        elif item["type"] != "value_error" and not isinstance(found, dict):
-            message += f" (found {shorten(repr(found), 80)})"
+        elif item["type"] != "value_error" and not isinstance(given, dict):
+            message += f" (found {shorten(repr(given), 80)})"
         key = ".".join(loc)
         lines.append(f"{where}: {key + ': ' if key else ''}{shorten(message, 500)}")
     if len(problems) > len(lines):

@@ -155,14 +155,14 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
             "cvar95": zero_if_nan(measures.cvar95),
             "sharpe_annual": zero_if_nan(measures.sharpe_annual),
             "costs": {"step": costs, "total": dict(self._paid)},
-            "fills": [] if fills is None else filled(fills, symbols),
-            "rejected": [] if fills is None else rejected(fills, symbols),
+            "fills": [] if fills is None else list_fills(fills, symbols),
+            "rejected": [] if fills is None else list_rejections(fills, symbols),
             "time": self.world.times[self.row].item(),
             "row": self.row,
         }
 
 
-def filled(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+def list_fills(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
     """What was bought and sold by one book: symbol, side, shares and price of each."""
     shares, price = fills.shares[0], fills.price[0]
     return [
@@ -176,7 +176,7 @@ def filled(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def rejected(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
+def list_rejections(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
     """What was not filled whole: symbol, name of the `Reason` and the shares that were filled."""
     reason = fills.reason[0]
     return [

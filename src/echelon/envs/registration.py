@@ -81,11 +81,11 @@ def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World
             f"`echelon prepare --output-dir {named}`."
         )
     changed = tuple(part.stat().st_mtime_ns for part in parts)
-    return _opened(path, split, changed)
+    return _open_cached(path, split, changed)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
+def _open_cached(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
     """changed: times of the files, so that a set prepared anew is read anew."""
     config = load_run_config(path / "config.yaml")
     prepared = Prepared.open(path, RunDirectory(path).trained_on())

@@ -89,7 +89,7 @@ class Allowed(NamedTuple):
 def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
     """Raise where a rule makes the return depend on the size of orders, or not differentiable."""
     intraday = not bool(np.asarray(rows.new_session)[1:].all())
-    found = [
+    obstacles = [
         (rules.min_commission > 0, "market.min_commission", "0"),
         (rules.slippage_model in (SLIPPAGE_LINEAR, SLIPPAGE_SQRT), "market.slippage", "fixed"),
         (bool(np.isfinite(rules.participation)), "market.no_cap", "true"),
@@ -97,7 +97,7 @@ def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
         (rules.min_value > 0, "market.min_order_value", "0"),
         (rules.t_plus_one and intraday, "market.t_plus_one", "false"),
     ]
-    wrong = [f"{key}={value}" for bad, key, value in found if bad]
+    wrong = [f"{key}={value}" for bad, key, value in obstacles if bad]
     if wrong:
         raise ConfigError(
             "gradients through the market (train.algo: APG) need returns that are smooth in the "
@@ -172,9 +172,9 @@ def differentiable_step(
     change = torch.where(hold, 0.0, diff_cap_weights(target) - weights)
     if market.fill_open:
         cash = cash + (weights * income).sum(-1)
-        weights, cash = _traded(market, weights * alive, cash, change, row)
+        weights, cash = _trade_weights(market, weights * alive, cash, change, row)
     else:
-        weights, cash = _traded(market, weights, cash, change, row)
+        weights, cash = _trade_weights(market, weights, cash, change, row)
         cash = cash + (weights * income).sum(-1)
         weights = weights * alive
     worth = weights * market.mark[row]
@@ -182,7 +182,7 @@ def differentiable_step(
     return DiffStep(value - 1.0, worth / value[:, None], cash / value)
 
 
-def _traded(
+def _trade_weights(
     market: DiffMarket, weights: Tensor, cash: Tensor, change: Tensor, row: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(holdings[E,N], cash[E]) after orders `change`[E,N] were filled; sells pay for buys."""

@@ -43,7 +43,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numba import njit
 
-from echelon.market.kernel import _barred, _sell_size, mark, settle, trade
+from echelon.market.kernel import _sell_size, _why_barred, mark, settle, trade
 from echelon.market.rules import (
     SLIPPAGE_FIXED,
     SLIPPAGE_NONE,
@@ -427,7 +427,7 @@ def _open_fills(
                 parents[e, n] < 0.0,
                 market.volume_open[r, n],
             )
-            why = _barred(
+            why = _why_barred(
                 market.gone[r, n],
                 market.tradable[r, n],
                 quoted[e, n],

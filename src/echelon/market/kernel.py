@@ -238,7 +238,7 @@ def _trade(
         for k in range(n_sells):
             n = sells[k]
             price, volume = prices[r, n], volumes[r, n]
-            why = _barred(
+            why = _why_barred(
                 gone[r, n], tradable[r, n], price, limit_up[r, n], limit_down[r, n], rules, True
             )
             if why != _NONE:
@@ -265,7 +265,7 @@ def _trade(
         for k in range(n_buys):
             n = buys[k]
             price, volume = prices[r, n], volumes[r, n]
-            why = _barred(
+            why = _why_barred(
                 gone[r, n], tradable[r, n], price, limit_up[r, n], limit_down[r, n], rules, False
             )
             if why != _NONE:
@@ -330,7 +330,7 @@ def _by_side(wish: Floats, money: Floats, e: int, sells: Rows, buys: Rows) -> tu
 
 
 @_compiled
-def _barred(
+def _why_barred(
     gone: bool,
     tradable: bool,
     price: float,

@@ -210,7 +210,7 @@ def _idle(resolved: MarketRules, data: TradedData, *, opens: bool) -> dict[str, 
     drawn = "drawn" if data.calendar is None else ""
     no_volume = "" if data.volume else "drawn_volume" if drawn else "no_volume"
     a_shares = any(board_of(symbol) is not None for symbol in data.symbols)
-    found = {
+    reasons = {
         "slippage": no_volume if by_volume else "",
         "participation": no_volume if np.isfinite(rules.participation) else "",
         "stamp_duty": drawn if resolved.stamp_duty else "",
@@ -220,4 +220,4 @@ def _idle(resolved: MarketRules, data: TradedData, *, opens: bool) -> dict[str, 
         else "",
         "fill": "" if opens else "no_opens",
     }
-    return {rule: why for rule, why in found.items() if why}
+    return {rule: why for rule, why in reasons.items() if why}

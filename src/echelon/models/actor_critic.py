@@ -413,9 +413,9 @@ class ActorCritic(nn.Module):
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None
     ) -> None:
         """State the shapes; a wrong one would broadcast into a wrong answer without an error."""
-        found = list(portfolio.shape)
-        wanted = len(found) >= 3 and found[-1] == self.n_portfolio
-        assert wanted, f"expected portfolio [..., E, N, {self.n_portfolio}], found {found}"
+        shape = list(portfolio.shape)
+        wanted = len(shape) >= 3 and shape[-1] == self.n_portfolio
+        assert wanted, f"expected portfolio [..., E, N, {self.n_portfolio}], found {shape}"
         *lead, n_assets, _ = portfolio.shape
         for name, tensor in (("actor", market.actor), ("critic", market.critic)):
             if tensor is not None:
@@ -436,13 +436,13 @@ class ActorCritic(nn.Module):
 
 def _check_shape(name: str, tensor: Tensor, lead: list[int], tail: tuple[int, ...]) -> None:
     """Assert that `tensor` is `tail`, or `lead` + `tail` with 1 for any axis of `lead`."""
-    found = tuple(tensor.shape)
+    shape = tuple(tensor.shape)
     full = (*lead, *tail)
-    fits = len(found) == len(full) and found[len(lead) :] == tail
-    fits = fits and all(have in (1, want) for have, want in zip(found, full, strict=True))
-    assert fits or found == tail, (
+    fits = len(shape) == len(full) and shape[len(lead) :] == tail
+    fits = fits and all(have in (1, want) for have, want in zip(shape, full, strict=True))
+    assert fits or shape == tail, (
         f"expected {name} {list(full)}, with 1 for any of {lead}, or {list(tail)}; "
-        f"found {list(found)}"
+        f"found {list(shape)}"
     )
 
 

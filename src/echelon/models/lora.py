@@ -177,7 +177,7 @@ def _peft() -> Any:  # noqa: ANN401 (a module)
 
 def _targets(encoder: Encoder) -> list[str]:
     """Names of the layers to adapt. Refuses those that PEFT would adapt to something else."""
-    found = []
+    names = []
     for name, layer in encoder.named_modules():
         if not isinstance(layer, _ADAPTED):
             continue
@@ -189,8 +189,8 @@ def _targets(encoder: Encoder) -> list[str]:
                 f"lora.enabled: {name} of {type(encoder).__name__} is a convolution with groups, "
                 "dilation or padding that PEFT does not adapt. Set lora.enabled=false."
             )
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _layers(encoder: Encoder) -> Iterator[tuple[str, LoraLayer]]:

@@ -126,8 +126,8 @@ class TimesNet(Encoder):
         super().__init__(n_features, d_model, window)
         _check(d_model, window, periods)
         self.given = tuple(periods)
-        found = min(n_periods, len({_period(window, k) for k in range(1, window // 2 + 1)}))
-        buffer = torch.tensor(self.given) if self.given else torch.zeros(found, dtype=torch.int64)
+        count = min(n_periods, len({_period(window, k) for k in range(1, window // 2 + 1)}))
+        buffer = torch.tensor(self.given) if self.given else torch.zeros(count, dtype=torch.int64)
         self.register_buffer("periods", buffer)
         self.stem = Stem(n_features, d_model, window)
         self.blocks = nn.ModuleList(TimesBlock(d_model, dropout) for _ in range(n_layers))
@@ -385,11 +385,11 @@ def link(periods: tuple[int, ...], window: int, kernel: int, n_bars: int) -> Lin
     """
     first = window - n_bars
     neighbours = [_neighbours(period, window, kernel) for period in periods]
-    looked_at = {(i, s) for i, found in enumerate(neighbours) for t, s, _ in found if t >= first}
+    looked_at = {(i, s) for i, near in enumerate(neighbours) for t, s, _ in near if t >= first}
     cell = {place: number for number, place in enumerate(sorted(looked_at))}
     inner, outer = [], []
-    for i, found in enumerate(neighbours):
-        for t, s, tap in found:
+    for i, near in enumerate(neighbours):
+        for t, s, tap in near:
             if (i, t) in cell:
                 inner.append((cell[i, t], s, tap))
             if t >= first:
@@ -401,15 +401,15 @@ def link(periods: tuple[int, ...], window: int, kernel: int, n_bars: int) -> Lin
 def _neighbours(period: int, window: int, kernel: int) -> list[tuple[int, int, int]]:
     """(bar, bar it looks at, tap) for all bars of a window folded at `period`."""
     missing = -window % period
-    found = []
+    near = []
     for t in range(window):
         row, column = divmod(t + missing, period)
         for tap in range(kernel**2):
-            below, beside = tap // kernel - kernel // 2, tap % kernel - kernel // 2
-            s = (row + below) * period + column + beside - missing
-            if 0 <= column + beside < period and 0 <= s < window:
-                found.append((t, s, tap))
-    return found
+            below, across = tap // kernel - kernel // 2, tap % kernel - kernel // 2
+            s = (row + below) * period + column + across - missing
+            if 0 <= column + across < period and 0 <= s < window:
+                near.append((t, s, tap))
+    return near
 
 
 def _runs(links: list[tuple[int, int, int]]) -> tuple[_Run, ...]:

@@ -87,7 +87,7 @@ def population_volume(
     assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
     assert length_scale > 0.0, f"length_scale should be > 0, is {length_scale}"
     w = with_cash(weights)
-    squared = np.stack([np.square(w - one).sum(axis=-1).mean(axis=-1) for one in w])
+    squared = np.stack([np.square(w - expert).sum(axis=-1).mean(axis=-1) for expert in w])
     kernel = np.exp(-squared / (2.0 * length_scale**2))
     kernel = (kernel + jitter * np.eye(len(w))) / (1.0 + jitter)
     # The logarithm from the factor: the determinant of many experts would underflow.
@@ -157,11 +157,11 @@ class UsageWindow:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; refuses that of another population."""
-        found = (state["n_experts"], state["length"])
-        if found != (self.n_experts, self.length):
+        shape = (state["n_experts"], state["length"])
+        if shape != (self.n_experts, self.length):
             raise StoreError(
                 f"expected usage of {self.n_experts} experts over {self.length} decisions, found "
-                f"{found[0]} over {found[1]}: resume with the configuration of the run"
+                f"{shape[0]} over {shape[1]}: resume with the configuration of the run"
             )
         self._chosen = np.zeros(0, dtype=np.int64)
         self.record(np.asarray(state["chosen"], dtype=np.int64))

@@ -52,12 +52,12 @@ def vtrace(
     _require_alike(r_t, discount_t=discount_t, v_t=v_t, v_next=v_next, log_ratio_t=log_ratio_t)
     goes_on = _goes_on(r_t, truncated, valid)
     r_t, discount_t, v_t, v_next, log_ratio_t = (
-        _cleared(values, valid) for values in (r_t, discount_t, v_t, v_next, log_ratio_t)
+        _clear_padding(values, valid) for values in (r_t, discount_t, v_t, v_next, log_ratio_t)
     )
     ratio = log_ratio_t.exp()
     error = ratio.clamp(max=rho_bar) * (r_t + discount_t * v_next - v_t)
     weight = discount_t * (trace * ratio.clamp(max=c_bar)) * goes_on
-    return v_t + _accumulated(error, weight)
+    return v_t + _accumulate(error, weight)
 
 
 @torch.no_grad()
@@ -84,15 +84,15 @@ def retrace(
     _require_alike(r_t, discount_t=discount_t, v_next=v_next, q_t=q_t, c_t=c_t)
     goes_on = _goes_on(r_t, truncated, valid)
     r_t, discount_t, v_next, q_t, c_t = (
-        _cleared(values, valid) for values in (r_t, discount_t, v_next, q_t, c_t)
+        _clear_padding(values, valid) for values in (r_t, discount_t, v_next, q_t, c_t)
     )
     one_step = r_t + discount_t * v_next
     weight = discount_t * _next(c_t) * goes_on
-    surprise = _accumulated(one_step - q_t, weight)
+    surprise = _accumulate(one_step - q_t, weight)
     return one_step + weight * _next(surprise)
 
 
-def _accumulated(error: Tensor, weight: Tensor) -> Tensor:
+def _accumulate(error: Tensor, weight: Tensor) -> Tensor:
     """x[L,B] with x_t = error_t + weight_t · x_{t+1}, and nothing after the last."""
     total = error.clone()
     for t in reversed(range(len(error) - 1)):
@@ -120,7 +120,7 @@ def _goes_on(like: Tensor, truncated: Tensor | None, valid: Tensor | None) -> Te
     return on.to(like.dtype)
 
 
-def _cleared(values: Tensor, valid: Tensor | None) -> Tensor:
+def _clear_padding(values: Tensor, valid: Tensor | None) -> Tensor:
     # A choice, not a product: padding may hold anything, and 0 · NaN is NaN.
     return values if valid is None else torch.where(valid, values, 0.0)
 

@@ -53,7 +53,7 @@ from echelon.ops.information import (
 )
 from echelon.population.shared_replay import SharedBatch
 from echelon.risk import PidLagrangian, PidSettings, QuantileSettings, TailQuantile, cvar_cost
-from echelon.risk.lagrange import combined
+from echelon.risk.lagrange import combine_advantages
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -405,7 +405,7 @@ class ExpertReward:
         reward = drawn.transitions.reward / self.scale.std
         if self.config.risk.cvar_constraint:
             cost = cvar_cost(drawn.behaviour.bar_return.astype(np.float64), self.tail.eta[0])
-            reward = combined(reward, cost / self.return_scale.std, self.multiplier)
+            reward = combine_advantages(reward, cost / self.return_scale.std, self.multiplier)
         paid = torch.from_numpy(np.ascontiguousarray(reward, dtype=np.float32))
         if self._bonus is None:
             return paid, 0.0

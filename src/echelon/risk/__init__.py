@@ -31,7 +31,14 @@ from echelon.risk.events import (
     read_events,
     to_lines,
 )
-from echelon.risk.lagrange import Pid, PidLagrangian, PidSettings, combined, new_pid, pid_step
+from echelon.risk.lagrange import (
+    Pid,
+    PidLagrangian,
+    PidSettings,
+    combine_advantages,
+    new_pid,
+    pid_step,
+)
 from echelon.risk.portfolio import (
     HaltSettings,
     HaltVerdict,
@@ -69,7 +76,7 @@ __all__ = [
     "Turnover",
     "TurnoverLimit",
     "TurnoverSettings",
-    "combined",
+    "combine_advantages",
     "cvar_cost",
     "from_lines",
     "limit_positions",

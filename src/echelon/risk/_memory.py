@@ -37,9 +37,9 @@ class GuardMemory:
         for name in self.REMEMBERED:
             own, saved = getattr(self, f"_{name}"), arrays.get(name)
             if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
-                found = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
+                saved_form = "missing" if saved is None else f"{saved.dtype}{list(saved.shape)}"
                 raise StoreError(
-                    f"the saved {self.WHAT}'s {name} is {found}, expected "
+                    f"the saved {self.WHAT}'s {name} is {saved_form}, expected "
                     f"{own.dtype}{list(own.shape)}. {remedy}"
                 )
         cursor = facts.get("cursor")

@@ -175,7 +175,7 @@ class CvarGuard(GuardMemory):
         names: of the K experts, or of the one portfolio that every book is
         """
         settings = self.settings
-        found = []
+        logged = []
         for happened, kind, values in (
             (verdict.halved_now, RiskKind.HALVED, {"factor": settings.factor}),
             (verdict.restored_now, RiskKind.RESTORED, {}),
@@ -184,8 +184,8 @@ class CvarGuard(GuardMemory):
                 who = names[place[1]] if len(place) > 1 else names[0]
                 value = float(verdict.cvar[tuple(place)])
                 book = int(place[0])
-                found.append(RiskEvent(time, kind, who, value, settings.limit, book, values))
-        return found
+                logged.append(RiskEvent(time, kind, who, value, settings.limit, book, values))
+        return logged
 
     def _remember(self, new: Floats) -> None:
         """Put `new`[...] in the place of the oldest, and look at the tail only where it changed.

@@ -148,7 +148,7 @@ class DrawdownGuard(GuardMemory):
             (verdict.masked_now, RiskKind.MASKED, settings.limit),
             (verdict.released_now, RiskKind.RELEASED, settings.release),
         )
-        found = [
+        logged = [
             RiskEvent(time, kind, names[k], float(verdict.drawdown[e, k]), limit, int(e))
             for happened, kind, limit in kinds
             for e, k in np.argwhere(happened)
@@ -156,8 +156,8 @@ class DrawdownGuard(GuardMemory):
         for e in np.flatnonzero(verdict.forced):
             k = verdict.in_charge[e]
             value = float(verdict.drawdown[e, k])
-            found.append(RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, int(e)))
-        return found
+            logged.append(RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, int(e)))
+        return logged
 
     def _check(self, equity: Floats, in_charge: NDArray[np.int64]) -> None:
         n_books, n_experts = self.shape

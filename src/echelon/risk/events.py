@@ -169,17 +169,17 @@ def _row(event: RiskEvent) -> dict[str, Any]:
         "time": int(event.time),
         "kind": event.kind.value,
         "who": event.who,
-        "value": _plain(event.value),
-        "limit": _plain(event.limit),
+        "value": _json_number(event.value),
+        "limit": _json_number(event.limit),
         "book": int(event.book),
         "values": {
-            name: value if isinstance(value, str) else _plain(value)
+            name: value if isinstance(value, str) else _json_number(value)
             for name, value in event.values.items()
         },
     }
 
 
-def _plain(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -11,8 +11,8 @@ answers late, overshoots and swings. With the cost J of the policy so far, its l
 While λ is at its cap the integral grows no further than the cap needs (anti-windup), so that λ
 leaves the cap as soon as the error falls, and not when all that piled up meanwhile is paid back.
 
-The learner then climbs (A_r − λ·A_c) / (1 + λ): `combined`. Dividing keeps the size of its steps
-when λ is large.
+The learner then climbs (A_r − λ·A_c) / (1 + λ): `combine_advantages`. Dividing keeps the size of
+its steps when λ is large.
 
 Gains are in multiplier per unit of cost: with CVaR as cost, Δ = 0.01 is one percent too much.
 
@@ -128,10 +128,10 @@ class PidLagrangian(GuardMemory):
         self._multiplier[chosen] = 0.0
 
 
-def combined(adv_r: Advantage, adv_c: Advantage, lam: Advantage | float) -> Advantage:
+def combine_advantages(adv_r: Advantage, adv_c: Advantage, lam: Advantage | float) -> Advantage:
     """(A_r − λ·A_c) / (1 + λ): advantages of reward and cost as one; λ is broadcast to them.
 
-    >>> combined(1.0, 0.5, 1.0)
+    >>> combine_advantages(1.0, 0.5, 1.0)
     0.25
     """
     return (adv_r - lam * adv_c) / (1.0 + lam)

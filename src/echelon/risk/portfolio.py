@@ -241,14 +241,14 @@ class TurnoverLimit(GuardMemory):
 
     def events(self, turnover: Turnover, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log: every bar at which less was traded than wanted."""
-        found = []
+        logged = []
         for e in np.flatnonzero(turnover.cut):
             wanted, allowed = float(turnover.wanted[e]), float(turnover.allowed[e])
             values = {"share": float(turnover.share[e])}
-            found.append(
+            logged.append(
                 RiskEvent(time, RiskKind.TURNOVER_CUT, who, wanted, allowed, int(e), values)
             )
-        return found
+        return logged
 
 
 def _fraction(most: Floats, wanted: Floats) -> Floats:

@@ -371,10 +371,10 @@ def _arrays(value: Any) -> Any:  # noqa: ANN401 (the state of any bit generator)
 
 
 def _step_of(path: Path) -> int:
-    found = _STEP.search(path.name)
-    if found is None:
+    match = _STEP.search(path.name)
+    if match is None:
         raise ValueError(f"{path.name} is not the name of a periodic checkpoint")
-    return int(found[1])
+    return int(match[1])
 
 
 def _remove(path: Path) -> None:

@@ -118,7 +118,7 @@ class TrialRegistry:
 
     def begin(self) -> None:
         """Make the registry where there is none: then it is known as one."""
-        with self._locked():
+        with self._hold_lock():
             if not (self.path / "trials.json").exists():
                 self._write("trials", [])
 
@@ -133,7 +133,7 @@ class TrialRegistry:
         resumed: an earlier look of the same run that was ended before it saw anything is this one,
         so that a killed evaluation that is run again counts as one that was not killed
         """
-        with self._locked():
+        with self._hold_lock():
             known = self._read("reads")
             unseen = [read for read in known if resumed and _is_cut_short(read, entry)]
             if unseen:
@@ -169,13 +169,13 @@ class TrialRegistry:
         frame = pl.DataFrame({"time": times, "return": returns})
         buffer = io.BytesIO()
         frame.write_parquet(buffer, compression="zstd")
-        with self._locked():
+        with self._hold_lock():
             others = [other for other in self._read(kind) if other.key != entry.key]
             write_atomic(self._returns(entry.key), buffer.getvalue())
             self._write(kind, sorted([*others, entry], key=lambda e: e.when))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the registry's lock, with what a killed holder left in it swept away."""
         self.path.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(self.path / ".lock", f"the registry {self.path}", wait=True):

@@ -242,8 +242,8 @@ class MlflowSink:
 
     def _create(self, run_name: str) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
         run_id: str = self._client.create_run(experiment, run_name=run_name).info.run_id
         return run_id
 
