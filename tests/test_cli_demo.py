@@ -12,8 +12,8 @@ from markets import CONFIGS
 from shells import Shell, tiny
 
 from echelon.errors import StoreError
-from echelon.report.gather import gather
-from echelon.report.page import render
+from echelon.report.run.gather import gather
+from echelon.report.run.page import render
 from echelon.report.texts import Words
 
 HIERARCHY: dict[str, Any] = {
@@ -71,10 +71,10 @@ def test_demo_ends_with_the_hierarchy_beside_the_agents(shell: Shell, bars_file:
     assert tree["split"] == "test"
     assert "Sharpe ratio a year vs demo" in out
     page = Path("demo-hierarchy/report/report.html").read_text(encoding="utf-8")
-    for key in ("beside", "command", "attribution", "population"):
+    for key in ("other_runs", "command", "attribution", "population"):
         assert f">{Words('en')(key)}</h2>" in page, key
     assert "demo · A2C, " in page
-    assert f">{Words('en')('beside')}</h2>" not in Path("demo/report/report.html").read_text(
+    assert f">{Words('en')('other_runs')}</h2>" not in Path("demo/report/report.html").read_text(
         encoding="utf-8"
     )
     _chinese_and_stale_pages(Path("demo-hierarchy"), tree)
@@ -83,14 +83,14 @@ def test_demo_ends_with_the_hierarchy_beside_the_agents(shell: Shell, bars_file:
 def _chinese_and_stale_pages(run: Path, tree: dict[str, Any]) -> None:
     words = Words("zh")
     page = render(gather(run, ["test"]), words, "")
-    assert f">{words('beside')}</h2>" in page
+    assert f">{words('other_runs')}</h2>" in page
     assert words("beside_stale") not in page
     own = next(one for one in tree["runs"] if one["name"] == run.name)
     own["best_steps"] = {seed: step + 1 for seed, step in own["best_steps"].items()}
     (run / "comparison.json").write_text(json.dumps(tree))
     assert words("beside_stale") in render(gather(run, ["test"]), words, "")
     (run / "comparison.json").write_text(json.dumps(tree | {"split": "valid"}))
-    assert f">{words('beside')}</h2>" not in render(gather(run, ["test"]), words, "")
+    assert f">{words('other_runs')}</h2>" not in render(gather(run, ["test"]), words, "")
     (run / "comparison.json").write_text('{"kind": "runs", "split": "test"}')
     with pytest.raises(StoreError, match=r"comparison.json: missing or damaged"):
         render(gather(run, ["test"]), words, "")

@@ -41,9 +41,9 @@ from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, stati
 from echelon.ops.measures import LABELS
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HEDGE, HedgeRouter, companions_of
-from echelon.report.gather import gather
+from echelon.report.run.gather import gather
 from echelon.report.texts import Words
-from echelon.report.walkforward import write_walk_forward_report
+from echelon.report.walkforward.page import write_walk_forward_report
 
 CONFIG = make_config("meta_router.horizons=[2,5]", "meta_router.every_bars=2")
 NAMES = (HEDGE, "expert-0", "expert-1")
@@ -237,7 +237,7 @@ def test_report_shows_hedge_hindsight_and_mean_in_both_languages(run: Path) -> N
     found = load_evaluation(run, "test")
     for words in (EN, ZH):
         text = text_of(html_of(run, lang=words.lang))
-        for key in ("companions", "row_hedge", "row_best", "row_experts", "companions_differences"):
+        for key in ("reference", "row_hedge", "row_best", "row_experts", "reference_differences"):
             assert words(key) in text, key
     text = text_of(html_of(run))
     best = [
@@ -258,7 +258,7 @@ def test_evaluation_of_before_is_reported_without_them(run: Path, tmp_path: Path
         del tree["companions"]
         file.write_text(json.dumps(tree), encoding="utf-8")
     assert load_evaluation(old, "test").companions == {}
-    assert EN("companions") not in html_of(old)
+    assert EN("reference") not in html_of(old)
 
 
 def test_summary_with_half_the_companions_is_refused(run: Path, tmp_path: Path) -> None:
@@ -308,11 +308,11 @@ def test_companions_change_nothing_else_of_a_walk_forward(walk: Path, plain_walk
 def test_page_of_a_walk_forward_has_them_beside_the_agent(walk: Path, plain_walk: Path) -> None:
     for lang, words in (("en", EN), ("zh", ZH)):
         text = text_of(write_walk_forward_report(walk, lang).read_text(encoding="utf-8"))
-        for key in ("companions", "row_hedge", "row_experts", "companions_differences"):
+        for key in ("reference", "row_hedge", "row_experts", "reference_differences"):
             assert words(key) in text, key
         assert words("row_best") not in text
     plain = text_of(write_walk_forward_report(plain_walk).read_text(encoding="utf-8"))
-    assert EN("companions") not in plain
+    assert EN("reference") not in plain
 
 
 def test_command_prints_them_stitched(walk: Path, capsys: pytest.CaptureFixture[str]) -> None:

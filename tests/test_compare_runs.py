@@ -121,7 +121,7 @@ def test_runs_of_three_kinds_are_compared_and_evaluated_only_where_needed(
     assert [err.count(f"evaluating {name} on valid: not evaluated") for name in names] == [1, 1, 1]
     for part in ("A2C, 2", "SAC, 3", "HIERARCHY, 1", "equal_weight", "Welch's t", "block boot"):
         assert part in out, out
-    assert "This window chose the checkpoints; nothing can be claimed from it." in out
+    assert "This window chose the checkpoints: nothing can be claimed from it." in out
     tree = json.loads(Path("cmp/comparison.json").read_text())
     assert (tree["kind"], tree["split"], tree["first_run"]) == ("runs", "valid", "a2c")
     assert {run["name"]: len(run["seeds"]) for run in tree["runs"]} == {
@@ -316,8 +316,7 @@ def test_what_is_claimed_counts_trials_and_looks_up_to_now(shell: Shell, runs: P
     assert found.standing is not None
     assert (found.claimed, found.standing.tried) == (True, 2)
     assert conclusion(result) == (
-        "It can be claimed: sac is better than a2c at these costs, also after counting the 2 "
-        "configurations tried."
+        "It can be claimed: sac is better than a2c, also after counting the 2 configurations tried."
     )
     turned = compare_runs(opened[::-1], "test").runs[1].difference
     assert turned is not None
@@ -362,19 +361,14 @@ def test_conclusion_says_which_differences_are_claimed_and_why_others_are_not() 
     same, single = RunDifference(wide, above, None, None), RunDifference(above, unknown, None, None)
     sure = RunDifference(above, above, "b0", ClaimBasis(0.99, 1))
     worse = RunDifference(below, below, "a", ClaimBasis(0.99, None))
-    assert said(same) == "Nothing can be claimed: b0 is indistinguishable from a at these costs."
+    assert said(same) == "Nothing can be claimed: no significant difference between b0 and a."
     assert said(single).endswith("b0 or a has one seed, and other seeds may turn it round.")
     assert said(sure, same) == (
-        "It can be claimed: b0 is better than a at these costs, also after counting the one "
-        "configuration tried. Of the others, nothing: b1 is indistinguishable from a at these "
-        "costs."
+        "It can be claimed: b0 is better than a, also after counting the one "
+        "configuration tried. Of the others, nothing: no significant difference between b1 and a."
     )
-    assert "a is better than b0 at these costs, also after counting the configurations" in said(
-        worse
-    )
+    assert "a is better than b0, also after counting the configurations" in said(worse)
     uncounted = RunDifference(above, above, "b0", ClaimBasis(None, None))
-    assert said(uncounted).startswith(
-        "Nothing can be claimed: b0 is ahead of a at these costs, but"
-    )
-    assert "Too few bars to say anything: 40" in said(sure, bars=41)
+    assert said(uncounted).startswith("Nothing can be claimed: b0 is ahead of a, but")
+    assert "Too few bars for a verdict: 40" in said(sure, bars=41)
     assert "nothing can be claimed from it" in said(same, split="valid")

@@ -438,7 +438,7 @@ def test_page_has_the_day_and_heads_over_both_columns_of_a_policy(
     pages = {lang: render(found, "r", Words(lang)) for lang in ("en", "zh")}
     for one in found.policies:
         assert f'<th scope="colgroup" colspan="2">{one.name}</th>' in pages["en"]
-    said = {"en": ("hold the seeds fixed", "to its cap"), "zh": ("种子固定不变", "至其上限")}
+    said = {"en": ("with the seeds held fixed", "to its cap"), "zh": ("种子固定不变", "至其上限")}
     for lang, phrases in said.items():
         assert all(phrase in pages[lang] for phrase in phrases)
     history = found.example["r"]

@@ -37,7 +37,7 @@ from echelon.features.scaler import Scaler
 from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
 from echelon.population.policy import HierarchyPolicy
-from echelon.report.execution_costs import worked_costs
+from echelon.report.run.execution_costs import execution_costs
 from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor
 from echelon.training.learners import Worlds
@@ -417,7 +417,7 @@ def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     assert split.against_twap == pytest.approx(0.0, abs=1e-6)
     assert (run.value > 0.0).all()
     # The report reads the same from the blotter.
-    shown, told = worked_costs(run.blotter()), split.in_basis_points()
+    shown, told = execution_costs(run.blotter()), split.in_basis_points()
     assert {name: told[name] for name in shown} == pytest.approx(shown, abs=1e-6)
     assert run.cash_share.min() >= 0.0
     assert world.ledger["fill"] == "worked through the next day by twap, every 6 ticks"
@@ -454,7 +454,7 @@ def test_immediate_fills_beside_the_days_bars_stay_the_same_and_tell_their_costs
     assert split.against_twap != 0.0
     assert split.benchmarked == pytest.approx(split.arrived)
     assert split.timing == 0.0
-    shown, costs = worked_costs(told.blotter()), split.in_basis_points()
+    shown, costs = execution_costs(told.blotter()), split.in_basis_points()
     assert {name: costs[name] for name in shown} == pytest.approx(shown, abs=1e-6)
 
 
@@ -477,7 +477,7 @@ def test_one_trained_agent_is_evaluated_with_every_executor(line: Line, tmp_path
     assert load_evaluation(path, "valid").facts["executor"] == "immediate"
     values = {name: one.tables(1).equity["value"].to_numpy() for name, one in found.items()}
     assert not np.array_equal(values["immediate"], values["twap"])
-    costs = {name: worked_costs(one.tables(1).blotter) for name, one in found.items()}
+    costs = {name: execution_costs(one.tables(1).blotter) for name, one in found.items()}
     assert costs["twap"]["against_twap"] == pytest.approx(0.0, abs=1e-6)
     assert costs["immediate"]["against_twap"] != pytest.approx(0.0, abs=1e-6)
     # Each is a trial of its own, the run's own and the same again are one.

@@ -516,13 +516,15 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("name", "value", "std", "shown"),
         [
-            ("total_return", 0.12345, math.nan, "12.35 %"),
-            ("total_return", -0.12345, 0.01, "−12.35 ± 1.00 %"),
+            ("total_return", 0.12345, math.nan, "12.3 %"),
+            ("total_return", -0.12345, 0.01, "−12.3 ± 1.0 %"),
             ("total_return", -0.00001, math.nan, "0.00 %"),
             ("sharpe_annual", 1.234, 0.051, "1.23 ± 0.05"),
             ("sortino_annual", math.inf, math.nan, "∞"),
             ("sharpe_annual", -math.inf, math.nan, "−∞"),
-            ("cost_total", 12345.678, math.nan, "12,345.68"),
+            ("cost_total", 12345.678, math.nan, "12,346"),
+            ("sharpe_period", 0.05123, math.nan, "0.0512"),
+            ("turnover_annual", 94.6117, 3.214, "94.6 ± 3.2×"),
             ("hit_rate", math.nan, math.nan, "–"),
         ],
     )

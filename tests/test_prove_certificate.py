@@ -26,8 +26,7 @@ from echelon.proving.null import CHEAP
 from echelon.proving.planted import PLANTED
 from echelon.proving.planted_proof import SHOWN_RULES
 from echelon.proving.regime_proof import BLIND, CHOOSING
-from echelon.report.certificate import render, rows_of, write_certificate
-from echelon.report.certificate_words import CertificateWords
+from echelon.report.certificate import check_rows, render, write_certificate
 from echelon.report.charts.svg import (
     Lane,
     LaneWords,
@@ -37,6 +36,7 @@ from echelon.report.charts.svg import (
     lanes,
     strip,
 )
+from echelon.report.texts import Words
 
 ABOUT = {
     "command": "echelon prove --quick -o 'a=<b>'",
@@ -221,12 +221,12 @@ def test_one_failed_check_fails_the_market_and_the_certificate() -> None:
 
 @pytest.mark.parametrize(("lang", "left"), [("en", "Not run: Null, Leaky."), ("zh", "未运行")])
 def test_some_of_the_markets_do_not_say_what_all_of_them_say(lang: str, left: str) -> None:
-    whole, words = example(), CertificateWords(lang)
+    whole, words = example(), Words(lang)
     kept = tuple(m for m in whole.markets if m.name not in ("null", "leaky"))
     text = render(replace(whole, markets=kept), words)
     assert left in text
-    assert words("all_passed") not in text
-    assert words("all_passed") in render(whole, words)
+    assert words("proof_all_passed") not in text
+    assert words("proof_all_passed") in render(whole, words)
 
 
 def test_json_has_every_number_and_is_read_again(tmp_path: Path) -> None:
@@ -311,11 +311,11 @@ def test_page_is_whole_and_loads_nothing(lang: str, tmp_path: Path) -> None:
     assert "ab" * 32 in text
     assert "abc, def" in text
     for name in ("planted", "regime", "null", "leaky", "costly"):
-        assert CertificateWords(lang)(f"about_{name}") in text
+        assert Words(lang)(f"proof_about_{name}") in text
 
 
 def test_page_is_the_same_every_time_and_says_what_failed() -> None:
-    words = CertificateWords("en")
+    words = Words("en")
     assert render(example(), words) == render(example(), words)
     text = "".join(Page(render(example(power=17), words)).text)
     assert "Not passed: Null." in text
@@ -323,7 +323,7 @@ def test_page_is_the_same_every_time_and_says_what_failed() -> None:
 
 
 def test_rows_say_result_interval_and_bar_in_words() -> None:
-    rows = rows_of(example(), CertificateWords("en"))
+    rows = check_rows(example(), Words("en"))
     assert rows[0][2:] == ["91.0%", "88.5% to 93.5%", "at least 85%", "passed"]
     by_check = {row[1]: row[2:] for row in rows}
     claims = by_check["claims where nothing is"]
@@ -331,12 +331,12 @@ def test_rows_say_result_interval_and_bar_in_words() -> None:
     refused = by_check["refused by the leakage check"]
     assert refused == ["x_1", "–", "that factor and no other", "passed"]
     flat = by_check["flat agent that sees the signal alone"]
-    assert flat[2:] == ["informs, no bar", "–"]
+    assert flat[2:] == ["for information", "–"]
 
 
 def test_other_languages_are_refused() -> None:
     with pytest.raises(UsageError, match="choose en or zh"):
-        CertificateWords("fr")
+        Words("fr")
 
 
 def test_dots_stand_where_their_values_are() -> None:
@@ -383,7 +383,7 @@ def test_a_hierarchy_has_a_picture_of_the_routers_choice_with_its_information(
     lang: str, said: str
 ) -> None:
     whole = with_router(example())
-    page = Page(render(whole, CertificateWords(lang)))
+    page = Page(render(whole, Words(lang)))
     assert page.tags.count("svg") == 7
     text = "".join(page.text)
     own = whole.markets[1].facts["information"]["42"]

@@ -33,13 +33,14 @@ from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.features.prepared import Split
 from echelon.market import Reason, TradedData, rules_in_force
 from echelon.ops.measures import LABELS, MeanStd
-from echelon.report import write as write_module
-from echelon.report import write_report
 from echelon.report.charts.books import MOST_POINTS
 from echelon.report.charts.palette import BASELINES, DARK, LIGHT
-from echelon.report.gather import RunData, gather
-from echelon.report.headline import lead, rivals, verdict
-from echelon.report.page import render
+from echelon.report.run import write as write_module
+from echelon.report.run.gather import RunData, gather
+from echelon.report.run.headline import lead, rivals, verdict
+from echelon.report.run.page import render
+from echelon.report.run.tables import best_of, encoder_lines, learner_lines
+from echelon.report.run.write import command_for, write_report
 from echelon.report.series import (
     action_shares,
     largest_weights,
@@ -51,9 +52,7 @@ from echelon.report.series import (
     rows_to_show,
     shortest_period,
 )
-from echelon.report.tables import best_of, encoder_lines, learner_lines
 from echelon.report.texts import Words, catalogue
-from echelon.report.write import command_for
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import MetricLog
 
@@ -492,10 +491,10 @@ def test_facts_say_where_the_results_come_from(run: Path, page: str) -> None:
         "echelon train --seeds 3",
         f"echelon evaluate {run} --split test",
         f"echelon report {run}",
-        "the next bar&#x27;s open",
+        "the next bar&#39;s open",
         "adjusted for splits and dividends; lots and price limits are off",
         "paper: commission 5 bp a side, no stamp duty, no slippage, no volume cap, fractional "
-        "shares, no T+1, no price limits; fills at the next bar&#x27;s open",
+        "shares, no T+1, no price limits; fills at the next bar&#39;s open",
         "the most probable one (deterministic)",
         "This split was evaluated once.",
         "buy_pct: 0.2",
@@ -788,7 +787,7 @@ def test_what_the_encoder_foresees_has_its_lines(tmp_path: Path) -> None:
     file.write_text(json.dumps({"facts": facts}))
     (line,) = encoder_lines(tmp_path, Words("en"))
     assert line == (
-        "return_5: R² 2.10 %, ridge 2.00 %, last value –; squared error saved, of the ridge's: "
+        "return_5: R² 2.10 %, ridge 2.00 %, last value –; squared error saved vs ridge: "
         "0.20 % (-0.40 % to 0.80 %)"
     )
     file.write_text(json.dumps({"facts": {"enabled": False}}))
@@ -804,8 +803,8 @@ def test_adapter_and_replay_of_a_learner_have_their_lines(tmp_path: Path) -> Non
     facts: dict[str, Any] = {"replay": {"transition_bytes": 217, "capacity": 1_000_000}}
     file.write_text(json.dumps({"adapter": {"trained": 12_345, "whole": 234_567}} | facts))
     assert learner_lines(tmp_path, Words("en")) == [
-        ("fact_adapter", ["12,345 of 234,567 encoder weights train (5.3 %)"]),
-        ("fact_replay", ["217 bytes a transition, 217 MB for 1,000,000"]),
+        ("fact_adapter", ["12,345 of 234,567 encoder weights are trained (5.3 %)"]),
+        ("fact_replay", ["217 bytes per transition, 217 MB for 1,000,000"]),
     ]
     assert learner_lines(tmp_path, Words("zh"))[1][1] == [
         "每条转移 217 字节，1,000,000 条共 217 MB"

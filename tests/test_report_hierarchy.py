@@ -33,8 +33,6 @@ from echelon.population.record import (
     has_record,
     remove_record,
 )
-from echelon.report import hierarchy as hierarchy_module
-from echelon.report import write_report
 from echelon.report.charts.hierarchy import router_sentence
 from echelon.report.charts.interactive import page_chart
 from echelon.report.charts.population import (
@@ -46,10 +44,8 @@ from echelon.report.charts.population import (
 )
 from echelon.report.charts.run import draw_slides, run_slides
 from echelon.report.charts.slides import draw_slide
-from echelon.report.document import new_data
-from echelon.report.gather import gather
-from echelon.report.hierarchy import attribution_card, risk_card
-from echelon.report.hierarchy_data import (
+from echelon.report.hierarchy import page as hierarchy_module
+from echelon.report.hierarchy.data import (
     MARKS,
     attribution_of,
     correlations,
@@ -63,7 +59,10 @@ from echelon.report.hierarchy_data import (
     usage,
     whole_entropy,
 )
-from echelon.report.page import render
+from echelon.report.hierarchy.page import attribution_card, risk_card
+from echelon.report.run.gather import gather
+from echelon.report.run.page import render
+from echelon.report.run.write import write_report
 from echelon.report.texts import Words, catalogue
 from echelon.risk import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
@@ -316,11 +315,11 @@ def test_risk_events_are_shown_newest_first_and_capped(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = gather(run, None).main
-    said = text_of(risk_card(split, split.agents[:1], EN))
+    said = text_of(risk_card(split, split.agents[:1], EN).__html__())
     assert said.index("Resumed Portfolio") < said.index("Halted Portfolio")
     assert said.index("Halted Portfolio") < said.index("Forced decision Reversal")
     monkeypatch.setattr(hierarchy_module, "MOST_EVENTS", 3)
-    html = risk_card(split, split.agents[:1], EN)
+    html = risk_card(split, split.agents[:1], EN).__html__()
     assert html.count("<tr>") == 1 + 3
     assert "the last 3 of" in html
     assert "seed-42.risk_events.jsonl" in html
@@ -331,7 +330,7 @@ def test_run_without_events_says_so(run: Path) -> None:
     agent = split.agents[0]
     assert agent.command is not None
     quiet = replace(agent, command=replace(agent.command, events=()))
-    assert EN("risk_events_none") in risk_card(split, [quiet], EN)
+    assert EN("risk_events_none") in risk_card(split, [quiet], EN).__html__()
 
 
 def test_names_from_files_are_escaped(run: Path) -> None:
@@ -341,14 +340,14 @@ def test_names_from_files_are_escaped(run: Path) -> None:
     values = {"event": "<b>x", "subject": "<b>x", "error": "<script>"}
     event = RiskEvent(1, RiskKind.ALERT_FAILED, "<b>x</b>", 0.2, 0.1, 0, values)
     odd = replace(agent, command=replace(agent.command, events=(event,)))
-    html = risk_card(data.main, [odd], EN)
+    html = risk_card(data.main, [odd], EN).__html__()
     assert "<b>x" not in html
     assert "<script>" not in html
 
 
 def test_book_that_lost_everything_is_said_not_to_be_attributable(run: Path) -> None:
     split = gather(run, None).main
-    html = attribution_card(split, {"seed-42": None}, EN, new_data())
+    html = attribution_card(split, {"seed-42": None}, EN).__html__()
     assert EN("attribution_none") in html
 
 

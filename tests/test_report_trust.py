@@ -21,16 +21,16 @@ from worlds import make_world
 from echelon.cli.evaluate import how_sure
 from echelon.errors import StoreError
 from echelon.evaluation.trust import load_trust
-from echelon.report.document import new_data
-from echelon.report.gather import SplitData, gather
-from echelon.report.texts import Words
-from echelon.report.trust import (
+from echelon.ops.measures import LABELS
+from echelon.report.run.gather import SplitData, gather
+from echelon.report.run.trust import (
     search_lines,
     seeds_part,
     span_of,
     trust_card,
     verdict_sentence,
 )
+from echelon.report.texts import Words
 
 EN, ZH = Words("en"), Words("zh")
 ROOT = math.sqrt(252.0)
@@ -63,7 +63,7 @@ def trust(splits: dict[str, SplitData]) -> dict[str, Any]:
 
 def card(split: SplitData, words: Words = EN) -> str:
     """The section as text without markup, a space between cells."""
-    html = trust_card(Path("RUN"), split, words, new_data())
+    html = trust_card(Path("RUN"), split, words).__html__()
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
 
 
@@ -90,16 +90,16 @@ def differing(trust: dict[str, Any], low: float, high: float, key: str) -> dict[
 @pytest.mark.parametrize(
     ("key", "low", "high", "said", "chinese"),
     [
-        ("same", -0.7, 0.5, "Indistinguishable from equal weight at these costs", "无法区分"),
-        ("worse", -1.7, -0.5, "Worse than equal weight at these costs", "劣于等权"),
+        ("same", -0.7, 0.5, "No significant difference from equal weight", "无显著差异"),
+        ("worse", -1.7, -0.5, "Worse than equal weight", "劣于等权"),
         (
             *("better", 0.5, 1.1),
-            "Better than equal weight at these costs, also after counting the 7 configurations",
+            "Better than equal weight, also after counting the 7 configurations",
             "计入所尝试的 7 组配置后依然成立",
         ),
         (
             *("undeflated", 0.5, 1.1),
-            "Ahead of equal weight at these costs, but not after counting the 7 configurations",
+            "Ahead of equal weight, but not after counting the 7 configurations",
             "但计入所尝试的 7 组配置后不再成立",
         ),
     ],
@@ -111,11 +111,9 @@ def test_verdict_is_one_sentence_with_the_wider_interval(
     sentence = verdict_sentence(tree, EN, tried=7)
     assert sentence.startswith(said)
     middle, first, last = shown((low + high) / 2), shown(low - 0.1), shown(high + 0.1)
-    assert sentence.endswith(
-        f": the difference of Sharpe ratios is {middle} a year, 95 % interval {first} to {last}."
-    )
+    assert sentence.endswith(f" (ΔSharpe {middle}, 95 % CI {first}…{last}).")
     assert chinese in verdict_sentence(tree, ZH, tried=7)
-    assert f"95 % 区间 {first} 至 {last}" in verdict_sentence(tree, ZH, tried=7)
+    assert f"95 % 置信区间 {first}…{last}" in verdict_sentence(tree, ZH, tried=7)
 
 
 def test_lead_whose_search_is_not_known_is_not_claimed(trust: dict[str, Any]) -> None:
@@ -127,7 +125,7 @@ def test_lead_whose_search_is_not_known_is_not_claimed(trust: dict[str, Any]) ->
 
 
 def test_windows_that_chose_or_taught_claim_nothing(splits: dict[str, SplitData]) -> None:
-    for name, why in (("valid", "chose the checkpoints"), ("train", "agents learned on")):
+    for name, why in (("valid", "chose the checkpoints"), ("train", "agents were trained on")):
         tree = splits[name].trust
         assert tree is not None
         for key in ("better", "undeflated", "worse", "same"):
@@ -135,20 +133,20 @@ def test_windows_that_chose_or_taught_claim_nothing(splits: dict[str, SplitData]
             assert why in sentence
             assert "nothing can be claimed from it" in sentence
             assert "Better" not in sentence
-            assert "difference of Sharpe ratios to equal weight is" in sentence
+            assert "(ΔSharpe vs equal weight " in sentence
 
 
 def test_verdict_says_why_nothing_can_be_said(trust: dict[str, Any]) -> None:
     trust["differences"] = {}
     assert "equal weight was not run" in verdict_sentence(trust, EN, None)
     trust["bars"] = 41
-    assert verdict_sentence(trust, EN, None).startswith("Too few bars to say anything: 41, where")
+    assert verdict_sentence(trust, EN, None).startswith("Too few bars for a verdict: 41; at")
 
 
 def test_difference_without_an_error_has_no_interval(trust: dict[str, Any]) -> None:
     trust["differences"]["equal_weight"]["double"]["low"] = None
     assert math.isnan(span_of(trust["differences"]["equal_weight"], ROOT).low)
-    assert "cannot be given an interval" in verdict_sentence(trust, EN, None)
+    assert "no interval)" in verdict_sentence(trust, EN, None)
 
 
 def test_verdict_of_a_window_that_proves_nothing_has_no_colour(
@@ -156,9 +154,9 @@ def test_verdict_of_a_window_that_proves_nothing_has_no_colour(
 ) -> None:
     tree = differing(trust, 0.5, 1.1, "better")
     test = replace(splits["test"], trust=tree)
-    assert '<p class="verdict good">' in trust_card(Path("RUN"), test, EN, new_data())
+    assert '<p class="verdict good">' in trust_card(Path("RUN"), test, EN).__html__()
     valid = replace(splits["valid"], trust=tree | {"split": "valid"})
-    assert '<p class="verdict open">' in trust_card(Path("RUN"), valid, EN, new_data())
+    assert '<p class="verdict open">' in trust_card(Path("RUN"), valid, EN).__html__()
 
 
 # Numbers
@@ -188,8 +186,9 @@ def test_every_difference_is_shown_a_year_in_table_and_chart(
     )
     highs = [differences[r.key]["double"]["high"] * ROOT for r in split.baselines]
     np.testing.assert_allclose(np.add(double.x, double.error_x.array), highs, rtol=1e-4)
-    assert single.y[0] > single.y[-1]  # from the top down
-    assert figure.layout.xaxis.zeroline
+    low, high = figure.layout.yaxis.range
+    assert low > high  # from the top down
+    assert figure.layout.shapes[0].x0 == 0.0
 
 
 def test_search_is_counted_from_the_registry(splits: dict[str, SplitData]) -> None:
@@ -205,7 +204,7 @@ def test_search_is_counted_from_the_registry(splits: dict[str, SplitData]) -> No
     hurdle = shown(valid.trust["deflation"]["hurdle"] * ROOT)
     found = tried["Deflated Sharpe ratio"]
     assert found.value == f"{valid.trust['deflation']['probability']:.3f}"
-    assert f"above {hurdle} a year, which the best of 2 configurations" in found.said
+    assert f"above {hurdle} (annual), which the best of 2 configurations" in found.said
     deflated = looks["Deflated on validation"]
     assert deflated.value == f"{valid.trust['deflation']['probability']:.3f}"
     assert looks["Superior predictive ability, p-value"].value != "–"
@@ -229,7 +228,7 @@ def test_overfitting_needs_twenty_configurations_and_shows_its_null_band(
     }
     line = {found.name: found for found in search_lines(trust, EN)}[EN("pbo")]
     assert line.value == "0.310"
-    assert "of 24" in line.said
+    assert "among 24 configurations" in line.said
     assert "0.220 to 0.790" in line.said
 
 
@@ -242,7 +241,7 @@ def test_what_has_no_number_is_a_dash_with_its_reason(
     trust["claim"]["deflated"] = None
     trust["superiority"] = None
     trust["differences"]["cash"]["single"] |= {"low": None, "high": None}
-    html = trust_card(Path("RUN"), replace(splits["test"], trust=trust), EN, new_data())
+    html = trust_card(Path("RUN"), replace(splits["test"], trust=trust), EN).__html__()
     assert html.count(f'<td title="{EN("no_number")}">–</td>') == 4
     assert html.count(f'<td title="{EN("no_error")}">–</td>') == 1
     lines = {line.name: line for line in search_lines(trust, EN)}
@@ -252,35 +251,34 @@ def test_what_has_no_number_is_a_dash_with_its_reason(
     assert "None" not in html
     trust |= {"bars": 40, "deflation": None, "differences": {}}
     text = card(replace(splits["test"], trust=trust))
-    assert text.count("40, where at least 60 are needed") == 4
+    assert text.count("40; at least 60 are needed") == 4
 
 
 def test_validation_windows_on_these_days_are_told(trust: dict[str, Any]) -> None:
     trust["registry"]["trials"] = 3
     line = {found.name: found for found in search_lines(trust, EN)}["Chosen on these days"]
     assert line.value == "3"
-    assert "not unseen" in line.said
+    assert "they have seen it" in line.said
 
 
 def test_seeds_have_interval_and_interquartile_mean(splits: dict[str, SplitData]) -> None:
     split = splits["test"]
     assert split.trust is not None
     text = card(split)
-    assert "Student's t over 2 seeds" in text
+    assert "Student's t interval over 2 seeds" in text
     for name, found in split.trust["seeds"]["measures"].items():
-        factor = 100.0 if name not in ("sharpe_annual", "calmar") else 1.0
-        low, high, iqm = (f"{found[k] * factor:,.2f}" for k in ("low", "high", "iqm"))
-        unit = " %" if factor == 100.0 else ""
-        assert f"{low} to {high}{unit} {iqm}{unit}".replace("-", "−") in text, name
+        label = LABELS[name]
+        low, high, iqm = (label.format(found[k]) for k in ("low", "high", "iqm"))
+        assert f"{low.removesuffix(label.suffix)} to {high} {iqm}" in text, name
 
 
 def test_many_seeds_say_bootstrap_and_one_seed_says_there_is_no_interval() -> None:
     one = {"estimate": 1.0, "low": 0.5, "high": 1.5, "iqm": 1.1, "n": 12, "method": "bootstrap"}
     seeds = {"n": 12, "measures": {"sharpe_annual": one}}
-    assert "studentised bootstrap over 12 seeds" in seeds_part(seeds, EN)
-    single = seeds_part({"n": 1, "measures": {"sharpe_annual": one | {"low": None}}}, EN)
-    assert "there is no interval" in single
-    assert "Train more of them" in single
+    assert "studentised bootstrap over 12 seeds" in seeds_part(seeds, EN).__html__()
+    single = seeds_part({"n": 1, "measures": {"sharpe_annual": one | {"low": None}}}, EN).__html__()
+    assert "no interval" in single
+    assert "Train more (--seeds 5)" in single
     assert "<table" not in single
 
 
@@ -299,7 +297,7 @@ def test_cost_sweep_shows_agents_and_equal_weight(splits: dict[str, SplitData]) 
 def test_training_window_has_no_search(splits: dict[str, SplitData]) -> None:
     text = card(splits["train"])
     assert "Deflated" not in text
-    assert "Sharpe ratio less that of each baseline" in text
+    assert EN("differences") in text
 
 
 def test_section_is_chinese_in_a_chinese_report(splits: dict[str, SplitData]) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from walks import make_walk
 from echelon.errors import StoreError
 from echelon.ops.measures import LABELS
 from echelon.report.texts import Words
-from echelon.report.walkforward import render_walk, verdict_of, write_walk_forward_report
-from echelon.report.walkforward_data import WalkData, gather_walk
+from echelon.report.walkforward.data import WalkData, gather_walk
+from echelon.report.walkforward.page import render_walk, verdict_of, write_walk_forward_report
 
 EN = Words("en")
 FOLDS = ("fold-0", "fold-1", "fold-2")
@@ -110,13 +109,14 @@ def test_every_fold_has_its_measures_beside_two_baselines(page: str, walk: WalkD
     for fold in (*FOLDS, "stitched"):
         cells = []
         for name in ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown"):
-            digits = {"sharpe_annual": 2, "calmar": 2, "turnover_annual": 0}.get(name, 1)
-            label = replace(LABELS[name], digits=digits)
+            label = LABELS[name]
             for who in ("agent", "equal_weight", "benchmark"):
                 values = walk.values(fold, who)
                 assert values is not None
                 assert math.isnan(values[f"{name}_std"]) == (who != "agent")
-                cells.append(label.format(values[name], values[f"{name}_std"]).removesuffix(" %"))
+                cells.append(
+                    label.format(values[name], values[f"{name}_std"]).removesuffix(label.suffix)
+                )
         assert f"{'Stitched' if fold == 'stitched' else fold} {' '.join(cells)}" in text, fold
 
 
@@ -135,14 +135,14 @@ def test_headline_is_the_verdict_on_the_stitched_series(directory: Path, walk: W
     low = min(found[kind]["low"] for kind in found) * root
     high = max(found[kind]["high"] for kind in found) * root
     words = {
-        "same": "Indistinguishable from equal weight at these costs",
-        "worse": "Worse than equal weight at these costs",
+        "same": "No significant difference from equal weight",
+        "worse": "Worse than equal weight",
         "better": "also after counting the one look at these test windows",
         "undeflated": "but not after counting the one look at these test windows",
     }
     sentence = verdict_of(walk, EN)
     assert words[tree["statistics"]["verdict"]["key"]] in sentence
-    assert f"95 % interval {low:.2f} to {high:.2f}.".replace("-", "−") in sentence
+    assert f"95 % CI {low:.2f}…{high:.2f}).".replace("-", "−") in sentence
 
 
 def test_statistics_of_the_stitched_series_are_shown(page: str, walk: WalkData) -> None:
@@ -190,7 +190,7 @@ def test_failed_fold_is_told_and_nothing_is_stitched(tmp_path: Path) -> None:
     html = write_walk_forward_report(path).read_text(encoding="utf-8")
     text = text_of(html)
     assert "fold-1 failed: the disk is full" in text
-    assert f"go on with: echelon walk-forward --resume {path}" in text
+    assert f"continue with: echelon walk-forward --resume {path}" in text
     assert set(figures(html)) == {"stitched/windows", "stitched/folds"}
     assert "±" not in text
 
@@ -198,9 +198,9 @@ def test_failed_fold_is_told_and_nothing_is_stitched(tmp_path: Path) -> None:
 def test_too_few_returns_say_so(tmp_path: Path) -> None:
     path = make_walk(tmp_path / "walk", folds=2, bars=(30, 20, 20), seeds=(1,))
     text = text_of(write_walk_forward_report(path).read_text(encoding="utf-8"))
-    assert "Too few bars to say anything: 38, where at least 60 are needed." in text
+    assert "Too few bars for a verdict: 38; at least 60 are needed." in text
     assert "Too few bars to resample: 38" in text
-    assert "there is no interval" in text
+    assert "no interval" in text
 
 
 def test_report_of_a_walk_forward_from_the_command_line(shell: Shell, copied: Path) -> None:

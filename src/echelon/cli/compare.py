@@ -307,8 +307,7 @@ def _sentence(name: str, first: str, difference: RunDifference) -> str:
     if difference.ahead is None or standing is None:
         if math.isnan(difference.seeds.low):
             return f"{name} or {first} has one seed, and other seeds may turn it round"
-        said = words("verdict_same", baseline=first)
-        return f"{name} is {_within(said)}"
+        return f"no significant difference between {name} and {first}"
     behind = first if difference.ahead == name else name
     key = "uncounted" if standing.deflated is None else "undeflated"
     tried = words("tried_some") if standing.tried is None else words.count("tried", standing.tried)

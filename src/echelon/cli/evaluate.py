@@ -90,8 +90,8 @@ def report(
 
     A run's also has pictures; a walk-forward's is of its test windows, one after another.
     """
-    from echelon.report import write_report
-    from echelon.report.walkforward import is_walk_forward, write_walk_forward_report
+    from echelon.report.run.write import write_report
+    from echelon.report.walkforward.page import is_walk_forward, write_walk_forward_report
 
     set_up_logging(log_level.value)
     if is_walk_forward(run):
@@ -142,10 +142,10 @@ def evaluate_run(
 
 def _execution_costs(result: Evaluation) -> Iterator[str]:
     """What the agents' execution cost, mean over seeds, where the executor told it."""
-    from echelon.report.execution_costs import PARTS, worked_costs
+    from echelon.report.run.execution_costs import PARTS, execution_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]
-    split = [worked_costs(blotter) for blotter in blotters if "arrival" in blotter.columns]
+    split = [execution_costs(blotter) for blotter in blotters if "arrival" in blotter.columns]
     every = [costs for costs in split if costs]
     if every:
         means = {part: sum(costs[part] for costs in every) / len(every) for part in PARTS}
@@ -157,9 +157,9 @@ def how_sure(run: Path, split: SplitName) -> Iterator[str]:
     """What trust.json says of a split, in a few lines: the verdict first."""
     from echelon.evaluation.trust import load_trust
     from echelon.ops.measures import LABELS
-    from echelon.report.gather import tried_on
+    from echelon.report.run.gather import tried_on
+    from echelon.report.run.trust import probability, verdict_sentence, yearly
     from echelon.report.texts import Words
-    from echelon.report.trust import probability, verdict_sentence, yearly
 
     trust = load_trust(run, split)
     if trust is None:

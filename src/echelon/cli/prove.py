@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from echelon.proving.parts import Part
     from echelon.proving.sizes import Sizes
     from echelon.proving.study import StudyResult
-    from echelon.report.certificate_words import CertificateWords
+    from echelon.report.texts import Words
 
 _TUNED = Path("configs/hierarchical-tuned.yaml")
 
@@ -107,9 +107,9 @@ def prove(
     from echelon.proving.prove import PROOF_MARKETS, plan
     from echelon.proving.prove import prove as prove_markets
     from echelon.proving.sizes import sizes_for
-    from echelon.report.certificate_words import CertificateWords
+    from echelon.report.texts import Words
 
-    words = CertificateWords(lang)
+    words = Words(lang)
     tree = _configure(config, override, log_level)
     chosen = {choice.value for choice in markets or ()}
     sizes = _only_named(sizes_for(tree, quick=quick), chosen).adjust(
@@ -134,7 +134,7 @@ def prove(
     _show(certificate, directory, words)
 
 
-def _show(certificate: Certificate, directory: Path, words: CertificateWords) -> None:
+def _show(certificate: Certificate, directory: Path, words: Words) -> None:
     """Write the page, print the checks, and raise where a market is not passed."""
     from echelon.report.certificate import write_certificate
 
@@ -196,23 +196,15 @@ def _name(config: Path | None, quick: bool) -> str:
     return "-".join(parts)
 
 
-def _print(certificate: Certificate, words: CertificateWords) -> None:
+def _print(certificate: Certificate, words: Words) -> None:
     """Every check, and what the whole came to."""
-    from echelon.report.certificate import rows_of
+    from echelon.report.certificate import HEADS, check_rows, mode_text, time_text
 
-    heads = ("market", "check", "result", "interval_95", "bar", "verdict")
-    table = text_table(words("title"), *(words(head) for head in heads))
-    for row in rows_of(certificate, words):
+    table = text_table(words("proof_title"), *(words(f"proof_{head}") for head in HEADS))
+    for row in check_rows(certificate, words):
         add_row(table, *row)
     out.print(table)
-    about = certificate.about
-    spent = words(
-        "time",
-        seconds=f"{about['seconds']:,.0f}",
-        cpu=f"{about['cpu_seconds']:,.0f}",
-        cores=about["cores"],
-    )
-    typer.echo(f"{words.mode(certificate)} {spent}")
+    typer.echo(f"{mode_text(certificate, words)} {time_text(certificate.about, words)}")
 
 
 def study(

@@ -80,7 +80,7 @@ def walk_forward(
 
 def _show_walk(walk: WalkForward, course: Course) -> None:
     """Put the test windows together, write, report and print."""
-    from echelon.report.walkforward import write_walk_forward_report
+    from echelon.report.walkforward.page import write_walk_forward_report
 
     directory = walk.directory
     with err.status("putting the test windows together"):

@@ -371,35 +371,42 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How a measure is shown.
+    """How a measure is shown: three significant digits, and at most `digits` decimals.
 
-    unit: percent (0.123 prints as 12.30 %), ratio (two decimals) or number (money: 1,234.56)
+    unit: percent (0.123 prints as 12.3 %), multiple (94.6×), ratio or number (money: 1,235)
     higher_is_better: None where neither is
     meaning: one sentence, for a tooltip or a footnote
-    digits: after the decimal point
     """
 
     text: str
-    unit: Literal["percent", "ratio", "number"]
+    unit: Literal["percent", "multiple", "ratio", "number"]
     higher_is_better: bool | None
     meaning: str
     digits: int = 2
 
+    @property
+    def suffix(self) -> str:
+        """The unit, as it stands behind a number."""
+        return {"percent": " %", "multiple": "×"}.get(self.unit, "")
+
     def format(self, value: float, std: float = math.nan) -> str:
-        """`12.30 %`, or `12.30 ± 1.05 %` with a std; `–` for NaN, `∞` for infinity."""
+        """`12.3 %`, or `12.3 ± 1.1 %` with a std; `–` for NaN, `∞` for infinity."""
         if math.isnan(value):
             return "–"
-        shown = self._digits(value)
-        if not math.isnan(std):
-            shown += f" ± {self._digits(std)}"
-        return f"{shown} %" if self.unit == "percent" else shown
+        scale = 100.0 if self.unit == "percent" else 1.0
+        shown = [scale * number for number in (value, std) if not math.isnan(number)]
+        largest = max((abs(number) for number in shown if math.isfinite(number)), default=0.0)
+        digits = self.digits
+        if largest >= 1.0:
+            digits = min(digits, max(0, 3 - len(str(int(largest)))))
+        return " ± ".join(_decimal(number, digits) for number in shown) + self.suffix
 
-    def _digits(self, value: float) -> str:
-        if math.isinf(value):
-            return "∞" if value > 0 else "−∞"
-        shown = value * 100.0 if self.unit == "percent" else value
-        text = f"{shown:,.{self.digits}f}"
-        return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
+
+def _decimal(value: float, digits: int) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:,.{digits}f}"
+    return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
 
 
 LABELS: Mapping[str, Label] = MappingProxyType(
@@ -427,7 +434,7 @@ LABELS: Mapping[str, Label] = MappingProxyType(
         ),
         "cvar95": Label("CVaR 95 %", "percent", False, "Mean loss of the worst 5 % of periods."),
         "turnover_annual": Label(
-            "Turnover (a year, two-way)", "percent", None, "Buys plus sells a year / value."
+            "Turnover (a year, two-way)", "multiple", None, "Buys plus sells a year / value."
         ),
         "hit_rate": Label("Hit rate", "percent", True, "Share of gains among non-zero periods."),
         "exposure": Label("Exposure", "percent", None, "Mean share of the value not in cash."),

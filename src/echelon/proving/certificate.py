@@ -78,7 +78,7 @@ class MarketResult:
 
     facts: seeds, steps, draws and what else the numbers depend on
     rows: name → values, for tables and pictures
-    notes: names of remarks (see report.certificate_words)
+    notes: names of remarks (texts note_NAME of the report)
     """
 
     name: str

@@ -1,6 +1,1 @@
-"""Pictures and reports."""
-
-from echelon.report.prepared import draw_prepared
-from echelon.report.write import write_report
-
-__all__ = ["draw_prepared", "write_report"]
+"""Pages, tables and pictures of results: of a run, a walk-forward, an execution, a certificate."""

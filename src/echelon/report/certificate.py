@@ -6,18 +6,30 @@ light, dark and paper need no script. The same findings give the same page, byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from importlib.resources import files
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from echelon.files import write_atomic
-from echelon.proving.certificate import Certificate, Check, MarketResult
+from echelon.proving.certificate import Bar, Certificate, Check, MarketResult
 from echelon.proving.null import CHEAP
 from echelon.proving.prove import PROOF_MARKETS
-from echelon.report.certificate_words import CertificateWords
-from echelon.report.charts.palette import css_variables
+from echelon.report.blocks import (
+    Badge,
+    Block,
+    Card,
+    Content,
+    Facts,
+    Lead,
+    Page,
+    Picture,
+    Summary,
+    Table,
+    Text,
+)
 from echelon.report.charts.svg import (
     Lane,
     LaneWords,
@@ -27,205 +39,250 @@ from echelon.report.charts.svg import (
     lanes,
     strip,
 )
-from echelon.report.languages import file_name, language_links, languages_with
 from echelon.report.rules import rules_line
-from echelon.report.texts import Words
+from echelon.report.run.trust import DASH
+from echelon.report.texts import Words, file_name, languages_with
 
 STEM = "certificate"
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""No connection and no script."""
+HEADS = ("market", "check", "result", "interval_95", "bar", "verdict")
+"""Columns of the table of checks."""
 
 
 def write_certificate(certificate: Certificate, directory: Path, lang: str = "en") -> Path:
     """Write certificate.html (in Chinese certificate.zh.html) and return its path.
 
-    A page in another language that is there is written anew, since certificate.json is.
+    A page in another language that is there is written again, since certificate.json is.
     """
-    CertificateWords(lang)  # refuses a language that there is not
+    Words(lang)  # refuses a language that there is not
     written = languages_with(directory, STEM, lang)
     for name in written:
-        page = render(certificate, CertificateWords(name), written)
+        page = render(certificate, Words(name), written)
         write_atomic(directory / file_name(STEM, "html", name), page)
     return directory / file_name(STEM, "html", lang)
 
 
-def rows_of(certificate: Certificate, words: CertificateWords) -> list[list[str]]:
+def render(certificate: Certificate, words: Words, written: Sequence[str] = ()) -> str:
+    """The whole page. written: languages that there are pages in"""
+    title = words("proof_title")
+    body: list[Block] = [_summary(certificate, words)]
+    body += [_market(market, words) for market in certificate.markets]
+    body.append(Card(words("proof_facts"), "", [_facts(certificate, words)]))
+    footer = words("proof_footer")
+    page = Page(STEM, title, "Echelon", body, footer, written=written, interactive=False)
+    return page.render(words)
+
+
+def check_rows(certificate: Certificate, words: Words) -> list[list[str]]:
     """A row a check: market, what is measured, result, interval, bar, verdict."""
     return [
         [
-            words(f"market_{market.name}"),
-            words(f"check_{check.name}"),
-            words.result(check),
-            words.interval(check),
-            words.bar(check),
-            words.verdict(check.passed),
+            words(f"proof_market_{market.name}"),
+            words(f"proof_check_{check.name}"),
+            _result(check, words),
+            _interval(check, words),
+            _bars(check, words),
+            _verdict(check.passed, words),
         ]
         for market in certificate.markets
         for check in market.checks
     ]
 
 
-def render(certificate: Certificate, words: CertificateWords, written: Sequence[str] = ()) -> str:
-    """The whole page. written: languages that there are pages in"""
-    style = files("echelon.report").joinpath("style.css").read_text(encoding="utf-8")
-    own = files("echelon.report").joinpath("certificate.css").read_text(encoding="utf-8")
-    body = [
-        f'<header class="top"><div><p class="eyebrow">Echelon'
-        f"{language_links(STEM, words.lang, written)}</p>"
-        f"<h1>{escape(words('title'))}</h1></div></header>",
-        _summary(certificate, words),
-        *(_market(market, words) for market in certificate.markets),
-        _facts(certificate, words),
-        f"<footer>{escape(words('footer'))}</footer>",
-    ]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            f'<html lang="{"zh-CN" if words.lang == "zh" else "en"}">',
-            '<head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(words('title'))} · Echelon</title>",
-            f"<style>\n{css_variables()}\n{style}\n{own}</style></head>",
-            "<body><main>",
-            *body,
-            "</main></body></html>\n",
-        ]
-    )
+def mode_text(certificate: Certificate, words: Words) -> str:
+    """How large a proof it is."""
+    sizes, pace = (certificate.about.get(name, {}) for name in ("sizes", "pace"))
+    numbers = {name: f"{n:,}" for name, n in sizes.items()}
+    mode = words(f"proof_mode_{certificate.mode}", **numbers)
+    return mode + (words("proof_mode_pace", **pace) if pace else "")
 
 
-def _summary(certificate: Certificate, words: CertificateWords) -> str:
+def time_text(about: Mapping[str, Any], words: Words) -> str:
+    """How long it took. about: the certificate's"""
+    numbers = {name: f"{about[key]:,.0f}" for name, key in _TIMES.items()}
+    return words("proof_time", cores=about["cores"], **numbers)
+
+
+_TIMES = {"seconds": "seconds", "cpu": "cpu_seconds"}
+
+
+def policy_name(name: str, words: Words) -> str:
+    """What a policy of the proof is called."""
+    if name.startswith(("momentum ", "reversal ", "relative ")):
+        kind, bars = name.rsplit(" ", 1)
+        return words("proof_rule", kind=words(f"policy_{kind}"), bars=bars)
+    return words(f"policy_{name}")
+
+
+def _number(value: float | None, unit: str) -> str:
+    """As read: shares in per cent, Sharpe ratios to two places."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:.1%}" if unit == "share" else f"{value:.2f}"
+
+
+def _result(check: Check, words: Words) -> str:
+    """The estimate of a check."""
+    if check.unit == "names":
+        return ", ".join(check.names) or words("proof_nothing")
+    if check.count is not None:
+        k, n = check.count
+        return words("proof_k_of_n", k=k, n=n, share=_number(check.estimate, "share"))
+    return _number(check.estimate, check.unit)
+
+
+def _interval(check: Check, words: Words) -> str:
+    """Its interval; a dash without one."""
+    if check.low is None or check.high is None:
+        return DASH
+    low, high = (_number(end, check.unit) for end in (check.low, check.high))
+    return words("proof_interval", low=low, high=high)
+
+
+def _bars(check: Check, words: Words) -> str:
+    """What it is held to."""
+    if check.unit == "names":
+        return words("proof_bar_names")
+    if not check.bars:
+        return words("proof_information")
+    return words("proof_and").join(_bar(bar, check, words) for bar in check.bars)
+
+
+def _bar(bar: Bar, check: Check, words: Words) -> str:
+    value = f"{bar.value:.0%}" if check.unit == "share" else f"{bar.value:g}"
+    return words(f"proof_bar_{bar.of}", side=words(f"proof_{bar.side}"), value=value)
+
+
+def _verdict(passed: bool | None, words: Words) -> str:
+    """Passed, failed, or neither."""
+    return DASH if passed is None else words("proof_passed" if passed else "proof_failed")
+
+
+def _badge(passed: bool | None, words: Words) -> Badge:
+    kind = "neutral" if passed is None else "good" if passed else "bad"
+    return Badge(_verdict(passed, words), kind)
+
+
+def _summary(certificate: Certificate, words: Words) -> Summary:
     names = {
-        passed: [words(f"market_{m.name}") for m in certificate.markets if m.passed == passed]
+        passed: [words(f"proof_market_{m.name}") for m in certificate.markets if m.passed == passed]
         for passed in (True, False)
     }
     shown = {market.name for market in certificate.markets}
-    left_out = [words(f"market_{name}") for name in PROOF_MARKETS if name not in shown]
-    passed = words("some_passed", markets=", ".join(names[True])) if names[True] else ""
+    left_out = [words(f"proof_market_{name}") for name in PROOF_MARKETS if name not in shown]
+    passed = words("proof_some_passed", markets=", ".join(names[True])) if names[True] else ""
     if not certificate.passed:
-        lead, below = words("some_failed", markets=", ".join(names[False])), [passed]
+        lead, below = words("proof_some_failed", markets=", ".join(names[False])), [passed]
     elif left_out:  # what all five show together cannot be said of a part of them
         lead, below = passed, []
     else:
-        lead, below = words("all_passed"), [passed]
+        lead, below = words("proof_all_passed"), [passed]
     if left_out:
-        below.append(words("left_out", markets=", ".join(left_out)))
-    said = " ".join(text for text in (*below, words.mode(certificate)) if text)
-    head = [words(k) for k in ("market", "check", "result", "interval_95", "bar", "verdict")]
+        below.append(words("proof_left_out", markets=", ".join(left_out)))
+    text = " ".join(text for text in (*below, mode_text(certificate, words)) if text)
     checks = [check for market in certificate.markets for check in market.checks]
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[:-1])
-        + f"<td>{_badge(check.passed, words)}</td></tr>"
-        for row, check in zip(rows_of(certificate, words), checks, strict=True)
-    )
-    return (
-        f'<div class="card summary"><div class="lead"><p>{_badge(certificate.passed, words)} '
-        f"{escape(lead)}</p><p>{escape(said)}</p></div>{_table(head, body, 'checks')}</div>"
-    )
+    rows: list[list[Content]] = [
+        [*row[:-1], _badge(check.passed, words)]
+        for row, check in zip(check_rows(certificate, words), checks, strict=True)
+    ]
+    table = Table([words(f"proof_{head}") for head in HEADS], rows, "checks")
+    return Summary("", [Lead([lead, text], _badge(certificate.passed, words)), table])
 
 
-def _market(market: MarketResult, words: CertificateWords) -> str:
-    about = words(f"about_{market.name}")
-    notes = "".join(f'<p class="note">{escape(text)}</p>' for text in _notes(market, words))
-    return (
-        f'<section class="card" id="{market.name}"><div class="head">'
-        f"<h2>{escape(words(f'market_{market.name}'))}</h2>"
-        f'<div class="tools">{_badge(market.passed, words)}</div></div>'
-        f'<p class="note">{escape(about)}</p>{"".join(_pictures(market, words))}{notes}'
-        f'<p class="sizes">{escape(_sizes(market, words))}</p></section>'
-    )
-
-
-def _notes(market: MarketResult, words: CertificateWords) -> Iterator[str]:
-    cheap = ", ".join(words.policy(name) for name in CHEAP)
+def _market(market: MarketResult, words: Words) -> Card:
+    cheap = ", ".join(policy_name(name, words) for name in CHEAP)
     agents = market.facts.get("claims", {}).get("agent", [0, 0])[1]
-    for note in market.notes:
-        yield words(f"note_{note}", cheap=cheap, agents=agents)
+    notes = [words(f"proof_note_{note}", cheap=cheap, agents=agents) for note in market.notes]
+    body = [
+        *(
+            Picture(title, Markup(svg))  # noqa: S704 (drawn by charts.svg, which escapes)
+            for title, svg in _PICTURES[market.name](market, words)
+        ),
+        *(Text(note) for note in notes),
+        Text(" · ".join(_sizes(market, words)), "sizes"),
+    ]
+    title, about = (words(f"proof_{kind}_{market.name}") for kind in ("market", "about"))
+    return Card(title, about, body, [_badge(market.passed, words)])
 
 
-def _sizes(market: MarketResult, words: CertificateWords) -> str:
+def _sizes(market: MarketResult, words: Words) -> Iterator[str]:
     facts = market.facts
-    parts: list[str] = []
     if facts.get("seeds"):
-        parts.append(words("seeds", seeds=", ".join(map(str, facts["seeds"]))))
+        yield words("proof_seeds", seeds=", ".join(map(str, facts["seeds"])))
     steps = facts.get("steps")
     if isinstance(steps, Mapping):
-        parts += [f"{words('steps', steps=f'{n:,}')} ({fee} bp)" for fee, n in steps.items()]
+        for fee, n in steps.items():
+            yield f"{words('proof_steps', steps=f'{n:,}')} ({fee} bp)"
     elif steps:
-        parts.append(words("steps", steps=f"{steps:,}"))
+        yield words("proof_steps", steps=f"{steps:,}")
     if "windows" in facts:
         train, valid, test = facts["windows"]
-        parts.append(words("null_draws", draws=facts["draws"]))
-        parts.append(words("windows", train=train, valid=valid, test=test))
+        yield words("proof_null_draws", draws=facts["draws"])
+        yield words("proof_windows", train=train, valid=valid, test=test)
     elif "draws" in facts:
-        parts.append(words("draws", draws=facts["draws"]))
+        yield words("proof_draws", draws=facts["draws"])
     if "pairs" in facts:
-        parts.append(words("pairs", pairs=facts["pairs"]))
+        yield words("proof_pairs", pairs=facts["pairs"])
     if "hierarchy_seeds" in facts:
-        parts.append(
-            words(
-                "hierarchies",
-                seeds=", ".join(map(str, facts["hierarchy_seeds"])),
-                steps=f"{facts['hierarchy_steps']:,}",
-                pairs=facts["hierarchy_pairs"],
-            )
+        yield words(
+            "proof_hierarchies",
+            seeds=", ".join(map(str, facts["hierarchy_seeds"])),
+            steps=f"{facts['hierarchy_steps']:,}",
+            pairs=facts["hierarchy_pairs"],
         )
-    parts.append(words("spent", cpu=f"{market.cpu_seconds:,.0f}"))
-    return " · ".join(parts)
+    yield words("proof_spent", cpu=f"{market.cpu_seconds:,.0f}")
 
 
-def _pictures(market: MarketResult, words: CertificateWords) -> Iterator[str]:
-    """The pictures of a market, each below its title."""
-    makers = {
-        "planted": _planted,
-        "regime": _regime,
-        "null": _null,
-        "leaky": _leaky,
-        "costly": _costly,
-    }
-    for title, picture in makers[market.name](market, words):
-        yield f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
-
-
-def _planted(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
+def _planted(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
     lines = []
     checks = {check.name: check for check in market.checks}
-    signals = list(dict.fromkeys(key.split("/")[0] for key in market.rows))
-    for signal in signals:
+    for signal in dict.fromkeys(key.split("/")[0] for key in market.rows):
         bayes = market.rows[f"{signal}/bayes"]
         for key, values in market.rows.items():
-            found, name = key.split("/")
-            if found != signal or name == "bayes":
+            own, name = key.split("/")
+            if own != signal or name == "bayes":
                 continue
             shares = [v / b for v, b in zip(values, bayes, strict=True)]
             check = checks[f"{signal}_share"] if name == "agent" else None
-            label = f"{words.policy(signal)}: {words.policy(name)}"
-            lines.append(_line(label, shares, check))
+            label = f"{policy_name(signal, words)}: {policy_name(name, words)}"
+            lines.append(PolicyRow(label, tuple(shares), _ends(check), strong=check is not None))
     asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
     marks = [Threshold(value, f"{100 * value:.0f} %") for value in reversed(asked)]
-    yield words("pic_share"), dots(lines, unit="share", thresholds=marks)
+    yield words("proof_pic_share"), dots(lines, unit="share", thresholds=marks)
 
 
-def _regime(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
-    lines = [
-        _line(words.policy(name), values, None, strong=name.endswith(("agent", "hierarchy")))
-        for name, values in market.rows.items()
-    ]
+def _ends(check: Check | None) -> tuple[float, float] | None:
+    """Of a check's interval."""
+    if check is None or check.low is None or check.high is None:
+        return None
+    return check.low, check.high
+
+
+def _regime(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+    strong = [name for name in market.rows if name.endswith(("agent", "hierarchy"))]
     title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
-    yield words(title), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
+    yield words(f"proof_{title}"), _sharpes(market.rows, strong, 0.0, words)
     if "shown" in market.facts:
         yield _in_charge(market.facts, words)
 
 
-def _in_charge(facts: Mapping[str, Any], words: CertificateWords) -> tuple[str, str]:
+def _sharpes(
+    rows: Mapping[str, Sequence[float]], strong: Sequence[str], bar: float, words: Words
+) -> str:
+    """A line a policy, with a mark at the bar. strong: those that stand out"""
+    lines = [
+        PolicyRow(policy_name(name, words), tuple(values), strong=name in strong)
+        for name, values in rows.items()
+    ]
+    return dots(lines, unit="sharpe", thresholds=[Threshold(bar, f"{bar:g}" if bar else "")])
+
+
+def _in_charge(facts: Mapping[str, Any], words: Words) -> tuple[str, str]:
     """Who was in charge at each bar of one draw, over the regime that nobody saw."""
     shown, seeds = facts["shown"], facts["information"]
     own = seeds[str(shown["seed"])]
-    shares = [one["information"] / one["of"] if one["of"] else 0.0 for one in seeds.values()]
+    shares = [seed["information"] / seed["of"] if seed["of"] else 0.0 for seed in seeds.values()]
     title = words(
-        "pic_in_charge",
+        "proof_pic_in_charge",
         seed=shown["seed"],
         bits=f"{own['information']:.2f}",
         of=f"{own['of']:.2f}",
@@ -233,99 +290,68 @@ def _in_charge(facts: Mapping[str, Any], words: CertificateWords) -> tuple[str, 
     )
     if len(shares) > 1:
         title += words(
-            "pic_in_charge_seeds",
+            "proof_pic_in_charge_seeds",
             seeds=len(shares),
             mean=f"{sum(shares) / len(shares):.0%}",
             low=f"{min(shares):.0%}",
             high=f"{max(shares):.0%}",
         )
     experts = shown["experts"]
-    choices = [Lane(words("lane_expert", number=k), k) for k in range(experts)]
-    choices.append(Lane(words("lane_cash"), experts))
-    told = LaneWords(
-        *(words(f"lane_{name}") for name in ("hidden", "up", "down", "in_charge", "of_that"))
-    )
-    return title, lanes(shown["regime"], shown["in_charge"], choices, told)
+    choices = [Lane(words("proof_lane_expert", number=k), k) for k in range(experts)]
+    choices.append(Lane(words("proof_lane_cash"), experts))
+    names = ("hidden", "up", "down", "in_charge", "of_that")
+    texts = LaneWords(*(words(f"proof_lane_{name}") for name in names))
+    return title, lanes(shown["regime"], shown["in_charge"], choices, texts)
 
 
-def _null(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
+def _null(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
     lines = []
+    power = [n for check in market.checks if check.name == "null_power" for n in check.count or ()]
     for key, values in market.rows.items():
         place, policy = key.split("/")
-        name = words("market_null") if place == "null" else words.policy("trend")
-        claims = [v for c in market.checks if c.name == "null_power" for v in c.count or ()]
-        k, n = market.facts["claims"][policy] if place == "null" else claims
-        label = f"{name}: {words.policy(policy)}"
+        name = words("proof_market_null") if place == "null" else policy_name("trend", words)
+        k, n = market.facts["claims"][policy] if place == "null" else power
+        label = f"{name}: {policy_name(policy, words)}"
         lines.append(PolicyRow(label, tuple(values), right=f"{k} / {n}", strong=place == "trend"))
-    yield words("pic_low"), strip(lines, head=words("claims"))
+    yield words("proof_pic_low"), strip(lines, head=words("proof_claims"))
 
 
-def _leaky(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
-    lines = [
-        _line(words.policy(name), values, None, strong=name == "peeking")
-        for name, values in market.rows.items()
-    ]
-    yield words("pic_sharpe"), dots(lines, unit="sharpe", thresholds=[Threshold(5.0, "5")])
+def _leaky(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+    yield words("proof_pic_sharpe"), _sharpes(market.rows, ["peeking"], 5.0, words)
 
 
-def _costly(market: MarketResult, words: CertificateWords) -> Iterator[tuple[str, str]]:
+def _costly(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
     for kind, title in (("sharpes", "pic_sharpe"), ("turnover", "pic_turnover")):
         lines = []
         for key, values in market.rows.items():
-            fee, found, name = key.split("/")
-            if found == kind:
-                label = words("at_fee", policy=words.policy(name), fee=fee)
-                lines.append(_line(label, values, None, strong=name == "agent"))
-        yield words(title), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
+            fee, own, name = key.split("/")
+            if own == kind:
+                label = words("proof_at_fee", policy=policy_name(name, words), fee=fee)
+                lines.append(PolicyRow(label, tuple(values), strong=name == "agent"))
+        yield words(f"proof_{title}"), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
 
 
-def _line(
-    label: str, values: Sequence[float], check: Check | None, *, strong: bool | None = None
-) -> PolicyRow:
-    interval = None
-    if check is not None and check.low is not None and check.high is not None:
-        interval = (check.low, check.high)
-    return PolicyRow(
-        label, tuple(values), interval, strong=check is not None if strong is None else strong
-    )
+_PICTURES: Mapping[str, Callable[[MarketResult, Words], Iterator[tuple[str, str]]]] = {
+    "planted": _planted,
+    "regime": _regime,
+    "null": _null,
+    "leaky": _leaky,
+    "costly": _costly,
+}
+"""Market → its pictures, each a title and an SVG."""
 
 
-def _facts(certificate: Certificate, words: CertificateWords) -> str:
-    about: Mapping[str, Any] = certificate.about
-    took = words(
-        "time",
-        seconds=f"{about['seconds']:,.0f}",
-        cpu=f"{about['cpu_seconds']:,.0f}",
-        cores=about["cores"],
-    )
+def _facts(certificate: Certificate, words: Words) -> Facts:
+    about = certificate.about
     facts = {
         "command": about["command"],
-        "mode": words(certificate.mode),
+        "mode": words(f"proof_{certificate.mode}"),
         "config_hash": about["config_hash"],
-        **({"rules": rules_line(about["rules"], Words(words.lang))} if "rules" in about else {}),
+        **({"rules": rules_line(about["rules"], words)} if "rules" in about else {}),
         "code": ", ".join(about["code"]),
         "finished": about["finished"],
-        "time": took,
+        "time": time_text(about, words),
         "platform": f"Echelon {about['echelon']}, Python {about['python']}, {about['platform']}",
     }
-    items = "".join(
-        f'<div><dt>{escape(words(f"fact_{name}"))}</dt><dd class="code">{escape(value)}</dd></div>'
-        for name, value in facts.items()
-    )
-    return (
-        f'<div class="card"><div class="head"><h2>{escape(words("facts"))}</h2></div>'
-        f'<dl class="facts">{items}</dl></div>'
-    )
-
-
-def _badge(passed: bool | None, words: CertificateWords) -> str:
-    kind = "neutral" if passed is None else "good" if passed else "bad"
-    return f'<span class="badge {kind}">{escape(words.verdict(passed))}</span>'
-
-
-def _table(head: Sequence[str], body: str, kind: str) -> str:
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{cells}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    rows = {words(f"proof_fact_{name}"): [value] for name, value in facts.items()}
+    return Facts(rows, frozenset(rows))

@@ -8,26 +8,25 @@ DIR/day.png            one order's day: price, volume, and what each policy did
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from echelon.evaluation.execution import ExecutionEvaluation, Mean, PolicyOrders
 from echelon.files import write_atomic
+from echelon.report.blocks import Card, Cell, ChartBox, Content, Facts, Page, Table, Text, Two
 from echelon.report.charts import execution as charts
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
-from echelon.report.document import card, chart, document, new_data, two
-from echelon.report.languages import file_name, language_links, languages_with
-from echelon.report.page import STEM
 from echelon.report.rules import execution_line
-from echelon.report.tables import facts_list, grouped_table, table
-from echelon.report.texts import Words
+from echelon.report.run.page import STEM, footer_of
+from echelon.report.run.tables import named_facts
+from echelon.report.run.trust import DASH
+from echelon.report.texts import Words, file_name, languages_with
 
 PICTURE, DAY = "execution", "day"
 _MEASURES = ("gain_twap", "gain_vwap", "gain_arrival", "shortfall", "pa")
 
 
 def write_execution_report(
-    found: ExecutionEvaluation, directory: Path, name: str, lang: str
+    evaluation: ExecutionEvaluation, directory: Path, name: str, lang: str
 ) -> Path:
     """Write the page and its pictures, and those in other languages that are there already.
 
@@ -38,50 +37,51 @@ def write_execution_report(
     written = languages_with(directory, STEM, lang)
     for each in written:
         words = Words(each)
-        said = slide_words(words)
-        for stem, slide in _slides(found, name, said).items():
-            write_atomic(directory / file_name(stem, "png", each), draw_slide(slide, said.lang))
-        page = render(found, name, words, written)
+        shown = slide_words(words)
+        for stem, slide in _slides(evaluation, name, shown).items():
+            write_atomic(directory / file_name(stem, "png", each), draw_slide(slide, shown.lang))
+        page = render(evaluation, name, words, written)
         write_atomic(directory / file_name(STEM, "html", each), page)
     return directory / file_name(STEM, "html", lang)
 
 
-def render(found: ExecutionEvaluation, name: str, words: Words, written: Sequence[str] = ()) -> str:
+def render(
+    evaluation: ExecutionEvaluation, name: str, words: Words, written: Sequence[str] = ()
+) -> str:
     """The whole page. written: languages that there are pages in"""
-    data = new_data()
-    data["charts"] |= {
-        "paths": charts.paths_chart(found, words),
-        "spread": charts.spread_chart(found, words),
-        "day": charts.day_chart(found.example, words, charts.first_learned(found)),
-    }
+
+    def card(key: str, *body: Content | None) -> Card:
+        return Card(words(f"execution_{key}"), words(f"execution_{key}_note"), body)
+
+    day = charts.day_chart(evaluation.example, words, charts.first_learned(evaluation))
+    title = charts.day_title(evaluation.example, words)
     body = [
-        f'<header class="top"><div><p class="eyebrow">Echelon · '
-        f"{escape(words('execution_title'))}{language_links(STEM, words.lang, written)}</p>"
-        f"<h1>{escape(name)}</h1></div></header>",
-        f"<noscript><p class='notice'>{escape(words('no_script'))}</p></noscript>",
-        f"<p>{escape(_span(found, words))}</p>",
+        Text(_span(evaluation, words), ""),
         card(
-            words("execution_measures"),
-            words("execution_caution"),
-            _measures_table(found, words) + _seeds(found, words) + _rules_of_reading(words),
+            "measures",
+            _measures_table(evaluation, words),
+            _seeds_table(evaluation, words),
+            Text(words("execution_intervals")),
+            Text(words("execution_rest")),
         ),
-        card(words("execution_less"), words("execution_less_note"), _less_table(found, words)),
-        two(
-            card(words("execution_paths"), words("execution_paths_note"), chart("paths")),
-            card(words("execution_spread"), words("execution_spread_note"), chart("spread")),
+        card("differences", _differences_table(evaluation, words)),
+        Two(
+            card("paths", ChartBox("paths", charts.paths_chart(evaluation, words))),
+            card("spread", ChartBox("spread", charts.spread_chart(evaluation, words))),
         ),
-        card(charts.day_title(found.example, words), words("execution_day_note"), chart("day")),
-        card(words("execution_hours"), words("execution_hours_note"), _hours(found, words)),
-        card(words("execution_facts"), "", _facts(found, words)),
+        Card(title, words("execution_day_note"), [ChartBox("day", day)]),
+        card("hours", _hours_table(evaluation, words)),
+        Card(words("execution_facts"), "", [_facts(evaluation, words)]),
     ]
-    return document(name, words, body, data)
+    eyebrow = f"Echelon · {words('execution_title')}"
+    return Page(STEM, name, eyebrow, body, footer_of(words), written=written).render(words)
 
 
-def _span(found: ExecutionEvaluation, words: Words) -> str:
-    facts = found.facts
+def _span(evaluation: ExecutionEvaluation, words: Words) -> str:
+    facts = evaluation.facts
     return words(
         "execution_span",
-        split=words(f"split_{found.split}"),
+        split=words(f"split_{evaluation.split}"),
         orders=f"{facts['orders']:,}",
         dates=f"{facts['dates']:,}",
         first=facts["first"],
@@ -89,98 +89,69 @@ def _span(found: ExecutionEvaluation, words: Words) -> str:
     )
 
 
-def _slides(found: ExecutionEvaluation, name: str, words: Words) -> dict[str, Slide]:
+def _slides(evaluation: ExecutionEvaluation, name: str, words: Words) -> dict[str, Slide]:
     """By the stems of their files."""
     title = f"{name} · {words('execution_title')}"
-    day = charts.day_chart(found.example, words, charts.first_learned(found))
+    day = charts.day_chart(evaluation.example, words, charts.first_learned(evaluation))
     return {
-        PICTURE: charts.execution_slide(found, title, _span(found, words), words),
-        DAY: Slide(charts.day_title(found.example, words), title, day),
+        PICTURE: charts.execution_slide(evaluation, title, _span(evaluation, words), words),
+        DAY: Slide(charts.day_title(evaluation.example, words), title, day),
     }
 
 
-# --- tables
+def _measures_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
+    names = [*_MEASURES, "glr", "ffr"]
+    rows: list[list[Content]] = []
+    for name, policy in evaluation.summary()["policies"].items():
+        cells = [_mean_cell(Mean(**policy["measures"][m])) for m in _MEASURES]
+        glr = DASH if policy["glr"] is None else f"{policy['glr']:.2f}"
+        rows.append([name, *cells, glr, f"{policy['measures']['ffr']['estimate']:.1%}"])
+    return Table([words("execution_policy"), *(words(f"execution_{m}") for m in names)], rows)
 
 
-def _measures_table(found: ExecutionEvaluation, words: Words) -> str:
-    tree = found.summary()["policies"]
-    head = [
-        words("execution_policy"),
-        *(words(f"execution_{m}") for m in _MEASURES),
-        words("execution_glr"),
-        words("execution_ffr"),
+def _mean_cell(mean: Mean) -> Cell:
+    known = mean.low is not None and mean.high is not None
+    interval = f"{mean.low:+.2f} … {mean.high:+.2f}" if known else ""
+    return Cell(f"{mean.estimate:+.2f}", small=interval)
+
+
+def _learned(evaluation: ExecutionEvaluation) -> list[PolicyOrders]:
+    return [policy for policy in evaluation.policies if policy.seeds]
+
+
+def _differences_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
+    schedules = [policy.name for policy in evaluation.policies if not policy.seeds]
+    rows: list[list[Content]] = [
+        [name, *(_mean_cell(evaluation.difference(name, other)) for other in schedules)]
+        for name in (policy.name for policy in _learned(evaluation))
     ]
-    rows = []
-    for name, one in tree.items():
-        cells = [_mean_cell(Mean(**one["measures"][m])) for m in _MEASURES]
-        glr = "–" if one["glr"] is None else f"{one['glr']:.2f}"
-        filled = f"{one['measures']['ffr']['estimate']:.1%}"
-        rows.append([escape(name), *cells, f"<td>{glr}</td>", f"<td>{filled}</td>"])
-    return table([escape(h) for h in head], rows, "measures")
+    return Table([words("execution_policy"), *schedules], rows)
 
 
-def _mean_cell(mean: Mean) -> str:
-    if mean.low is None or mean.high is None:
-        return f"<td>{mean.estimate:+.2f}</td>"
-    return f"<td>{mean.estimate:+.2f}<br><small>{mean.low:+.2f} … {mean.high:+.2f}</small></td>"
-
-
-def _learned(found: ExecutionEvaluation) -> list[PolicyOrders]:
-    return [one for one in found.policies if one.seeds]
-
-
-def _less_table(found: ExecutionEvaluation, words: Words) -> str:
-    others = [one.name for one in found.policies if not one.seeds]
+def _seeds_table(evaluation: ExecutionEvaluation, words: Words) -> Table | None:
     rows = [
-        [
-            escape(one.name),
-            *(_mean_cell(found.difference(one.name, other)) for other in others),
-        ]
-        for one in _learned(found)
+        [f"{policy.name}, {seed}", *(f"{float(measures[m].mean()):+.2f}" for m in _MEASURES)]
+        for policy in _learned(evaluation)
+        if len(policy.seeds) > 1
+        for seed, measures in policy.seeds.items()
     ]
-    return table([escape(words("execution_policy")), *map(escape, others)], rows, "measures")
-
-
-def _seeds(found: ExecutionEvaluation, words: Words) -> str:
-    rows = [
-        [
-            escape(f"{one.name}, {seed}"),
-            *(f"<td>{float(measures[m].mean()):+.2f}</td>" for m in _MEASURES),
-        ]
-        for one in _learned(found)
-        if len(one.seeds) > 1
-        for seed, measures in one.seeds.items()
-    ]
-    if not rows:
-        return ""
     head = [words("execution_seeds"), *(words(f"execution_{m}") for m in _MEASURES)]
-    return table([escape(h) for h in head], rows, "measures")
+    return Table(head, rows) if rows else None
 
 
-def _rules_of_reading(words: Words) -> str:
-    """What an interval is over, and what an order that was not filled is charged."""
-    return "".join(
-        f'<p class="note">{escape(words(key))}</p>'
-        for key in ("execution_intervals", "execution_rest")
-    )
-
-
-def _hours(found: ExecutionEvaluation, words: Words) -> str:
-    shown = [one for one in found.policies if one.hourly]
-    groups = [escape(one.name) for one in shown]
-    columns = [words("execution_share"), words("execution_gain")]
+def _hours_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
+    shown = [policy for policy in evaluation.policies if policy.hourly]
     rows = []
     for hour in shown[0].hourly:
-        cells = []
-        for one in shown:
-            share, gain = one.hourly[hour]
-            cells += [f"<td>{share:.1%}</td>", f"<td>{gain:+.2f}</td>"]
+        both = [policy.hourly[hour] for policy in shown]
+        cells = [text for share, gain in both for text in (f"{share:.1%}", f"{gain:+.2f}")]
         rows.append([f"{hour:02d}:00", *cells])
-    return grouped_table(words("execution_hour"), groups, columns, rows)
+    head = [words(f"execution_{name}") for name in ("hour", "share", "gain")]
+    return Table(head, rows, "measures grouped", [policy.name for policy in shown])
 
 
-def _facts(found: ExecutionEvaluation, words: Words) -> str:
-    facts = found.facts
+def _facts(evaluation: ExecutionEvaluation, words: Words) -> Facts:
+    facts = evaluation.facts
     runs = [f"{name}: {', '.join(map(str, seeds))}" for name, seeds in facts["runs"].items()]
     rows: list[tuple[str, Sequence[str]]] = [
         ("execution_seeds", runs),
@@ -188,4 +159,4 @@ def _facts(found: ExecutionEvaluation, words: Words) -> str:
         ("execution_rules", [execution_line(facts["rules"], facts["price"], words)]),
         ("fact_data", [facts["content"][:20]]),
     ]
-    return facts_list(rows, words)
+    return named_facts(rows, words)

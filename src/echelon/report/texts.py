@@ -1,14 +1,22 @@
 """Every word a report says: one catalogue a language, catalogue/en.yaml and catalogue/zh.yaml.
 
 `Words("zh")("equity")` gives the Chinese text; texts with fields take them by name. A measure, a
-baseline or a reason that has no text is shown by its own name.
+baseline or a reason that has no text is shown by its own name. Training and risk control record
+events as a code and values; their sentences are made here, of the texts event_CODE.
+
+Pages and pictures are named by language, so that neither is written over the other: report.html
+is in English, report.zh.html in Chinese. A page links to those in other languages that are there
+when it is written.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal, get_args
 
 import yaml
@@ -22,6 +30,8 @@ except ImportError:  # PyYAML built without libyaml: the same, slower
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 Lang = Literal["en", "zh"]
+
+_EXPERT = re.compile(r"expert (\d+)")
 
 
 @cache
@@ -73,9 +83,47 @@ class Words:
         """Why an order was cut."""
         return self._known("reason", key, key.replace("_", " "))
 
+    def who(self, name: str) -> str:
+        """What an expert, the portfolio or the router is called; other names are their own."""
+        match = _EXPERT.fullmatch(name)
+        return self("expert_n", n=match[1]) if match else self._known("who", name, name)
+
+    def event(self, code: str, values: Mapping[str, float | str]) -> str:
+        """The sentence of an event, made of its code and values; without a text, both."""
+        text = self._texts.get(f"event_{code}")
+        if text is not None:
+            with suppress(KeyError, ValueError):  # values that are not those of the text
+                return text.format(**values)
+        details = (f"{name} {value}" for name, value in values.items())
+        return self("comma").join((code.replace("_", " "), *details))
+
+    def event_kind(self, kind: str) -> str:
+        """What a kind of event of the population, or of life in its lineage, is called."""
+        return self._known("life", kind, kind.replace("_", " "))
+
     def ledger(self, phrase: str) -> str:
         """A phrase of a world's ledger."""
         return self._known("ledger", phrase, phrase)
 
     def _known(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)
+
+
+def file_name(stem: str, ending: str, lang: str) -> str:
+    """Name of a page or picture: `report.html`, `report.zh.html`."""
+    return f"{stem}.{ending}" if lang == "en" else f"{stem}.{lang}.{ending}"
+
+
+def languages_with(directory: Path, stem: str, lang: str) -> list[str]:
+    """`lang`, and those that the directory has a page in already."""
+    return [
+        name
+        for name in get_args(Lang)
+        if name == lang or (directory / file_name(stem, "html", name)).is_file()
+    ]
+
+
+def language_of(file: str) -> str:
+    """Language of a file by its name."""
+    middle = file.split(".")[-2] if file.count(".") > 1 else "en"
+    return middle if middle in get_args(Lang) else "en"

@@ -24,8 +24,9 @@ from echelon.report.charts.chart import (
 )
 from echelon.report.charts.palette import ASSET_COLOURS, colour_of
 from echelon.report.charts.slides import Slide
-from echelon.report.gather import Record, RunData, SplitData
-from echelon.report.headline import lead, rivals
+from echelon.report.run.gather import Record, RunData, SplitData
+from echelon.report.run.headline import lead, rivals
+from echelon.report.run.tables import monthly_by_key
 from echelon.report.series import (
     MEAN,
     action_shares,
@@ -34,7 +35,6 @@ from echelon.report.series import (
     rows_to_show,
     shortest_period,
 )
-from echelon.report.tables import monthly_by_key
 from echelon.report.texts import Words
 from echelon.types import Floats
 

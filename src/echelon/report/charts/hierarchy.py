@@ -28,8 +28,7 @@ from echelon.report.charts.chart import (
     padded_range,
 )
 from echelon.report.charts.slides import Slide
-from echelon.report.gather import Record, RunData
-from echelon.report.hierarchy_data import (
+from echelon.report.hierarchy.data import (
     DISTANCE_BARS,
     ENTROPY_DECISIONS,
     Plane,
@@ -44,7 +43,7 @@ from echelon.report.hierarchy_data import (
     trailing_mean,
     usage,
 )
-from echelon.report.hierarchy_sayings import said_name
+from echelon.report.run.gather import Record, RunData
 from echelon.report.series import rows_to_show, shortest_period
 from echelon.report.texts import Words
 
@@ -53,7 +52,7 @@ _SHARE = Label("", "percent", None, "", 1)
 
 def choice_name(name: str, k: int, record: CommandRecord, words: Words) -> str:
     """What an expert, or cash, is called."""
-    return words("free_cash") if k == len(record.experts) else said_name(name, words)
+    return words("free_cash") if k == len(record.experts) else words.who(name)
 
 
 def command_chart(agent: Record, words: Words) -> Chart:
@@ -74,7 +73,7 @@ def _growth_plot(agent: Record, record: CommandRecord, words: Words) -> Plot:
     own = record.own_values / record.own_values[0]
     layers: list[Layer] = []
     for k, name in enumerate(record.experts):
-        shown = said_name(name, words)
+        shown = words.who(name)
         layers.append(
             Curve(
                 times,
@@ -98,7 +97,7 @@ def _mark_points(agent: Record, record: CommandRecord, words: Words) -> list[Poi
         rows = list(kind.rows)
         frequent = kind.mark.key == "mark_cut"
         texts = [
-            "<br>".join(f"{words(f'risk_{e.kind}')}: {said_name(e.who, words)}" for e in events)
+            "<br>".join(f"{words(f'risk_{e.kind}')}: {words.who(e.who)}" for e in events)
             for events in kind.events
         ]
         points.append(
@@ -185,7 +184,7 @@ def correlation_chart(record: CommandRecord, words: Words) -> Chart:
 def _correlation_plot(record: CommandRecord, words: Words, title: str = "") -> Plot:
     values = correlations(record)
     written = [["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values.tolist()]
-    names = Axis(kind="category", labels=[said_name(name, words) for name in record.experts])
+    names = Axis(kind="category", labels=[words.who(name) for name in record.experts])
     return Plot([Cells(values, written)], names, names, title)
 
 
@@ -198,7 +197,7 @@ def _plane_plot(flat: Plane | None, names: Sequence[str], words: Words, title: s
     if flat is None:
         return Plot([], title=title, note=words("no_map"))
     ends = [padded_range(flat.points[:, n], 0.22) for n in range(2)]
-    shown = [said_name(name, words) for name in names]
+    shown = [words.who(name) for name in names]
     places = zip(shown, flat.points.tolist(), strict=True)
     points = Points(
         flat.points[:, 0],

@@ -11,9 +11,8 @@ import numpy as np
 from echelon.population.record import PopulationHistory
 from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide
-from echelon.report.gather import RunData
-from echelon.report.hierarchy_data import FamilyTree, expert_role, family_tree
-from echelon.report.hierarchy_sayings import event_kind, said_name
+from echelon.report.hierarchy.data import FamilyTree, expert_role, family_tree
+from echelon.report.run.gather import RunData
 from echelon.report.texts import Words
 
 LIFE_SYMBOLS: Mapping[str, str] = {
@@ -61,7 +60,7 @@ def _round_plots(
     ]
     fitness: list[Layer] = []
     for k, name in enumerate(history.experts):
-        line = _round_line(rounds, [r.fitness[k] for r in history.rounds], said_name(name, words))
+        line = _round_line(rounds, [r.fitness[k] for r in history.rounds], words.who(name))
         role = expert_role(k, len(history.experts))
         fitness.append(replace(line, role=role, width=1.6, listed=True))
     return (
@@ -108,7 +107,7 @@ def member_names(history: PopulationHistory, words: Words) -> list[str]:
     names = [""] * history.members
     for niche, members in niches.items():
         named = niche < len(history.experts)
-        name = said_name(history.experts[niche], words) if named else f"niche {niche}"
+        name = words.who(history.experts[niche]) if named else f"niche {niche}"
         for place, member in enumerate(sorted(members)):
             names[member] = name if len(members) == 1 else f"{name} · {place + 1}"
     return names
@@ -144,7 +143,7 @@ def _life_points(tree: FamilyTree, words: Words) -> list[Points]:
     for kind in [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
         lives = [branch for branch in tree.branches if branch.kind == kind]
         if lives:
-            name = event_kind(kind, words)
+            name = words.event_kind(kind)
             points.append(
                 Points(
                     np.array([branch.mark for branch in lives]),

@@ -9,10 +9,9 @@ from echelon.report.charts.hierarchy import hierarchy_slides
 from echelon.report.charts.population import population_slide
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
 from echelon.report.charts.training import training_slide
-from echelon.report.gather import RunData
-from echelon.report.hierarchy_data import commanding_agents
-from echelon.report.languages import file_name
-from echelon.report.texts import Words
+from echelon.report.hierarchy.data import commanding_agents
+from echelon.report.run.gather import RunData
+from echelon.report.texts import Words, file_name
 
 
 def draw_slides(run: RunData, words: Words, directory: Path) -> None:

@@ -11,7 +11,7 @@ import polars as pl
 
 from echelon.report.charts.chart import Axis, Chart, Curve, Plot, Points
 from echelon.report.charts.slides import Slide
-from echelon.report.gather import RunData
+from echelon.report.run.gather import RunData
 from echelon.report.series import MEAN
 from echelon.report.texts import Words
 

@@ -17,7 +17,7 @@ from echelon.report.charts.chart import DATES, MOST_LABELS, Axis, Chart, Plot, P
 from echelon.report.charts.palette import colour_of
 from echelon.report.charts.slides import Slide, draw_slide
 from echelon.report.texts import Words
-from echelon.report.walkforward_data import WalkData
+from echelon.report.walkforward.data import WalkData
 
 _COLOURS = {"train": "rest", "valid": "commission", "test": "accent"}
 _SYMBOLS = {"equal_weight": "diamond", "benchmark": "line-ew"}

@@ -7,36 +7,34 @@ orders, or the immediate one with a dataset of intraday bars to compare with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import polars as pl
 
-from echelon.report.document import card
-from echelon.report.gather import Record, SplitData
-from echelon.report.tables import table
+from echelon.report.blocks import Card, Table
+from echelon.report.run.gather import Record, SplitData
 from echelon.report.texts import Words
 
 PARTS = ("spread", "impact", "timing", "fees", "total", "against_twap", "against_vwap")
 _BASIS_POINTS = 1e4
 
 
-def worked_card(split: SplitData, words: Words) -> str:
-    """A card; nothing where orders were filled at once and nothing else is known of their day."""
-    books = [r for r in (*split.agents, *split.baselines) if "arrival" in r.tables.blotter.columns]
-    found = [(record, worked_costs(record.tables.blotter)) for record in books]
-    shown = [(record, costs) for record, costs in found if costs]
+def execution_card(split: SplitData, words: Words) -> Card | None:
+    """A card; None where orders were filled at once and nothing else is known of their day."""
+    books = [r for r in split.records if "arrival" in r.tables.blotter.columns]
+    costs = {record.key: execution_costs(record.tables.blotter) for record in books}
+    shown = [record for record in books if costs[record.key]]
     if not shown:
-        return ""
+        return None
     head = [words("worked_book"), *(words(f"worked_{name}") for name in PARTS)]
     rows = [
-        [escape(_name(record, words)), *(f"<td>{costs[name]:+.2f}</td>" for name in PARTS)]
-        for record, costs in shown
+        [words.name(record.key), *(f"{costs[record.key][name]:+.2f}" for name in PARTS)]
+        for record in shown
     ]
-    note = words("worked_note") + _filled_at_once([record for record, _ in shown], words)
-    return card(words("worked"), note, table([escape(h) for h in head], rows, "measures"))
+    note = words("worked_note") + _filled_at_once(shown, words)
+    return Card(words("worked"), note, [Table(head, rows)])
 
 
-def worked_costs(blotter: pl.DataFrame) -> dict[str, float]:
+def execution_costs(blotter: pl.DataFrame) -> dict[str, float]:
     """Basis points of the value at arrival; nothing where nothing was filled.
 
     Against TWAP and VWAP: of the fills that have them, fees left out.
@@ -75,7 +73,3 @@ def _filled_at_once(records: Sequence[Record], words: Words) -> str:
         return words("worked_immediate", share=f"{1.0 - unknown:.1%}")
     at_once = int((~fills["worked"]).sum()) / len(fills)
     return words("worked_at_once", share=f"{at_once:.1%}") if at_once else ""
-
-
-def _name(record: Record, words: Words) -> str:
-    return words.name(record.key)

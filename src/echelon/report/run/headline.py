@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from echelon.ops.measures import LABELS, MeanStd
-from echelon.report.gather import SplitData
+from echelon.report.run.gather import SplitData
 from echelon.report.texts import Words
 
 MEASURES = ("sharpe_annual", "total_return", "max_drawdown", "volatility_period", "sharpe_period")
-"""Seed 003's four, and the annualised Sharpe ratio."""
+"""Those of the design notes, and the annualised Sharpe ratio."""
 _RANKED_BY = "sharpe_annual"
 
 Verdict = Literal["above", "below", "level"]
@@ -59,8 +59,8 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
     label = LABELS[measure]
     agent = split.evaluation.over_seeds(measure)
     n = len(split.agents)
-    seeds = words("over_seeds", n=n) if n > 1 else words("one_seed")
-    said = [
+    seeds = words.count("over_seeds", n)
+    parts = [
         words(
             "lead_agent",
             measure=words.measure(measure),
@@ -70,25 +70,25 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
     ]
     against = rivals(split)
     if not against:
-        return words("join").join([*said, words("lead_alone")]) + words("stop")
+        return words("join").join([*parts, words("lead_alone")]) + words("stop")
     values = split.evaluation.baselines
     for rival in against:
         value = label.format(values[rival.key][measure])
-        said.append(words("lead_other", name=rival.label(words, in_text=True), value=value))
-    found = [
+        parts.append(words("lead_other", name=rival.label(words, in_text=True), value=value))
+    verdicts = [
         (verdict(agent, values[r.key][measure]), words.in_text(r.key))
         for r in against
         if not math.isnan(agent.mean + values[r.key][measure])  # what is not known is not compared
     ]
-    if not found:
-        return words("join").join(said) + words("stop")
-    return words("join").join(said) + words("colon") + _compared(found, words) + words("stop")
+    if not verdicts:
+        return words("join").join(parts) + words("stop")
+    return words("join").join(parts) + words("colon") + _comparison(verdicts, words) + words("stop")
 
 
-def _compared(found: Sequence[tuple[Verdict, str]], words: Words) -> str:
+def _comparison(verdicts: Sequence[tuple[Verdict, str]], words: Words) -> str:
     parts = []
     for kind in ("above", "level", "below"):
-        names = [name for v, name in found if v == kind]
+        names = [name for v, name in verdicts if v == kind]
         if names:
             parts.append(words(f"lead_{kind}", names=words("and").join(names)))
     return words("comma").join(parts)

@@ -16,7 +16,7 @@ from echelon.ops.diversity import entropy
 from echelon.population.attribution import COST_PARTS, Attribution, RealBook, attribute
 from echelon.population.measurement import return_correlations, rolling_usage_entropy
 from echelon.population.record import CommandRecord, PopulationHistory
-from echelon.report.gather import Record, SplitData
+from echelon.report.run.gather import Record, SplitData
 from echelon.report.series import Period, period_numbers, period_starts
 from echelon.risk import RiskEvent, RiskKind
 from echelon.types import Floats, Times

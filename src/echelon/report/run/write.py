@@ -27,10 +27,9 @@ from echelon.files import (
     sync_tree,
 )
 from echelon.report.charts.run import draw_slides
-from echelon.report.gather import gather
-from echelon.report.languages import file_name, language_of, languages_with
-from echelon.report.page import STEM, render
-from echelon.report.texts import Words
+from echelon.report.run.gather import gather
+from echelon.report.run.page import STEM, render
+from echelon.report.texts import Words, file_name, language_of, languages_with
 
 
 def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en") -> Path:

@@ -25,7 +25,7 @@ from echelon.evaluation.walkforward import STITCHED, WalkForward
 from echelon.files import read_table
 from echelon.ops.measures import LABELS
 from echelon.population.reference_policies import HEDGE
-from echelon.report.gather import Record, SplitData, in_order
+from echelon.report.run.gather import Record, SplitData, in_order
 from echelon.types import Floats, Times
 
 _STATISTICS = ("sharpe_annual", "differences", "deflation", "looks", "costs", "verdict")

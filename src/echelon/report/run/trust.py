@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.statistics.overfitting import MIN_CONFIGURATIONS
 from echelon.evaluation.trust import LEAST_BARS, SEED_MEASURES
-from echelon.ops.measures import LABELS
+from echelon.ops.measures import LABELS, Label
+from echelon.report.blocks import (
+    Block,
+    Card,
+    Cell,
+    ChartBox,
+    Content,
+    Named,
+    Part,
+    Table,
+    Text,
+    Two,
+)
 from echelon.report.charts.books import differences_chart
-from echelon.report.document import card, chart, part, two
-from echelon.report.gather import SplitData
-from echelon.report.tables import grouped_table, measure_name, table
+from echelon.report.run.gather import SplitData
+from echelon.report.run.tables import measure_name
 from echelon.report.texts import Words
 
 Tree = Mapping[str, Any]
@@ -84,73 +94,69 @@ def with_difference(said: str, span: Span, words: Words, template: str, baseline
     return words(template, verdict=said, baseline=baseline, estimate=estimate, low=low, high=high)
 
 
-def verdict_html(key: str, sentence: str) -> str:
+def verdict_text(key: str, sentence: str) -> Text:
     """The verdict, large. key: of trust.json, for its colour"""
-    kind = {"better": "good", "worse": "bad"}.get(key, "open")
-    return f'<p class="verdict {kind}">{escape(sentence)}</p>'
+    return Text(sentence, f"verdict { {'better': 'good', 'worse': 'bad'}.get(key, 'open') }")
 
 
-def trust_card(run: Path, split: SplitData, words: Words, data: dict[str, Any]) -> str:
-    """All that is known of how far a split's numbers can be believed; its chart goes into `data`.
+def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> str:
+    """From low to high, the unit once."""
+    first = label.format(low).removesuffix(label.suffix)
+    return words("range", low=first, high=label.format(high))
+
+
+def trust_card(run: Path, split: SplitData, words: Words) -> Card:
+    """All that is known of how far a split's numbers can be believed.
 
     run: for the command that makes what is missing
     """
     trust = split.trust
     if trust is None:
         command = f"echelon evaluate {run} --split {split.name}"
-        notice = f'<p class="notice">{escape(words("trust_missing", command=command))}</p>'
-        return card(words("trust"), "", notice)
+        notice = Text(words("trust_missing", command=command), "notice")
+        return Card(words("trust"), "", [notice])
     key = trust["verdict"]["key"] if split.name == "test" else "open"
-    order = [r.key for r in split.baselines]
-    parts = [
-        verdict_html(key, verdict_sentence(trust, words, split.tried)),
-        differences_part(trust, order, split.name, words, data),
+    note = words("sweep_note" if trust["seeds"]["n"] > 1 else "sweep_note_one")
+    parts: list[Block] = [
+        verdict_text(key, verdict_sentence(trust, words, split.tried)),
+        differences_part(trust, [r.key for r in split.baselines], split.name, words),
     ]
     if split.name != "train":  # nothing was chosen there
         parts.append(search_part(search_lines(trust, words), words))
-    note = words("sweep_note" if trust["seeds"]["n"] > 1 else "sweep_note_one")
     sweep = costs_part(trust["costs"], trust["verdict"]["baseline"], note, words)
-    parts.append(two(seeds_part(trust["seeds"], words), sweep))
-    return card(words("trust"), "", "".join(parts))
+    return Card(words("trust"), "", [*parts, Two(seeds_part(trust["seeds"], words), sweep)])
 
 
-def differences_part(
-    trust: Tree, order: Sequence[str], name: str, words: Words, data: dict[str, Any]
-) -> str:
+def differences_part(trust: Tree, order: Sequence[str], name: str, words: Words) -> Part:
     """Chart and table of the differences. order: of the baselines; name: of the split"""
     known = trust["differences"]
-    found = {key: known[key] for key in order if key in known}
+    shown = {key: known[key] for key in order if key in known}
     title = words("differences")
-    if not found:
+    if not shown:
         few = trust["bars"] < LEAST_BARS
         why = words("differences_none", bars=trust["bars"], least=LEAST_BARS)
-        return part(title, _note(why if few else words("differences_alone")))
+        return Part(title, [Text(why if few else words("differences_alone"))])
     annual = yearly(trust)
-    data["charts"][f"{name}/differences"] = differences_chart(found, annual, words)
-    replications = next(iter(found.values()))["single"]["replications"]
-    note = _note(words("differences_note", replications=replications))
-    numbers = differences_table({words.name(k): v for k, v in found.items()}, annual, words)
-    return f"<h3>{escape(title)}</h3>{note}" + two(
-        chart(f"{name}/differences"), f"<div>{numbers}</div>"
-    )
+    chart = ChartBox(f"{name}/differences", differences_chart(shown, annual, words))
+    replications = next(iter(shown.values()))["single"]["replications"]
+    numbers = differences_table({words.name(k): v for k, v in shown.items()}, annual, words)
+    note = Text(words("differences_note", replications=replications))
+    return Part(title, [note, Two(chart, Part("", [numbers]))])
 
 
-def differences_table(found: Mapping[str, Tree], annual: float, words: Words) -> str:
-    """A row a difference at both block lengths. found: by what the agents are compared with"""
+def differences_table(differences: Mapping[str, Tree], annual: float, words: Words) -> Table:
+    """A row a difference at both block lengths. differences: by what the agents are held to"""
     head = [words(k) for k in ("baseline", "difference", "interval_95", "interval_double", "block")]
-    rows = []
-    for name, both in found.items():
-        single, double = both["single"], both["double"]
-        rows.append(
-            [
-                escape(name),
-                _cell(_RATIO.format(_number(single["estimate"]) * annual)),
-                _interval_cell(single, annual, words),
-                _interval_cell(double, annual, words),
-                _cell(f"{single['block_length']:.1f}"),
-            ]
-        )
-    return table([escape(h) for h in head], rows, "measures")
+    rows: list[list[Content]] = [
+        [
+            name,
+            _RATIO.format(_number(both["single"]["estimate"]) * annual),
+            *(_interval_cell(both[kind], annual, words) for kind in ("single", "double")),
+            f"{both['single']['block_length']:.1f}",
+        ]
+        for name, both in differences.items()
+    ]
+    return Table(head, rows)
 
 
 class Line(NamedTuple):
@@ -161,14 +167,9 @@ class Line(NamedTuple):
     said: str
 
 
-def search_part(lines: Sequence[Line], words: Words) -> str:
+def search_part(lines: Sequence[Line], words: Words) -> Part:
     """Lines as a table of three columns."""
-    body = "".join(
-        f'<tr><th scope="row">{escape(line.name)}</th><td>{escape(line.value)}</td>'
-        f"<td>{escape(line.said)}</td></tr>"
-        for line in lines
-    )
-    return part(words("search"), f'<table class="explained"><tbody>{body}</tbody></table>')
+    return Part(words("search"), [Table((), lines, "explained")])
 
 
 def search_lines(trust: Tree, words: Words) -> list[Line]:
@@ -186,31 +187,31 @@ def search_lines(trust: Tree, words: Words) -> list[Line]:
 
 def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]:
     """Probabilistic and deflated Sharpe ratio. said: key of other words for the latter"""
-    found = trust["deflation"]
-    if found is None or found["psr"] is None:
+    deflation = trust["deflation"]
+    if deflation is None or deflation["psr"] is None:
         few = trust["bars"] < LEAST_BARS
         why = words("few_bars", bars=trust["bars"], least=LEAST_BARS)
         for name in ("psr", "dsr"):
             yield Line(words(name), DASH, why if few else words("no_variance"))
         return
-    yield Line(words("psr"), probability(found["psr"]), words("psr_said"))
-    hurdle, n = _RATIO.format(found["hurdle"] * yearly(trust)), found["n_trials"]
+    yield Line(words("psr"), probability(deflation["psr"]), words("psr_said"))
+    hurdle, n = _RATIO.format(deflation["hurdle"] * yearly(trust)), deflation["n_trials"]
     text = words(said or f"dsr_said_{trust['split']}", hurdle=hurdle, n=f"{n:,}")
     if n == 1:
         text = words("dsr_said_one")
-    yield Line(words("dsr"), probability(found["probability"]), text)
-    if f"{found['n_effective']:.1f}" != f"{n:.1f}":
-        text = words("dsr_effective_said", n=_trials(found["n_effective"]))
-        value = probability(found["probability_effective"])
+    yield Line(words("dsr"), probability(deflation["probability"]), text)
+    if f"{deflation['n_effective']:.1f}" != f"{n:.1f}":
+        text = words("dsr_effective_said", n=_trials(deflation["n_effective"]))
+        value = probability(deflation["probability_effective"])
         yield Line(words("dsr_effective"), value, text)
 
 
 def _counted_line(trust: Tree, words: Words) -> Line:
     """How many trials or looks there were."""
-    known, found = trust["registry"], trust["deflation"]
+    known, deflation = trust["registry"], trust["deflation"]
     test = trust["split"] == "test"
     count = known["reads" if test else "trials"]
-    effective = DASH if found is None else _trials(found["n_effective"])
+    effective = DASH if deflation is None else _trials(deflation["n_effective"])
     if test:
         runs = words.count("runs", known["runs"])
         return Line(words("looks"), f"{count:,}", words("looks_said", runs=runs, n=effective))
@@ -226,45 +227,42 @@ def _chosen_line(trust: Tree, words: Words) -> Line:
 
 
 def _overfitting_line(trust: Tree, count: int, words: Words) -> Line:
-    found = trust["overfitting"]
-    if found is None:
+    test = trust["overfitting"]
+    if test is None:
         said = words("pbo_few", least=MIN_CONFIGURATIONS, n=count)
         return Line(words("pbo"), DASH, said)
-    low, high = probability(found["null_low"]), probability(found["null_high"])
-    said = words("pbo_said", n=found["n_configurations"], low=low, high=high)
-    return Line(words("pbo"), probability(found["probability"]), said)
+    low, high = probability(test["null_low"]), probability(test["null_high"])
+    said = words("pbo_said", n=test["n_configurations"], low=low, high=high)
+    return Line(words("pbo"), probability(test["probability"]), said)
 
 
 def _superiority_line(trust: Tree, count: int, words: Words) -> Line:
-    found = trust["superiority"]
-    if found is None:
+    test = trust["superiority"]
+    if test is None:
         return Line(words("spa"), DASH, words("spa_few", n=count))
     baseline = words.in_text(trust["verdict"]["baseline"])
-    said = words("spa_said", n=found["n_models"], baseline=baseline)
-    return Line(words("spa"), probability(found["p_value"]), said)
+    said = words("spa_said", n=test["n_models"], baseline=baseline)
+    return Line(words("spa"), probability(test["p_value"]), said)
 
 
-def seeds_part(seeds: Tree, words: Words) -> str:
+def seeds_part(seeds: Tree, words: Words) -> Part:
     """Mean, interval and interquartile mean over the seeds. seeds: as in trust.json"""
     n = seeds["n"]
     if n == 1:
-        return part(words("trust_seed"), _note(words("seeds_none")))
-    known = [one for one in seeds["measures"].values() if one is not None]
+        return Part(words("trust_seed"), [Text(words("seeds_none"))])
+    known = [measure for measure in seeds["measures"].values() if measure is not None]
     note = words(f"seeds_{known[0]['method']}", n=n) if known else ""
-    head = [escape(words(k)) for k in ("measure", "mean", "interval_95")]
-    head.append(f'<span title="{escape(words("iqm_said"))}">{escape(words("iqm"))}</span>')
+    head = [*(words(k) for k in ("measure", "mean", "interval_95"))]
     rows = []
     for name in (m for m in SEED_MEASURES if m in seeds["measures"]):
-        label, found = LABELS[name], seeds["measures"][name]
-        cells = [_cell(DASH, words("no_number"))] * 3
-        if found is not None:
-            low, high = label.format(found["low"]), label.format(found["high"])
-            between = words("range", low=low.removesuffix(" %"), high=high)
-            iqm = label.format(found["iqm"])
-            cells = [_cell(t) for t in (label.format(found["estimate"]), between, iqm)]
+        label, measure = LABELS[name], seeds["measures"][name]
+        cells: list[Content] = [Cell(DASH, why=words("no_number"))] * 3
+        if measure is not None:
+            between = range_text(measure["low"], measure["high"], words, label)
+            cells = [label.format(measure["estimate"]), between, label.format(measure["iqm"])]
         rows.append([measure_name(name, words), *cells])
-    title = words("trust_seeds", n=n)
-    return part(title, _note(note) + table(head, rows, "measures"))
+    iqm = Named(words("iqm"), words("iqm_said"))
+    return Part(words("trust_seeds", n=n), [Text(note), Table([*head, iqm], rows)])
 
 
 def costs_part(
@@ -273,47 +271,34 @@ def costs_part(
     note: str,
     words: Words,
     measures: Sequence[str] = ("sharpe_annual", "total_return"),
-) -> str:
+) -> Part:
     """The cost sweep: agents and yardstick at each multiple of the costs."""
-    books = [words("agent"), words.name(yardstick)]
+    head = [words("cost_factor"), words("agent"), words.name(yardstick)]
     rows = []
     for line in sweep:
-        cells = []
+        cells: list[Content] = []
         for name in measures:
             cells.append(_mean_cell(line[name], name, words))
-            other = _number(line[f"{yardstick}_{name}"])
-            cells.append(_cell(LABELS[name].format(other)))
+            cells.append(LABELS[name].format(_number(line[f"{yardstick}_{name}"])))
         rows.append([f"{line['factor']:g}×", *cells])
     groups = [measure_name(name, words) for name in measures]
-    grouped = grouped_table(words("cost_factor"), groups, books, rows)
-    return part(words("sweep"), _note(note) + grouped)
+    return Part(words("sweep"), [Text(note), Table(head, rows, "measures grouped", groups)])
 
 
-def _mean_cell(found: Tree | None, name: str, words: Words) -> str:
+def _mean_cell(mean: Tree | None, name: str, words: Words) -> Cell:
     """A mean over seeds, its interval below it in small."""
-    if found is None:
-        return _cell(DASH, words("no_number"))
-    label = LABELS[name]
-    text = escape(label.format(found["estimate"]))
-    if found["low"] is not None:
-        low, high = label.format(found["low"]), label.format(found["high"])
-        text += f"<small>{escape(words('range', low=low.removesuffix(' %'), high=high))}</small>"
-    return f"<td>{text}</td>"
+    if mean is None:
+        return Cell(DASH, why=words("no_number"))
+    label, small = LABELS[name], ""
+    if mean["low"] is not None:
+        small = range_text(mean["low"], mean["high"], words, label)
+    return Cell(label.format(mean["estimate"]), small=small)
 
 
-def _interval_cell(found: Tree, annual: float, words: Words) -> str:
-    if found["low"] is None or found["high"] is None:
-        return _cell(DASH, words("no_error"))
-    low, high = (_RATIO.format(found[end] * annual) for end in ("low", "high"))
-    return _cell(words("range", low=low, high=high))
-
-
-def _cell(text: str, why: str = "") -> str:
-    return f'<td title="{escape(why)}">{escape(text)}</td>' if why else f"<td>{escape(text)}</td>"
-
-
-def _note(text: str) -> str:
-    return f'<p class="note">{escape(text)}</p>'
+def _interval_cell(interval: Tree, annual: float, words: Words) -> Cell:
+    if interval["low"] is None or interval["high"] is None:
+        return Cell(DASH, why=words("no_error"))
+    return Cell(range_text(interval["low"] * annual, interval["high"] * annual, words))
 
 
 def probability(value: float | None) -> str:

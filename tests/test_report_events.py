@@ -18,7 +18,6 @@ from echelon.agents.mfpbt import (
     reseed,
 )
 from echelon.population.evolution import Evolution
-from echelon.report.hierarchy_sayings import event_kind, event_text, said_name
 from echelon.report.texts import Words, catalogue
 from echelon.risk import (
     CvarGuard,
@@ -82,27 +81,27 @@ def test_every_event_of_risk_control_and_evolution_has_a_sentence_in_both_langua
     codes = [(event.kind.value, event.values) for event in events]
     for code, values in [*codes, *(decision.cause for decision in made)]:
         assert f"event_{code}" in catalogue("en")
-        english, chinese = event_text(code, values, EN), event_text(code, values, ZH)
+        english, chinese = EN.event(code, values), ZH.event(code, values)
         assert not re.search("[a-z]{2}", chinese), chinese
         assert re.findall(r"\d+", chinese) == re.findall(r"\d+", english)
 
 
 def test_sentence_gives_the_values_of_the_event() -> None:
     values = {"before": 0.51239, "after": math.nan}
-    assert event_text("trial_reverted", values, EN) == "fitness 0.5124 → nan fell"
-    assert event_text("turnover_cut", {"share": 0.37}, ZH) == "向目标仓位调整了 37%"
-    assert event_kind("worker_lost", EN) == "Worker lost"
+    assert EN.event("trial_reverted", values) == "fitness 0.5124 → nan fell"
+    assert ZH.event("turnover_cut", {"share": 0.37}) == "向目标仓位调整了 37%"
+    assert EN.event_kind("worker_lost") == "Worker lost"
 
 
 @pytest.mark.parametrize("code", ["a_new_rule", "trial_kept"])
 def test_event_without_a_sentence_for_its_values_shows_code_and_values(code: str) -> None:
-    assert event_text(code, {"loss": 0.25}, EN) == f"{code.replace('_', ' ')}, loss 0.25"
-    assert event_kind("a_new_kind", ZH) == "a new kind"
+    assert EN.event(code, {"loss": 0.25}) == f"{code.replace('_', ' ')}, loss 0.25"
+    assert ZH.event_kind("a_new_kind") == "a new kind"
 
 
 def test_names_are_those_of_the_language() -> None:
     names = ("expert 12", "portfolio", "router", "Trend", "expert 1 of 2")
-    assert [said_name(name, EN) for name in names] == [
+    assert [EN.who(name) for name in names] == [
         *("Expert 12", "Portfolio", "Router", "Trend", "expert 1 of 2"),
     ]
-    assert [said_name(name, ZH) for name in names[:4]] == ["专家 12", "组合", "路由器", "Trend"]
+    assert [ZH.who(name) for name in names[:4]] == ["专家 12", "组合", "路由器", "Trend"]

@@ -1,10 +1,9 @@
-"""The tables of a report, as HTML: readable without JavaScript, on paper and by screen readers."""
+"""The tables of a report: readable without JavaScript, on paper and by screen readers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,103 +12,66 @@ from typing_extensions import TypedDict
 
 from echelon.files import blaming, read_json
 from echelon.ops.measures import LABELS
-from echelon.report.gather import Record, RunData, SplitData
-from echelon.report.headline import MEASURES, rivals
+from echelon.report.blocks import Cell, Content, Facts, Headline, Headlines, Named, Table
 from echelon.report.rules import idle_text, recorded_rules, rules_text
+from echelon.report.run.gather import Record, RunData, SplitData
+from echelon.report.run.headline import MEASURES, rivals
 from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import Words
 from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
 from echelon.training.run import seed_directory
 
-_ANEW = "Train the run anew."
+_ANEW = "Train the run again."
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""
 _COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
+_CODE = (
+    *("fact_data", "fact_prepared", "fact_config", "fact_code", "fact_command"),
+    *("fact_evaluate", "fact_report", "fact_directory"),
+)
+"""Facts that are set in a fixed width."""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of cells that are HTML already; the first cell of a row is its heading."""
-    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(cells)}</tr>' for first, *cells in rows
-    )
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def grouped_table(
-    first: str,
-    groups: Sequence[str],
-    books: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    kind: str = "",
-) -> str:
-    """A table with groups of columns, in each a column a book; groups and cells are HTML.
-
-    first: name of the first column
-    """
-    top = "".join(f'<th scope="colgroup" colspan="{len(books)}">{group}</th>' for group in groups)
-    below = "".join(f'<th scope="col">{escape(name)}</th>' for name in books) * len(groups)
-    body = "".join(
-        f'<tr><th scope="row">{title}</th>{"".join(cells)}</tr>' for title, *cells in rows
-    )
-    return (
-        f'<div class="scroll"><table class="measures grouped {kind}"><thead><tr><th rowspan="2" '
-        f'scope="col">{escape(first)}</th>{top}</tr><tr>{below}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def cards(split: SplitData, words: Words) -> str:
-    """The headline measures, a card each: the agent large, what it is held to below."""
-    against = rivals(split)
-    found = []
+def headlines(split: SplitData, words: Words) -> Headlines:
+    """The headline measures: the agent large, what it is held to below."""
+    items = []
     for name in MEASURES:
         label, agent = LABELS[name], split.evaluation.over_seeds(name)
-        others = "".join(
-            f"<div><dt>{escape(rival.short_label(words))}</dt>"
-            f"<dd>{label.format(split.evaluation.baselines[rival.key][name])}</dd></div>"
-            for rival in against
-        )
-        spread = label.format(agent.std)
-        std = "" if math.isnan(agent.std) else f"<span>± {spread}</span>"
-        found.append(
-            f'<div class="kpi" title="{escape(words.meaning(name))}">'
-            f"<h3>{escape(words.measure(name))}</h3>"
-            f"<p>{label.format(agent.mean)}{std}</p><dl>{others}</dl></div>"
-        )
-    return f'<div class="kpis">{"".join(found)}</div>'
+        others = {
+            rival.short_label(words): label.format(split.evaluation.baselines[rival.key][name])
+            for rival in rivals(split)
+        }
+        spread = label.format(agent.mean, agent.std).partition(" ± ")[2]
+        texts = words.measure(name), words.meaning(name)
+        items.append(Headline(*texts, label.format(agent.mean), spread, others))
+    return Headlines(items)
 
 
-def measures_table(split: SplitData, words: Words) -> str:
+def measures_table(split: SplitData, words: Words) -> Table:
     """A row a measure: the agent's mean ± std, then the baselines; the best value is marked."""
     head = [words("measure"), words("agent"), *(words.name(r.key) for r in split.baselines)]
-    rows = []
+    rows: list[list[Content]] = []
     for name, label in LABELS.items():
         agent = split.evaluation.over_seeds(name)
         values = {"agent": agent.mean} | {r.key: r.measures[name] for r in split.baselines}
         best = best_of(name, values)
         shown = {key: label.format(value) for key, value in values.items()}
         shown["agent"] = label.format(agent.mean, agent.std)
-        cells = [_cell(shown[key], "agent" if key == "agent" else "", key in best) for key in shown]
+        kinds = {key: ["agent"] * (key == "agent") + ["best"] * (key in best) for key in shown}
+        cells = [Cell(text, " ".join(kinds[key])) for key, text in shown.items()]
         rows.append([measure_name(name, words), *cells])
-    return table([escape(h) for h in head], rows, "measures against")
+    return Table(head, rows, "measures against")
 
 
-def seeds_table(split: SplitData, words: Words) -> str:
+def seeds_table(split: SplitData, words: Words) -> Table:
     """A row a measure, a column a seed."""
     head = [words("measure"), *(words.name(r.key) for r in split.agents)]
-    rows = [
-        [
-            measure_name(name, words),
-            *(_cell(label.format(r.measures[name])) for r in split.agents),
-        ]
+    rows: list[list[Content]] = [
+        [measure_name(name, words), *(label.format(r.measures[name]) for r in split.agents)]
         for name, label in LABELS.items()
     ]
-    return table([escape(h) for h in head], rows, "measures")
+    return Table(head, rows)
 
 
 def best_of(measure: str, values: Mapping[str, float]) -> frozenset[str]:
@@ -130,10 +92,9 @@ def best_of(measure: str, values: Mapping[str, float]) -> frozenset[str]:
     return frozenset(k for k, v in entered.items() if label.format(v) == label.format(best))
 
 
-def monthly_tables(split: SplitData, words: Words) -> dict[str, str]:
+def monthly_tables(split: SplitData, words: Words) -> dict[str, Table]:
     """Key of an agent or baseline, or `mean` → heat map of its monthly returns."""
-    found = monthly_by_key(split)
-    return {key: _heat_map(returns, words) for key, returns in found.items()}
+    return {key: _heat_map(returns, words) for key, returns in monthly_by_key(split).items()}
 
 
 def monthly_by_key(split: SplitData) -> dict[str, MonthlyReturns]:
@@ -144,67 +105,66 @@ def monthly_by_key(split: SplitData) -> dict[str, MonthlyReturns]:
     return found
 
 
-def _heat_map(returns: MonthlyReturns, words: Words) -> str:
+def _heat_map(returns: MonthlyReturns, words: Words) -> Table:
     head = ["", *words("months").split(), words("year")]
-    rows = []
+    rows: list[list[Content]] = []
     for year, months, total in zip(returns.years, returns.months, returns.totals, strict=True):
         cells = [_heat(float(value)) for value in months]
         rows.append([str(year), *cells, _heat(float(total), total=True)])
-    return table([escape(h) for h in head], rows, "heat")
+    return Table(head, rows, "heat")
 
 
-def _heat(value: float, *, total: bool = False) -> str:
+def _heat(value: float, *, total: bool = False) -> Cell:
     if math.isnan(value):
-        return '<td class="none"></td>'
+        return Cell("", "none")
     text = f"{value * 100:.1f}".replace("-", "−")
     text = "0.0" if text == "−0.0" else text
     if total:
-        return f'<td class="total">{text} %</td>'
+        return Cell(f"{text} %", "total")
     strength = min(abs(value) / _STRONGEST, 1.0)
     side = "gain" if value >= 0 else "loss"
     strong = " strong" if strength > 0.75 else ""
-    return f'<td class="{side}{strong}" style="--s:{strength * 100:.0f}%">{text}</td>'
+    return Cell(text, side + strong, strength=f"{strength * 100:.0f}")
 
 
-def orders_table(split: SplitData, words: Words) -> str:
-    """Orders in all, filled whole, and cut by reason; empty where none was cut."""
+def orders_table(split: SplitData, words: Words) -> Table | None:
+    """Orders in all, filled whole, and cut by reason; None where none was cut."""
     agents = [count_orders(r.tables.blotter) for r in split.agents]
     others = {
         r.key: count_orders(r.tables.blotter)
         for r in split.baselines
         if r.key not in ("benchmark", "cash")
     }
-    reasons = _reasons([*agents, *others.values()])
-    if not reasons:
-        return ""
-    head = [words("reason"), words("agent"), *(words.name(key) for key in others)]
-
-    def row(name: str, pick: Sequence[int]) -> list[str]:
-        mean, *single = [float(np.mean(pick[: len(agents)])), *pick[len(agents) :]]
-        cells = [_cell(f"{mean:,.0f}", "agent"), *(_cell(f"{n:,}") for n in single)]
-        return [escape(name), *cells]
-
     every = [*agents, *others.values()]
+    reasons = _reasons(every)
+    if not reasons:
+        return None
+
+    def row(name: str, counts: Sequence[int]) -> list[Content]:
+        mean = float(np.mean(counts[: len(agents)]))
+        return [name, Cell(f"{mean:,.0f}", "agent"), *(f"{n:,}" for n in counts[len(agents) :])]
+
     rows = [
-        row(words("orders"), [found.orders for found in every]),
-        row(words("orders_whole"), [found.whole for found in every]),
+        row(words("orders"), [counted.orders for counted in every]),
+        row(words("orders_whole"), [counted.whole for counted in every]),
     ]
     for reason in reasons:
-        picked = [found.by_reason.get(reason, 0) for found in every]
-        rows.append(row(words.reason(reason), picked))
-    return table([escape(h) for h in head], rows, "measures against")
+        counts = [counted.by_reason.get(reason, 0) for counted in every]
+        rows.append(row(words.reason(reason), counts))
+    head = [words("reason"), words("agent"), *(words.name(key) for key in others)]
+    return Table(head, rows, "measures against")
 
 
-def _reasons(found: Sequence[Rejections]) -> list[str]:
+def _reasons(rejections: Sequence[Rejections]) -> list[str]:
     """Most frequent first."""
     total: dict[str, int] = {}
-    for one in found:
-        for reason, n in one.by_reason.items():
+    for counted in rejections:
+        for reason, n in counted.by_reason.items():
             total[reason] = total.get(reason, 0) + n
     return sorted(total, key=lambda reason: (-total[reason], reason))
 
 
-def facts_table(run: RunData, words: Words, command: str) -> str:
+def facts_list(run: RunData, words: Words, command: str) -> Facts:
     """Where the results come from: hashes, versions, conventions, commands."""
     facts = run.main.facts["run"]
     data = facts.get("data", {})
@@ -245,14 +205,14 @@ def facts_table(run: RunData, words: Words, command: str) -> str:
         ("fact_report", [command]),
         ("fact_versions", [versions or unknown]),
     ]
-    foreseen = encoder_lines(run.path, words)
-    if foreseen:
-        rows.insert(-1, ("fact_encoder", foreseen))
+    scores = encoder_lines(run.path, words)
+    if scores:
+        rows.insert(-1, ("fact_encoder", scores))
     # Of any seed: all are made alike.
     trained = next((r.seed for r in run.main.agents if r.seed is not None), None)
     if trained is not None:
         rows[-1:-1] = learner_lines(seed_directory(run.path, trained), words)
-    return facts_list(rows, words)
+    return named_facts(rows, words)
 
 
 class _Encoder(TypedDict):
@@ -271,7 +231,7 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
         if not facts["enabled"]:
             return [words("encoder_drawn")]
         return [
-            _foreseen(target, score, words)
+            _score_line(target, score, words)
             for target, score in sorted(facts["scores"].items(), key=_by_horizon)
             if score["cells"]
         ]
@@ -299,12 +259,12 @@ def _by_horizon(item: tuple[str, Any]) -> tuple[str, int]:
     return kind, int(bars)
 
 
-def _foreseen(target: str, score: Mapping[str, Any], words: Words) -> str:
+def _score_line(target: str, score: Mapping[str, Any], words: Words) -> str:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.2f} %"
 
     r2, gain = score["r2"], score["over_linear"]
-    # Errors are in units of the target's variance; what is told is a share of the ridge's.
+    # Errors are in units of the target's variance; shown is a share of the ridge's.
     ridge = score["mse"]["linear"]
     gain = {
         key: None if gain[key] is None else gain[key] / ridge for key in ("estimate", "low", "high")
@@ -321,18 +281,9 @@ def _foreseen(target: str, score: Mapping[str, Any], words: Words) -> str:
     )
 
 
-def facts_list(rows: Sequence[tuple[str, Sequence[str]]], words: Words) -> str:
+def named_facts(rows: Sequence[tuple[str, Sequence[str]]], words: Words) -> Facts:
     """Facts as a list: key of the name, and lines of plain text."""
-    code = (
-        *("fact_data", "fact_prepared", "fact_config", "fact_code", "fact_command"),
-        *("fact_evaluate", "fact_report", "fact_directory"),
-    )
-    body = "".join(
-        f"<div><dt>{escape(words(key))}</dt><dd{' class=code' if key in code else ''}>"
-        f"{'<br>'.join(escape(line) for line in lines)}</dd></div>"
-        for key, lines in rows
-    )
-    return f'<dl class="facts">{body}</dl>'
+    return Facts({words(key): lines for key, lines in rows}, frozenset(words(key) for key in _CODE))
 
 
 def short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
@@ -347,14 +298,9 @@ def rules_rows(rules: Mapping[str, Any], words: Words) -> list[tuple[str, list[s
     return [*rows, ("fact_idle", [idle])] if idle else rows
 
 
-def measure_name(name: str, words: Words) -> str:
+def measure_name(name: str, words: Words) -> Named:
     """A measure, with what it means as a tooltip."""
-    return f'<span title="{escape(words.meaning(name))}">{escape(words.measure(name))}</span>'
-
-
-def _cell(text: str, kind: str = "", best: bool = False) -> str:
-    classes = " ".join(c for c in (kind, "best" if best else "") if c)
-    return f'<td class="{classes}">{escape(text)}</td>' if classes else f"<td>{escape(text)}</td>"
+    return Named(words.measure(name), words.meaning(name))
 
 
 def is_targets(record: Record) -> bool:

@@ -7,8 +7,7 @@ there where that is a comparison of runs on the split, this run among them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
 from echelon.evaluation.saved import MeasureValues, Number, Seed
 from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
-from echelon.report.document import card
-from echelon.report.gather import RunData, SplitData
-from echelon.report.tables import table
+from echelon.report.blocks import Card, Content, Named, Table
+from echelon.report.run.gather import RunData, SplitData
+from echelon.report.run.trust import DASH, range_text
 from echelon.report.texts import Words
 
 _MEASURES = ("sharpe_annual", "total_return", "max_drawdown")
@@ -56,21 +55,21 @@ class _Comparison(TypedDict):
     baselines: dict[str, MeasureValues]
 
 
-def beside_card(run: RunData, split: SplitData, words: Words) -> str:
-    """Measures of the runs and baselines, and differences to the first run; maybe nothing."""
-    found = _comparison(run, split.name)
-    if found is None:
-        return ""
-    first = str(found["first_run"])
-    note = words("beside_note", first=first)
-    if _stale(found, run, split):
-        note = words("beside_stale")
-    head = [words("beside_run"), *(words.measure(name) for name in _MEASURES)]
-    head += [words("beside_less", first=first), words("beside_days"), words("beside_seeds")]
-    rows = [_run_row(one, words) for one in found["runs"]]
-    rows += [_baseline_row(name, values, words) for name, values in found["baselines"].items()]
-    html = table([escape(text) for text in head], rows, "measures")
-    return card(words("beside"), note, html)
+def other_runs_card(run: RunData, split: SplitData, words: Words) -> Card | None:
+    """Measures of the runs and baselines, and differences to the first run; None without."""
+    comparison = _comparison(run, split.name)
+    if comparison is None:
+        return None
+    first = str(comparison["first_run"])
+    note = words("other_runs_note", first=first)
+    if _stale(comparison, run, split):
+        note = words("other_runs_stale")
+    head = [words("other_runs_run"), *(words.measure(name) for name in _MEASURES)]
+    head += [words("other_runs_difference", first=first)]
+    head += [words("other_runs_days"), words("other_runs_seeds")]
+    rows = [_run_row(other, words) for other in comparison["runs"]]
+    rows += [_baseline_row(name, values, words) for name, values in comparison["baselines"].items()]
+    return Card(words("other_runs"), note, [Table(head, rows)])
 
 
 def _comparison(run: RunData, split: str) -> _Comparison | None:
@@ -91,49 +90,42 @@ def _comparison(run: RunData, split: str) -> _Comparison | None:
 
 def _own(tree: _Comparison, run: RunData) -> _Run | None:
     """The run's own line."""
-    return next((one for one in tree["runs"] if one["name"] == run.name), None)
+    return next((other for other in tree["runs"] if other["name"] == run.name), None)
 
 
 def _stale(tree: _Comparison, run: RunData, split: SplitData) -> bool:
-    """Whether the run was trained anew since."""
+    """Whether the run was trained again since."""
     own = _own(tree, run)
     assert own is not None
     return bool(own["best_steps"] != split.facts["best_steps"])
 
 
-def _run_row(one: _Run, words: Words) -> list[str]:
-    seeds = list(one["seeds"].values())
-    n = words("beside_seed" if len(seeds) == 1 else "beside_n_seeds", n=len(seeds))
+def _run_row(other: _Run, words: Words) -> list[Content]:
+    seeds = list(other["seeds"].values())
     cells = []
     for name in _MEASURES:
         over = mean_std([_number(values.get(name)) for values in seeds])
         cells.append(LABELS[name].format(over.mean, over.std if len(seeds) > 1 else math.nan))
-    difference = one["difference"]
-    cells += ["–"] * 3 if difference is None else _difference(difference, words)
-    name = f"{one['name']}{words('beside_of', algo=one['algo'], seeds=n)}"
-    return [f"<b>{escape(name)}</b>", *_cells(cells)]
+    difference = other["difference"]
+    cells += [DASH] * 3 if difference is None else _difference(difference, words)
+    about = words("other_runs_of", algo=other["algo"], seeds=words.count("n_seeds", len(seeds)))
+    return [Named(other["name"] + about, strong=True), *cells]
 
 
-def _difference(found: _Difference, words: Words) -> list[str]:
-    days, seeds = found["days"], found["seeds"]
+def _difference(difference: _Difference, words: Words) -> list[str]:
+    days, seeds = difference["days"], difference["seeds"]
     estimate = seeds["estimate"] if days["estimate"] is None else days["estimate"]
     return [_RATIO.format(_number(estimate)), _range(days, words), _range(seeds, words)]
 
 
 def _range(gap: _Gap, words: Words) -> str:
     low, high = _number(gap["low"]), _number(gap["high"])
-    if math.isnan(low):
-        return "–"
-    return words("range", low=_RATIO.format(low), high=_RATIO.format(high))
+    return DASH if math.isnan(low) else range_text(low, high, words)
 
 
-def _baseline_row(key: str, values: Mapping[str, float | None], words: Words) -> list[str]:
+def _baseline_row(key: str, values: Mapping[str, float | None], words: Words) -> list[Content]:
     cells = [LABELS[name].format(_number(values.get(name))) for name in _MEASURES]
-    return [escape(words.name(key)), *_cells([*cells, "", "", ""])]
-
-
-def _cells(texts: Sequence[str]) -> list[str]:
-    return [f"<td>{escape(text)}</td>" for text in texts]
+    return [words.name(key), *cells, "", "", ""]
 
 
 def _number(value: float | None) -> float:
