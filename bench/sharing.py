@@ -63,7 +63,7 @@ from bench._control import (
 from echelon.agents.offpolicy import ReplayBatch, SequenceBatch
 from echelon.agents.sac import SAC
 from echelon.config.hierarchy import SharingConfig
-from echelon.evaluation.statistics.seeds import Interval, seed_interval
+from echelon.evaluation.statistics.seeds import SeedInterval, seed_interval
 from echelon.files import write_atomic
 from echelon.ops.squashed import squash_log_det
 from echelon.ops.traces import SourceTraces, by_source
@@ -399,7 +399,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def _cell(told: Mapping[str, Any], sign: str = "") -> str:
-    x = Interval(**told)
+    x = SeedInterval(**told)
     return f"{x.estimate:{sign}.3f} [{x.low:{sign}.3f}, {x.high:{sign}.3f}]"
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from echelon.agents.encoder_files import Origin, read_encoder, write_encoder
 from shells import Shell, tiny
 
+from echelon.agents.pretrain import Origin, read_encoder, write_encoder
 from echelon.backtest.files import read_tables
 from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.evaluate import load_evaluation
