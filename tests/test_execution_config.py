@@ -130,7 +130,7 @@ EFFECTS: dict[str, tuple[object, Observe, tuple[str, ...]]] = {
     "learner.copies": (2, _learner, ()),
     "learner.epochs": (1, _learner, ()),
     "learner.minibatches": (1, _learner, ()),
-    "learner.clip": (0.1, _learner, ()),
+    "learner.clip": (1e-5, _learner, ()),
     "learner.gamma": (0.9, _learner, ()),
     "learner.trace": (0.5, _learner, ()),
     "learner.entropy": (0.1, _learner, ()),
