@@ -37,7 +37,7 @@ from echelon.proving.regime_proof import (
 )
 from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, Pace, sizes_for
 from echelon.proving.trial import Trained, trade_draws
-from echelon.training.run import Outcome
+from echelon.training.loop import Outcome
 
 TINY = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.books=4"),

@@ -289,7 +289,7 @@ def test_only_the_asked_split_is_shown(run: Path, tmp_path: Path) -> None:
 
 
 def test_equity_chart_shows_the_saved_values(run: Path, page: str) -> None:
-    arrays = data_of(page)["arrays"]["test"]
+    arrays = equity_arrays(page, "test/equity", (42, 43, 44))
     saved = load_evaluation(run, "test").tables(43).equity
     growth = saved["value"].to_numpy() / saved["value"][0]
     np.testing.assert_allclose(arrays["growth seed-43"], growth, rtol=1e-5)
@@ -647,7 +647,7 @@ def test_intraday_run_is_thinned_by_days_and_keeps_deepest_drawdowns(tmp_path: P
         overrides=("eval.baselines=[cash]",),
     )
     html = html_of(path)
-    arrays = data_of(html)["arrays"]["test"]
+    arrays = equity_arrays(html, "test/equity", (1, 2))
     saved = load_evaluation(path, "test").tables(1).equity
     assert len(saved) > MOST_POINTS > len(arrays["times"]) > 60
     shown = dict(zip(arrays["times"], arrays["growth seed-1"], strict=True))
