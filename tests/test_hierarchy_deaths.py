@@ -205,7 +205,7 @@ def quarantined(
     return found
 
 
-@pytest.mark.parametrize("method", ["collect", "snapshot", "begin_afresh", "set_hyperparameters"])
+@pytest.mark.parametrize("method", ["collect", "snapshot", "restart", "set_hyperparameters"])
 def test_a_worker_may_die_while_an_expert_is_in_quarantine(
     plain: Story,
     poisoned: tuple[dict[str, Tensor], dict[str, Any]],
