@@ -236,6 +236,22 @@ def test_tables_return_from_disk_as_they_were(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_tables_of_the_benchmark_have_its_column_and_no_other(tmp_path: Path) -> None:
+    world, config = make_world(), make_config()
+    run = run_backtest(make_baseline("equal_weight", config), world, world.span("test"), config)
+    tables = tables_of(run)
+    index = tables._replace(
+        weights=tables.weights.select("time", benchmark="S0"),
+        actions=tables.actions.select("time", benchmark="S0"),
+    )
+    books = {Book("equal_weight"): tables, Book("benchmark"): index}
+    save_tables(tmp_path, books)
+    every = read_tables(tmp_path)
+    for book, wanted in books.items():
+        found = tables_of_book(every, book, tmp_path)
+        assert all(a.equals(b) for a, b in zip(found, wanted, strict=True)), book
+
+
 def test_tables_of_a_run_without_trades_return_too(tmp_path: Path) -> None:
     world = make_world()
     run = run_backtest(

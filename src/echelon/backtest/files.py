@@ -25,6 +25,7 @@ import polars as pl
 from echelon.backtest.run import Backtest
 from echelon.errors import DamagedError
 from echelon.files import ColumnKind, read_table, write_csv, write_parquet
+from echelon.market import Execution
 
 _AGAIN = "Run `echelon evaluate` again."
 _BOOK: Mapping[str, ColumnKind] = {"policy": "text", "seed": "number"}
@@ -84,7 +85,7 @@ def save_tables(directory: Path, books: Mapping[Book, Tables], *, csv: bool = Fa
         for old in directory.glob(f"*.{kind}.*"):
             old.unlink()  # of a version that wrote tables for each book
         labelled = [_label(getattr(tables, kind), kind, book) for book, tables in books.items()]
-        frame = pl.concat(labelled, how="vertical_relaxed")
+        frame = pl.concat(labelled, how="diagonal_relaxed")
         write_parquet(directory / f"{kind}.parquet", frame)
         text = directory / f"{kind}.csv"
         if csv and kind in ("equity", "blotter"):
@@ -108,6 +109,14 @@ def tables_of_book(every: Tables, book: Book, directory: Path) -> Tables:
     if equity.is_empty():
         of = book.policy if book.seed is None else f"{book.policy} of seed {book.seed}"
         raise DamagedError(directory / "equity.parquet", f"nothing of {of}", _AGAIN)
+    # The benchmark trades an index of its own, without an executor: columns that only others have.
+    weights, actions = (
+        frame.drop(c for c in frame.columns if 0 < frame.height == frame[c].null_count())
+        for frame in (weights, actions)
+    )
+    executed = [name for name in Execution._fields if name in blotter.columns]
+    if all(blotter[name].null_count() == blotter.height for name in executed):
+        blotter = blotter.drop(executed)
     if (actions["kind"] == "discrete").all():
         actions = actions.cast(dict.fromkeys(actions.columns[2:], pl.Int8))
     return Tables(equity, weights, actions.drop("kind"), blotter)
