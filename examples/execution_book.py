@@ -73,7 +73,7 @@ def orders_of(book: BookDays, minutes: int, share: float) -> ParentOrders:
     """A buy and a sell from every `minutes`-th snapshot to the next such one.
 
     Sizes are a share of the mean volume of such a stretch, over all days: fine for a demonstration;
-    whoever trains on orders sizes them by days before (`execution.drawing`).
+    whoever trains on orders sizes them by days before (`execution.orders`).
     """
     n_days, n_ticks, _ = book.shape
     start = np.arange(0, n_ticks - minutes, minutes)

@@ -17,7 +17,7 @@ from echelon.envs.world import World
 from echelon.errors import ConfigError
 from echelon.market.differentiable import (
     DiffMarket,
-    allowed,
+    allowed_trades,
     diff_cap_weights,
     diff_market,
     diff_weights_of_scores,
@@ -131,9 +131,9 @@ def test_what_is_allowed_and_the_weights_of_scores_are_those_of_act(fill_open: b
     for _ in range(N_STEPS):
         held, row = books.holdings(), torch.from_numpy(books.row)
         weights = torch.from_numpy(held.weights.astype(np.float64))
-        may = allowed(market, weights, row)
-        assert np.array_equal(may.buy.numpy(), held.allowed[:, :, Action.BUY])
-        assert np.array_equal(may.sell.numpy(), held.allowed[:, :, Action.SELL])
+        may = allowed_trades(market, weights, row)
+        assert np.array_equal(may.buy.numpy(), held.allowed_trades[:, :, Action.BUY])
+        assert np.array_equal(may.sell.numpy(), held.allowed_trades[:, :, Action.SELL])
         scores = np.tanh(rng.normal(0.0, 1.0, (N_BOOKS, N_ASSETS)))
         target = weights_of_actions(scores.astype(np.float32), held)
         found = diff_weights_of_scores(torch.from_numpy(scores), weights, may, GAIN).numpy()
@@ -161,7 +161,7 @@ def test_gradients_through_several_bars_are_those_of_differences(fill_open: bool
     def run(weights: Tensor, cash: Tensor, scores: Tensor) -> Tensor:
         gains, at = [], row
         for k in range(3):
-            may = allowed(market, weights, at)
+            may = allowed_trades(market, weights, at)
             target = diff_weights_of_scores(scores[k], weights, may, GAIN)
             gain, weights, cash = differentiable_step(market, weights, cash, target, at)
             gains.append(gain)

@@ -22,7 +22,7 @@ from echelon.agents.execution.heads import FractionHead, RateHead
 from echelon.agents.execution.losses import (
     clipped_policy_loss,
     order_returns,
-    standardized_where,
+    standardize_where,
     taken_mean,
 )
 from echelon.agents.execution.network import build_net, look_up, side_of
@@ -86,7 +86,7 @@ def test_advantage_of_orders_by_hand() -> None:
 
 def test_standardised_where_taken_by_hand() -> None:
     values, taken = torch.tensor([1.0, 3.0, 100.0]), torch.tensor([1.0, 1.0, 0.0])
-    np.testing.assert_allclose(standardized_where(values, taken), [-1.0, 1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(standardize_where(values, taken), [-1.0, 1.0, 0.0], atol=1e-6)
     assert float(taken_mean(values, taken)) == 2.0
 
 

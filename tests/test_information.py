@@ -17,7 +17,7 @@ from echelon.ops.information import (
     SkillCritic,
     SkillDiscriminator,
     mutual_information,
-    normalised,
+    normalise_information,
     pointwise_information,
     quality_gate,
 )
@@ -66,12 +66,12 @@ def test_no_scores_exceed_log_k() -> None:
     scores = 1000.0 * torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
     got = pointwise_information(scores, scores.argmax(1))
     assert float(got.max()) <= math.log(7) + 1e-4
-    assert float(normalised(got, 7).max()) <= 1.0
+    assert float(normalise_information(got, 7).max()) <= 1.0
 
 
 def test_bonus_is_bounded_on_both_sides_and_carries_no_gradient() -> None:
     information = torch.tensor([-50.0, 0.0, math.log(4) / 2, 9.0], requires_grad=True)
-    bonus = normalised(information, 4)
+    bonus = normalise_information(information, 4)
     assert bonus.tolist() == pytest.approx([-1.0, 0.0, 0.5, 1.0])
     assert not bonus.requires_grad
 

@@ -24,7 +24,7 @@ from echelon.models.lora import (
     adapter_state,
     load_adapter_state,
     merge,
-    merged,
+    merging,
     trainable,
     unmerge,
     use_adapter,
@@ -181,7 +181,7 @@ def test_merged_adapter_gives_the_same_output_and_unmerging_the_same_base(encode
     train(encoder, "one")
     output = encode(encoder)
     use_adapter(encoder, "two")
-    with merged(encoder, "one"):
+    with merging(encoder, "one"):
         assert_close(encode(encoder), output)
         weights = base_of(encoder)
         assert any(not torch.equal(weights[name], base[name]) for name in base)
@@ -194,7 +194,7 @@ def test_merging_is_exact_but_for_rounding(encoder: Encoder) -> None:
     train(encoder, "expert")
     encoder.double()
     output = encode_exactly(encoder)
-    with merged(encoder, "expert"):
+    with merging(encoder, "expert"):
         assert_each_close(encode_exactly(encoder), output)
 
 
@@ -218,7 +218,7 @@ def test_adapter_saved_to_a_file_and_reloaded_merged_and_unmerged_gives_the_same
     one, other = saved_and_reloaded(encoder, tmp_path / "adapter.safetensors")
     output = encode(one)
     assert torch.equal(encode(other), output), "reloaded"
-    with merged(other, "another_name"):
+    with merging(other, "another_name"):
         assert_close(encode(other), output)
     assert torch.equal(encode(other), output), "unmerged again"
 
@@ -231,7 +231,7 @@ def test_reloaded_adapter_merged_and_unmerged_is_exact_in_every_output_but_for_r
     other.double()
     output = encode_exactly(one)
     assert torch.equal(encode_exactly(other), output), "reloaded"
-    with merged(other, "another_name"):
+    with merging(other, "another_name"):
         assert_each_close(encode_exactly(other), output)
     assert torch.equal(encode_exactly(other), output), "unmerged again"
 
@@ -287,7 +287,7 @@ def test_state_of_another_rank_is_refused_by_name() -> None:
 def test_merged_encoder_refuses_to_switch() -> None:
     encoder = make_encoder()
     adapt(encoder, LORA, ("one", "two"))
-    with merged(encoder, "one"):
+    with merging(encoder, "one"):
         for refused in (
             lambda: use_adapter(encoder, "two"),
             lambda: merge(encoder, "two"),

@@ -14,7 +14,7 @@ from echelon.ops.returns import (
     discounted_returns,
     explained_variance,
     lambda_returns,
-    standardized,
+    standardize,
 )
 
 
@@ -148,7 +148,7 @@ def test_wrong_shapes_are_refused(
 
 def test_standardized_has_mean_zero_and_deviation_one_over_all_axes() -> None:
     # Mean 3, population variance (4 + 1 + 0 + 9)/4 = 3.5.
-    got = standardized(torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=torch.float64))
+    got = standardize(torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=torch.float64))
     wanted = torch.tensor([[-2.0, -1.0], [0.0, 3.0]], dtype=torch.float64) / 3.5**0.5
     torch.testing.assert_close(got, wanted, rtol=1e-7, atol=0.0)
     assert float(got.mean()) == pytest.approx(0.0, abs=1e-12)
@@ -156,8 +156,8 @@ def test_standardized_has_mean_zero_and_deviation_one_over_all_axes() -> None:
 
 
 def test_standardized_equal_values_are_zero_and_finite() -> None:
-    assert standardized(torch.full((2, 3), 4.0)).tolist() == [[0.0] * 3] * 2
-    assert standardized(torch.tensor([7.0])).tolist() == [0.0]
+    assert standardize(torch.full((2, 3), 4.0)).tolist() == [[0.0] * 3] * 2
+    assert standardize(torch.tensor([7.0])).tolist() == [0.0]
 
 
 def test_explained_variance_by_hand() -> None:

@@ -107,7 +107,7 @@ def test_replications_all_at_once_are_those_of_the_slow_twin(
     r = correlated_returns("twin", columns=4, periods=periods)
     dates = bootstrap.resampled_dates(periods, mean_block, 5, stream(4, "dates"))
     weights = bootstrap._spectral_weights(periods, mean_block)
-    estimates, errors = bootstrap._replicate(bootstrap._Powers.of(r), dates, weights)
+    estimates, errors = bootstrap._replicate(bootstrap._Powers.from_returns(r), dates, weights)
     for row, estimate, error in zip(dates, estimates, errors, strict=True):
         slow = slow_replication(r, row, mean_block)
         assert (estimate, error) == pytest.approx(slow, rel=1e-9)

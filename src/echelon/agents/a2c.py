@@ -34,7 +34,7 @@ from echelon.envs.world import World
 from echelon.errors import DataError, TrainingError
 from echelon.market import Rows
 from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors, build_actor_critic
-from echelon.ops.returns import explained_variance, lambda_returns, standardized
+from echelon.ops.returns import explained_variance, lambda_returns, standardize
 from echelon.rng import global_draws, stream, torch_generator
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -398,7 +398,7 @@ def targets(rollout: Rollout, values: Tensor, train: TrainConfig) -> Targets:
     if train.peer_baseline:
         others = advantage.shape[-1] - 1
         advantage = (advantage - advantage.mean(-1, keepdim=True)) * ((others + 1) / others)
-    return Targets(returns, standardized(advantage) if train.normalize_advantages else advantage)
+    return Targets(returns, standardize(advantage) if train.normalize_advantages else advantage)
 
 
 def _losses(output: ActorCriticOutput, actions: Tensor, aims: Targets) -> PieceLosses:

@@ -38,7 +38,7 @@ from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.market.differentiable import (
     DiffMarket,
-    allowed,
+    allowed_trades,
     diff_market,
     diff_weights_of_scores,
     differentiable_step,
@@ -134,7 +134,7 @@ class APG(SingleExpert):
         z = self.table.look(passed.flatten()).view(*passed.shape, self.world.n_assets, -1)
         gains, shares = [], []
         for row, z_t in zip(passed, z, strict=True):
-            may = allowed(self.market, weights, row)
+            may = allowed_trades(self.market, weights, row)
             mean, _ = self.actor(ExpertObs(z_t, weights, cash, self._present[row], may.free))
             target = diff_weights_of_scores(torch.tanh(mean), weights, may, EXPERT_GAIN)
             gain, weights, cash = differentiable_step(self.market, weights, cash, target, row)

@@ -41,7 +41,7 @@ from echelon.models.lora import (
     adapter_parameters,
     adapter_state,
     load_adapter_state,
-    merged,
+    merging,
     use_adapter,
 )
 from echelon.ops.squashed import clip_log_std
@@ -255,7 +255,7 @@ class AdapterTraining:
 
 def _merged_weights(encoder: Encoder, name: str) -> dict[str, Tensor]:
     """Weights of the encoder without adapters that computes what this one does with `name`."""
-    with merged(encoder, name):
+    with merging(encoder, name):
         return {
             key.replace(".base_layer.", "."): value.clone()
             for key, value in encoder.state_dict().items()

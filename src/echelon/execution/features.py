@@ -204,7 +204,7 @@ def volume_day(market: FeatureInputs) -> Floats:
 
 
 @_ship("halted", scaled=False)
-def halted(market: FeatureInputs) -> Floats:
+def halt_flag(market: FeatureInputs) -> Floats:
     """1 where the tick has no price."""
     return np.where(market.traded, 0.0, 1.0)
 

@@ -211,7 +211,7 @@ def diff_cap_weights(target: Tensor) -> Tensor:
     return torch.where(hold, torch.nan, floor / total.clamp(min=1.0))
 
 
-def allowed(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
+def allowed_trades(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
     """What books with `weights`[E,N] at `row`[E] may do, as `act.holdings` says it."""
     return Allowed(market.may_buy[row], market.may_sell[row] & (weights > 0.0))
 

@@ -10,7 +10,8 @@
 
 The layers after the encoder are small, and for a book or two torch takes longer to find their
 weights in modules than to apply them. So each gives itself as a plain function of its inputs
-(`plain`), its weights looked up: `forward` calls that, and `Acting` keeps it for a whole rollout.
+(`as_function`), its weights looked up: `forward` calls that, and `Acting` keeps it for a whole
+rollout.
 
 Weights are drawn from torch's global generator: the caller seeds it, see `init_linear`.
 
@@ -162,9 +163,9 @@ class CrossAssetMLP(nn.Module):
 
     def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
         """Mix the assets, see `Cross`."""
-        return self.plain()(h, present, share)
+        return self.as_function()(h, present, share)
 
-    def plain(self) -> Cross:
+    def as_function(self) -> Cross:
         """Return this layer as a function."""
         inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
 
@@ -203,7 +204,7 @@ class CrossAssetAttention(nn.Module):
         h = h + self.out(seen.transpose(1, 2).reshape(h.shape))
         return Mixed(h, None, (h * present.unsqueeze(-1)).sum(-2) * share)
 
-    def plain(self) -> Cross:
+    def as_function(self) -> Cross:
         """Return this layer as a function."""
         return self
 
@@ -215,7 +216,7 @@ class NoCrossAsset(nn.Module):
         """Leave the assets as they are, see `Cross`."""
         return Mixed(h, None, h.sum(-2) * share)
 
-    def plain(self) -> Cross:
+    def as_function(self) -> Cross:
         """Return this layer as a function."""
         return self
 
@@ -249,11 +250,13 @@ class Body(nn.Module):
 
     def forward(self, market: Tensor, portfolio: Tensor, present: Tensor) -> Mixed:
         """The part that does. Absent assets have hidden units that are switched off."""
-        return self.plain()(switched_off(market, present), portfolio, present, _share(present))
+        return self.as_function()(
+            switched_off(market, present), portfolio, present, _share(present)
+        )
 
-    def plain(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Mixed]:
+    def as_function(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Mixed]:
         """(switched-off market, portfolio, present, share) -> Mixed, as a function."""
-        weight, cross = self.join.portfolio, self.cross.plain()
+        weight, cross = self.join.portfolio, self.cross.as_function()
 
         def mix(market: Tensor, portfolio: Tensor, present: Tensor, share: Tensor) -> Mixed:
             h = _join(market, portfolio, weight)
@@ -283,9 +286,9 @@ class Actor(nn.Module):
 
     def forward(self, mixed: Mixed) -> Tensor:
         """Logits [..., E, N, 3]."""
-        return self.plain()(mixed)
+        return self.as_function()(mixed)
 
-    def plain(self) -> Callable[[Mixed], Tensor]:
+    def as_function(self) -> Callable[[Mixed], Tensor]:
         """Return this layer as a function."""
         inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
 
@@ -380,7 +383,7 @@ class ActorCritic(nn.Module):
         """
         self._check(market, portfolio, present, mask)
         mixed = self.body(market.actor, portfolio, present)
-        logits = self.masked(self.actor(mixed), present, mask)
+        logits = self.mask_logits(self.actor(mixed), present, mask)
         if self.critic_body is not None and market.critic is not None:
             mixed = self.critic_body(market.critic, portfolio, present)
         return ActorCriticOutput(logits, self.critic(mixed))
@@ -395,7 +398,7 @@ class ActorCritic(nn.Module):
         values: Tensor = self.critic(mixed)
         return values
 
-    def masked(self, logits: Tensor, present: Tensor, mask: Tensor | None) -> Tensor:
+    def mask_logits(self, logits: Tensor, present: Tensor, mask: Tensor | None) -> Tensor:
         """Logits of the actor, those of trades that cannot be made switched off."""
         allowed = present.unsqueeze(-1) if mask is None else mask & present.unsqueeze(-1)
         return logits.masked_fill(~allowed & self.trades, MASKED)
@@ -460,7 +463,7 @@ class Acting:
             f"expected present {list(shape[:-1])}, found {list(present.shape)}"
         )
         self._net = net
-        self._body, self._actor = net.body.plain(), net.actor.plain()
+        self._body, self._actor = net.body.as_function(), net.actor.as_function()
         with torch.no_grad():
             self._market = switched_off(market.actor, present)
             self._present, self._share = present, _share(present)
@@ -476,7 +479,7 @@ class Acting:
         with torch.no_grad():
             present = self._present[bars]
             mixed = self._body(self._market[bars], portfolio, present, self._share[bars])
-            return self._net.masked(self._actor(mixed), present, mask)
+            return self._net.mask_logits(self._actor(mixed), present, mask)
 
 
 def build_actor_critic(config: Config, n_features: int) -> ActorCritic:

@@ -6,7 +6,7 @@ encoder gets one through PEFT; the rest (norms, embeddings of place) is frozen w
 
     adapt(encoder, config.lora, ("trend", "reversion"))   once; draws A from torch's generator
     use_adapter(encoder, "trend")                         its output and its gradients from now on
-    with merged(encoder, "trend"): …                      the same output, at the base's speed
+    with merging(encoder, "trend"): …                      the same output, at the base's speed
 
 One encoder can carry several adapters, of which one is in use; None: the base alone. PEFT is
 imported on use, as that takes seconds and is an extra of the installation.
@@ -130,7 +130,7 @@ def unmerge(encoder: Encoder) -> None:
 
 
 @contextmanager
-def merged(encoder: Encoder, name: str) -> Iterator[None]:
+def merging(encoder: Encoder, name: str) -> Iterator[None]:
     """Have one adapter merged for a while; afterwards it is in use, unmerged."""
     merge(encoder, name)
     try:

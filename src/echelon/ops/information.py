@@ -14,9 +14,10 @@ the candidates are all the skills there are (8 drawn from a Gaussian leave 0.43 
 The state of both is the *book* (holdings, and for DIAYN target weights): every expert visits the
 same market and time, which would only add noise. No estimate exceeds log K for an even prior.
 
-A bonus is divided by log K and lies in [−1, 1] (`normalised`); it is paid to experts whose return
-is near the best only (`quality_gate`; SMERL, Kumar et al., 2020), and beside an extrinsic reward
-that has been divided by its own standard deviation (`RunningStd`), or it would drown it.
+A bonus is divided by log K and lies in [−1, 1] (`normalise_information`); it is paid to experts
+whose return is near the best only (`quality_gate`; SMERL, Kumar et al., 2020), and beside an
+extrinsic reward that has been divided by its own standard deviation (`RunningStd`), or it would
+drown it.
 
 Axes: `B` samples, `K` skills, `S` size of a state, `A` of an action, `Z` of a skill.
 """
@@ -53,7 +54,7 @@ def pointwise_information(scores: Tensor, own: Tensor, log_prior: Tensor | None 
     return scores.gather(1, own[:, None])[:, 0] - torch.logsumexp(scores + prior, dim=1)
 
 
-def normalised(information: Tensor, n_skills: int) -> Tensor:
+def normalise_information(information: Tensor, n_skills: int) -> Tensor:
     """Information[B] in units of log K, within [−1, 1], without gradient: the bonus β multiplies.
 
     Below 0: the critic took the sample for another expert's, and it has no other lower bound.

@@ -50,10 +50,10 @@ def responsibilities(
     spread = trailing.std(axis=0, ddof=1) + _LEAST_SPREAD
     scores = (trailing - trailing.mean(axis=0)) / (spread * temperature)
     odds = np.exp(scores - scores.max(axis=0))
-    return floored(odds / odds.sum(axis=0), floor)
+    return apply_floor(odds / odds.sum(axis=0), floor)
 
 
-def floored(shares: Floats, floor: float = 0.05) -> Floats:
+def apply_floor(shares: Floats, floor: float = 0.05) -> Floats:
     """(1 − floor) · shares[K,...] + floor/K: no expert is cut off from any bar for good.
 
     Also for a router's probabilities, which take the place of trailing returns once it is trained.

@@ -53,6 +53,6 @@ def explained_variance(returns: Tensor, values: Tensor) -> float:
     return 1.0 - float((g - v).var(correction=0)) / whole if whole != 0.0 else 0.0
 
 
-def standardized(values: Tensor, eps: float = 1e-8) -> Tensor:
+def standardize(values: Tensor, eps: float = 1e-8) -> Tensor:
     """`values` less their mean, over their standard deviation."""
     return (values - values.mean()) / (values.std(correction=0) + eps)

@@ -48,7 +48,7 @@ from echelon.ops.information import (
     RunningStd,
     SkillCritic,
     SkillDiscriminator,
-    normalised,
+    normalise_information,
     pointwise_information,
 )
 from echelon.population.shared_replay import SharedBatch
@@ -170,7 +170,7 @@ class SkillBonus:
         self._require(samples, skills)
         with torch.no_grad():
             scores = self._net(samples, skills)
-            return normalised(pointwise_information(scores, own), self.n_skills)
+            return normalise_information(pointwise_information(scores, own), self.n_skills)
 
     def weights(self) -> dict[str, Tensor]:
         """What `load` needs to give the same rewards, elsewhere."""

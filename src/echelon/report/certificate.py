@@ -232,7 +232,7 @@ def _sizes(market: MarketResult, words: Words) -> Iterator[str]:
     yield words("proof_spent", cpu=f"{market.cpu_seconds:,.0f}")
 
 
-def _planted(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+def _planted_lines(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
     lines = []
     checks = {check.name: check for check in market.checks}
     for signal in dict.fromkeys(key.split("/")[0] for key in market.rows):
@@ -332,7 +332,7 @@ def _costly(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
 
 
 _PICTURES: Mapping[str, Callable[[MarketResult, Words], Iterator[tuple[str, str]]]] = {
-    "planted": _planted,
+    "planted": _planted_lines,
     "regime": _regime,
     "null": _null,
     "leaky": _leaky,

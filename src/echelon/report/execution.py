@@ -35,13 +35,15 @@ def write_execution_report(
     """
     Words(lang)  # refuses a language that there is not
     written = languages_with(directory, STEM, lang)
-    for each in written:
-        words = Words(each)
+    for language in written:
+        words = Words(language)
         shown = slide_words(words)
         for stem, slide in _slides(evaluation, name, shown).items():
-            write_atomic(directory / file_name(stem, "png", each), draw_slide(slide, shown.lang))
+            write_atomic(
+                directory / file_name(stem, "png", language), draw_slide(slide, shown.lang)
+            )
         page = render(evaluation, name, words, written)
-        write_atomic(directory / file_name(STEM, "html", each), page)
+        write_atomic(directory / file_name(STEM, "html", language), page)
     return directory / file_name(STEM, "html", lang)
 
 
@@ -115,15 +117,15 @@ def _mean_cell(mean: Mean) -> Cell:
     return Cell(f"{mean.estimate:+.2f}", small=interval)
 
 
-def _learned(evaluation: ExecutionEvaluation) -> list[PolicyOrders]:
+def _learned_policies(evaluation: ExecutionEvaluation) -> list[PolicyOrders]:
     return [policy for policy in evaluation.policies if policy.seeds]
 
 
 def _differences_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
     schedules = [policy.name for policy in evaluation.policies if not policy.seeds]
     rows: list[list[Content]] = [
-        [name, *(_mean_cell(evaluation.difference(name, other)) for other in schedules)]
-        for name in (policy.name for policy in _learned(evaluation))
+        [name, *(_mean_cell(evaluation.difference(name, schedule)) for schedule in schedules)]
+        for name in (policy.name for policy in _learned_policies(evaluation))
     ]
     return Table([words("execution_policy"), *schedules], rows)
 
@@ -131,7 +133,7 @@ def _differences_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
 def _seeds_table(evaluation: ExecutionEvaluation, words: Words) -> Table | None:
     rows = [
         [f"{policy.name}, {seed}", *(f"{float(measures[m].mean()):+.2f}" for m in _MEASURES)]
-        for policy in _learned(evaluation)
+        for policy in _learned_policies(evaluation)
         if len(policy.seeds) > 1
         for seed, measures in policy.seeds.items()
     ]

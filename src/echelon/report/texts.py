@@ -62,31 +62,31 @@ class Words:
     def measure(self, name: str) -> str:
         """What a measure is called; without a translation, as in English."""
         label = LABELS.get(name)
-        return self._known("measure", name, label.text if label else name.replace("_", " "))
+        return self._text_or("measure", name, label.text if label else name.replace("_", " "))
 
     def meaning(self, name: str) -> str:
         """What a measure means, in a sentence; without a translation, in English."""
         label = LABELS.get(name)
-        return self._known("meaning", name, label.meaning if label else name.replace("_", " "))
+        return self._text_or("meaning", name, label.meaning if label else name.replace("_", " "))
 
     def name(self, key: str) -> str:
         """What a baseline, or an agent (`seed-42`), is called."""
         if key.startswith("seed-"):
             return self("seed_n", seed=key.removeprefix("seed-"))
-        return self._known("book", key, key.replace("_", " "))
+        return self._text_or("book", key, key.replace("_", " "))
 
     def in_text(self, key: str) -> str:
         """What a baseline is called in the middle of a sentence."""
-        return self._known("in_text", key, self.name(key))
+        return self._text_or("in_text", key, self.name(key))
 
     def reason(self, key: str) -> str:
         """Why an order was cut."""
-        return self._known("reason", key, key.replace("_", " "))
+        return self._text_or("reason", key, key.replace("_", " "))
 
     def who(self, name: str) -> str:
         """What an expert, the portfolio or the router is called; other names are their own."""
         match = _EXPERT.fullmatch(name)
-        return self("expert_n", n=match[1]) if match else self._known("who", name, name)
+        return self("expert_n", n=match[1]) if match else self._text_or("who", name, name)
 
     def event(self, code: str, values: Mapping[str, float | str]) -> str:
         """The sentence of an event, made of its code and values; without a text, both."""
@@ -99,13 +99,13 @@ class Words:
 
     def event_kind(self, kind: str) -> str:
         """What a kind of event of the population, or of life in its lineage, is called."""
-        return self._known("life", kind, kind.replace("_", " "))
+        return self._text_or("life", kind, kind.replace("_", " "))
 
     def ledger(self, phrase: str) -> str:
         """A phrase of a world's ledger."""
-        return self._known("ledger", phrase, phrase)
+        return self._text_or("ledger", phrase, phrase)
 
-    def _known(self, kind: str, key: str, default: str) -> str:
+    def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)
 
 

@@ -128,7 +128,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
         matches = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
     except OSError as error:
         what = error.strerror or str(error)
-        raise DamagedError(directory, what, "Make it readable, or start the run anew.") from None
+        raise DamagedError(directory, what, "Make it readable, or start the run again.") from None
     names = {match[1] or match[2] for match in matches if match}
     standing = (standing_directory(directory / name) for name in names)
     return sorted((path for path in standing if path is not None), key=_step_of)
@@ -287,12 +287,12 @@ def _explain(path: Path, damage: DamagedError) -> DamagedError:
 def _advice(path: Path) -> str:
     """What to do without a checkpoint: the one to resume from instead, if there is any."""
     if not _STEP.search(path.name):
-        return "The best weights are kept nowhere else: train the run anew (--overwrite)."
+        return "The best weights are kept nowhere else: train the run again (--overwrite)."
     periodic = list_checkpoints(path.parent)
-    periodic = [other for other in periodic if _step_of(other) < _step_of(path)]
-    usable = next((other for other in reversed(periodic) if _is_whole(other)), None)
+    periodic = [earlier for earlier in periodic if _step_of(earlier) < _step_of(path)]
+    usable = next((saved for saved in reversed(periodic) if _is_whole(saved)), None)
     if usable is None:
-        return "No earlier checkpoint beside it is whole: start the run anew."
+        return "No earlier checkpoint beside it is whole: start the run again."
     return f"Resume from an earlier one: --resume {usable}"
 
 

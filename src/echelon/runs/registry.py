@@ -170,7 +170,7 @@ class TrialRegistry:
         buffer = io.BytesIO()
         frame.write_parquet(buffer, compression="zstd")
         with self._hold_lock():
-            others = [other for other in self._read(kind) if other.key != entry.key]
+            others = [trial for trial in self._read(kind) if trial.key != entry.key]
             write_atomic(self._returns(entry.key), buffer.getvalue())
             self._write(kind, sorted([*others, entry], key=lambda e: e.when))
 

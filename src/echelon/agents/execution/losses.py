@@ -42,7 +42,7 @@ def order_returns(reward: Tensor, discount: Tensor, value: Tensor, trace: float)
     return lambda_returns(reward, discount, after, trace)
 
 
-def standardized_where(values: Tensor, taken: Tensor) -> Tensor:
+def standardize_where(values: Tensor, taken: Tensor) -> Tensor:
     """Less their mean, over their standard deviation, both of taken steps only; 0 elsewhere."""
     apart = (values - taken_mean(values, taken)) * taken
     return apart / (taken_mean(apart.square(), taken).sqrt() + 1e-8)

@@ -29,7 +29,7 @@ from echelon.agents.execution.learner import ExecutionLearner, mean_metrics
 from echelon.agents.execution.losses import (
     clipped_policy_loss,
     order_returns,
-    standardized_where,
+    standardize_where,
     taken_mean,
     value_loss,
 )
@@ -76,7 +76,7 @@ class PPO(ExecutionLearner):
         if config.copies > 1:
             advantage = less_copies(advantage, rollout.taken, config.copies)
         if config.normalize_advantages:
-            advantage = standardized_where(advantage, rollout.taken)
+            advantage = standardize_where(advantage, rollout.taken)
         old = head.log_prob(rollout.params, rollout.actions)
         updates: list[Metrics] = []
         for _ in range(config.epochs):

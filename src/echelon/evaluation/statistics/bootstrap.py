@@ -112,7 +112,7 @@ def sharpe_difference(
     if not 1.0 <= mean_block <= n_dates:
         raise ValueError(f"block must lie between 1 and the {n_dates} dates; it is {block}")
 
-    powers = _Powers.of(np.column_stack([x, y]), y.shape[1])
+    powers = _Powers.from_returns(np.column_stack([x, y]), y.shape[1])
     weights = _spectral_weights(n_dates, mean_block)
     estimate, error = _on_every_date(powers, weights)
     if error * math.sqrt(n_dates) <= _NOTHING:
@@ -122,7 +122,7 @@ def sharpe_difference(
         return SharpeDifference(shown, bound, bound, 0.0, p_value, mean_block, replications, level)
 
     rng = stream(seed, "sharpe difference")
-    below, above = _studentised(powers, weights, mean_block, replications, rng)
+    below, above = _studentise(powers, weights, mean_block, replications, rng)
     # Weibull positions, q·(B+1): the quantiles for which a bound fails with probability q.
     lower = float(np.quantile(below, (1.0 - level) / 2.0, method="weibull"))
     upper = float(np.quantile(above, (1.0 + level) / 2.0, method="weibull"))
@@ -164,7 +164,7 @@ def _on_every_date(powers: _Powers, weights: Floats) -> tuple[float, float]:
     return float(estimates[0]), float(errors[0])
 
 
-def _studentised(
+def _studentise(
     powers: _Powers,
     weights: Floats,
     mean_block: float,
@@ -204,7 +204,7 @@ class _Powers(NamedTuple):
     sign: Floats
 
     @classmethod
-    def of(cls, returns: Floats, n_baseline: int = 1) -> _Powers:
+    def from_returns(cls, returns: Floats, n_baseline: int = 1) -> _Powers:
         """Standardise returns[T, C]; the baseline's are the last columns, constants become 0."""
         constant = is_constant(returns)
         deviation = np.where(constant, 1.0, returns.std(axis=0, ddof=1))

@@ -55,11 +55,11 @@ def seed_interval(values: Sequence[float], level: float = 0.95) -> SeedInterval:
     if n < BOOTSTRAP_FROM:
         margin = float(stats.t.ppf(0.5 + level / 2, n - 1)) * float(x.std(ddof=1)) / math.sqrt(n)
         return SeedInterval(mean, mean - margin, mean + margin, n, "t")
-    low, high = (mean, mean) if is_constant(x) else _studentised(x, level)
+    low, high = (mean, mean) if is_constant(x) else _studentise(x, level)
     return SeedInterval(mean, low, high, n, "bootstrap")
 
 
-def _studentised(x: Floats, level: float) -> tuple[float, float]:
+def _studentise(x: Floats, level: float) -> tuple[float, float]:
     """Bounds of the bootstrap-t interval of the mean of x[S].
 
     `arch.bootstrap.IIDBootstrap` has the same interval, one replication at a time; a hundred

@@ -89,7 +89,7 @@ def _agent_name(split: SplitData, words: Words) -> str:
 
 def _curves(split: SplitData, record: Record) -> tuple[Floats, Floats]:
     drawdown = record.tables.equity["drawdown"].to_numpy()
-    return split.whole(record.growth), split.whole(drawdown)
+    return split.over_span(record.growth), split.over_span(drawdown)
 
 
 def monthly_chart(split: SplitData, words: Words) -> Chart:
@@ -146,7 +146,7 @@ def _weights(split: SplitData, record: Record) -> Floats:
     weights = record.tables.weights.drop("time").to_numpy().astype(np.float64)
     cash = record.tables.equity["cash_share"].to_numpy().astype(np.float64)
     columns = [*weights.T, cash]
-    return np.stack([split.whole(column) for column in columns], axis=1)
+    return np.stack([split.over_span(column) for column in columns], axis=1)
 
 
 def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
@@ -242,7 +242,7 @@ def _costs(split: SplitData, record: Record) -> Floats:
     """[T,3] costs so far, in per cent of the initial value."""
     parts = [np.cumsum(record.tables.equity[kind].to_numpy()) for kind in COST_PARTS]
     share = 100.0 / record.value[0]
-    return np.stack([split.whole(part * share) for part in parts], axis=1)
+    return np.stack([split.over_span(part * share) for part in parts], axis=1)
 
 
 def differences_chart(

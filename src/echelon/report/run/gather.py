@@ -112,13 +112,13 @@ class SplitData:
         ranked = sorted(self.agents, key=lambda r: _rank(r.measures["sharpe_annual"]))
         return ranked[(len(ranked) - 1) // 2]
 
-    def whole(self, values: Floats) -> Floats:
+    def over_span(self, values: Floats) -> Floats:
         """[T] values over the whole span: a ruined book stays where it ended."""
         return carry_last(values, len(self.times))
 
     def mean(self, series: Sequence[Floats]) -> Floats:
         """[T] mean of several series, each over the whole span."""
-        return np.asarray(np.mean([self.whole(s) for s in series], axis=0))
+        return np.asarray(np.mean([self.over_span(s) for s in series], axis=0))
 
 
 @dataclass(frozen=True)
@@ -161,19 +161,19 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
             f"{config_file}: no such file, so {run} is not a run directory. `echelon train` makes "
             "one."
         )
-    names = _chosen(run, splits)
+    names = _splits_to_show(run, splits)
     config = load_run_config(config_file)
     facts = RunDirectory(run).facts()
     loaded = tuple(_split(run, name) for name in names)
     seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
     logs = {seed: _log(run, seed) for seed in seeds}
-    found = {seed: PopulationHistory.find(seed_directory(run, seed)) for seed in seeds}
-    populations = {seed: history for seed, history in found.items() if history is not None}
+    histories = {seed: PopulationHistory.find(seed_directory(run, seed)) for seed in seeds}
+    populations = {seed: history for seed, history in histories.items() if history is not None}
     text = config_file.read_text(encoding="utf-8")
     return RunData(run, config, text, facts, loaded, logs, populations)
 
 
-def _chosen(run: Path, splits: Sequence[str] | None) -> list[str]:
+def _splits_to_show(run: Path, splits: Sequence[str] | None) -> list[str]:
     wanted = set(RunDirectory(run).evaluated_splits() if splits is None else splits)
     unknown = sorted(wanted - set(SPLITS))
     if unknown:
@@ -193,11 +193,13 @@ def _split(run: Path, name: str) -> SplitData:
             f"{evaluation.directory / 'summary.json'}: no seed in it. Run `echelon evaluate {run} "
             f"--split {name}` again."
         )
-    beside = evaluation.companions.values()
+    companions = evaluation.companions.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
-    known += [values for own in beside for values in own.values()]
+    known += [values for own in companions for values in own.values()]
     missing = [name for name in LABELS if any(name not in values for values in known)]
-    missing += [name for name in (HEDGE, expert_key(0)) if any(name not in own for own in beside)]
+    missing += [
+        name for name in (HEDGE, expert_key(0)) if any(name not in own for own in companions)
+    ]
     if missing:
         raise StoreError(
             f"{evaluation.directory / 'summary.json'}: {missing[0]!r} is missing. Run `echelon "

@@ -67,7 +67,7 @@ def other_runs_card(run: RunData, split: SplitData, words: Words) -> Card | None
     head = [words("other_runs_run"), *(words.measure(name) for name in _MEASURES)]
     head += [words("other_runs_difference", first=first)]
     head += [words("other_runs_days"), words("other_runs_seeds")]
-    rows = [_run_row(other, words) for other in comparison["runs"]]
+    rows = [_run_row(line, words) for line in comparison["runs"]]
     rows += [_baseline_row(name, values, words) for name, values in comparison["baselines"].items()]
     return Card(words("other_runs"), note, [Table(head, rows)])
 
@@ -85,31 +85,31 @@ def _comparison(run: RunData, split: str) -> _Comparison | None:
     comparison = check_tree(tree, _Comparison, path, remedy)
     if comparison["format"] != RUNS_FORMAT:
         raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
-    return comparison if _own(comparison, run) is not None else None
+    return comparison if _own_line(comparison, run) is not None else None
 
 
-def _own(tree: _Comparison, run: RunData) -> _Run | None:
+def _own_line(tree: _Comparison, run: RunData) -> _Run | None:
     """The run's own line."""
-    return next((other for other in tree["runs"] if other["name"] == run.name), None)
+    return next((line for line in tree["runs"] if line["name"] == run.name), None)
 
 
 def _stale(tree: _Comparison, run: RunData, split: SplitData) -> bool:
     """Whether the run was trained again since."""
-    own = _own(tree, run)
+    own = _own_line(tree, run)
     assert own is not None
     return bool(own["best_steps"] != split.facts["best_steps"])
 
 
-def _run_row(other: _Run, words: Words) -> list[Content]:
-    seeds = list(other["seeds"].values())
+def _run_row(line: _Run, words: Words) -> list[Content]:
+    seeds = list(line["seeds"].values())
     cells = []
     for name in _MEASURES:
         over = mean_std([_number(values.get(name)) for values in seeds])
         cells.append(LABELS[name].format(over.mean, over.std if len(seeds) > 1 else math.nan))
-    difference = other["difference"]
+    difference = line["difference"]
     cells += [DASH] * 3 if difference is None else _difference(difference, words)
-    about = words("other_runs_of", algo=other["algo"], seeds=words.count("n_seeds", len(seeds)))
-    return [Named(other["name"] + about, strong=True), *cells]
+    about = words("other_runs_of", algo=line["algo"], seeds=words.count("n_seeds", len(seeds)))
+    return [Named(line["name"] + about, strong=True), *cells]
 
 
 def _difference(difference: _Difference, words: Words) -> list[str]:

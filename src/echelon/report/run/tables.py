@@ -22,7 +22,7 @@ from echelon.report.texts import Words
 from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
 from echelon.training.run import seed_directory
 
-_ANEW = "Train the run again."
+_REMEDY = "Train the run again."
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""
 _COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
@@ -99,10 +99,10 @@ def monthly_tables(split: SplitData, words: Words) -> dict[str, Table]:
 
 def monthly_by_key(split: SplitData) -> dict[str, MonthlyReturns]:
     """Key → monthly returns; `mean` is the mean over the seeds, first where there are several."""
-    found = {r.key: monthly_returns(split.times, split.whole(r.value)) for r in split.records}
+    months = {r.key: monthly_returns(split.times, split.over_span(r.value)) for r in split.records}
     if len(split.agents) > 1:
-        return {"mean": mean_monthly([found[r.key] for r in split.agents])} | found
-    return found
+        return {"mean": mean_monthly([months[r.key] for r in split.agents])} | months
+    return months
 
 
 def _heat_map(returns: MonthlyReturns, words: Words) -> Table:
@@ -226,8 +226,8 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
     file = run / "encoder" / "encoder.json"
     if not file.is_file():
         return []
-    facts = read_json(file, _Encoder, _ANEW)["facts"]
-    with blaming(file, _ANEW):
+    facts = read_json(file, _Encoder, _REMEDY)["facts"]
+    with blaming(file, _REMEDY):
         if not facts["enabled"]:
             return [words("encoder_drawn")]
         return [
@@ -242,7 +242,7 @@ def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
     adapter, replay = read_learner_facts(directory)
     rows = []
     if adapter is not None:
-        with blaming(directory / LEARNER_FACTS, _ANEW):
+        with blaming(directory / LEARNER_FACTS, _REMEDY):
             share = f"{100 * adapter.share:.1f}"
         numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
         rows.append(("fact_adapter", [words("adapter_share", **numbers)]))

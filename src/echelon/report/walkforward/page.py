@@ -172,7 +172,8 @@ def _trust(walk: WalkData, stitched: SplitData, words: Words) -> Card:
         interval = interval | {"iqm": interquartile_mean(ratios)}
     seeds = {"n": len(ratios), "measures": {"sharpe_annual": interval}}
     sweep = [
-        line | {"sharpe_annual": _alone(line["sharpe_annual"])} for line in statistics["costs"]
+        line | {"sharpe_annual": _as_interval(line["sharpe_annual"])}
+        for line in statistics["costs"]
     ]
     yardstick = statistics["verdict"]["baseline"]
     costs = costs_part(sweep, yardstick, words("sweep_folds"), words, ("sharpe_annual",))
@@ -184,7 +185,7 @@ def _trust(walk: WalkData, stitched: SplitData, words: Words) -> Card:
     return Card(words("trust"), words("walk_uncounted"), parts)
 
 
-def _alone(value: float | None) -> dict[str, Any] | None:
+def _as_interval(value: float | None) -> dict[str, Any] | None:
     """A mean without an interval, as the cost sweep of a run has it."""
     return None if value is None else {"estimate": value, "low": None, "high": None}
 
@@ -242,7 +243,7 @@ def _fold_cells(walk: WalkData, fold: str, books: Sequence[str], words: Words) -
         text = words("fold_failed", problem=problem) if problem else words("fold_incomplete")
         return [Cell(text, "failed", columns=len(books) * len(SHOWN))]
     return [
-        Cell(_shown(values[who], name, unit=False), "agent" * (who == AGENT))
+        Cell(_measure_text(values[who], name, unit=False), "agent" * (who == AGENT))
         for name in SHOWN
         for who in books
     ]
@@ -254,7 +255,7 @@ def _unit(name: str) -> str:
     return f", {unit}" if unit else ""
 
 
-def _shown(values: Mapping[str, float] | None, name: str, *, unit: bool = True) -> str:
+def _measure_text(values: Mapping[str, float] | None, name: str, *, unit: bool = True) -> str:
     """A measure as a table has it; a dash where there are none."""
     if values is None:
         return DASH
@@ -268,7 +269,7 @@ def _measure_table(walk: WalkData, name: str, words: Words) -> Table:
     books = [AGENT, *walk.baselines]
     head = [words("fold"), words("agent"), *(words.name(key) for key in walk.baselines)]
     rows = [
-        [title, *(_shown(walk.values(fold, who), name) for who in books)]
+        [title, *(_measure_text(walk.values(fold, who), name) for who in books)]
         for fold, title in _rows(walk, words).items()
     ]
     return Table(head, rows, f"measures against {_kind(walk)}")
