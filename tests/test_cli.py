@@ -264,7 +264,7 @@ def test_bug_of_ours_shows_its_traceback_and_exits_with_70(
     def broken(*args: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("echelon.cli.config.load_config", broken)
+    monkeypatch.setattr("echelon.config.load_config", broken)
     code, _, err = shell("config", "show")
     assert code == 70
     assert "planted" in err

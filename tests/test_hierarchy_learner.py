@@ -39,7 +39,7 @@ from echelon.population.record import PopulationHistory
 from echelon.population.settings import refuse_hierarchy
 from echelon.runs.checkpoint import load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
-from echelon.training.learners import Worlds, ready
+from echelon.training.learners import Worlds, encoder_hash, ready
 from echelon.training.run import Training, resume_point
 
 TIMED = ("collect", "experts", "router", "population", "router_updates", "steps_per_second")
@@ -106,8 +106,8 @@ def test_a_resumed_population_goes_on_bit_for_bit(
 def half_state(
     tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    told = dict.fromkeys(("time/collect",), 0.0) | state["told"]
-    return tensors, state | {"told": told}
+    metrics = dict.fromkeys(("time/collect",), 0.0) | state["metrics"]
+    return tensors, state | {"metrics": metrics}
 
 
 def test_an_expert_that_is_no_longer_a_number_is_reseeded_and_the_rest_goes_on(
@@ -365,12 +365,12 @@ def test_the_history_says_what_befell_after_the_last_evolution(
     assert history.skills.tolist() == learner.evolution.skills.tolist()
     (told,) = caplog.records
     assert told.levelname == "WARNING"
-    assert told.getMessage().startswith("seed 7, round 6: quarantine, expert 1: member 1: ")
+    assert told.getMessage().startswith("seed 7, round 6: quarantine, expert 1, error member 1: ")
     # A reading for each phase of the experts, of evolutions only one.
     assert [one.round for one in history.readings] == [2, 4, 6]
     assert [one.round for one in history.rounds] == [4]
     assert history.readings[1].mapd == history.rounds[0].mapd
-    learner._event("worker_lost", "members [0]", "made anew, and the phase done again")
+    learner._event("worker_lost", "members [0]", "worker_lost", {})
     learner.close()
     assert PopulationHistory.read(tmp_path).events[-1].kind == "worker_lost"
 
@@ -516,7 +516,7 @@ def test_a_checkpoint_is_refused_with_another_encoder(world: World, tmp_path: Pa
     training.run(should_stop=lambda: bool(calls.append(0)) or len(calls) > 2)
     point = resume_point(place)
     assert point is not None
-    assert load_checkpoint(point).state["encoder"] == training.encoder
+    assert load_checkpoint(point).state["encoder"] == encoder_hash(config, place)
     Training(config, worlds, place, 7, resume=point)
     # The same origin, other weights: as of one that was made again by another version.
     origin = Origin.from_config(config, world.x.shape[2], "data", config.seed)

@@ -119,7 +119,7 @@ def test_memory_error_of_a_library_is_no_bug(shell: Shell, monkeypatch: pytest.M
     def fail(*_args: object) -> None:
         raise MemoryError("Unable to allocate 7.28 TiB for an array")
 
-    monkeypatch.setattr("echelon.cli.config.load_config", fail)
+    monkeypatch.setattr("echelon.config.load_config", fail)
     code, _, err = shell("config", "show")
     assert code == 1
     assert "not enough memory (Unable to allocate 7.28 TiB" in err

@@ -348,7 +348,7 @@ class PopulationEvent:
     kind: str
     who: str
     code: str
-    values: Mapping[str, NullableFloat | str]
+    values: Mapping[str, int | NullableFloat | str]
 
     def __str__(self) -> str:
         """As a line of the log."""
