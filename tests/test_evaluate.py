@@ -192,7 +192,15 @@ def test_split_that_was_not_evaluated_says_what_to_run(evaluated: Path) -> None:
         load_evaluation(evaluated, "train")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "seeds": {"a": {}}}'])
+def test_evaluation_of_an_older_format_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations" / "test" / "summary.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"format": 1}')
+    with pytest.raises(StoreError, match=r"another version of Echelon. Run `echelon evaluate`"):
+        load_evaluation(tmp_path, "test")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 2, "seeds": {"a": {}}}'])
 def test_damaged_summary_is_an_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "evaluations" / "test" / "summary.json"
     path.parent.mkdir(parents=True)
