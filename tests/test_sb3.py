@@ -70,7 +70,7 @@ def test_lookup_learns_what_sb3_learns_from_windows(algo: str) -> None:
     theirs.policy.load_state_dict(ours.model.policy.state_dict())
     env.restore(*ours.env.state())
     env._seeds = [None] * 4
-    theirs._last_obs = env._face.observe(env._books.row, env._held)
+    theirs._last_obs = env._spec.observe(env._books.row, env._held)
     theirs._last_episode_starts = np.ones(4, dtype=bool)
     lots = ours.model.action_space.np_random.bit_generator.state
     theirs.action_space.np_random.bit_generator.state = lots
