@@ -260,10 +260,10 @@ def test_null_alone_brings_the_agents_its_power_needs() -> None:
 def test_a_proof_with_less_than_its_mode_has_is_a_reduced_one(
     values: dict[str, int], mode: str
 ) -> None:
-    sizes = FULL.changed(**values)
+    sizes = FULL.adjust(**values)
     assert sizes.mode == mode
     assert sizes.null_agents == min(FULL.null_agents, sizes.null_draws)
-    assert QUICK.changed(planted_seeds=None) == QUICK
+    assert QUICK.adjust(planted_seeds=None) == QUICK
 
 
 def test_what_is_hurried_is_never_made_slower() -> None:

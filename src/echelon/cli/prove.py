@@ -142,7 +142,7 @@ def _show(certificate: Certificate, directory: Path, words: Words) -> None:
     _print(certificate, words)
     typer.echo(f"certificate: {directory / 'certificate.json'}")
     typer.echo(f"page: {page}")
-    failed = [words(f"market_{m.name}") for m in certificate.markets if not m.passed]
+    failed = [words(f"proof_market_{m.name}") for m in certificate.markets if not m.passed]
     if failed:
         raise EchelonError(
             f"not passed: {', '.join(failed)}. The certificate says by how much; do not trust "
