@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as fn
 from torch import Tensor
 
+from echelon.config import load_config
 from echelon.config.agents import StateConfig
 from echelon.envs.act import Action, Holdings, free, weights_of_actions
 from echelon.errors import ConfigError
@@ -130,8 +131,8 @@ def test_inputs_are_scaled_by_what_is_present(actor: ExpertActor) -> None:
 
 
 def test_a_width_that_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expert\.hidden = 10"):
-        ExpertActor(D, 10)
+    with pytest.raises(ConfigError, match=r"expert\.hidden: must be a multiple of 4"):
+        load_config(None, ["train.algo=SAC", "expert.hidden=10"])
 
 
 def held_of(weights: list[float], buy: list[bool], sell: list[bool]) -> Holdings:

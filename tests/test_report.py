@@ -664,7 +664,7 @@ def test_book_that_ends_early_stays_where_it_ended(run: Path) -> None:
     ended = type(first)(first.key, first.seed, first.measures, short)
     cut = type(split)(split.name, split.evaluation, (ended, *split.agents[1:]), split.baselines)
     assert len(cut.mean_growth) == len(split.times)
-    lone = cut.whole(ended.growth)
+    lone = cut.over_span(ended.growth)
     assert (lone[50:] == ended.growth[-1]).all()
 
 
