@@ -84,11 +84,11 @@ def _chinese_and_stale_pages(run: Path, tree: dict[str, Any]) -> None:
     words = Words("zh")
     page = render(gather(run, ["test"]), words, "")
     assert f">{words('other_runs')}</h2>" in page
-    assert words("beside_stale") not in page
+    assert words("other_runs_stale") not in page
     own = next(one for one in tree["runs"] if one["name"] == run.name)
     own["best_steps"] = {seed: step + 1 for seed, step in own["best_steps"].items()}
     (run / "comparison.json").write_text(json.dumps(tree))
-    assert words("beside_stale") in render(gather(run, ["test"]), words, "")
+    assert words("other_runs_stale") in render(gather(run, ["test"]), words, "")
     (run / "comparison.json").write_text(json.dumps(tree | {"split": "valid"}))
     assert f">{words('other_runs')}</h2>" not in render(gather(run, ["test"]), words, "")
     (run / "comparison.json").write_text('{"kind": "runs", "split": "test"}')
