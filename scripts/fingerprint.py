@@ -46,7 +46,7 @@ DROPPED = re.compile(
 """Keys of the older fingerprint whose values are no longer kept in that form, on purpose."""
 
 VOLATILE = re.compile(
-    r"(^|[./_])(time|seconds?|finished|evaluated|started|took|when|code|echelon|python|platform|libraries|"
+    r"(^|[./_:])(time|seconds?|finished|evaluated|started|took|when|code|echelon|python|platform|libraries|"
     r"command|path|paths|store|sha256|tensors_sha256|fingerprint|identity|cpu_seconds|version|"
     r"config_hash|training_hash|hash|key|files|sizes|format|settings|machine|lines|date)([./_:]|$)"
 )
