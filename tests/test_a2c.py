@@ -58,10 +58,10 @@ def test_collecting_and_loss_use_the_same_encodings_also_with_dropout(
 ) -> None:
     agent = learner("model.dropout=0.5")
     seen: list[Tensor] = []
-    masked = agent.net.masked
+    mask_logits = agent.net.mask_logits
 
     def watched(*args: Any) -> Tensor:
-        logits = masked(*args)
+        logits = mask_logits(*args)
         seen.append(logits.detach().clone())
         return logits
 
@@ -73,7 +73,7 @@ def test_collecting_and_loss_use_the_same_encodings_also_with_dropout(
         encoded += 1
         return encode(x)
 
-    monkeypatch.setattr(agent.net, "masked", watched)
+    monkeypatch.setattr(agent.net, "mask_logits", watched)
     monkeypatch.setattr(agent.net, "encode", counted)
     agent.train_once()
     assert encoded == 1

@@ -283,6 +283,8 @@ def test_entry_travels_through_redis(
 ) -> None:
     monkeypatch.setenv("ECHELON_REDIS_URL", redis_url)
     monkeypatch.setattr("echelon.features.cache._PIECE", 100_000)
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
     here = prepare(qtmrl_config(tmp_path, bars_file, "data.cache.redis=true"), tmp_path / "one")
     elsewhere = qtmrl_config(
         tmp_path, bars_file, "data.cache.redis=true", f"data.cache.dir={tmp_path}/other-machine"

@@ -203,7 +203,7 @@ def test_damaged_best_says_that_it_cannot_be_had_again(tmp_path: Path) -> None:
     _save(tmp_path, 100)
     best = save_best(tmp_path, 50, {"w": torch.ones(2)}, {}, config_hash="c")
     _flip(best)
-    with pytest.raises(StoreError, match=rf"best/{TENSORS}: .*train the run anew"):
+    with pytest.raises(StoreError, match=rf"best/{TENSORS}: .*train the run again"):
         load_checkpoint(best)
 
 

@@ -445,5 +445,5 @@ def test_real_book_is_read_and_traded(shared_data: Path) -> None:
         )
     # A buyer and a seller in equal slices: the price moves one's way and the other's, and together
     # they lose the spread of a cent and the walk through levels.
-    together = measure_orders(taker.history())["gain_arrival"].sum()
+    together = measure_orders(History.from_simulator(taker))["gain_arrival"].sum()
     assert -2.0 < together < 0.0
