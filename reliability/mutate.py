@@ -290,10 +290,12 @@ def _nudge(rng: Rng, node: Any, key: Any) -> None:
                 str(value)[:200],
             )
         )
-    else:
+    elif isinstance(value, dict):
         node[key] = rng.choice(
             (list(value), list(value.items()), str(value)[:200], {**value, word(rng): odd(rng)})
         )
+    else:  # what an earlier change put there: a tuple, a date, bytes
+        node[key] = str(value)[:200]
 
 
 def _drop(rng: Rng, node: Any, key: Any) -> None:

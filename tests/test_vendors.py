@@ -27,6 +27,7 @@ from vendor_fakes import (
 
 from echelon.data.importing import import_source
 from echelon.data.sources import Source
+from echelon.data.sources._times import parse_times
 from echelon.data.sources._vendor import AShare, a_share, distinct_a_shares, share_volume
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource
@@ -211,3 +212,22 @@ def test_answer_that_is_no_table_is_the_vendors_fault(odd: object, tmp_path: Pat
     client.answers["stock_zh_a_hist"] = [odd]
     with pytest.raises(SourceError, match=r"akshare: .* is no table of numbers"):
         import_source(eastmoney(client), Store(tmp_path), "d")
+
+
+def test_day_beyond_every_calendar_is_the_vendors_fault(tmp_path: Path) -> None:
+    client = akshare_client()
+    frame = client.answers["stock_zh_a_daily"][0]
+    absurd = pd.Series([2**62] * len(frame), index=frame.index).astype("datetime64[us]")
+    client.answers["stock_zh_a_daily"] = [frame.assign(date=absurd)]
+    with pytest.raises(SourceError, match=r"akshare: .* has the .* expected the form"):
+        import_source(eastmoney(client), Store(tmp_path), "d")
+
+
+@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime("ms"), pl.Datetime("us", "UTC")], ids=str)
+def test_days_beyond_every_calendar_are_not_understood(kind: pl.DataType) -> None:
+    physical = pl.Series([0, 2**30 if kind == pl.Date else 2**62])
+    cells = physical.cast(pl.Int32 if kind == pl.Date else pl.Int64).cast(kind)
+    assert parse_times(cells, freq="1d", timezone="UTC")["time"].to_list() == [
+        datetime(1970, 1, 1),
+        None,
+    ]

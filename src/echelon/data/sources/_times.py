@@ -35,6 +35,7 @@ def parse_times(cells: pl.Series, *, freq: Freq, timezone: str) -> pl.DataFrame:
     (whether the cell said its offset; null where there was no time). A daily bar stamped at
     midnight of any zone means that date; it is not moved to the day before.
     """
+    cells = drop_absurd(cells)
     dtype = cells.dtype
     daily = freq == "1d"
     if isinstance(dtype, pl.Date):
@@ -50,11 +51,24 @@ def parse_times(cells: pl.Series, *, freq: Freq, timezone: str) -> pl.DataFrame:
     )
 
 
+def drop_absurd(cells: pl.Series) -> pl.Series:
+    """Dates and times outside the years a market can have as null; other columns as they are.
+
+    Beyond polars' own range the least cast of one ends in a panic.
+    """
+    if not isinstance(cells.dtype, pl.Date | pl.Datetime):
+        return cells
+    known = pl.col("cell").dt.year().is_between(*_YEARS)
+    frame = cells.to_frame("cell").select(pl.when(known).then(pl.col("cell")))
+    return frame.to_series().rename(cells.name)
+
+
 def join_clock(dates: pl.Series, clock: pl.Series) -> pl.Series:
     """Dates beside times of day → text of both: 93500, 0935, 9:35, 09:35:00.
 
     Some vendors repeat the date in the second column (20200102093500000); it then stands alone.
     """
+    dates = drop_absurd(dates)
     if isinstance(dates.dtype, pl.Datetime):
         dates = dates.cast(pl.Date)
     frame = pl.DataFrame({"date": _as_text(dates), "clock": _as_text(clock)}).with_columns(

@@ -31,6 +31,7 @@ import pyarrow as pa
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
 from echelon.data.sources import Source
+from echelon.data.sources._times import drop_absurd
 from echelon.errors import ConfigError, EchelonError, SourceError, shorten
 from echelon.types import Freq, PriceBasis
 
@@ -359,13 +360,14 @@ class Vendor(Source):
 
     def _times(self, cells: pl.Series, form: str, symbol: str, call: str) -> pl.Series:
         """A column of an answer as Date, `time` as Datetime; only days may be missing."""
-        if cells.dtype.is_temporal():
-            read = cells.cast(pl.Datetime("us"))
+        if isinstance(cells.dtype, pl.Date | pl.Datetime):
+            read = drop_absurd(cells).cast(pl.Datetime("us"))
+            written = cells.to_physical().cast(pl.String)
         else:
-            cells = cells.cast(pl.String)
-            read = cells.str.to_datetime(form, time_unit="us", strict=False)
-        needed = cells.name == "time" or (cells.cast(pl.String) != "").fill_null(False)
-        bad = cells.filter(read.is_null() & needed)
+            written = cells.cast(pl.String)
+            read = written.str.to_datetime(form, time_unit="us", strict=False)
+        needed = cells.name == "time" or (written != "").fill_null(False)
+        bad = written.filter(read.is_null() & needed)
         if bad.len():
             raise SourceError(
                 f"{self.name}: {call} for {symbol} has the {cells.name} {bad[0]!r}, expected the "
