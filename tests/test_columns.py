@@ -282,3 +282,28 @@ def test_time_column_of_clock_type_beside_a_date_is_joined(tmp_path: Path) -> No
     frame.write_parquet(tmp_path / "600000.SH.parquet")
     source = ParquetSource(tmp_path / "600000.SH.parquet", freq="5min")
     assert read(source)["time"].to_list() == [datetime(2020, 1, 2, 9, 35)]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "gb18030", "utf-16"])
+def test_blocks_of_any_size_hold_the_same_rows(tmp_path: Path, newline: str, encoding: str) -> None:
+    lines = [
+        "日期,备注,close",
+        '2020-01-02,"two\nlines",1',
+        "2020-01-03,甲,2",
+        "2020-01-06,x",
+        "",
+        "2020-01-07,乙,4",
+    ]
+    path = tmp_path / "b.csv"
+    path.write_bytes(newline.join(lines).encode(encoding))
+    facts = _tables.inspect(path)
+    whole = list(_tables.pieces(facts, facts.columns))
+    assert [p.row for block in whole for p in block.problems] == [4]
+    frame = pl.concat([block.frame for block in whole])
+    assert frame["close"].to_list() == ["1", "2", "4"]
+    assert frame[_tables.ROW].to_list() == [2, 3, 6]
+    for size in (1, 7, 40):
+        blocks = list(_tables.pieces(facts, facts.columns, size))
+        assert pl.concat([block.frame for block in blocks]).equals(frame)
+        assert [p for block in blocks for p in block.problems] == whole[0].problems

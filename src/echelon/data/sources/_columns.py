@@ -23,7 +23,7 @@ import polars as pl
 import polars.selectors as cs
 
 from echelon.data.bars import MAX_PROBLEMS, MAX_SYMBOL, ODD_IN_SYMBOL, conform
-from echelon.data.sources._tables import ROW, inspect, read_whole, rejects
+from echelon.data.sources._tables import MISSING, ROW, inspect, read_whole, rejects
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
 from echelon.errors import InvalidDataError, Problem, shorten
 from echelon.types import Freq
@@ -86,6 +86,41 @@ SERIES: Mapping[str, str] = MappingProxyType(
 )
 """Our name → aliases of the columns of a file of macro or sentiment series."""
 
+_NUMERALS = dict(enumerate("一二三四五六七八九十", start=1))
+TICKS: Mapping[str, str] = MappingProxyType(
+    {
+        "symbol": "万得代码 wind_code 证券代码 股票代码 代码 symbol code ticker sec_code "
+        "交易所代码",
+        "date": "自然日 日期 交易日 交易日期 date trading_day day",
+        "time": "时间 成交时间 交易时间 time trade_time",
+        "datetime": "日期时间 datetime timestamp",
+        "price": "成交价 成交价格 最新价 最新 现价 price last last_price trade_price match",
+        "volume": "成交量 成交数量 volume vol qty trade_volume ivolume",
+        "amount": "成交额 成交金额 turnover amount amt turover iturover",
+        "acc_volume": "当日累计成交量 累计成交量 总成交量 acc_volume iaccvolume total_volume "
+        "cum_volume",
+        "acc_amount": "当日成交额 当日累计成交额 累计成交额 总成交额 acc_turnover accturover "
+        "acc_amount total_turnover cum_amount",
+        "pre_close": "前收盘 前收盘价 昨收 昨收价 昨收盘 pre_close",
+        "day_open": "开盘价 开盘 open",
+        "day_high": "最高价 最高 high",
+        "day_low": "最低价 最低 low",
+        "trade_code": "成交代码 function_code trade_code",
+        "bs_flag": "bs标志 bs_flag 买卖方向",
+    }
+    | {
+        f"{ours}{k}": f"{' '.join(f'{stem}{k}' for stem in stems.split())} {side}{numeral}{what}"
+        for k, numeral in _NUMERALS.items()
+        for ours, side, what, stems in (
+            ("bid_price", "买", "价", "申买价 叫买价 买价 bid_price bid_px bid"),
+            ("ask_price", "卖", "价", "申卖价 叫卖价 卖价 ask_price ask_px ask"),
+            ("bid_volume", "买", "量", "申买量 叫买量 买量 bid_vol bid_volume bid_size"),
+            ("ask_volume", "卖", "量", "申卖量 叫卖量 卖量 ask_vol ask_volume ask_size"),
+        )
+    }
+)
+"""Our name → aliases of a tick file's columns, those that Wind's exports prefer first."""
+
 # "turnover" is a traded value at some vendors and a rate at others, beside a real amount.
 _WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
 _UNITS = {
@@ -97,9 +132,7 @@ _UNITS = {
     **dict.fromkeys(("百万", "百万元", "百万股", "million", "millions", "m"), 1e6),
     **dict.fromkeys(("亿元", "亿股", "亿"), 1e8),
 }
-_SCALED = frozenset(("volume", "amount"))
 _NUMBERS = ("open", "high", "low", "close", "volume", "amount", "factor", "adj_close", "pre_close")
-_MISSING = ("", "-", "--", "—", "——", "nan", "na", "n/a", "#n/a", "null", "none", "nat")
 _YES = ("1", "1.0", "true", "t", "yes", "y", "是", "st", "*st")
 _NO = ("0", "0.0", "false", "f", "no", "n", "否")
 _IGNORE = "ignore"
@@ -157,10 +190,12 @@ def recognise(
     aliases: Mapping[str, str] = BARS,
     required: Sequence[str] = ("time", "close"),
     key: str = "data.columns",
+    ranked: bool = False,
 ) -> ColumnMap:
     """Match `columns` to our fields; `own` (their name → ours, or "ignore") wins over aliases.
 
     key: of the configuration, where `own` is set; messages name it
+    ranked: of columns with the same meaning, that counts whose alias comes first
 
     Raises `InvalidDataError` with everything that is wrong: a required field that no column
     fills, two columns for one field, an entry of `own` that fits nothing.
@@ -169,7 +204,7 @@ def recognise(
     mapped = _own_columns(columns, own or {}, aliases, file, problems, key)
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
     claims: dict[str, list[FileColumn]] = {}
-    by_alias = _Aliases(columns, aliases)
+    by_alias = _Aliases(columns, aliases, ranked=ranked)
     for name, count in Counter(columns).items():
         column = mapped.get(name) or by_alias.column(name)
         if column is not None and column.field != _IGNORE:
@@ -178,14 +213,14 @@ def recognise(
             claims.setdefault(column.field, []).append(column)
             if count > 1:
                 claims[column.field].append(column)
-    if "time" in aliases:
+    if "clock" in aliases:
         _settle_times(claims)
     for ours, claimed in claims.items():
         if len(claimed) > 1:
             names = " and ".join(repr(c.name) for c in claimed)
             remedy = f"Map one of them to {_IGNORE!r} in {key}, or remove it"
             problems.append(Problem(file, None, ours, f"columns {names} both mean it", remedy))
-    have = {*claims, "time"} if "clock" in claims else set(claims)  # a date and a clock
+    have = {*claims, *("time" for whole in ("clock", "datetime") if whole in claims)}
     absent = [ours for ours in required if ours not in have]
     problems += [_missing(file, ours, columns, claims, aliases, key) for ours in absent]
     if problems:
@@ -204,20 +239,18 @@ def _settle_times(claims: dict[str, list[FileColumn]]) -> None:
         del claims["time"]
 
 
-def _lookup(aliases: Mapping[str, str]) -> dict[str, str]:
-    table: dict[str, str] = {}
-    for ours, names in aliases.items():
-        table.update({normalise(n): ours for n in names.split()})
-    return table
-
-
 class _Aliases:
     """What each of a file's columns is by its name alone."""
 
-    def __init__(self, columns: Sequence[str], aliases: Mapping[str, str]) -> None:
-        table = _lookup(aliases)
+    def __init__(self, columns: Sequence[str], aliases: Mapping[str, str], *, ranked: bool) -> None:
+        table = {normalise(a): ours for ours, names in aliases.items() for a in names.split()}
         self._split = {c: _split_unit(normalise(c)) for c in columns}
         self._fields = {c: table.get(base) for c, (base, _) in self._split.items()}
+        if ranked:
+            rank = {alias: k for k, alias in enumerate(table)}
+            best = sorted(self._fields, key=lambda c: -rank.get(self._split[c][0], 0))
+            first = {self._fields[c]: c for c in best}
+            self._fields = {c: f if first[f] == c else None for c, f in self._fields.items()}
         self._strong = frozenset(self._fields.values())
         self._known = frozenset(aliases)
 
@@ -226,9 +259,14 @@ class _Aliases:
         (base, scale), ours = self._split[name], self._fields[name]
         if ours is None and _WEAK.get(base) in self._known - self._strong:
             ours = _WEAK[base]
-        if ours is None or scale is None or (scale != 1.0 and ours not in _SCALED):
+        if ours is None or not _fits(ours, scale):
             return None
-        return FileColumn(name, ours, scale)
+        return FileColumn(name, ours, scale or 1.0)
+
+
+def _fits(ours: str, scale: float | None) -> bool:
+    """Whether a unit is known, and means something for the field."""
+    return scale == 1.0 or (scale is not None and ("volume" in ours or "amount" in ours))
 
 
 def _split_unit(name: str) -> tuple[str, float | None]:
@@ -258,13 +296,13 @@ def _own_columns(
             problems.append(Problem(file, None, theirs, message, _did_you_mean(theirs, columns)))
             continue
         base, scale = _split_unit(value.strip().casefold())
-        if base not in known or scale is None or (scale != 1.0 and base not in _SCALED):
+        if base not in known or not _fits(base, scale):
             message = f"{key} maps it to {value!r}, which is no field of ours"
             hint = _did_you_mean(base, known)
-            remedy = f"{hint}. Ours are {', '.join(known)}; volume(lots) or amount(thousand) scale"
+            remedy = f"{hint}. Ours are {_listing(known)}; volume(lots) or amount(thousand) scale"
             problems.append(Problem(file, None, theirs, message, remedy))
             continue
-        mapped[name] = FileColumn(name, base, scale)
+        mapped[name] = FileColumn(name, base, scale or 1.0)
     return mapped
 
 
@@ -278,7 +316,9 @@ def _missing(
 ) -> Problem:
     taken = {c.name for claimed in claims.values() for c in claimed}
     free = {normalise(c): c for c in columns if c not in taken}
-    names = [*aliases[ours].split(), *(aliases["date"].split() if ours == "time" else ())]
+    names = aliases[ours].split()
+    if ours == "time":
+        names += aliases["date"].split()
     near = [
         free[m]
         for n in names
@@ -330,7 +370,7 @@ class Reader:
         for ours, column in self.columns.by_field.items():
             cells = piece[column.name]
             if ours in _NUMBERS:
-                out[ours], unread = _numbers(cells, column.scale)
+                out[ours], unread = read_numbers(cells, column.scale)
                 checks.append(_Check(column.name, cells, unread, "a number", "Write a number"))
             elif ours == "st":
                 out[ours], unread = _flags(cells)
@@ -466,11 +506,11 @@ def is_missing(cells: pl.Series) -> pl.Series:
     """Which cells are empty, or say in words that they are."""
     if cells.dtype != pl.String:
         return cells.is_null()
-    return cells.str.strip_chars().str.to_lowercase().is_in(_MISSING).fill_null(True)
+    return cells.str.strip_chars().str.to_lowercase().is_in(MISSING).fill_null(True)
 
 
-def _numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
-    """Float64 values, and which cells could not be read."""
+def read_numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
+    """Float64 values times `scale`, and which cells could not be read."""
     if cells.dtype == pl.String:
         text = cells.str.strip_chars()
         if text.str.contains(",", literal=True).any():
@@ -493,7 +533,10 @@ def _numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
             # 24.37 stored as float32 is 24.370001…; seven digits are all it ever held.
             values = values.round_sig_figs(7)
         bad = values.is_null() & cells.is_not_null()
-    return (values * scale if scale != 1.0 else values), bad
+    if scale != 1.0:
+        # Dividing by 10000 gives the double nearest to 10.25; multiplying by 0.0001 may not.
+        values = values / round(1 / scale) if scale < 1.0 else values * scale
+    return values, bad
 
 
 def _flags(cells: pl.Series) -> tuple[pl.Series, pl.Series]:

@@ -19,14 +19,19 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -55,9 +60,13 @@ _WRONG_LINES = 1_000_000
 # Text shrinks to a tenth, ticks to a fiftieth; a bomb to a thousandth.
 _UNZIPPED_RATIO = 200
 _UNZIPPED_FREE = 256 << 20
-_BLOCK_BYTES = 4 << 20  # the reader holds several; larger blocks cost memory and gain no time
+_BLOCK_BYTES = 4 << 20  # several are held at once; larger ones cost memory and gain no time
+_LINE_BYTES = 1 << 20
+_WORKERS = 2
 _BATCH_ROWS = 250_000
 _DELIMITERS = (",", "\t", ";", "|")
+MISSING = ("", "-", "--", "—", "——", "nan", "na", "n/a", "#n/a", "null", "none", "nat", "\x00")
+"""What an empty cell says, in lower case."""
 _REJECTED = {"file": pl.String, "row": pl.Int64, "problem": pl.String, "cells": pl.String}
 
 
@@ -177,11 +186,36 @@ def _too_wide(path: Path, what: str) -> SourceError:
     )
 
 
-def pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableBlock]:
-    """Yield the named columns of a file in blocks, with row numbers in `ROW`."""
-    blocks = _text_pieces(facts, columns) if facts.is_text else _parquet_pieces(facts, columns)
+def pieces(
+    facts: FileFacts,
+    columns: Sequence[str],
+    block_bytes: int | None = None,
+    types: Mapping[str, pa.DataType] = MappingProxyType({}),
+) -> Iterator[TableBlock]:
+    """Yield the named columns of a file in blocks, with row numbers in `ROW`.
+
+    block_bytes: of text in a block; None: as many as are read fastest
+    types: of columns of text that have one; a block with a cell that does not fit comes as text
+    """
+    if facts.is_text:
+        blocks = _text_pieces(facts, columns, block_bytes or _BLOCK_BYTES, types)
+    else:
+        blocks = _parquet_pieces(facts, columns)
     with reading_file(facts.path, "the file" if facts.is_text else "the Parquet file"):
         yield from blocks
+
+
+def lines_of(facts: FileFacts, rows: Collection[int]) -> dict[int, str]:
+    """Row number → line, as it stands in a file of text; nothing of a Parquet file."""
+    if not facts.is_text:
+        return {}
+    wanted = frozenset(rows)
+    with (
+        reading_file(facts.path),
+        open_bytes(facts.path) as raw,
+        io.TextIOWrapper(raw, encoding=facts.encoding, errors="replace") as text,
+    ):
+        return {k: line.rstrip("\n") for k, line in enumerate(text, start=1) if k in wanted}
 
 
 def read_whole(facts: FileFacts, columns: Sequence[str]) -> pl.DataFrame:
@@ -379,68 +413,135 @@ def _delimiter_of(header: str) -> str:
     return max(_DELIMITERS, key=header.count)  # the first of equals: a comma where there is none
 
 
-def _text_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableBlock]:
-    file = str(facts.path)
+class _Ragged(NamedTuple):
+    """A line with too few or too many cells; `number` counts from 1 in its block."""
+
+    number: int
+    cells: int
+    text: str
+
+
+class _Parsed(NamedTuple):
+    """A block as a frame, `ROW` counted from 0; the lines in it, and those that are no rows."""
+
+    frame: pl.DataFrame
+    lines: int
+    ragged: list[_Ragged]
+
+
+def _text_pieces(
+    facts: FileFacts, columns: Sequence[str], block_bytes: int, types: Mapping[str, pa.DataType]
+) -> Iterator[TableBlock]:
+    line, n_wrong = 2, 0
+    for parsed in _parse_ahead(facts, columns, block_bytes, types):
+        frame = parsed.frame.with_columns(pl.col(ROW) + line)
+        yield TableBlock(frame, *_wrong_lines(facts, parsed.ragged, line))
+        line, n_wrong = line + parsed.lines, n_wrong + len(parsed.ragged)
+        if n_wrong > _WRONG_LINES:
+            raise ValueError(f"more than {_WRONG_LINES:,} lines that are no rows")
+
+
+def _parse_ahead(
+    facts: FileFacts, columns: Sequence[str], block_bytes: int, types: Mapping[str, pa.DataType]
+) -> Iterator[_Parsed]:
+    """Parse blocks in threads while the caller works on those before; in file order."""
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        waiting: deque[Future[_Parsed]] = deque()
+        for text in _whole_lines(facts, block_bytes):
+            waiting.append(pool.submit(_parse_block, text, facts, columns, types))
+            if len(waiting) > _WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _whole_lines(facts: FileFacts, block_bytes: int) -> Iterator[bytes]:
+    """What follows the header, as UTF-8, in blocks that end with a line and outside of quotes."""
+    assert facts.encoding is not None
+    decoder = codecs.getincrementaldecoder(facts.encoding)()
+    is_utf8, rest, header = facts.encoding == "utf-8-sig", b"", True
+    with open_bytes(facts.path) as raw:
+        while chunk := raw.read(block_bytes):
+            rest += chunk if is_utf8 else decoder.decode(chunk).encode()
+            if header:
+                first = re.search(rb"\r\n|\n|\r(?!$)", rest)
+                if first is None:
+                    continue
+                rest, header = rest[first.end() :], False
+            cut = rest.rfind(b"\n") + 1 or rest.rfind(b"\r", 0, -1) + 1
+            if len(rest) - cut > _LINE_BYTES:
+                raise SourceError(
+                    f"{facts.path}: a line of more than {_LINE_BYTES >> 20} MiB. The file is "
+                    "damaged, or no table: export it again."
+                )
+            open_quote = rest.count(b'"', 0, cut) % 2 and len(rest) < block_bytes + _LINE_BYTES
+            if cut and not open_quote:
+                yield rest[:cut]
+                rest = rest[cut:]
+    if rest and not header:
+        yield rest
+
+
+def _parse_block(
+    text: bytes, facts: FileFacts, columns: Sequence[str], types: Mapping[str, pa.DataType]
+) -> _Parsed:
+    """A block in the types that are wanted, or as text where a cell does not fit them."""
+    ragged: list[_Ragged] = []
+
+    def skip(row: Any) -> str:  # noqa: ANN401 (pyarrow's InvalidRow is untyped)
+        ragged.append(_Ragged(row.number, row.actual_columns, row.text))
+        return "skip"
+
     # Columns are read by position: names may repeat, and a header may end in a delimiter.
     names = [f"c{k}" for k in range(len(facts.columns))]
     wanted = {f"c{facts.columns.index(c)}": c for c in columns}
-    skipped: list[Any] = []
 
-    def set_aside(line: Any) -> str:  # noqa: ANN401 (pyarrow's InvalidRow is untyped)
-        skipped.append(line)
-        return "skip" if len(skipped) <= _WRONG_LINES else "error"
-
-    done = reported = 0
-    with open_bytes(facts.path) as raw:
-        reader = pa_csv.open_csv(
-            pa.PythonFile(raw, mode="r"),
+    def parse(typed: bool) -> pa.Table:
+        kinds = {n: types.get(c, pa.string()) if typed else pa.string() for n, c in wanted.items()}
+        return pa_csv.read_csv(
+            pa.BufferReader(text),
+            # Line numbers of skipped lines are known only without threads.
             read_options=pa_csv.ReadOptions(
-                # Line numbers of skipped lines are known only without threads.
-                use_threads=False,
-                block_size=_BLOCK_BYTES,
-                skip_rows=1,
-                column_names=names,
-                encoding="utf8" if facts.encoding == "utf-8-sig" else facts.encoding,
+                use_threads=False, column_names=names, block_size=len(text) + 1
             ),
             parse_options=pa_csv.ParseOptions(
                 delimiter=facts.delimiter,
                 ignore_empty_lines=False,  # they count as lines
                 newlines_in_values=True,
-                invalid_row_handler=set_aside,
+                invalid_row_handler=None if typed else skip,
             ),
             convert_options=pa_csv.ConvertOptions(
-                column_types={n: pa.string() for n in names},
+                column_types=kinds,
                 include_columns=list(wanted),
+                null_values=[*MISSING, "NULL", "NaN", "NA", "N/A", "None"],
                 strings_can_be_null=False,
             ),
         )
-        for batch in reader:
-            numbers = _line_numbers(done, batch.num_rows, [s.number for s in skipped])
-            done += batch.num_rows
-            frame = cast(pl.DataFrame, pl.from_arrow(batch)).rename(wanted)
-            frame = frame.with_columns(numbers.alias(ROW)).filter(
-                pl.any_horizontal(pl.col(c).str.strip_chars() != "" for c in columns)
-            )
-            new, reported = skipped[reported:], len(skipped)
-            yield TableBlock(frame, *_wrong_lines(file, new))
-    if reported < len(skipped):
-        empty = pl.DataFrame(schema={**dict.fromkeys(columns, pl.String), ROW: pl.Int64})
-        yield TableBlock(empty, *_wrong_lines(file, skipped[reported:]))
+
+    try:
+        table = parse(typed=bool(types))
+    except pa.ArrowInvalid:
+        table = parse(typed=False)
+    lines = np.arange(table.num_rows + len(ragged), dtype=np.int64)
+    rows = np.delete(lines, [row.number - 1 for row in ragged])
+    frame = (
+        cast(pl.DataFrame, pl.from_arrow(table)).rename(wanted).with_columns(pl.Series(ROW, rows))
+    )
+    first = frame[columns[0]].unique().cast(pl.String).str.strip_chars()
+    if first.null_count() or (first == "").any():  # else no line is blank
+        cells = pl.col(columns).cast(pl.String).str.strip_chars().fill_null("")
+        frame = frame.filter(pl.any_horizontal(cells != ""))
+    return _Parsed(frame, lines.size, ragged)
 
 
-def _line_numbers(done: int, count: int, skipped: Sequence[int]) -> pl.Series:
-    """Line numbers of the rows `done` to `done + count`, given the lines that were skipped."""
-    rows = pl.int_range(done, done + count, dtype=pl.Int64, eager=True)
-    # The k-th skipped line, at line v, has v − 2 − k rows before it.
-    before = pl.Series([v - 2 - k for k, v in enumerate(skipped)], dtype=pl.Int64)
-    return rows + before.search_sorted(rows, side="right").cast(pl.Int64) + 2
-
-
-def _wrong_lines(file: str, lines: Sequence[Any]) -> tuple[list[Problem], pl.DataFrame]:
-    problems, rows = [], []
+def _wrong_lines(
+    facts: FileFacts, lines: Sequence[_Ragged], first: int
+) -> tuple[list[Problem], pl.DataFrame]:
+    file, problems, rows = str(facts.path), [], []
     for line in lines:
-        message = f"the line has {line.actual_columns} cells, the header {line.expected_columns}"
+        row = first + line.number - 1
+        message = f"the line has {line.cells} cells, the header {len(facts.columns)}"
         remedy = "Complete the line, or quote cells that contain the delimiter"
-        problems.append(Problem(file, line.number, None, message, remedy))
-        rows.append((line.number, message, line.text))
+        problems.append(Problem(file, row, None, message, remedy))
+        rows.append((row, message, line.text))
     return problems, rejects(file, rows)

@@ -45,16 +45,7 @@ from echelon.data import calendars
 from echelon.data.bars import BOUNDS, RawFrame, SourceInfo, conform
 from echelon.data.sources import Source, required_path
 from echelon.data.sources._tables import files_below
-from echelon.data.sources._ticks_read import (
-    BLOCK_BYTES,
-    ProblemLog,
-    RejectSpool,
-    TickLayout,
-    read_blocks,
-    report_rows,
-    sniff,
-)
-from echelon.digests import sha256_once
+from echelon.data.sources._ticks_read import ProblemLog, TickLayout, read_blocks, sniff
 from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq
@@ -84,7 +75,7 @@ class TicksSource(Source):
         columns: Mapping[str, str] = _NO_COLUMNS,
         parquet_dir: Path | None = None,
         price_scale: float | None = None,
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int | None = None,
     ) -> None:
         self._path = path
         self._freq: Freq = freq
@@ -94,8 +85,7 @@ class TicksSource(Source):
         self._parquet_dir = parquet_dir
         self._price_scale = price_scale
         self._block_bytes = block_bytes
-        self._rejects = RejectSpool()
-        self._problems = ProblemLog(self._rejects)
+        self._problems = ProblemLog()
         self._counts = TickCounts()
 
     def info(self) -> SourceInfo:
@@ -118,8 +108,7 @@ class TicksSource(Source):
         """
         layouts = self._layouts
         fields = self._fields()
-        self._rejects = RejectSpool()
-        self._problems = ProblemLog(self._rejects)
+        self._problems = ProblemLog()
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         self._counts = trades.counts
         with scratch_directory("ticks") as spill:
@@ -144,7 +133,7 @@ class TicksSource(Source):
 
     def rejected_rows(self) -> pl.DataFrame:
         """All rows with an error, as they stood: file, row, problem, cells (the line)."""
-        return self._rejects.frame()
+        return self._problems.rejected_rows()
 
     def counts(self) -> TickCounts:
         """Where the rows went, after `frames`."""
@@ -166,7 +155,9 @@ class TicksSource(Source):
             yield from read_blocks(layout, self._problems, BAR_COLUMNS, self._block_bytes)
             return
         with _parquet_sink(self._parquet_dir / self._parquet_name(layout.path), layout) as write:
-            for block in read_blocks(layout, self._problems, layout.names, self._block_bytes):
+            for block in read_blocks(
+                layout, self._problems, layout.names.values(), self._block_bytes
+            ):
                 write(block)
                 yield block
 
@@ -184,7 +175,7 @@ class TicksSource(Source):
             sniff(f, self._columns, self._price_scale) for f in _tick_files(self._path)
         )
         for layout in others:
-            if layout.names != first.names:
+            if list(layout.names.values()) != list(first.names.values()):
                 raise SourceError(
                     f"{layout.path} has other columns than {first.path}: trades and snapshots "
                     "of one day must not be counted twice. Import one kind of file, with a "
@@ -196,8 +187,10 @@ class TicksSource(Source):
         digest = hashlib.sha256()
         for layout in self._layouts:
             # How a file is read belongs to what it delivers.
-            digest.update(f"{layout.names} {layout.clock} {layout.price_scale}".encode())
-            digest.update(sha256_once(layout.path).encode())
+            digest.update(
+                f"{tuple(layout.names.values())} {layout.clock} {layout.price_scale}".encode()
+            )
+            digest.update(layout.facts.digest.encode())
         digest.update(f"ticks-2 {self._freq} {self._calendar}".encode())
         return digest.hexdigest()
 
@@ -222,7 +215,7 @@ def ticks_to_parquet(
     *,
     columns: Mapping[str, str] = _NO_COLUMNS,
     price_scale: float | None = None,
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int | None = None,
 ) -> list[Problem]:
     """Write one tick file as Parquet, in blocks; returns the rows that could not be read.
 
@@ -234,7 +227,7 @@ def ticks_to_parquet(
     layout = sniff(path, columns, price_scale)
     problems = ProblemLog()
     with _parquet_sink(target, layout) as write:
-        for block in read_blocks(layout, problems, layout.names, block_bytes):
+        for block in read_blocks(layout, problems, layout.names.values(), block_bytes):
             write(block)
     return problems.problems()
 
@@ -242,7 +235,8 @@ def ticks_to_parquet(
 @contextmanager
 def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.DataFrame], None]]:
     """Writes blocks of ticks, each a row group, to a file that gets its name when all is there."""
-    names = [n for n in layout.names if n not in ("symbol", "date", "time", "datetime", "")]
+    keys = ("symbol", "date", "time", "datetime")
+    names = [n for n in layout.names.values() if n not in keys]
     schema = pa.schema(
         [("symbol", pa.string()), ("date", pa.date32()), ("time", pa.time32("ms"))]
         + [(n, pa.float64() if n in layout.numbers else pa.string()) for n in names]
@@ -465,7 +459,7 @@ class TradeFilter:
         if any(fell.any() for fell in falls.values()):
             what, remedy = "is less than before on that day", "Sort the file by symbol and time"
             for total, fell in falls.items():
-                report_rows(self.problems, layout, block.filter(fell), total, what, remedy)
+                self.problems.report(layout, block.filter(fell), total, what, remedy)
             sound = pl.all_horizontal(~fell.fill_null(False) for fell in falls.values())
             block = self._with_base(block.filter(sound), totals)
         latest = block.group_by(_SYMBOL_DAY).agg(
@@ -508,9 +502,7 @@ class TradeFilter:
         said = pl.repeat(False, block.height, eager=True)
         for flags, (name, what, _) in zip(broken.get_columns(), rules, strict=True):
             # An amount made of a price and a volume has no fault of its own.
-            report_rows(
-                self.problems, layout, block.filter(flags & ~said), name, what, "Mend the row"
-            )
+            self.problems.report(layout, block.filter(flags & ~said), name, what, "Mend the row")
             said |= flags
         return block.filter(~wrong)
 
@@ -522,7 +514,7 @@ class TradeFilter:
             what = "is not a price, yet there is volume"
             if not layout.roles & {"volume", "acc_volume"}:
                 what = "is not a price"
-            report_rows(self.problems, layout, lost, "price", what, "Mend or remove the row")
+            self.problems.report(layout, lost, "price", what, "Mend or remove the row")
             trades = trades.filter(~priceless)
         if trades["bar"].null_count():
             self._log_outside(trades.filter(pl.col("bar").is_null()), layout)
@@ -536,8 +528,7 @@ class TradeFilter:
         if self.sessions.after is not None:
             after = pl.col("ms").is_between(*self.sessions.after, closed="left")
         column = layout.clock_column
-        report_rows(
-            self.problems,
+        self.problems.report(
             layout,
             outside.filter(after),
             column,
@@ -546,8 +537,7 @@ class TradeFilter:
             value="at",
             severity="warning",
         )
-        report_rows(
-            self.problems,
+        self.problems.report(
             layout,
             outside.filter(~after),
             column,
