@@ -90,10 +90,10 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The directory of real market data beside the project; skips where it is absent."""
+    """The directory of real market data next to the project; skips where it is absent."""
     directory = ROOT.parent / "shared" / "data"
     if not directory.is_dir():
-        pytest.skip("no real data beside the project: ../shared/data does not exist")
+        pytest.skip("no real data next to the project: ../shared/data does not exist")
     return directory
 
 

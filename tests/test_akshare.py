@@ -87,7 +87,7 @@ def test_akshare_minutes_beyond_the_vendors_reach_are_refused() -> None:
     client = akshare_client(stock_zh_a_hist_min_em=recorded("akshare_5min"))
     with pytest.raises(SourceError, match="only from 2024-06-17 09:35:00 on"):
         only(eastmoney(client, freq="5min", start=date(2024, 1, 2)))
-    with pytest.raises(SourceError, match="gap cannot be filled: import anew"):
+    with pytest.raises(SourceError, match="gap cannot be filled: import again"):
         only(eastmoney(client, freq="5min"), {"000001.SZ": datetime(2024, 5, 6, 15, 0)})
 
 

@@ -220,7 +220,7 @@ def test_entry_removed_while_it_is_fetched_is_a_miss(
     monkeypatch.setattr(cache_module, "link_or_copy", vanishing)
     assert not entry.get("k", tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
-    assert "computing anew" in caplog.text
+    assert "computing again" in caplog.text
 
 
 def test_read_only_cache_is_still_read(

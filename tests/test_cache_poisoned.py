@@ -218,7 +218,7 @@ def test_prepare_ends_well_on_a_poisoned_redis(
     shutil.rmtree("cache")
     _, err = shell.works(*words, "deep/er/two")
     assert "from the cache" not in err
-    assert "computing anew" in err
+    assert "computing again" in err
     assert not list(tmp_path.rglob("planted"))
     assert (tmp_path / "one/prepared/manifest.json").read_bytes() == (
         tmp_path / "deep/er/two/prepared/manifest.json"

@@ -195,7 +195,9 @@ def test_damaged_newest_is_an_error_that_names_the_way_out(kind: str, tmp_path: 
 def test_damaged_only_checkpoint_says_to_start_anew(tmp_path: Path) -> None:
     path = _save(tmp_path, 100)
     _flip(path)
-    with pytest.raises(StoreError, match="No earlier checkpoint beside it is whole: start the run"):
+    with pytest.raises(
+        StoreError, match="No earlier checkpoint next to it is whole: start the run"
+    ):
         latest_checkpoint(tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_runs_of_three_kinds_are_compared_and_evaluated_only_where_needed(
     shutil.rmtree(runs / "sac" / "seeds" / "3")  # other agents than those that were evaluated
     _, err = shell.works("compare", *names)
     assert err.count("evaluating") == 1
-    assert "evaluating runs/sac on valid: trained or prepared anew" in err
+    assert "evaluating runs/sac on valid: trained or prepared again" in err
     assert set(load_evaluation(runs / "sac", "valid").seeds) == {1, 2}
 
 

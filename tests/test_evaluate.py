@@ -271,7 +271,7 @@ def test_agent_trained_on_other_data_is_refused(run: Path) -> None:
     path = run / "prepared" / "close.npy"
     np.save(path, np.load(path) * 2.0)
     reseal(run)
-    with pytest.raises(StoreError, match=r"seed 1 was trained on other data.*Train anew"):
+    with pytest.raises(StoreError, match=r"seed 1 was trained on other data.*Train again"):
         evaluate(TrainedRun.open(run), "valid")
 
 

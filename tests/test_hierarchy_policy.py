@@ -402,7 +402,7 @@ def test_book_whose_row_does_not_follow_begins_anew() -> None:
     np.testing.assert_array_equal(policy.decide(at(40), nothing), first)
     pair = Holdings(*(np.concatenate([part, part]) for part in nothing))
     policy.decide(at(40, 50), pair)
-    with pytest.raises(UsageError, match="of 2 books 1 begin anew while the others go on"):
+    with pytest.raises(UsageError, match="of 2 books 1 restart while the others go on"):
         policy.decide(at(41, 70), pair)
 
 

@@ -166,7 +166,7 @@ def test_damaged_line_inside_is_an_error_that_names_it(line: str, tmp_path: Path
     (tmp_path / LOG).write_text(f"{line}\n{whole}")
     for attempt in (read_metrics, lambda path: MetricLog(path, resume_step=200)):
         with pytest.raises(
-            StoreError, match=rf"{LOG}: missing or damaged \(line 1: .*start the run anew"
+            StoreError, match=rf"{LOG}: missing or damaged \(line 1: .*start the run again"
         ):
             attempt(tmp_path)
 

@@ -616,5 +616,5 @@ def test_summary_tells_rivals_that_are_beaten_from_those_that_are_not() -> None:
     assert lines[1:] == [
         "  return over 5 bars: no data",
         "  return over 20 bars: R² 10.00 % (linear 20.00 %, last value -100.00 %); better than "
-        "last, not told apart from mean, worse than linear",
+        "last, not distinguished from mean, worse than linear",
     ]

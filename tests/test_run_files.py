@@ -162,7 +162,7 @@ def test_an_encoder_of_odd_origin_is_damaged(tmp_path: Path) -> None:
     tree.pop("sha256")
     tree["sha256"] = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(tree))
-    with pytest.raises(DamagedError, match=r"encoder\.json.*origin.*pre-trained anew"):
+    with pytest.raises(DamagedError, match=r"encoder\.json.*origin.*pre-trained again"):
         read_encoder(tmp_path, origin)
 
 

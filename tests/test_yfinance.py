@@ -119,7 +119,7 @@ def test_yfinance_intraday_start_beyond_yahoos_reach_names_limit_and_first_day()
 
 def test_yfinance_update_across_a_gap_yahoo_cannot_fill_is_refused() -> None:
     source = yahoo(Yahoo(recorded("yfinance_1m")), freq="1min")
-    with pytest.raises(SourceError, match="gap cannot be filled from Yahoo: import anew"):
+    with pytest.raises(SourceError, match="gap cannot be filled from Yahoo: import again"):
         only(source, {"AAPL": datetime(2020, 7, 1, 16, 0)})
 
 

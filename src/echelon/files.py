@@ -297,7 +297,7 @@ def write_csv(path: Path, frame: pl.DataFrame) -> None:
     """Write a table for people: a spreadsheet that opens it runs none of its text.
 
     Text that would be a formula gets an apostrophe before it, which a spreadsheet hides. Numbers
-    are left alone; the Parquet file beside, where there is one, has the text as it is.
+    are left alone; the Parquet file next to it, where there is one, has the text as it is.
     """
     import polars as pl  # here: `echelon --help` does without it
 
@@ -452,7 +452,7 @@ def _measure(path: Path) -> tuple[int, float]:
 
 
 def _own_file(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `path` under a temporary name, locked."""
+    """A new file next to `path` under a temporary name, locked."""
     while True:
         temporary = path.with_name(f".{path.name}.{_token(path.parent)}.tmp")
         handle = temporary.open("xb")
@@ -507,7 +507,7 @@ def _boot_id() -> str:
 def swap_directory(staging: Path, target: Path) -> None:
     """Put the finished directory `staging` in the place of `target`, which may not be there yet.
 
-    `staging` is named `.{target.name}-…` and lies beside `target`. A kill between the two renames
+    `staging` is named `.{target.name}-…` and lies next to `target`. A kill between the two renames
     leaves the earlier directory under the name `{staging.name}.old`: `recover_directory` gives it
     its name back, `standing_directory` finds it without touching anything.
     """
@@ -539,7 +539,7 @@ def standing_directory(target: Path) -> Path | None:
 
 @contextmanager
 def exclusive_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file; a second holder is refused at once, unless it is told to wait.
+    """Hold a lock file; a second holder is refused at once, unless it asks to wait.
 
     The lock is the kernel's (flock), so a killed process leaves none behind.
     """

@@ -1,4 +1,4 @@
-"""Random streams: one seed for a run, an independent named stream for each use of chance.
+"""Random streams: one seed for a run, an independent named stream for each use of randomness.
 
 A stream depends on the seed and its own name only, so adding a consumer of randomness never
 shifts the numbers another one sees.

@@ -369,7 +369,7 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class JobResults(Generic[_R]):
-    """Results in the order of the jobs; None: not begun, because of a stop.
+    """Results in the order of the jobs; None: not started, because of a stop.
 
     stopped: Ctrl-C or SIGTERM came
     """
@@ -378,7 +378,7 @@ class JobResults(Generic[_R]):
     stopped: bool
 
     def all_or_raise(self) -> list[_R]:
-        """The results of jobs that were begun; raises the first failure."""
+        """The results of jobs that were started; raises the first failure."""
         done: list[_R] = []
         for result in self.results:
             if isinstance(result, Failure):
@@ -434,7 +434,7 @@ class _JobRun(Generic[_J, _R]):
         self._results: list[_R | Failure | None] = [None] * len(jobs)
 
     def run(self) -> JobResults[_R]:
-        """Do all jobs, or those that were begun before a stop."""
+        """Do all jobs, or those that were started before a stop."""
         waiting = list(range(len(self._jobs)))
         asked = False
         with stop_requests() as stopped:

@@ -64,7 +64,7 @@ class BookPaths(NamedTuple):
 
 
 class APG(SingleExpert):
-    """The learner: actor, optimizer, table, and the chance that books begin by."""
+    """The learner: actor, optimizer, table, and the generator that books start by."""
 
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None

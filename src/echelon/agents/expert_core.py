@@ -6,7 +6,7 @@ at a low frequency:
 
 1. One update in `lora.every_updates` encodes its rows with gradients, and what the critics leave in
    the adapter moves it. A slow copy follows, for targets.
-2. Between such updates everybody looks embeddings up in tables, which are computed anew every
+2. Between such updates everybody looks embeddings up in tables, which are computed again every
    `lora.refresh_updates` updates.
 
 Policies act with the encoder that made the table, so what validation sees is what was learned on.
@@ -225,7 +225,7 @@ class AdapterTraining:
                 slow.lerp_(fast, self.tau)
 
     def serve(self, serving: Encoder, table: EmbeddingTable) -> None:
-        """Compute both tables anew from the adapters as they are."""
+        """Compute both tables again from the adapters as they are."""
         serving.load_state_dict(_merged_weights(self.encoder, _LEARNING))
         table.refresh(serving)
         self.slow_serving.load_state_dict(_merged_weights(self.encoder, _TARGET))

@@ -88,7 +88,7 @@ class Learner(ABC):
         """Go on from what `state` gave."""
 
     def facts(self) -> Mapping[str, Any] | None:
-        """What it takes beside its networks (`training.learner_facts`); None: nothing."""
+        """What it takes besides its networks (`training.learner_facts`); None: nothing."""
         return None
 
     def close(self) -> None:  # noqa: B027 (most learners keep nothing outside of themselves)

@@ -16,7 +16,7 @@ is there to prevent. One evolution, of round r, in this order:
 
 All copies are of the population as it was before the round. With one member per niche there are no
 quarters: `propose` changes the weakest's hyperparameters, `conclude_trial` keeps the change unless
-fitness fell, and `reseed` begins the worst niche anew where the experts have become alike.
+fitness fell, and `reseed` restarts the worst niche where the experts have become alike.
 
 Nothing here holds a network: decisions are records that the caller carries out (with "weights" go
 the optimizer's state and the adapter). A fitness that is not finite ranks last and is copied by
@@ -258,10 +258,10 @@ def reseed(
     mapd: float,
     threshold: float = 0.25,
 ) -> list[Decision]:
-    """Begin the worst niche anew, with a fresh skill, if MAPD is under the threshold.
+    """Restart the worst niche, with a fresh skill, if MAPD is under the threshold.
 
     The worst niche is that whose best member is the least fit; all its members share the skill, so
-    all begin anew, with the hyperparameters of the fittest niche's best (`between_niches`).
+    all restart, with the hyperparameters of the fittest niche's best (`between_niches`).
     """
     _require_members(plan, fit, present)
     if mapd >= threshold or plan.niches < 2:
@@ -307,7 +307,7 @@ def rank_members(members: Sequence[int], fit: Floats) -> list[int]:
 def perturb_hyperparameters(
     plan: PopulationPlan, values: Hyperparameters, round_: int, member: int, seed: int
 ) -> dict[str, float]:
-    """Each hyperparameter ×0.8 or ×1.25 within its bounds, by its own stream of chance."""
+    """Each hyperparameter ×0.8 or ×1.25 within its bounds, by its own random stream."""
     return {
         name: plan.space[name].times(
             value, FACTORS[stream(seed, "mfpbt", round_, member, name).integers(len(FACTORS))]

@@ -70,7 +70,7 @@ class Stored(NamedTuple):
 
 
 class _Document(TypedDict):
-    """What encoder.json says beside versions and hashes."""
+    """What encoder.json says besides versions and hashes."""
 
     origin: Origin
     facts: dict[str, Any]
@@ -223,7 +223,7 @@ def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
 
 
 def _remedy(path: Path) -> str:
-    return f"Remove the directory {path}, and it is pre-trained anew."
+    return f"Remove the directory {path}, and it is pre-trained again."
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
@@ -259,10 +259,10 @@ def _order(name: str) -> tuple[str, int]:
 
 
 def _verdict(score: Mapping[str, Any]) -> str:
-    """Which rivals the encoder is better than, not told apart from, worse than."""
+    """Which rivals the encoder is better than, not distinguished from, worse than."""
     verdicts: dict[str, list[str]] = {
         "better than": [],
-        "not told apart from": [],
+        "not distinguished from": [],
         "worse than": [],
     }
     for rival in ("linear", "last", "mean"):
@@ -270,7 +270,7 @@ def _verdict(score: Mapping[str, Any]) -> str:
         if interval.get("low") is None:
             continue
         above, below = interval["low"] > 0.0, interval["high"] < 0.0
-        word = "better than" if above else "worse than" if below else "not told apart from"
+        word = "better than" if above else "worse than" if below else "not distinguished from"
         verdicts[word].append(rival)
     parts = [f"{word} {' and '.join(rivals)}" for word, rivals in verdicts.items() if rivals]
     return ", ".join(parts) or "too few bars to compare them"

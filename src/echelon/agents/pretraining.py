@@ -194,7 +194,7 @@ class Pretraining:
         length = min(_RUN_BARS, rows, *(len(piece) for piece in self.train_pieces))
         runs = []
         for piece in self.train_pieces:
-            # What does not fill a run is left out, at the front or at the end as chance has it.
+            # What does not fill a run is left out, at the front or at the end at random.
             shift = int(self.rng.integers(len(piece) % length + 1))
             firsts = range(piece.start + shift, piece.stop - length + 1, length)
             runs += [range(first, first + length) for first in firsts]
@@ -251,7 +251,7 @@ class Pretraining:
 
     @torch.no_grad()
     def _masked_r2(self) -> float | None:
-        """Share of the hidden rows' squares that is told, on the scoring half; None: no rows."""
+        """Share of the hidden rows' squares that is predicted, on the scoring half, if any."""
         if not self.config.pretrain.masked_share:
             return None
         self.net.eval()

@@ -18,7 +18,7 @@ Every start of every window is as likely as any other; one whose sequence would 
 drawn again.
 
 Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
-keep who acted and how (`Behaviour`) beside what happened, and its columns can lie in files that
+keep who acted and how (`Behaviour`) next to what happened, and its columns can lie in files that
 several processes map. What is in such files is only ever as good as the process that writes it. A
 run goes on from what `state` gave its checkpoint, which is checked whole (`runs.checkpoint`).
 
@@ -83,7 +83,7 @@ class Behaviour(NamedTuple):
 
     mean[E,N], log_std[E,N]: of the policy's Gaussian before the tanh
     version[E] int32: of that policy; skill[E] int32: the skill it acted with
-    bar_return[E]: simple return of the book over the bar, from which costs are computed anew
+    bar_return[E]: simple return of the book over the bar, from which costs are computed again
     """
 
     mean: Floats32
@@ -269,7 +269,7 @@ class Replay:
             if saved.shape != (mark.size, *values.shape[1:]) or saved.dtype != values.dtype:
                 raise StoreError(
                     f"the saved replay buffer's {name} is {saved.dtype}{list(saved.shape)}, "
-                    f"expected {values.dtype}{[mark.size, *values.shape[1:]]}. Start the run anew."
+                    f"expected {values.dtype}{[mark.size, *values.shape[1:]]}. Start the run again."
                 )
         return mark
 

@@ -187,7 +187,7 @@ class SAC(OffPolicy):
         }
 
     def _sample(self, obs: Obs, generator: torch.Generator | None) -> ActionSample:
-        """Reparameterised actions; without chance, those of the mean."""
+        """Reparameterised actions; without noise, those of the mean."""
         mean, log_std = self.actor(obs)
         free = self.actor.free(obs)
         log_std = clip_log_std(log_std)
@@ -205,7 +205,7 @@ class SAC(OffPolicy):
         )
 
     def _excess(self, obs: Obs, sampled: ActionSample) -> float:
-        """Mean of log π + H̄: how much too little is left to chance."""
+        """Mean of log π + H̄: by how much the policy is too certain."""
         free = self.actor.free(obs)
         n_free = sampled.action.shape[1] if free is None else float(free.sum()) / len(free)
         excess = float(sampled.log_prob.detach().mean()) + self.target_entropy * n_free

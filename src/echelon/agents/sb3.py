@@ -8,8 +8,8 @@ learning rates, discount and batches are SB3's defaults. They trade by target we
   from `observation="window"`, number for number; a stored transition is a hundred times smaller.
 - PPO: an update has 2,048 transitions as in SB3 with one environment, shared out among the books.
 - SAC: as many updates for a step as ours, `expert.updates_per_step`; no larger buffer than steps.
-- Chance: SB3 draws from the global generators of torch and numpy. It gets its own state of them,
-  and they are put back afterwards, so that same seeds give same numbers whatever runs beside it.
+- Random numbers: SB3 draws from the global generators of torch and numpy. It gets its own state of
+  them, and they are put back afterwards: same seeds give same numbers whatever else runs.
 
 The rest is `training.run`'s: validation, the best weights, checkpoints, going on bit for bit.
 """
@@ -60,7 +60,7 @@ _ROLLOUT, _BATCH = 2048, 64
 _BUFFER = 1_000_000
 """SB3's default: transitions that SAC keeps."""
 _MEMORY = ("actions", "rewards", "dones", "timeouts")
-"""Arrays of SB3's replay buffer beside the observations."""
+"""Arrays of SB3's replay buffer besides the observations."""
 
 
 class WindowLookup:
@@ -346,7 +346,7 @@ class Sb3Policy:
         self._seed = seed
 
     def start(self, world: World, span: range) -> None:
-        """Look at this world, with draws begun anew."""
+        """Look at this world, with draws restarted."""
         state = self._config.state
         self._sight.look_at(world)
         self._spec = EnvSpec(

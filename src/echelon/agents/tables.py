@@ -51,7 +51,7 @@ class EmbeddingTable:
         self._z: Floats32 | None = None
 
     def refresh(self, encoder: Encoder) -> None:
-        """Encode all rows anew, as the encoder is now: the next version."""
+        """Encode all rows again, as the encoder is now: the next version."""
         assert encoder.d_model == self._shape[2], "the encoder has another width than the table"
         assert encoder.window == self._world.window, "the encoder has another window than the world"
         chunks = self._chunks(encoder)

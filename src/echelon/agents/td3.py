@@ -97,7 +97,7 @@ class TD3(OffPolicy):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
         tensors, json_state = super().state()
-        # The actor's last numbers are shown beside those of the critics until it moves again.
+        # The actor's last numbers are shown next to those of the critics until it moves again.
         shown = {"actor_loss": self._actor_loss, "actor_norm": self.actor_descent.norm}
         return tensors, json_state | shown
 

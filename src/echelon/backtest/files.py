@@ -57,7 +57,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(backtest: Backtest) -> Tables:
-    """The tables of a backtest. A step's costs stand beside the value after it."""
+    """The tables of a backtest. A step's costs stand next to the value after it."""
     fills = backtest.fills
     cut = (fills.reason != 0).sum(axis=1)
     equity = backtest.equity().with_columns(
@@ -142,7 +142,7 @@ def _read(path: Path, kind: str) -> pl.DataFrame:
 
 
 def _after(values: np.ndarray) -> pl.Series:
-    """[S] values of the steps, beside the S + 1 values of the book: 0 at the first."""
+    """[S] values of the steps, next to the S + 1 values of the book: 0 at the first."""
     return pl.Series(np.concatenate([[0.0], values]))
 
 

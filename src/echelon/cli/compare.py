@@ -300,7 +300,7 @@ def conclusion(result: RunsComparison) -> str:
 
 
 def _sentence(name: str, first: str, difference: RunDifference) -> str:
-    """What may be said of a run beside the first, in the words of the reports."""
+    """What may be said of a run vs the first, in the words of the reports."""
     from echelon.report.texts import Words
 
     words, standing = Words("en"), difference.standing

@@ -242,7 +242,7 @@ def _words(now: Standing) -> str:
 
 
 def _brief(now: Standing) -> str:
-    """The same for a bar, beside which there is little room."""
+    """The same for a bar, next to which there is little room."""
     score, best = _scores(now)
     return (
         f"{now.steps_per_second:,.0f} steps/s {now.reward * 1e4:+.1f} bp "

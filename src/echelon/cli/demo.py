@@ -20,7 +20,7 @@ _Hierarchy = Annotated[
     Path | None,
     typer.Option(
         "--hierarchy",
-        help="Configuration of a hierarchy to train after them and hold beside them.",
+        help="Configuration of a hierarchy to train after them and compare with them.",
         exists=True,
         dir_okay=False,
     ),
@@ -52,8 +52,8 @@ def demo(
 ) -> None:
     """Train agents on the bundled sample, test them and write a report; then a hierarchy.
 
-    Needs no network and no service. A demo that was run before is run anew. Overrides and
-    --seeds are of both configurations; the hierarchy's run is beside the agents', NAME-hierarchy.
+    Needs no network and no service. A demo that was run before is run again. Overrides and
+    --seeds are of both configurations; the hierarchy's run is NAME-hierarchy, next to the agents'.
     Last comes an execution policy, on bars within the day, in NAME-execution.
     """
     tree = options.read_config(config, override, log_level, seeds=seeds)

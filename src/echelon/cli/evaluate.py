@@ -116,7 +116,7 @@ def evaluate_run(
     with_rules: bool = False,
     csv: bool = False,
 ) -> Evaluation:
-    """Evaluate, and print the measures beside the baselines'.
+    """Evaluate, and print the measures and the baselines'.
 
     executor: overrides that put another executor in place of the run's; name: of it
     trust_code: files that the run's configuration names and that may run
@@ -141,7 +141,7 @@ def evaluate_run(
 
 
 def _execution_costs(result: Evaluation) -> Iterator[str]:
-    """What the agents' execution cost, mean over seeds, where the executor told it."""
+    """What the agents' execution cost, mean over seeds, where the executor reports it."""
     from echelon.report.run.execution_costs import PARTS, execution_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]
@@ -285,7 +285,7 @@ ROWS: Mapping[str, str] = MappingProxyType(
 
 
 def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
-    """The agent beside what is made of the same experts, mean and std over seeds."""
+    """The agent vs what is made of the same experts, mean and std over seeds."""
     from echelon.evaluation.reference_policies import with_best
 
     table = number_table(

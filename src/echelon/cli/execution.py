@@ -237,7 +237,7 @@ def prove(
     output_dir: OutputDir = None,
     workers: Workers = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Prove anew where the directory holds a proof.")
+        bool, typer.Option("--overwrite", help="Prove again where the directory holds a proof.")
     ] = False,
     log_level: Level = LogLevel.INFO,
 ) -> None:

@@ -129,7 +129,7 @@ def default_workers(config: Config) -> int:
 
 
 def refuse_trust(trust_code: list[Path] | None) -> None:
-    """Refuse --trust-code beside a configuration of the user's own."""
+    """Refuse --trust-code with a configuration of the user's own."""
     if trust_code:
         raise UsageError(
             "--trust-code is for the code that the run of --resume names; what your own "
@@ -145,7 +145,7 @@ def trust_flags(config: Config) -> str:
 
 
 def refuse_config_with_resume(config: Path | None, resume: Path | None) -> None:
-    """Refuse --config beside --resume, and a --resume that names no run directory."""
+    """Refuse --config with --resume, and a --resume that names no run directory."""
     if resume is None:
         return
     if config is not None:

@@ -33,7 +33,7 @@ def prepare(
     The data are imported first where the store does not have them yet. A set that was prepared
     before, from the same data, configuration and code, comes from the cache. The default directory
     is NAME-prepared; one that holds a trained run is refused, but --resume makes its damaged
-    prepared set anew.
+    prepared set again.
     """
     options.refuse_config_with_resume(config, resume)
     tree = options.read_config(config, override, log_level, resume, trust_code)
@@ -56,7 +56,7 @@ def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
     what = "an override would change it" if resumed else "its configuration and data stay"
     raise UsageError(
         f"{directory}: holds a trained run; {what}. Name another directory (--output-dir). A "
-        f"damaged prepared set is made anew by: echelon prepare --resume {directory}"
+        f"damaged prepared set is made again by: echelon prepare --resume {directory}"
     )
 
 

@@ -279,7 +279,7 @@ def make_room(directory: Path, overwrite: bool, *, trained: bool = True) -> None
     if trained and not overwrite:
         raise UsageError(
             f"{directory}: holds a trained run. Go on with it (--resume {directory}), name another "
-            "directory (--output-dir), or train anew in its place (--overwrite)."
+            "directory (--output-dir), or train again in its place (--overwrite)."
         )
     with ExitStack() as locks:
         for seed in trained_seeds(directory):

@@ -31,7 +31,7 @@ _PlanOnly = Annotated[
 ]
 _MEASURES = ("total_return", "sharpe_annual", "max_drawdown", "turnover_annual")
 _BASELINES = ("equal_weight", "benchmark")
-"""Baselines whose Sharpe ratio stands beside each fold's."""
+"""Baselines whose Sharpe ratio stands next to each fold's."""
 
 
 def walk_forward(
@@ -106,7 +106,7 @@ def print_plan(folds: Sequence[Fold]) -> None:
 
 
 def print_walk(result: WalkForwardResult) -> None:
-    """Mean over seeds of each fold beside two baselines, then everybody's stitched measures."""
+    """Mean over seeds of each fold and two baselines, then everybody's stitched measures."""
     seeds = max((len(e.seeds) for e in result.evaluations.values()), default=0)
     if not seeds:
         return

@@ -37,7 +37,7 @@ else:
 
 
 class StateConfig(Section):
-    """What an agent observes beside the market."""
+    """What an agent observes besides the market."""
 
     include_pos: bool = True
     """Holdings, as weights, join each asset."""
@@ -76,7 +76,7 @@ class PretrainConfig(Section):
     horizons: tuple[PositiveInt, ...] = (1, 5, 20)
     """Bars ahead over which returns and volatilities are predicted."""
     masked_share: Annotated[float, Field(ge=0, lt=1)] = 0.15
-    """Share of a window's rows that are hidden and have to be told from the rest; 0: none."""
+    """Share of a window's rows that are hidden and have to be predicted from the rest; 0: none."""
     epochs: PositiveInt = 20
     """Passes over the train window at most."""
     pass_rows: PositiveInt | None = None
@@ -103,7 +103,7 @@ class LoraConfig(Section):
     lr: PositiveFloat = 1.0e-4
     """Learning rate of the adapters."""
     every_updates: PositiveInt = 16
-    """One critic update in this many also trains the adapter, which means encoding anew."""
+    """One critic update in this many also trains the adapter, which means encoding again."""
     refresh_updates: PositiveInt = 1024
     """Updates between two computations of the whole embedding table."""
 
@@ -216,7 +216,7 @@ class TrainConfig(Section):
     checkpoint_every_steps: PositiveInt = 100_000
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 3
-    """Periodic checkpoints to keep, the newest ones; the best one is kept beside them."""
+    """Periodic checkpoints to keep, the newest ones; the best one is kept next to them."""
     seeds: PositiveInt = 1
     """Agents to train, with seeds `seed`, `seed` + 1 and so on."""
     threads: PositiveInt = 1
@@ -319,4 +319,4 @@ class LoggingConfig(Section):
     output_dir: Path = Path("./runs")
     """Parent of the run directories."""
     registry: Path | None = None
-    """Where trials and looks at test windows are counted; null: in `registry` beside the run."""
+    """Where trials and looks at test windows are counted; null: in `registry` next to the run."""

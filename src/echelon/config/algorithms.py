@@ -25,7 +25,7 @@ class Algorithm(NamedTuple):
     family: flat: buys, sells and holds, on an encoder that learns with it. expert: target weights
         on a pre-trained encoder. hierarchy: several experts under a router. sb3: target weights by
         Stable-Baselines3's networks, to compare with
-    memory: what it keeps of its books beside the networks (`config.sizes`)
+    memory: what it keeps of its books besides the networks (`config.sizes`)
     refuses: function of a configuration, `module:name`, that raises where nothing could be learned
     """
 
@@ -88,4 +88,4 @@ FLAT_SETTINGS = (
     *("reward.kind=return", "reward.scale=100.0", "market.preset=paper"),
 )
 """The agent of configs/qtmrl-fast.yaml as overrides: what is proved where no configuration is
-named, and how a flat agent learns beside experts."""
+named, and how a flat agent learns next to experts."""

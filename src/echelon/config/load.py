@@ -8,7 +8,7 @@
 The configuration of a run directory may be a stranger's. Its code is `echelon.config.code`'s to
 judge; where it writes, `refuse_places`': store, cache and registry lie outside of the run, and a
 directory that it names for them is written to only if it is the default, if it is Echelon's
-already, or if it is new and lies below the current directory or beside the run.
+already, or if it is new and lies below the current directory or next to the run.
 """
 
 from __future__ import annotations

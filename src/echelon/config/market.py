@@ -114,7 +114,7 @@ class MarketConfig(Section):
     executor_dataset: str | None = None
     """Dataset of the store with intraday bars of the same symbols. Orders for days it lacks are
     filled at the open, and counted. With an immediate executor it changes no fill: what the fills
-    cost is told against the day's TWAP and VWAP."""
+    cost is measured against the day's TWAP and VWAP."""
     executor_policy: Path | None = None
     """Directory of the learned policy, as `echelon execution train` leaves it in a seed's."""
     executor_step_minutes: PositiveFloat = 30.0

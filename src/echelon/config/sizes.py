@@ -1,7 +1,7 @@
 """What a configuration asks of the machine, against what the machine has.
 
 A width of 10⁶ or a million books would end hours later, or at once in an error of some library.
-What can be told from the configuration alone is told here, before anything is allocated: lower
+What the configuration alone says is checked here, before anything is allocated: lower
 bounds, since what the data hold (symbols, features) may not be known yet. A setting is refused
 where it alone, the others as they are, needs more memory than can be had, with the largest number
 that would fit.

@@ -85,7 +85,7 @@ class Config(Section):
     reward: RewardConfig = RewardConfig()
     """What an agent is paid for."""
     state: StateConfig = StateConfig()
-    """What an agent observes beside the market."""
+    """What an agent observes besides the market."""
     model: ModelConfig = ModelConfig()
     """The encoder of the market, and the layers after it."""
     train: TrainConfig = TrainConfig()

@@ -37,7 +37,7 @@ SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
 
 
 class ValueRange(NamedTuple):
-    """The smallest and the largest value, beside zero where that is allowed, that can be meant."""
+    """The smallest and the largest value, besides zero where that is allowed, that can be meant."""
 
     low: float
     high: float

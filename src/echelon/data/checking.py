@@ -76,7 +76,7 @@ def check_stored(store: Store, name: str) -> list[Problem]:
 
 
 def _broken(path: Path, message: str) -> Problem:
-    return Problem(str(path), None, None, message, "Import the dataset anew")
+    return Problem(str(path), None, None, message, "Import the dataset again")
 
 
 def _odd(store: Store, name: str, label: str) -> list[Problem]:

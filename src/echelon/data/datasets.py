@@ -140,7 +140,7 @@ def ensure_dataset(
 ) -> Manifest:
     """The manifest of the configured dataset; imports it unless the store has just that already.
 
-    What a vendor delivered before is kept and added to; another data.dataset fetches it anew.
+    What a vendor delivered before is kept and added to; another data.dataset fetches it again.
     """
     _refuse_missing_files(config)
     store = Store(config.data.store)
@@ -179,7 +179,7 @@ def ensure_dataset(
 def _refuse_replacing(config: Config, home: Path) -> None:
     """Keep a dataset that the user named from being replaced by what a run directory names.
 
-    A name that Echelon gave says what the dataset was imported from: to import it anew, after an
+    A name that Echelon gave says what the dataset was imported from: to import it again, after an
     update of Echelon say, replaces nothing by anything else.
     """
     run_code = config.features.run_code

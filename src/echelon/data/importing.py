@@ -321,7 +321,7 @@ class _Import:
         return frame.filter(~again)
 
     def tables(self, source: Source, extras: Extras) -> dict[str, str]:
-        """Write the tables beside the bars; returns their digests."""
+        """Write the tables next to the bars; returns their digests."""
         facts = extras.instruments if extras.instruments is not None else source.instruments()
         membership = extras.membership if extras.membership is not None else source.membership()
         benchmark = extras.benchmark if extras.benchmark is not None else source.benchmark()
@@ -583,7 +583,7 @@ def refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
         if new != old:
             raise DataError(
                 f"dataset {base.name!r} has {name} {old!r}, the update has {new!r}. "
-                "Make them agree, or import it anew, without --update."
+                "Make them agree, or import it again, without --update."
             )
 
 
@@ -597,7 +597,7 @@ def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manif
         raise DataError(
             f"dataset {base.name!r}: the update of {names} does not begin with a bar that is "
             "stored, so its adjustment cannot be joined. Include the last stored bar of every "
-            "symbol, or import it anew, without --update."
+            "symbol, or import it again, without --update."
         )
 
 
@@ -610,5 +610,5 @@ def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:
         names = ", ".join(changed["symbol"].head(5))
         raise DataError(
             f"dataset {base.name!r}: the source now gives other raw closes than it did for "
-            f"{names}. Import it anew, without --update."
+            f"{names}. Import it again, without --update."
         )

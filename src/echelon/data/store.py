@@ -8,7 +8,7 @@ Layout, below the store's root:
     <dataset>/v-<hash>/symbols.parquet      first and last bar, anchor, listing facts
     <dataset>/v-<hash>/membership.parquet, benchmark.parquet     where there are such
 
-A version directory never changes once it has its name. An import writes a new one beside it, waits
+A version directory never changes once it has its name. An import writes a new one next to it, waits
 until it is on disk, and then replaces CURRENT.json, so an import that dies leaves the store as it
 was, and one of the same content mends a damaged version. Partitions that an update does not touch
 are hard links to the version before. Whoever reads several files of one dataset pins it first
@@ -54,7 +54,7 @@ CURRENT = "CURRENT.json"
 _SPAN = {"1d": "1y", "5min": "1mo", "1min": "1d"}
 _NAME = {"1d": "%Y", "5min": "%Y-%m", "1min": "%Y-%m-%d"}
 _FORMAT = 1
-REIMPORT = "Import the dataset anew (`echelon data import`)."
+REIMPORT = "Import the dataset again (`echelon data import`)."
 TABLES = ("symbols", "membership", "benchmark")
 
 
@@ -175,7 +175,7 @@ def digest_code(*patterns: str) -> str:
 def import_fingerprint(source: str, extras: str) -> str:
     """What an import depends on: the fingerprints of source and extra tables, and our own code.
 
-    A dataset that older code made from the same files is imported anew by `ensure_dataset`.
+    A dataset that older code made from the same files is imported again by `ensure_dataset`.
     """
     return digest_of({"source": source, "extras": extras, "code": _import_code()})
 
@@ -302,7 +302,7 @@ class Store:
         """The symbols table: symbol, first, last, bars, anchor, listed, delisted, reason, name."""
         frame = self.table(name, "symbols")
         if frame is None:
-            raise StoreError(f"{self.directory(name)}: symbols table missing. Import it anew.")
+            raise StoreError(f"{self.directory(name)}: symbols table missing. Import it again.")
         return frame
 
     def replace_table(self, name: str, table: str, frame: pl.DataFrame) -> Manifest:

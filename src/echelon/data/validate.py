@@ -384,7 +384,7 @@ def _place(times: pl.Series, info: SourceInfo, zone: str) -> pl.DataFrame:
     """
     first, last = _span(times.dt.date())
     reach = calendars.bounds(info.calendar)
-    margin = timedelta(days=7)  # the session of a bar on the first day may have begun before
+    margin = timedelta(days=7)  # the session of a bar on the first day may have started before
     begin = max(first - margin, reach.first) if reach.first else first - margin
     end = min(last + margin, reach.last) if reach.last else last + margin
     table = calendars.hours(info.calendar, begin, end, zone)

@@ -231,7 +231,7 @@ def _around(stretches: Sequence[range]) -> range:
 
 
 def zero_if_nan(value: float) -> float:
-    """A measure for `info`: 0 while it cannot be told, since NaN is not equal to itself."""
+    """A measure for `info`: 0 while it is unknown, since NaN is not equal to itself."""
     return 0.0 if np.isnan(value) else float(value)
 
 

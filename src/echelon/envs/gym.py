@@ -4,7 +4,7 @@ It never prints, draws or writes; `info` says what happened:
 
     pv                       value of the book
     drawdown, max_drawdown   below its highest value of the episode, now and at worst, in [0, 1]
-    cvar95, sharpe_annual    of the episode's returns so far; 0 while they cannot be told
+    cvar95, sharpe_annual    of the episode's returns so far; 0 while they are unknown
     costs                    step and total, each with commission, stamp and slippage, in money
     fills                    symbol, side, shares, price (slippage included) of every fill
     rejected                 symbol, reason and filled shares of every order not filled whole
@@ -117,7 +117,7 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
     def step(self, action: NDArray[Any]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Act, and go one bar on."""
         if self._steps_left <= 0:
-            raise ResetNeeded("the episode is over, or none was begun: call reset() first.")
+            raise ResetNeeded("the episode is over, or none was started: call reset() first.")
         actions = self._spec.actions(_one(action), self._held)
         before = self.pv
         result = self._books.step(actions)

@@ -86,7 +86,7 @@ def open_run(run: str | Path | None = None, split: str = "train") -> tuple[World
 
 @lru_cache(maxsize=4)
 def _open_cached(path: Path, split: str, changed: tuple[int, ...]) -> tuple[World, Config]:
-    """changed: times of the files, so that a set prepared anew is read anew."""
+    """changed: times of the files, so that a set prepared again is read again."""
     config = load_run_config(path / "config.yaml")
     prepared = Prepared.open(path, RunDirectory(path).trained_on())
     costs = 1.0 if split == "train" or config.eval.use_fee else 0.0

@@ -32,7 +32,7 @@ from echelon.types import Bools
 
 
 class BatchedVecEnv(PlacesVecEnv):
-    """E books on a world, begun anew by themselves when an episode ends."""
+    """E books on a world, restarted by themselves when an episode ends."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class BookView:
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The book's own chance."""
+        """The book's own generator."""
         return self._env._rngs[self._index]
 
     @property

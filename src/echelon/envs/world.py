@@ -45,11 +45,11 @@ class World:
     fill_open: orders fill at the next open; otherwise at the close they were decided on
     splits: name → rows of decisions and marks
     ledger: what a report says about prices and fills
-    in_force: the rules as they are told, where the world is of data or drawn
+    in_force: the rules as they are reported, where the world is of data or drawn
     stretches: name → pieces of a split that do not follow one another in time, where it has some;
         neither an episode nor a window of features may cross from one to the next
     executor: works the orders of all books through the bar after the decision; None: they fill at
-        once. It is the market's, not a book's: a policy that simulates books beside the real one
+        once. It is the market's, not a book's: a policy that simulates books next to the real one
         has to get the same fills
     """
 

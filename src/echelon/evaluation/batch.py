@@ -126,7 +126,7 @@ class RunBatch(ABC):
         path = directory / f"{cls.stem}.json"
         if not path.is_file():
             raise UsageError(f"--resume {directory}: no {cls.noun} there (no {path.name}).")
-        again = f"Run the {cls.noun} anew (--overwrite)."
+        again = f"Run the {cls.noun} again (--overwrite)."
         tree = read_json(path, dict[str, Any], again)
         if tree.get("format") != _FORMAT:
             version = shorten(tree.get("echelon", "unknown"), 40)
@@ -185,7 +185,7 @@ class RunBatch(ABC):
             article = "an" if self.noun.startswith("a") else "a"
             raise UsageError(
                 f"{directory}: holds {article} {self.noun}. Go on with it (--resume {directory}), "
-                "name another directory (--output-dir), or run it anew in its place (--overwrite)."
+                "name another directory (--output-dir), or run it again in its place (--overwrite)."
             )
         for name in self.results:
             (directory / name).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ evaluated by `evaluation.batch`. What differs is the agent:
     a2c                 QTMRL's actor-critic with the settings of configs/qtmrl-fast.yaml
     sb3-ppo, sb3-sac    Stable-Baselines3's with its own settings (see agents.sb3)
 
-`summarise` gives mean and standard deviation over seeds, beside the baselines, and the difference
+`summarise` gives mean and standard deviation over seeds, with the baselines, and the difference
 of Sharpe ratios to the reference, our SAC where it takes part, with its 95 % interval.
 """
 
@@ -181,7 +181,7 @@ def agent_config(base: Config, name: str, steps: int | None = None) -> Config:
 
 
 class SharpeGap(NamedTuple):
-    """Annual Sharpe ratio minus the reference's, and its 95 % interval; NaN: cannot be told."""
+    """Annual Sharpe ratio minus the reference's, and its 95 % interval; NaN: unknown."""
 
     estimate: float
     low: float

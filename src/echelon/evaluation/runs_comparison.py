@@ -348,7 +348,7 @@ def _find_or_evaluate(run: TrainedRun, split: SplitName, on_evaluation: OnEvalua
     same = saved.facts["best_steps"] == {str(seed): run.best_step(seed) for seed in run.seeds}
     if same and all(made_from.get(k) == run.facts.get(k) for k in ("config_hash", "prepared")):
         return saved
-    on_evaluation(run, "trained or prepared anew since it was")
+    on_evaluation(run, "trained or prepared again since it was")
     return evaluate(run, split)
 
 

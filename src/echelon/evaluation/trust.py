@@ -1,6 +1,6 @@
 """What the numbers of an evaluation are worth: intervals, selection, costs, and a verdict.
 
-trust.json, beside summary.json (Sharpe ratios per period unless the name says annual):
+trust.json, next to summary.json (Sharpe ratios per period unless the name says annual):
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
@@ -116,7 +116,7 @@ def assess_trust(
 
 
 def verdict(split: str, difference: Claim | None, deflated: float | None) -> VerdictKey:
-    """What may be said of the agents beside the yardstick; both block lengths must agree."""
+    """What may be said of the agents vs the yardstick; both block lengths must agree."""
     if difference is None:
         return "unknown"
     if min(difference.single.low, difference.double.low) > 0.0:
@@ -310,7 +310,7 @@ def _cost_sweep(
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
 ) -> list[dict[str, Any]]:
-    """At each cost: the agents' and the yardstick's measures; decisions are made anew."""
+    """At each cost: the agents' and the yardstick's measures; decisions are made again."""
     config = look.run.config
     usual = 1.0 if config.eval.use_fee else 0.0
     only = config.model_copy(

@@ -425,7 +425,7 @@ def _times(evaluation: Evaluation, books: Iterable[Book]) -> Times:
 def statistics(
     stitched: Stitched, seed: int, *, looks: int, sweeps: Sequence[Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """How sure the stitched result is: over the seeds, beside the baselines, after the looks.
+    """How sure the stitched result is: over the seeds, against the baselines, after the looks.
 
     looks: how often these test windows were looked at, this time included; the trials of the
            deflated Sharpe ratio, taken as independent ones

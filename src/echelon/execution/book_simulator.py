@@ -24,7 +24,7 @@ Two policies to compare with:
 
     market_twap       a market order in every step: the spread is paid, and time is spread evenly
     limit_at_touch    all that is left rests at the best quote of its side, cancelled and posted
-                      anew at each step; what does not fill crosses the book at the order's end
+                      again at each step; what does not fill crosses the book at the order's end
 
 A policy is asked step by step what to do with each order. It may read the book up to the snapshot
 of `progress.tick` and the trades before it: what trades after that snapshot is not known yet.
@@ -320,9 +320,9 @@ class MarketTwap:
 
 @dataclass(frozen=True)
 class LimitAtTouch:
-    """All that is left at the best quote of its side, posted anew at every step.
+    """All that is left at the best quote of its side, posted again at every step.
 
-    Posting anew follows the quote where it goes, and loses the place in the queue. At the order's
+    Posting again follows the quote where it goes, and loses the place in the queue. At the order's
     last tick the simulator itself cancels what rests and crosses the book with it.
 
     offset: behind the best quote, in the unit of the rules; ahead of it where negative

@@ -14,7 +14,7 @@ of one day up to now and the days before it::
     public_features(days, {"range_10": last_minutes_range})
 
 In a file that the configuration names (`execution.extensions`) they are declared with
-`@execution_feature("range_10")`, beside metrics (`@metric`), and train, evaluate and compare find
+`@execution_feature("range_10")`, next to metrics (`@metric`), and train, evaluate and compare find
 them. Loading runs these files with the rights of the caller. Features belong to the configuration
 that names the file: two of them in one process never see each other's. Metrics are one table for
 the process (`METRICS`), in which a file that is loaded again replaces its own.

@@ -184,7 +184,7 @@ class History:
 
     def tick_frame(self, e: int) -> pl.DataFrame:
         """The ticks that one order has gone through, with the market's prices and volumes."""
-        assert self.ticks is not None, "the simulator was told not to record ticks"
+        assert self.ticks is not None, "the simulator does not record ticks"
         which = np.arange(self.orders.start[e], self.progress.tick[e])
         order = np.full(len(which), e)
         fields = {name: getattr(self.ticks, name)[e, which] for name in TickRecords._fields}

@@ -157,7 +157,7 @@ def load_days(
     adjusted: prices times the adjustment factor, volumes over it; else as stored
     halted: also the sessions between a symbol's first and last bar on which it has none
     outside: what to do about bars outside the regular session, before the opening for one
-    cache: None: read anew. Views of a store that are not what is on disk are never cached.
+    cache: None: read again. Views of a store that are not what is on disk are never cached.
     """
     store = store.pin_dataset(dataset)
     manifest = store.manifest(dataset)
@@ -354,7 +354,7 @@ def _refuse_damaged(bars: pl.DataFrame, request: _Request) -> None:
     odd = bars.filter((volume < 0.0) | volume.is_nan() | volume.is_infinite())
     close = pl.col("close")
     empty = bars.filter(close.is_null() | ~(close > 0.0) | ~close.is_finite())
-    remedy = "Import the dataset anew; import refuses such rows"
+    remedy = "Import the dataset again; import refuses such rows"
     problems = [
         Problem(name, None, field, f"{symbol} at {time}: {text}", remedy)
         for field, rows, text in (

@@ -1,6 +1,6 @@
 """Policies of execution: what they are asked, the one loop that works orders, and schedules.
 
-A policy is told of a batch of orders (`start`) and then asked, step by step, how many shares of
+A policy gets a batch of orders (`start`) and then asked, step by step, how many shares of
 each it wants in the coming step. It may read the days only before `progress.tick`: what the tick
 itself brings is not known when it is asked.
 

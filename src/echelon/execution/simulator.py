@@ -164,7 +164,7 @@ class OrderBatch:
     @property
     def ticks(self) -> TickRecords:
         """By tick; there only where they are recorded."""
-        assert self.records, "the simulator was told not to record ticks"
+        assert self.records, "the simulator does not record ticks"
         return self._ticks
 
     @property

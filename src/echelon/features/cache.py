@@ -8,7 +8,7 @@ computation, never a wrong or a missing result:
 2. Every file is hashed and compared with the description.
 3. `features.prepare` verifies the set itself, whose manifest must be of the key asked for.
 
-Hashes beside data prove that nothing was damaged, not who wrote it. Whoever can write to a Redis
+Hashes next to data prove that nothing was damaged, not who wrote it. Whoever can write to a Redis
 could give us any features, so with a key (ECHELON_CACHE_KEY) entries carry a MAC, and without one
 only a Redis of this machine is used, or one that the configuration calls trusted.
 """
@@ -58,7 +58,7 @@ _MAX_FILES = 64
 _MAX_PIECES = 100_000
 _MAX_DESCRIPTION = 64 * 1024
 _TIMEOUT = 5.0
-_REMEDY = "It is computed anew."
+_REMEDY = "It is computed again."
 
 
 class Cache(Protocol):
@@ -175,7 +175,7 @@ class LocalCache:
             for name in names:
                 link_or_copy(entry / name, into / name)
         except OSError as error:  # removed meanwhile by another process, or not to be read
-            log.warning("cache entry %s cannot be read (%s): computing anew", entry, error)
+            log.warning("cache entry %s cannot be read (%s): computing again", entry, error)
             empty_directory(into)
             return False
         try:
@@ -218,7 +218,7 @@ class LocalCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, DamagedError) as error:
-            log.warning("cache entry %s is damaged (%s): removed, computing anew", entry, error)
+            log.warning("cache entry %s is damaged (%s): removed, computing again", entry, error)
             shutil.rmtree(entry, ignore_errors=True)
             return None
         return list(description.files)
@@ -296,7 +296,7 @@ class RedisCache:
                     self._fetch(prefix, file, description.piece, into / name)
             except (ValueError, DamagedError) as error:
                 why = error.what if isinstance(error, DamagedError) else error
-                log.warning("Redis cache: entry %s is damaged (%s): computing anew", key[:12], why)
+                log.warning("Redis cache: entry %s is damaged (%s): computing again", key[:12], why)
                 empty_directory(into)
                 return False
             return True

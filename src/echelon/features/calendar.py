@@ -1,6 +1,6 @@
 """When a bar is: day of the week, month and, for bars within the day, time of day.
 
-Each goes round, so each is a sine and a cosine: December lies beside January. They are known before
+Each goes round, so each is a sine and a cosine: December meets January. They are known before
 the bar is and the same for all symbols, and a bar says them about itself alone; times are the
 exchange's own. A day without a bar keeps what the last one said. Values lie in [−1, 1], so the
 group is not scaled unless `normalization.include` names it.

@@ -117,7 +117,7 @@ def check_leakage(
     tell("every feature on many prefixes of single symbols")
 
     def fresh() -> FeaturePlan:
-        # User files are run anew each time: what a factor remembers must not cross the cut.
+        # User files are run again each time: what a factor remembers must not cross the cut.
         return FeaturePlan.from_specs(select(config.features, panel_fields(config, dataset)).specs)
 
     leaks = list(_ladder(panel, fresh, config.seed))

@@ -152,7 +152,7 @@ def _sources_without_code(features: FeaturesConfig, target: Path) -> list[str] |
             raise UsageError(
                 f"{file} ({described}) is not the file that {target} was computed with: its "
                 "manifest records another sha256, or none. Bring the earlier file back; or, to "
-                f"compute the features anew with this one, read it and add --trust-code {file}"
+                f"compute the features again with this one, read it and add --trust-code {file}"
             )
     return sources
 
@@ -163,11 +163,11 @@ def source_ids(selection: Selection) -> list[str]:
 
 
 def _standing(target: Path, key: str) -> Prepared | None:
-    """The set of `key` that is there already; one that is damaged is made anew."""
+    """The set of `key` that is there already; one that is damaged is made again."""
     try:
         return open_whole(target, key)
     except StoreError as error:
-        log.warning("%s It is made anew now.", error)
+        log.warning("%s It is made again now.", error)
         return None
 
 
@@ -179,7 +179,7 @@ def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
         try:
             Prepared(staging).verify(key=key)
         except StoreError as error:
-            log.warning("cache entry %s is damaged (%s): computing anew", key[:12], error)
+            log.warning("cache entry %s is damaged (%s): computing again", key[:12], error)
             empty_directory(staging)
             continue
         return k
@@ -330,7 +330,7 @@ def _make(
 def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:
     """Why each symbol [N] was delisted inside the panel; None: it was not, or it is not known.
 
-    A delisting dated after the panel's last bar is the future, and its reason is not told.
+    A delisting dated after the panel's last bar is the future, and its reason is left out.
     """
     last = panel.times[-1].astype("datetime64[D]").astype(date)
     past = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))

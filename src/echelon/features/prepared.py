@@ -40,7 +40,7 @@ PREPARED_FORMAT = 1
 MANIFEST = "manifest.json"
 SPLITS = ("train", "valid", "test")
 PREPARE_AGAIN = (
-    "Make it anew: `echelon prepare --resume RUN` where agents were trained on it, else "
+    "Make it again: `echelon prepare --resume RUN` where agents were trained on it, else "
     "`echelon prepare`."
 )
 _ARRAYS = MappingProxyType(

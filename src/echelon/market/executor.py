@@ -101,7 +101,7 @@ class Executor(Protocol):
 
 
 class Execution(NamedTuple):
-    """How orders were executed, beside their `Fills`; [E,N] each, of what was filled.
+    """How orders were executed, next to their `Fills`; [E,N] each, of what was filled.
 
     worked: by an executor; False: filled at once, or nothing was
     arrival, twap, vwap: prices, NaN where nothing was executed (twap, vwap: also where the day's

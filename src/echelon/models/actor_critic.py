@@ -45,7 +45,7 @@ _RELU_GAIN = math.sqrt(2)
 _POLICY_GAIN = 0.01
 """Gain of the actor's last layer: the first policy hardly depends on the state."""
 _FIRST_HOLD = -1.0
-"""HOLD's first logit, beside 0 for BUY and SELL. Drawn from, a policy of many heads invests its
+"""HOLD's first logit, next to 0 for BUY and SELL. Drawn from, a policy of many heads invests its
 cash soon, however likely HOLD is, so it hardly learns that a book in cash must buy; taking the
 most probable actions, the same policy then never trades. HOLD has to be earned instead."""
 
@@ -126,7 +126,7 @@ class JoinedLinear(nn.Module):
         super().__init__()
         self.market = init_linear(nn.Linear(d_model, hidden), _RELU_GAIN)
         # [P, H], not [H, P]: its gradient is then a product that BLAS does three times as fast.
-        # Scaled by its own fan-in: two inputs beside 128 would hardly be heard at the joint one.
+        # Scaled by its own fan-in: two inputs among 130 would hardly be heard at the joint one.
         self.portfolio: nn.Parameter | None = None
         if n_portfolio:
             scale = 1.0 / math.sqrt(n_portfolio)

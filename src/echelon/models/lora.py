@@ -100,7 +100,7 @@ def load_adapter_state(encoder: Encoder, name: str, tensors: Mapping[str, Tensor
         raise StoreError(
             f"the adapter saved for {name!r} does not fit this encoder: {', '.join(strange[:3])} "
             f"and {max(0, len(strange) - 3)} more differ in name or shape. Use the encoder and "
-            "lora.rank it was trained with, or train it anew."
+            "lora.rank it was trained with, or train it again."
         )
     with torch.no_grad():
         for key, value in tensors.items():

@@ -11,7 +11,7 @@
 
 Where this departs from the paper, and why:
 
-- Periods are chosen once, on the train window (`fit`), or given. Chosen anew for each batch, a
+- Periods are chosen once, on the train window (`fit`), or given. Chosen again for each batch, a
   live batch of one would be encoded otherwise than the same bar was in training, and bars after
   a window would have a say in how it is read. The weights of 3. depend on one window alone.
 - A window is filled up at its front, not at its end: the last bar is then the last corner of

@@ -15,7 +15,7 @@ The state of both is the *book* (holdings, and for DIAYN target weights): every 
 same market and time, which would only add noise. No estimate exceeds log K for an even prior.
 
 A bonus is divided by log K and lies in [−1, 1] (`normalise_information`); it is paid to experts
-whose return is near the best only (`quality_gate`; SMERL, Kumar et al., 2020), and beside an
+whose return is near the best only (`quality_gate`; SMERL, Kumar et al., 2020), and next to an
 extrinsic reward that has been divided by its own standard deviation (`RunningStd`), or it would
 drown it.
 

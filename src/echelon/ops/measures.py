@@ -12,7 +12,7 @@ Conventions, the same for every measure:
   compounded; anything else is a ValueError. Missing returns are the caller's to decide on.
 - A ratio with nothing below the line is its limit: 0 for 0/0 (cash has Sharpe 0), else ±inf (no
   losing period: Sortino inf; no drawdown: Calmar inf). So the order of two results stays right.
-- NaN in a result means "cannot be told": volatility and Sharpe of a single return, the hit rate
+- NaN in a result means "undefined": volatility and Sharpe of a single return, the hit rate
   of a series of zeros, turnover, exposure and costs that were not handed in.
 """
 
@@ -91,7 +91,7 @@ def sortino_annual(returns: Floats, periods_per_year: float) -> float:
     """Mean / downside deviation · √periods_per_year; inf if no return is negative.
 
     The downside deviation is the root of the mean of min(r, 0)² over *all* T periods, as in
-    quantstats, and in skfolio's semi-deviation if told `biased` and a target of 0.
+    quantstats, and in skfolio's semi-deviation with `biased` and a target of 0.
     """
     r = _series(returns)
     # Scaled by the largest loss, since the square of a tiny one would vanish.
@@ -357,7 +357,7 @@ def mean_std(values: Sequence[float]) -> MeanStd:
     """Mean and standard deviation of one measure over several seeds.
 
     The std of a single value is NaN. A NaN among the values makes both NaN, an infinite one the
-    std: what cannot be told for one seed cannot be told for their mean.
+    std: what is undefined for one seed is undefined for their mean.
     """
     v = np.asarray(values, dtype=np.float64)
     if v.ndim != 1 or not len(v):

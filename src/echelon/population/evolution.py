@@ -3,9 +3,9 @@
 An evolution, `Evolution.step`, from the members' fitness and the experts' diversity:
 
 1. With one member per niche: the change on trial is settled; where MAPD is under the threshold the
-   worst expert begins anew with a fresh skill; the weakest of the others tries new hyperparameters.
+   worst expert restarts with a fresh skill; the weakest of the others tries new hyperparameters.
 2. With niches of several members: the published rules, each subpopulation at its own pace; under
-   the threshold the worst niche begins anew instead, as a whole.
+   the threshold the worst niche restarts instead, as a whole.
 
 Members whose numbers are no longer finite do not wait for it: `Evolution.quarantine`.
 
@@ -122,7 +122,7 @@ class Evolution:
         """founders[M]: hyperparameters to begin with; skills[K,Z]: of the niches.
 
         threshold: of MAPD; mutation_rate: noise on weights that are copied; enabled: False only
-        begins anew what is alike or in quarantine; every: rounds of training between two
+        restarts what is alike or in quarantine; every: rounds of training between two
         evolutions, in which the lineage counts
         """
         assert skills.shape[0] == plan.niches, f"skills should be [{plan.niches},Z]"
@@ -168,7 +168,7 @@ class Evolution:
     def step(self, fit: Floats, mapd: float) -> list[Decision]:
         """Decisions of the next evolution round, already in the lineage; carry them out.
 
-        fit[M]: NaN where unknown; mapd: NaN where unknown, which begins nobody anew. Two decisions
+        fit[M]: NaN where unknown; mapd: NaN where unknown, which restarts nobody. Two decisions
         about one member are meant one after the other.
         """
         self.round += 1
@@ -186,7 +186,7 @@ class Evolution:
         return self._record(sorted(kept + restarts, key=lambda d: d.member))
 
     def quarantine(self, members: Sequence[int]) -> list[Decision]:
-        """Decisions to begin members anew whose numbers are no longer finite.
+        """Decisions to restart members whose numbers are no longer finite.
 
         A change on trial with one of them ends: nothing can be said of it.
         """
@@ -267,7 +267,7 @@ class Evolution:
         self.pending = None if pending is None else Proposal.from_json(pending)
 
     def _single(self, mapd: float) -> list[Decision]:
-        """One member per niche: settle, begin anew, propose."""
+        """One member per niche: settle, restart, propose."""
         decisions = []
         if self.pending is not None:
             now = float(self._fit[self.pending.decision.member])
@@ -292,7 +292,7 @@ class Evolution:
     def _record(self, decisions: list[Decision]) -> list[Decision]:
         """Into the lineage; a niche that begins afresh as a whole gets a fresh skill.
 
-        The lineage stands beside what else training tells, so it counts rounds of training; a
+        The lineage stands next to what else training tells, so it counts rounds of training; a
         quarantine between two evolutions is in it under the round of the first.
         """
         self.lineage.apply([replace(d, round=d.round * self.every) for d in decisions])
@@ -304,7 +304,7 @@ class Evolution:
         return decisions
 
     def _noise_seed(self, member: int) -> int:
-        """Of a member's present life: it may begin anew twice in a round."""
+        """Of a member's present life: it may restart twice in a round."""
         rng = stream(self.seed, "mutation", self.lineage.living(member).id)
         return int(rng.integers(2**62))
 

@@ -64,7 +64,7 @@ class ExpertTargets(NamedTuple):
     """Target weights, NaN: leave as it is.
 
     own[K,E,N]: of each expert for its own book
-    real[K,E,N]: of each expert for the books that were shown beside them; None where none were
+    real[K,E,N]: of each expert for the books that were shown next to them; None where none were
     """
 
     own: Floats

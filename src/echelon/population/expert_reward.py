@@ -6,12 +6,12 @@ put together when a transition is drawn (`ExpertReward`). r: what the book earne
 σ_r: its running standard deviation, without which the bonus would drown it or be drowned. c: what
 the bar adds to CVaR (`risk.cvar`), where that is constrained, in units of the bars' returns x; λ
 its price, set by a PID controller. The information is what the action tells of the skill
-(`SkillBonus`), in [−1, 1], for members near the best: how well an expert can be told by what it
-does, learned by one of two estimators of `ops.information` on what experts of known number did:
+(`SkillBonus`), in [−1, 1], for members near the best: how well what it does identifies an expert,
+learned by one of two estimators of `ops.information` on what experts of known number did:
 
 - `infonce`: I(a; z | s), what an action tells of the skill beyond what the book s (holdings, cash)
-  told already. Experts' own books differ, so who stands at a book is learned beside it, q(z|s), and
-  is the prior of the candidates in training. The scores are then log p(a|s,z) up to a constant,
+  tells already. Experts' own books differ, so who stands at a book is learned too, q(z|s), and is
+  the prior of the candidates in training. The scores are then log p(a|s,z) up to a constant,
   and the reward asks, at any book, how far the action would tell the expert if all K were as
   likely there: log p(a|s,z) − log mean_j p(a|s,z_j).
 - `diayn`: log q(z|book) − log p(z), the book being holdings and target weights. Shares of experts

@@ -259,7 +259,7 @@ def _distant_skill(existing: Floats, rng: np.random.Generator) -> Floats:
 
 
 def return_correlations(returns: NDArray[np.floating[Any]]) -> Floats:
-    """Correlation[K,K] of experts' returns[K,T]; NaN beside one whose returns do not vary.
+    """Correlation[K,K] of experts' returns[K,T]; NaN next to one whose returns do not vary.
 
     Bars at which any expert's return is not finite are left out.
     """

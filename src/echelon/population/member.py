@@ -58,7 +58,7 @@ LEARNING_METRICS = (
 
 
 class Brief(NamedTuple):
-    """What a member is told before it learns.
+    """What a member gets before it learns.
 
     updates: how many; weight[T]: of each row in its losses
     marks: how far the rings were written when the phase began
@@ -186,7 +186,7 @@ class Member:
         return {"tensors": tensors, "facts": facts}
 
     def take_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from another member's weights, with one's own skill, books and chance."""
+        """Go on from another member's weights, with one's own skill, books and generator."""
         own_skill, own_generator = self.actor.skill.clone(), self.core.generator.get_state()
         self._restore_networks(state["tensors"], state["facts"])
         self.actor.skill.copy_(own_skill)
@@ -247,7 +247,7 @@ class Member:
     # --- learning
 
     def learn(self, brief: Brief) -> Metrics:
-        """The updates of one phase; what they told, on average: nothing where it is too early."""
+        """The updates of one phase; their metrics, on average: nothing where it is too early."""
         if self.steps < self.config.expert.learning_starts:
             return {}
         self.replay.refresh(brief.marks, keep=(self.place.number,))

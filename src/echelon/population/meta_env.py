@@ -178,7 +178,7 @@ class MetaEnv(PlacesVecEnv):
         return kl
 
     def _end_step(self, paid: Floats32) -> VecEnvStepReturn:
-        """What SB3 is told of a step, with new episodes begun where one ended."""
+        """What SB3 gets of a step, with new episodes started where one ended."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         done = self._books.is_ruined()[0]
         truncated = self._left <= 0

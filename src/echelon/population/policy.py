@@ -12,12 +12,12 @@ At the close of each bar, for all books at once:
    so far as `TurnoverLimit` allows.
 
 Own books begin `warm_bars` before a book's first row, where the world has such rows: that is
-looking back. Books whose rows do not follow their last ones begin anew, own books and all, and all
+looking back. Books whose rows do not follow their last ones restart, own books and all, and all
 of them together: the own books of one that begins in the middle of the others' run would have to
 come through hundreds of bars while those of the others stand still. Backtests run one book, or
 several from one start; who needs others gives each group a policy of its own.
 
-What the real book is worth is not in `Holdings`. The policy trades a copy of it beside the own
+What the real book is worth is not in `Holdings`. The policy trades a copy of it next to the own
 books, by the same kernel, which is the same to the last bit wherever books are simulated. Where
 they are not (live), `observe` is to be called with their values before each decision; a book that
 turns out to be another than the copy is refused without it.
@@ -153,7 +153,7 @@ class HierarchyPolicy:
             run.advance()
         elif follows.any():
             raise UsageError(
-                f"of {len(row)} books {int((~follows).sum())} begin anew while the others go on; "
+                f"of {len(row)} books {int((~follows).sum())} restart while the others go on; "
                 "expected all or none of them. Call start() and begin them together, or give each "
                 "group a policy of its own."
             )

@@ -1,7 +1,7 @@
 """What a hierarchy leaves behind for reports: the record of a run, and the history of its training.
 
 A policy that commands others leaves a `CommandRecord` after each run of a single book: who was in
-charge, and what everybody's book made. On disk it stands beside the tables of the backtest:
+charge, and what everybody's book made. On disk it stands besides the tables of the backtest:
 
     STEM.command.parquet       time, in_charge, decided, distance and, for each expert,
                                allowed/NAME, own_value/NAME (after the bar), own_cost/NAME
@@ -275,7 +275,7 @@ def has_record(directory: Path, stem: str) -> bool:
 
 
 def remove_record(directory: Path, stem: str) -> None:
-    """Remove a record that no longer belongs to what stands beside it, if there is one."""
+    """Remove a record that no longer belongs to what stands next to it, if there is one."""
     for path in record_files(directory, stem):
         path.unlink(missing_ok=True)
 

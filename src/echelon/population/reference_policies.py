@@ -1,6 +1,6 @@
 """Who can be in the router's place, and the policies that an agent is compared with.
 
-A `RouterPolicy` chooses the expert in charge. It is told, bar by bar, what the experts' own books
+A `RouterPolicy` chooses the expert in charge. It gets, bar by bar, what the experts' own books
 earned, and at its decisions what the router would see: a network needs only the one, a rule over
 returns only the other. `HedgeRouter` is the rule that a router must beat.
 
@@ -49,7 +49,7 @@ class RouterPolicy(Protocol):
 class HedgeRouter:
     """The expert in which a fixed-share hedge trusts most.
 
-    Trust grows by exp(rate · return) of the own books; a small share is spread anew at every bar,
+    Trust grows by exp(rate · return) of the own books; a small share is spread again at every bar,
     so that an expert that was bad for long can be trusted again soon.
     """
 

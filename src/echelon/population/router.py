@@ -141,7 +141,7 @@ class Router:
         """At least `steps` decisions on `env`, in whole rollouts.
 
         phase: number of this training, which `env` was made or renewed for; of each there is one,
-        with chance of its own
+        with a generator of its own
         """
         from stable_baselines3.common.callbacks import BaseCallback
 

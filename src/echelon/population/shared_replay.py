@@ -3,7 +3,7 @@
     expert      0        1     …    K−1
     slots    │ ring 0 │ ring 1 │ … │ ring K−1 │      of the same columns: one look-up serves a batch
 
-Each expert writes its own ring (`agents.replay`), with the policy that acted beside every
+Each expert writes its own ring (`agents.replay`), with the policy that acted next to every
 transition. A batch is made of stretches of one book within one episode: a set share from the
 expert's own latest steps, the rest from everybody's, its own included, each start as likely as any
 other.

@@ -1,4 +1,4 @@
-"""The certificate: what each market showed, with intervals, beside what it had to show.
+"""The certificate: what each market showed, with intervals, and what it had to show.
 
     DIR/certificate.json    everything below, for machines
     DIR/certificate.html    the same for readers (see report.certificate)

@@ -5,10 +5,10 @@
     drift        a day drifts up or down; its own returns and yesterday's tell which way, so whoever
                  listens beats TWAP
     foretold     noisy signs of how the rest of the day will compare with now: an oracle, which
-                 sees it, gains much; what the signs allow is little beside the noise of a reward
+                 sees it, gains much; what the signs allow is little against the noise of a reward
     martingale   nothing is to be known; who seems to gain was lucky or looked ahead
 
-Each gives days with features and orders. Draws are told apart by name, so that what is tuned on
+Each gives days with features and orders. Draws differ by name, so that what is tuned on
 some is reported on others.
 
 Axes: `E` orders, `D` days, `T` ticks, `F` features.

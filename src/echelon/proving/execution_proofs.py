@@ -283,7 +283,7 @@ def above_zero(seeds: Sequence[SeedFinding]) -> bool:
 
 
 def no_gain(seeds: Sequence[SeedFinding]) -> bool:
-    """All seeds' orders together, on days of their own, gained nothing that can be told from 0."""
+    """All seeds' orders together, on days of their own, gained nothing that differs from 0."""
     mean, error = pool_seeds(seeds)
     return abs(mean) < 2.0 * error and error <= MOST_ERROR
 

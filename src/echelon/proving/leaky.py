@@ -44,7 +44,7 @@ _WINDOWS = {"train": (WARMUP + 20, 2500), "valid": (2500, 3250), "test": (3250, 
 _OTHER_FEATURES = StationaryConfig(
     enabled=True, returns=(1, 5), volatility=(), volume_ratio=(), ranks=False
 )
-"""Features beside the file's: few, as among many that say nothing a brief training misses it."""
+"""Features besides the file's: few, as among many that say nothing a brief training misses it."""
 
 
 @dataclass(frozen=True)

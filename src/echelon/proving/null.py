@@ -240,7 +240,7 @@ class DrawVerdict:
 
 
 def assess_null(null: Sequence[Done], power: Done, market: NullMarket) -> MarketResult:
-    """False claims on the null market, and claims on the trend market beside them."""
+    """False claims on the null market, and claims on the trend market."""
     verdicts = [DrawVerdict(**v) for part in null for v in part.finding["verdicts"]]
     claimed = [DrawVerdict(**v) for v in power.finding["verdicts"]]
     kinds = [kind for kind in ("agent", *CHEAP) if any(v.policy == kind for v in verdicts)]
@@ -451,6 +451,6 @@ def _load_returns(path: Path) -> Mapping[str, Floats]:
     return read_arrays(
         path,
         ("valid", "claims"),
-        f"Delete {path.parent} and run the same command: that agent is trained and tested anew, "
+        f"Delete {path.parent} and run the same command: that agent is trained and tested again, "
         "the others are kept.",
     )

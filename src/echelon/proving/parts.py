@@ -200,7 +200,7 @@ def load_part(part: Part, directory: Path) -> Done | None:
     if known != identity_of(part).encode():
         raise UsageError(
             f"{directory}: holds a proof of another configuration, mode or version ({part.key} "
-            "differs). Name another directory (--output-dir), or prove anew in its place "
+            "differs). Name another directory (--output-dir), or prove again in its place "
             "(--overwrite)."
         )
     path = place / "part.json"
@@ -225,7 +225,7 @@ def _work(job: _Job, report: Report, should_stop: ShouldStop) -> Done | None:
         if str(job.directory) not in str(error):
             raise  # of a file elsewhere, about which it says what to do
         raise StoreError(
-            f"{error} In a proof there is no --resume, and --overwrite proves everything anew. To "
+            f"{error} In a proof there is no --resume, and --overwrite proves everything again. To "
             f"do this part alone again, delete {job.directory} and run the same command: what is "
             "done elsewhere is kept."
         ) from error

@@ -30,7 +30,7 @@ each asset of which the exact filter expects enough, and cash for the rest, reba
 of what the filter expects. Buying above no hurdle at all trades too often for the fee. The hurdles
 were chosen on draws called "hurdle" that serve nothing else, with fills at the next open; the
 Sharpe ratio is flat around them. Weights in proportion to what the filter expects do a little
-better than equal ones: these too are references, not bounds. Beside them stand the rules of thumb,
+better than equal ones: these too are references, not bounds. Next to them stand the rules of thumb,
 held in equal parts. Annual Sharpe ratios over 16 draws of 6000 bars, 5 bp a side, fills at the next
 open (at the same close), the standard deviation of a draw's being 0.1 to 0.3:
 

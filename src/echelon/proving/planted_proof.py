@@ -9,7 +9,7 @@
    the mean and its interval.
 
 The agents of the trend market also trade the draws on which the claims of the pipeline are
-counted (see `null`): their returns there are kept beside the finding.
+counted (see `null`): their returns there are kept next to the finding.
 
 Costly: does the agent trade what is worth its costs, and leave alone what is not? The trend market
 with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis points a side and not
@@ -18,7 +18,7 @@ nearly worth 500. An agent is trained and tested at each fee.
     at 5 bp     its share of the Bayes filter's Sharpe ratio
     at 500 bp   its turnover, as a share of what it trades at 5 bp
 
-The filter buys above one half and sells below at any fee, as in the trend market. Beside it stands
+The filter buys above one half and sells below at any fee, as in the trend market. Next to it stands
 the filter with the two thresholds that earned most on the seed's validation draws: what knowing
 the fee is worth to a filter. Agents that say target weights are compared with filters that do:
 1/N of the book in each asset above the hurdle of `planted`, rebalanced at every bar whatever that
@@ -75,7 +75,7 @@ SHOWN_RULES: Mapping[str, tuple[Rule, ...]] = {
     "reversion": (Rule(5, reversal=True), Rule(10, reversal=True)),
     "cross_section": (Rule(20, relative=True), Rule(60, relative=True)),
 }
-"""Rules of thumb that are shown beside the agent, by what is planted."""
+"""Rules of thumb that are shown next to the agent, by what is planted."""
 TREND_BARS = (Bar("estimate", "at least", 0.85), Bar("low", "at least", 0.80))
 OTHER_BARS = (Bar("low", "above", 0.0),)
 EXPERT_BARS = (Bar("estimate", "at least", 0.80),)

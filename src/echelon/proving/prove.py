@@ -54,7 +54,7 @@ MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
 PROOF_MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
 
 OUTCOME = ("certificate.json", "certificate.html", "certificate.zh.html")
-"""What stays of a proof; one that begins anew must not stand beside the old one's."""
+"""What stays of a proof; one that restarts must not leave the old one's."""
 
 
 @dataclass(frozen=True)
@@ -242,5 +242,5 @@ def _assess(
 
 
 def _flat(parts: Sequence[Done]) -> list[Done]:
-    """Flat agents that stand by themselves, not beside a hierarchy."""
+    """Flat agents that stand by themselves, not next to a hierarchy."""
     return [p for p in parts if p.key.startswith(("regime-flat-", "regime-shown-"))]

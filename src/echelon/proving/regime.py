@@ -21,7 +21,7 @@ What can be made of it, from knowing nothing to knowing the regime (`run_referen
     follow, oppose     experts: weights softmax(±1.5 · x)
     trailing 40        the expert whose book earned more over the last 40 bars
     fixed-share hedge  the expert in which exponential weights of the books' returns trust most, a
-                       small share of trust being spread anew at every bar
+                       small share of trust being spread again at every bar
                        (Herbster & Warmuth 1998, Tracking the best expert)
     regime filter      the expert for the regime that is more likely, by the exact filter
     regime-aware       the expert for the regime as it is: beyond what can be known
@@ -58,7 +58,7 @@ EVERY = 5
 """Bars between the decisions of those that choose."""
 TRAILING_BARS = 40
 _RATE, _SHARE = 60.0, 0.004
-"""Of the hedge: how fast trust follows returns, and how much of it is spread anew at each bar."""
+"""Of the hedge: how fast trust follows returns, and how much of it is spread again at each bar."""
 
 
 class RegimeDraw(NamedTuple):

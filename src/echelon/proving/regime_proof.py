@@ -199,7 +199,7 @@ class RegimeAgentPart(FlatPart):
 
 @dataclass(frozen=True)
 class RegimeFlatPart(FlatPart):
-    """One flat agent beside a hierarchy, on the same draws for as many steps."""
+    """One flat agent next to a hierarchy, on the same draws for as many steps."""
 
     config: Config
     market: RegimeMarket
@@ -309,7 +309,7 @@ def assess_regime(references: Done, agents: Sequence[Done]) -> MarketResult:
 
 
 def flat_config(config: Config, algo: FlatAlgo) -> Config:
-    """The flat agent beside a hierarchy's configuration."""
+    """The flat agent next to a hierarchy's configuration."""
     if algo == "sac":
         return override_config(config, flat_sac(config))
     steps = f"train.total_env_steps={config.train.total_env_steps}"

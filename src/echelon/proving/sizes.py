@@ -46,7 +46,7 @@ class Sizes:
     validations: of one training; None: as the configuration says
     claim_draws: draws of the trend market on which claims are counted
     costly_steps: at the low fee, and at the high one
-    hierarchy_flat: whether flat agents are trained beside hierarchies
+    hierarchy_flat: whether flat agents are trained next to hierarchies
     pace: what of experts' training is hurried; None: nothing
     """
 
@@ -141,7 +141,7 @@ QUICK_HIERARCHY = replace(
 With the schedule of seed 001, 200,000 steps are 20 rounds: experts learn after 10, 15 and 20, the
 router after 10 and 20; 300,000 are 30. Of an adapted TimesNet's training the updates take most
 (36 ms each, 15 of them the adapter's), then encoding: 1,150 rows of 8 assets a second, for each
-expert anew. On development draws of the trend, with a TimeCNN, 20 rounds reached 81 % of the
+expert again. On development draws of the trend, with a TimeCNN, 20 rounds reached 81 % of the
 filter's Sharpe ratio at a learning rate of 2.5e-3, which `trainer.evolution.lr` allows, and a first
 temperature of 0.1 (77 % at 1.0; 71 % at a rate of 1e-3); hence that rate, and 30 rounds where the
 bar is 80 %.

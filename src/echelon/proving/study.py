@@ -7,7 +7,7 @@
 
 each hierarchy with and without responsibility weighting (`…-unweighted`). All have the same seeds,
 the same draws, which are neither the proof's nor anyone else's, and the same number of steps; what
-a variant changes of the configuration is told as overrides, so that anyone can repeat it.
+a variant changes of the configuration is given as overrides, so that anyone can repeat it.
 Differences are of the same seeds on the same draws, so that what a seed has in common cancels.
 
     DIR/study.json     everything, by seed
@@ -383,9 +383,9 @@ def _difference(
 def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
     """What must be known to read the numbers."""
     notes = [
-        f"Experts that are alike (MAPD under {config.trainer.diversity_threshold:g}) begin anew in "
+        f"Experts that are alike (MAPD under {config.trainer.diversity_threshold:g}) restart in "
         "every hierarchy, with bonuses or without: a collapse shows in the lowest MAPD and in how "
-        "many began anew.",
+        "many restarted.",
     ]
     for row in rows:
         lowest = row.known_values("mapd lowest")
@@ -395,7 +395,7 @@ def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
         restarted = sum(row.known_values("begun anew"))
         notes.append(
             f"{row.title}: MAPD of at least {HELD:g} reached and held in {held} of "
-            f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts began anew."
+            f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
         )
     return notes
 

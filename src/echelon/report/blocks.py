@@ -48,7 +48,7 @@ Body = Sequence[Content | None]
 
 @dataclass(frozen=True)
 class Card(Block):
-    """A titled box. note: below the title; tools: beside it"""
+    """A titled box. note: below the title; tools: next to it"""
 
     title: str
     note: str
@@ -173,7 +173,7 @@ class Badge(Block):
 
 @dataclass(frozen=True)
 class Named(Block):
-    """A name. meaning: told on hover; colour: of a swatch before it"""
+    """A name. meaning: shown on hover; colour: of a swatch before it"""
 
     text: str
     meaning: str = ""
@@ -185,7 +185,7 @@ class Named(Block):
 class Cell(Block):
     """A cell of a table that is more than its text.
 
-    kind: its class; why: told on hover; small: below the text; strength: of its colour, per cent
+    kind: its class; why: shown on hover; small: below the text; strength: of its colour, per cent
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""The certificate as a page: what each market showed, beside what it had to show.
+"""The certificate as a page: what each market showed, and what it had to show.
 
 One file that loads nothing: style inside, pictures as inline SVG in the page's own colours, so
 light, dark and paper need no script. The same findings give the same page, byte for byte.

@@ -30,7 +30,7 @@ def write_execution_report(
 ) -> Path:
     """Write the page and its pictures, and those in other languages that are there already.
 
-    The tables beside them are of this evaluation: a page of an earlier one must not stay.
+    The tables next to them are of this evaluation: a page of an earlier one must not stay.
     Returns the path of the page asked for.
     """
     Words(lang)  # refuses a language that there is not

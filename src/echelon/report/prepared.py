@@ -56,7 +56,7 @@ def _draw_growth(prepared: Prepared, axes: Axes) -> None:
 
 
 def _growth(prepared: Prepared) -> Floats:
-    """[T] growth of 1 spread anew over the present assets at every bar, before costs."""
+    """[T] growth of 1 spread again over the present assets at every bar, before costs."""
     total = np.array(prepared.close)
     factor = prepared.array("factor")
     if factor is not None:

@@ -6,7 +6,7 @@
     portfolio.py   halt, turnover limit and position limit of what is really held
     events.py      the log of all that, and alerts
 
-Everything here is told what happened, bar by bar, for many books at once, and answers with what
+Everything here gets what happened, bar by bar, for many books at once, and answers with what
 holds for the next decision. Nothing here reads a market.
 """
 

@@ -33,7 +33,7 @@ class GuardMemory:
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
         """Go on from what `state` gave; nothing changes if it is of another shape."""
-        remedy = "Resume with the settings it was made with, or start the run anew."
+        remedy = "Resume with the settings it was made with, or start the run again."
         for name in self.REMEMBERED:
             own, saved = getattr(self, f"_{name}"), arrays.get(name)
             if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:

@@ -6,7 +6,7 @@ At the close of a bar, after the books were marked and before anything is decide
    `window` bars. A bar begins at the mark before it, so 30 bars span 31 marks: whoever loses 16 %
    in 30 days has a drawdown of at least 16 %, on whichever of these days it was lost.
 2. Above `limit` the expert is masked at once: no confirmation, no grace.
-3. If it is in charge, `forced` says that the router decides anew at this very bar, and so that
+3. If it is in charge, `forced` says that the router decides again at this very bar, and so that
    its next order is already another expert's.
 4. It is released when the drawdown has been below `release` for `confirm` bars in a row and at
    least `cooldown` bars have gone by since it was masked. As the drawdown is a rolling one, time

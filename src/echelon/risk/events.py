@@ -1,7 +1,7 @@
-"""What risk control did, when, to whom and why: a log, and those who want to be told at once.
+"""What risk control did, when, to whom and why: a log, and alerts.
 
 1. `append` records an event, then calls every alert with it.
-2. An alert that raises does not stop trading, nor keep the others from being told: its failure
+2. An alert that raises does not stop trading, nor the other alerts: its failure
    is recorded as an event of its own (`alert_failed`), which is not alerted again.
 3. `write` puts the log into one file of JSON lines, whole or not at all; `read_events` refuses a
    line it does not understand and names it.
@@ -33,7 +33,7 @@ class RiskKind(StrEnum):
     """An expert may no longer be chosen."""
     RELEASED = "released"
     FORCED = "forced"
-    """The expert in charge was masked: the router decides anew at this bar."""
+    """The expert in charge was masked: the router decides again at this bar."""
     HALVED = "halved"
     """CVaR beyond its limit: smaller positions."""
     RESTORED = "restored"
@@ -42,7 +42,7 @@ class RiskKind(StrEnum):
     RESUMED = "resumed"
     TURNOVER_CUT = "turnover_cut"
     ALERT_FAILED = "alert_failed"
-    """Somebody was to be told of an event, and that failed."""
+    """An alert of an event failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RiskLog:
     """Events in the order they happened. Iterating gives them."""
 
     def __init__(self, alerts: Iterable[Alert] = (), events: Iterable[RiskEvent] = ()) -> None:
-        """alerts: told of every event from now on; events: earlier ones, which alert nobody."""
+        """alerts: called with every event from now on; events: earlier ones, which alert nobody."""
         self._alerts = list(alerts)
         self._events = list(events)
 

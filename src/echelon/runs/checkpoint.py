@@ -7,7 +7,7 @@
 Both are whole or an error, and nothing is pickled: see `runs.tensor_files`.
 
 A run directory has one writer; reading (`list_checkpoints`, `latest_checkpoint`,
-`load_checkpoint`) changes nothing and may happen beside it. torch is imported on use, so that
+`load_checkpoint`) changes nothing and may happen meanwhile. torch is imported on use, so that
 listing runs stays cheap.
 """
 
@@ -292,7 +292,7 @@ def _advice(path: Path) -> str:
     periodic = [earlier for earlier in periodic if _step_of(earlier) < _step_of(path)]
     usable = next((saved for saved in reversed(periodic) if _is_whole(saved)), None)
     if usable is None:
-        return "No earlier checkpoint beside it is whole: start the run again."
+        return "No earlier checkpoint next to it is whole: start the run again."
     return f"Resume from an earlier one: --resume {usable}"
 
 

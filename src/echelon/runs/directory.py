@@ -25,7 +25,7 @@ from echelon.files import check_tree, read_json, sweep, sweep_scratch, write_ato
 if TYPE_CHECKING:
     from echelon.config import Config
 
-_REMEDY = "Start the run anew."
+_REMEDY = "Start the run again."
 _LIBRARIES = ("numpy", "polars", "pyarrow", "numba", "TA-Lib", "torch", "skfolio")
 
 
@@ -80,7 +80,7 @@ class RunDirectory:
     def record(self, config: Config, command: str, **facts: Any) -> None:  # noqa: ANN401 (JSON)
         """Write down what was run, once its result is there: configuration, hashes, versions.
 
-        Written before the result, an interrupted run would leave the record of one run beside
+        Written before the result, an interrupted run would leave the record of one run next to
         the result of another.
         """
         from echelon.config import fingerprint, to_yaml

@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
 _Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 _MOST_STEPS = 2**63 - 1
 """That a column of a table can hold."""
-_REMEDY = "Delete it to go on without the rows so far, or start the run anew."
+_REMEDY = "Delete it to go on without the rows so far, or start the run again."
 
 
 def is_timing(name: str) -> bool:

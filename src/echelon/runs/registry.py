@@ -1,4 +1,4 @@
-"""What was tried, and how often the test windows were looked at: kept beside the runs.
+"""What was tried, and how often the test windows were looked at: kept next to the runs.
 
 Whoever tries a hundred configurations finds a good one by chance. How many were tried decides
 what the best of them is worth, so it is counted here, not remembered: every configuration that
@@ -47,7 +47,7 @@ NESTED = {
     "agents": "comparison.json",
 }
 """Directories between a run and the study it is part of, and the study's file; the registry is
-beside the study."""
+next to the study."""
 
 _Kind = Literal["trials", "reads"]
 
@@ -107,7 +107,7 @@ class TrialRegistry:
 
     @staticmethod
     def for_run(run: Path, named: Path | None = None) -> TrialRegistry:
-        """The registry beside a run, or beside the study it is part of; or the one named."""
+        """The registry next to a run, or next to the study it is part of; or the one named."""
         if named is not None:
             return TrialRegistry(named)
         study = run.resolve()

@@ -1,4 +1,4 @@
-"""Tensors on disk beside a JSON document that vouches for them: both files are whole, or an error.
+"""Tensors on disk next to a JSON document that vouches for them: both files are whole, or an error.
 
     DIR/….safetensors    name → tensor
     DIR/….json           what they are, the hash of the tensor file, and a hash of its own
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Document(TypedDict):
-    """What every document says beside its kind's own facts."""
+    """What every document says besides its kind's own facts."""
 
     format: int
     sha256: str
@@ -49,7 +49,7 @@ class TensorFiles(NamedTuple):
     """A kind of such a directory: the names of its two files, and what it is called in errors.
 
     version: of the document; others are refused. otherwise: what to do about another version,
-    beside using the Echelon that wrote it
+    besides using the Echelon that wrote it
     """
 
     tensors: str
@@ -68,7 +68,7 @@ class TensorFiles(NamedTuple):
     ) -> None:
         """Write both files in the place of what is at `target`, or change nothing.
 
-        facts: what the document says beside versions and hashes, as JSON can hold it
+        facts: what the document says besides versions and hashes, as JSON can hold it
         allow_nan: or refuse NaN and infinities, which only Python's dialect of JSON has
         Raises: OSError
         """

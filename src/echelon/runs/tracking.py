@@ -1,4 +1,4 @@
-"""Where metrics go beside the run's own log: TensorBoard, Weights & Biases, MLflow.
+"""Where metrics go besides the run's own log: TensorBoard, Weights & Biases, MLflow.
 
 Each is a `Sink`. They mirror the metric log (`echelon.runs.metrics`), which stays the record: a
 service that stops answering during training is left out with a warning, since the rows it misses

@@ -1,4 +1,4 @@
-"""What a learner takes beside its networks: weights of an adapter, bytes of a replay.
+"""What a learner takes besides its networks: weights of an adapter, bytes of a replay.
 
     SEED_DIR/learner.json    for displays and the report, which have no learner to ask
 
@@ -68,4 +68,4 @@ def read_learner_facts(directory: Path) -> LearnerFacts:
     path = directory / LEARNER_FACTS
     if not path.exists():
         return LearnerFacts(None, None)
-    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it anew.")
+    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it again.")

@@ -107,7 +107,7 @@ class Outcome:
 
 @dataclass
 class Course:
-    """What training remembers beside the learner's own state."""
+    """What training remembers besides the learner's own state."""
 
     best_score: float = -math.inf
     best_step: int = -1
@@ -212,7 +212,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
                     self._validate(log, sinks)
                     if every.patience is not None and course.since_best >= every.patience:
                         ending = "patience"
-                # After validation: whoever watches is told of the latest.
+                # After validation: whoever watches gets the latest.
                 if logs and on_progress is not None:
                     on_progress(self._progress(rate))
                 if ending == "patience":
@@ -241,7 +241,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return outcome
 
     def _sinks(self) -> list[Sink]:
-        """Where metrics go beside the log."""
+        """Where metrics go besides the log."""
         return []
 
     def _collect(self, metrics: Metrics) -> None:
@@ -325,7 +325,7 @@ class TrainingLoop(ABC, Generic[LearnerT]):
             raise DamagedError(
                 path,
                 f"{self.learner.steps} steps in a checkpoint of {checkpoint.step}",
-                "Resume from an earlier one, or start the run anew.",
+                "Resume from an earlier one, or start the run again.",
             )
         self.resumed_at = checkpoint.step
 

@@ -241,13 +241,13 @@ class TrainedRun:
         if trained_on != data:
             raise StoreError(
                 f"{self.path}: seed {seed} was trained on other data ({shorten(trained_on, 80)}) "
-                f"than is prepared there now ({data}). Train anew."
+                f"than is prepared there now ({data}). Train again."
             )
         torch.set_num_threads(self.config.train.threads)
         weights = below_prefix("net.", checkpoint.tensors)
         n_features = len(self.prepared.names)
         place = _checkpoints(self.path, seed) / "best"
-        with blaming(place / TENSORS, "It does not fit the network of config.yaml: train anew."):
+        with blaming(place / TENSORS, "It does not fit the network of config.yaml: train again."):
             if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
                 raise ValueError("weights that are not finite")
             return load_policy(self.config, weights, n_features, seed, f"seed {seed}")
@@ -257,7 +257,7 @@ class TrainedRun:
         return {}
 
     def _best(self, seed: int) -> Checkpoint:
-        """Read once: beside a training, a second look may find a better one."""
+        """Read once: during a training, a second look may find a better one."""
         if seed not in self._loaded:
             directory = _checkpoints(self.path, seed)
             path = best_checkpoint(directory)
@@ -280,7 +280,7 @@ def _checkpoints(run: Path, seed: int) -> Path:
 def trained_seeds(run: Path) -> list[int]:
     """Seeds that have a directory in a run, in order; what else is there is not a seed's.
 
-    A copy made beside them (`42 copy`) is none, and neither is anything by a name that
+    A copy made next to them (`42 copy`) is none, and neither is anything by a name that
     `seed_directory` does not give.
     """
     place = run / "seeds"

@@ -37,7 +37,7 @@ _REMEDY = "Give the directory of an execution policy, or train it again."
 
 
 class _Document(TypedDict):
-    """What policy.json says beside versions and hashes."""
+    """What policy.json says besides versions and hashes."""
 
     network: dict[str, Any]
     features: list[str]

@@ -4,7 +4,7 @@
    case, spaces, underscores and full-width signs. A unit in brackets scales: 成交量(手) is ×100.
 2. `to_bars` converts a block of cells. A cell that cannot be read becomes a problem with its row
    number, and its row is set aside; it is never an exception and never a silent null.
-3. `Sheet` is a small file beside the bars, read whole, with all its problems.
+3. `Sheet` is a small file next to the bars, read whole, with all its problems.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from echelon.types import Freq
 BARS: Mapping[str, str] = MappingProxyType(
     {
         "time": "ts datetime timestamp date_time bar_time dt 时间戳 日期时间",
-        # A time of day where a date stands beside it, else a whole time.
+        # A time of day where a date stands next to it, else a whole time.
         "clock": "time trade_time 时间 交易时间",
         "date": "date trade_date trading_date trading_day day 日期 交易日期 交易日",
         "symbol": "symbol ticker code ts_code stock_code sec_code secu_code wind_code instrument "
@@ -121,7 +121,7 @@ TICKS: Mapping[str, str] = MappingProxyType(
 )
 """Our name → aliases of a tick file's columns, those that Wind's exports prefer first."""
 
-# "turnover" is a traded value at some vendors and a rate at others, beside a real amount.
+# "turnover" is a traded value at some vendors and a rate at others, next to a real amount.
 _WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
 _UNITS = {
     **dict.fromkeys(("元", "股", "shares", "share", "cny", "rmb", "yuan"), 1.0),
@@ -486,7 +486,7 @@ class Converted(NamedTuple):
 
 
 def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
-    """Symbols as text, empty cells null; the same for bars and for the files beside them.
+    """Symbols as text, empty cells null; the same for bars and for the files next to them.
 
     pad: short numbers are six-digit A-share codes whose zeros a spreadsheet or an integer column
         has lost

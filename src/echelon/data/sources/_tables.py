@@ -226,7 +226,7 @@ def read_whole(facts: FileFacts, columns: Sequence[str]) -> pl.DataFrame:
         rows += part.frame.height
         if rows > _WHOLE_ROWS:
             raise SourceError(
-                f"{facts.path}: more than {_WHOLE_ROWS:,} rows, too many for a file beside the "
+                f"{facts.path}: more than {_WHOLE_ROWS:,} rows, too many for a file next to the "
                 "bars. Keep the rows that are needed."
             )
     problems = [p for part in parts for p in part.problems]

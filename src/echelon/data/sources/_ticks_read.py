@@ -182,7 +182,7 @@ class ProblemLog:
         """Note `rows` (with `row`): what is wrong with their `field`, and what to do.
 
         `value` is the column that has the value to show, where that is not `field` itself. Rows
-        with an error are set aside; a warning is only told.
+        with an error are set aside; a warning is only reported.
         """
         if rows.is_empty():
             return

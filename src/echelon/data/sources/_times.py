@@ -64,7 +64,7 @@ def drop_absurd(cells: pl.Series) -> pl.Series:
 
 
 def join_clock(dates: pl.Series, clock: pl.Series) -> pl.Series:
-    """Dates beside times of day → text of both: 93500, 0935, 9:35, 09:35:00.
+    """Dates next to times of day → text of both: 93500, 0935, 9:35, 09:35:00.
 
     Some vendors repeat the date in the second column (20200102093500000); it then stands alone.
     """

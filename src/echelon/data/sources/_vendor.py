@@ -170,7 +170,7 @@ class Vendor(Source):
 
     @classmethod
     def from_config(cls, config: Config, **options: Any) -> Self:  # noqa: ANN401 (of the vendor)
-        """The source of the `data` section; `options`: what this vendor takes beside the rest."""
+        """The source of the `data` section; `options`: what this vendor takes besides the rest."""
         data = config.data
         symbols = data.symbols or config.assets
         if not symbols:
@@ -395,7 +395,7 @@ class Vendor(Source):
             return SourceError(
                 f"{self.name}: nothing for {symbol} from {first} on, not even the bar already "
                 f"stored.{said} If the vendor dropped the symbol, take it out of data.symbols: its "
-                "stored history stays; otherwise import anew, without --update."
+                "stored history stays; otherwise import again, without --update."
             )
         span = f"{self._start or 'the beginning'} to {self._end or 'today'}"
         return SourceError(

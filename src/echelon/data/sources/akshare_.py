@@ -154,7 +154,7 @@ class AkshareSource(AShareVendor):
         if first is not None and earliest.date() > first.date():
             raise SourceError(
                 f"akshare: the stored {self._freq} bars of {symbol} end on {first}, the vendor's "
-                f"begin on {earliest}. The gap cannot be filled: import anew, without --update."
+                f"begin on {earliest}. The gap cannot be filled: import again, without --update."
             )
         if first is None and self._start is not None and earliest.date() > self._start + _CONTEXT:
             raise SourceError(

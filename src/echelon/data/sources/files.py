@@ -1,4 +1,4 @@
-"""Bars from CSV and Parquet files, and the small files beside them.
+"""Bars from CSV and Parquet files, and the small files next to them.
 
 Bars are one long file, or a directory of one file per symbol:
 
@@ -302,7 +302,7 @@ def _uneven(files: Iterable[_File]) -> list[Problem]:
             str(file.facts.path),
             None,
             lacking,
-            "the file has no such column, others beside it have",
+            "the file has no such column, others next to it have",
             "Add the column, or map it to 'ignore' in data.columns",
         )
         for file in files

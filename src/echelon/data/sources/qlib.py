@@ -8,7 +8,7 @@ The format (pyqlib 0.9.7, `FileFeatureStorage` and `scripts/dump_bin.py`):
   the calendar index of the second. Names that Windows reserves (CON, NUL …) get `_qlib_` before.
 
 Qlib's prices are adjusted: price = traded price × factor, volume = traded volume / factor. Where
-every symbol has a factor we deliver traded prices with the factor beside them, otherwise the
+every symbol has a factor we deliver traded prices with the factor next to them, otherwise the
 adjusted prices as they are. NaN closes are suspensions and give no row.
 
 The last day of a line of `all.txt` is that of the last bar in the dump. That says nothing of a
@@ -305,7 +305,7 @@ class QlibSource(Source):
         listed = f"{symbol} is in instruments/{self._market.lower()}.txt"
         folder = path.parent
         if folder.is_dir() and not any(folder.glob(f"*.{self._suffix}.bin")):
-            # Minutes of a few symbols beside the days of many are usual.
+            # Minutes of a few symbols next to the days of many are usual.
             what = f"{listed} but has no {self._suffix} data"
             remedy = "Nothing to do, unless it should have"
             return Problem(str(folder), None, None, what, remedy, "warning")

@@ -6,7 +6,7 @@ Daily volume comes in lots (手) and value in thousands (千元), minute bars in
 `namechange` says when a stock was under special treatment (ST).
 
 The library raises a bare `Exception` with the server's text for every refusal and returns a
-frame without columns where the HTTP request failed: both are told apart here.
+frame without columns where the HTTP request failed: both are distinguished here.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class YFinanceSource(Vendor):
     def _refuse_depth(self, symbol: str, begin: date, earliest: date, *, stored: bool) -> None:
         why = "the stored bars end there" if stored else "data.start asks for it"
         remedy = (
-            "The gap cannot be filled from Yahoo: import anew, without --update."
+            "The gap cannot be filled from Yahoo: import again, without --update."
             if stored
             else f"Set data.start to {earliest} or later, or use daily bars."
         )

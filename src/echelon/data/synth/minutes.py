@@ -1,6 +1,6 @@
 """Minute bars between a known open and a known close, and longer bars made of them.
 
-1. Each source of chance (market, sector, the symbol itself) gets a Brownian bridge over the
+1. Each source of randomness (market, sector, the symbol itself) gets a Brownian bridge over the
    session, in a clock that runs faster near the open and the close. A bridge ends at zero, so
    the day's close stays what `path` says; symbols share the bridges of their factors, so they
    move together inside the day as well.

@@ -10,7 +10,7 @@ Journal of Empirical Finance 15(5), with the stationary bootstrap of Politis & R
 3. Dates are resampled in blocks, the same dates for every seed and the baseline, so that the
    dependence of days, seeds and baseline stays. arch draws the dates and chooses the block length
    from the difference of the mean seed and the baseline.
-4. In each replication the estimate and its standard error are computed anew, the error from the
+4. In each replication the estimate and its standard error are computed again, the error from the
    replication's own influence series.
 5. The quantiles of (replicated - estimate) / replicated error, turned round and multiplied by
    the sample's error, are the interval.

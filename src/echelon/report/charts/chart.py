@@ -144,7 +144,7 @@ class Axis:
     strong: rows whose labels are bold
     columns: head and texts of the rows, which a slide writes at the right (a page has tables)
     ticks: at most about so many; top: labels are at the top
-    bare: no ticks; the title, beside the middle, lies
+    bare: no ticks; the title, next to the middle, lies
     """
 
     title: str = ""

@@ -356,7 +356,7 @@ def _places(values: Places, unit: str = "D") -> list[Any]:
 
 
 def _unit(plot: Plot) -> str:
-    """By what times are told apart: days, or minutes where bars are shorter."""
+    """What times are shown by: days, or minutes where bars are shorter."""
     every = [np.asarray(layer.x) for layer in plot.layers if isinstance(layer, Curve)]
     every += [np.asarray(layer.at) for layer in plot.layers if isinstance(layer, BarStack)]
     for times in (x for x in every if x.dtype.kind == "M"):

@@ -152,7 +152,7 @@ class Plane(NamedTuple):
 
 
 def plane(points: Floats) -> Plane | None:
-    """The first two principal components of points[K,D]; None where nothing can be told apart."""
+    """The first two principal components of points[K,D]; None where all points coincide."""
     if len(points) < 2 or points.shape[1] == 0 or not np.isfinite(points).all():
         return None
     centred = points - points.mean(axis=0)
@@ -181,7 +181,7 @@ def portfolio_plane(record: CommandRecord) -> Plane | None:
 class Branch(NamedTuple):
     """A life on its member's line, from its round to that of the next decision about it.
 
-    mark: where the decision's mark stands: at `first`, or beside the marks of earlier decisions of
+    mark: where the decision's mark stands: at `first`, or next to the marks of earlier decisions of
         the same round about the same member
     """
 
@@ -209,7 +209,7 @@ class FamilyTree(NamedTuple):
 
     last: round at which the living end
     lead: rounds by which the line of a copy begins before it, so that copies of one round, which
-        would lie upon one another, can be told apart
+        would lie upon one another, stay distinct
     """
 
     branches: tuple[Branch, ...]

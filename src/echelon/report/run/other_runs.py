@@ -1,4 +1,4 @@
-"""The section of a report that shows a run beside others it was compared with.
+"""The section of a report that compares a run with others it was compared with.
 
 `echelon compare A B --output-dir RUN`, and the demo, leave RUN/comparison.json. The section is
 there where that is a comparison of runs on the split, this run among them.

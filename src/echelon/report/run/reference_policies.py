@@ -1,4 +1,4 @@
-"""A hierarchy beside what is made of the same experts: is its router worth having?
+"""A hierarchy vs what is made of the same experts: is its router worth having?
 
 There only where the evaluation has such reference policies; older ones have none.
 """

@@ -64,7 +64,7 @@ def span_of(both: Tree, annual: float) -> Span:
 
 
 def verdict_sentence(trust: Tree, words: Words, tried: int | None) -> str:
-    """What may be said of the agents beside the yardstick, and by how much they differ.
+    """What may be said of the agents vs the yardstick, and by how much they differ.
 
     tried: configurations among which the validation window chose; None: not known
     """

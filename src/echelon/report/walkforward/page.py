@@ -72,7 +72,7 @@ from echelon.report.walkforward.data import WalkData, gather_walk
 SHOWN = ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown")
 """Measures of every fold at first sight; all others are folded."""
 BASELINES = ("equal_weight", "benchmark")
-"""Baselines beside the agents, at first sight."""
+"""Baselines next to the agents, at first sight."""
 
 
 def is_walk_forward(directory: Path) -> bool:
@@ -110,7 +110,7 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
 
 
 def verdict_of(walk: WalkData, words: Words) -> str:
-    """What may be said of the stitched agents beside the yardstick."""
+    """What may be said of the stitched agents vs the yardstick."""
     statistics = walk.statistics
     name = statistics["verdict"]["baseline"]
     baseline, both = words.in_text(name), statistics["differences"].get(name)
@@ -203,7 +203,7 @@ def _by_fold(walk: WalkData, words: Words) -> Card:
 
 
 def _references(walk: WalkData, words: Words) -> Card | None:
-    """The agents beside what is made of the same experts; None without."""
+    """The agents vs what is made of the same experts; None without."""
     if not walk.companions:
         return None
     names = {name: words(f"row_{name}") for name in walk.companions}
@@ -214,7 +214,7 @@ def _references(walk: WalkData, words: Words) -> Card | None:
 def fold_table(walk: WalkData, others: Mapping[str, str], words: Words) -> Table:
     """A row a fold and one of the stitched series; a group of columns a measure.
 
-    others: books beside the agents → what they are called
+    others: books next to the agents → what they are called
     """
     rows = [
         [title, *_fold_cells(walk, fold, [AGENT, *others], words)]
