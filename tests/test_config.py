@@ -179,6 +179,13 @@ def test_bare_on_and_off_are_understood_as_limits() -> None:
 def test_macd_whose_fast_is_slow_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"features\.indicators\.macd.*fast < slow"):
         load_config(overrides=["features.indicators.macd=[26, 12, 9]"])
+    with pytest.raises(ConfigError, match=r"features\.indicators\.macd.*fast < slow"):
+        load_config(overrides=["features.indicators.macd=[1, 12, 9]"])
+
+
+def test_bollinger_bands_of_one_bar_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"features\.indicators\.bbands.*equal to 2"):
+        load_config(overrides=["features.indicators.bbands=[1, 2.0]"])
 
 
 def test_config_is_frozen() -> None:

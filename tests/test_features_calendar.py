@@ -15,7 +15,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.features import check_leakage, prepare
 from echelon.features.base import Bars, Feature
-from echelon.features.calendar import calendar_features
+from echelon.features.indicators import calendar_features
 from echelon.features.registry import run, select
 
 DAILY = frozenset({"open", "high", "low", "close", "volume"})

@@ -10,7 +10,6 @@ import talib
 from talib import abstract
 
 from echelon.config.features import IndicatorsConfig
-from echelon.errors import FeatureError
 from echelon.features import indicators
 from echelon.features.base import Bars, Feature
 from echelon.features.indicators import indicator_features, ohlcv_features
@@ -300,19 +299,6 @@ def test_bollinger_of_a_flat_stretch_after_wild_prices_stays_inside_the_bands() 
     close = np.r_[100 * np.exp(np.cumsum(rng.normal(0, 0.05, 300))), np.full(100, 37.123)]
     out = run(indicators.bbands(20, 2.0), Bars(days(400), close, close))
     np.testing.assert_array_equal(out[-80:, 4], 0.5)
-
-
-@pytest.mark.parametrize(
-    ("build", "field"),
-    [
-        (lambda: indicators.macd(26, 12, 9), "features.indicators.macd"),
-        (lambda: indicators.macd(1, 12, 9), "features.indicators.macd"),
-        (lambda: indicators.bbands(1, 2.0), "features.indicators.bbands"),
-    ],
-)
-def test_impossible_periods_are_refused_by_field(build: type[Feature], field: str) -> None:
-    with pytest.raises(FeatureError, match=field):
-        build()
 
 
 def test_parameters_show_in_names_and_in_the_identity() -> None:

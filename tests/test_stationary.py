@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.config.features import StationaryConfig
-from echelon.features import stationary
+from echelon.features import indicators as stationary
 from echelon.features.base import Bars, CrossSection, Feature
+from echelon.features.indicators import NO_LIMIT, VOLUME_FLOOR, stationary_features
 from echelon.features.registry import run
-from echelon.features.stationary import NO_LIMIT, VOLUME_FLOOR, stationary_features
 from echelon.types import Floats
 
 positive = st.floats(1e-3, 1e3)

@@ -25,7 +25,7 @@ class IndicatorsConfig(Section):
     """MACD line, signal and histogram: (fast, slow, signal)."""
     atr: Periods = ()
     """Average true range, one per period."""
-    bbands: tuple[PositiveInt, PositiveFloat] | None = None
+    bbands: tuple[Annotated[int, Field(ge=2)], PositiveFloat] | None = None
     """Bollinger bands: (period, standard deviations)."""
     ichimoku: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Ichimoku lines: (tenkan, kijun, senkou b). The lagging span looks ahead and is left out."""

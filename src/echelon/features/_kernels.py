@@ -63,46 +63,6 @@ def supertrend_line(
 
 
 @njit(cache=True, nogil=True)
-def bollinger_columns(
-    close: Floats, lower: Floats, mid: Floats, upper: Floats, flat: float
-) -> Floats:
-    """Lower, mid, upper, bandwidth and percent: [L] each → [L,5], NaN where the bands are.
-
-    flat: bands narrower than this share of `mid` have no width; percent is 0.5 there
-    """
-    n = close.shape[0]
-    out = np.empty((n, 5))
-    for t in range(n):
-        width = upper[t] - lower[t]
-        out[t, 0] = lower[t]
-        out[t, 1] = mid[t]
-        out[t, 2] = upper[t]
-        out[t, 3] = 100.0 * width / mid[t]
-        if width <= flat * mid[t]:
-            out[t, 4] = 0.5
-        else:
-            out[t, 4] = (close[t] - lower[t]) / width
-    return out
-
-
-@njit(cache=True, nogil=True)
-def ichimoku_lines(conversion: Floats, base: Floats, wide: Floats, ahead: int) -> Floats:
-    """Both lines and both spans, the spans `ahead` bars late: [L] each → [L,4]."""
-    n = base.shape[0]
-    out = np.empty((n, 4))
-    for t in range(n):
-        out[t, 0] = conversion[t]
-        out[t, 1] = base[t]
-        if t >= ahead:
-            out[t, 2] = 0.5 * (conversion[t - ahead] + base[t - ahead])
-            out[t, 3] = wide[t - ahead]
-        else:
-            out[t, 2] = np.nan
-            out[t, 3] = np.nan
-    return out
-
-
-@njit(cache=True, nogil=True)
 def rolling_mean(values: Floats, window: int) -> Floats:
     """Mean of the last `window` values: [L] → [L], NaN in the first `window` − 1 rows."""
     n = values.shape[0]

@@ -29,10 +29,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 from urllib.parse import urlsplit
 
 import redis
+from pydantic import AfterValidator, Field, NonNegativeInt
 
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
@@ -51,7 +52,6 @@ from echelon.files import (
 log = logging.getLogger(__name__)
 
 _ENTRY = "entry.json"
-_FORMAT = 2
 _PIECE = 32 * 1024 * 1024
 _MAX_PIECE = 64 * 1024 * 1024
 _MAX_FILES = 64
@@ -73,11 +73,20 @@ class Cache(Protocol):
         ...
 
 
+def check_name(name: str) -> str:
+    """The name; raises ValueError unless `name` is a plain name of a file in one directory."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name) or len(name) > 100:
+        raise ValueError(f"{shorten(repr(name), 60)} is no file name of an entry")
+    if name == _ENTRY:
+        raise ValueError(f"{_ENTRY} is the description itself")
+    return name
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """Bytes and SHA-256 of a file of an entry."""
 
-    size: int
+    size: NonNegativeInt
     sha256: str
 
 
@@ -89,28 +98,23 @@ class Description:
     mac: of all the rest, where whoever wrote it had a key
     """
 
-    format: int
+    format: Literal[2]
     key: str
-    piece: int
-    files: dict[str, StoredFile]
+    piece: Annotated[int, Field(gt=0, le=_MAX_PIECE)]
+    files: Annotated[
+        dict[Annotated[str, AfterValidator(check_name)], StoredFile],
+        Field(min_length=1, max_length=_MAX_FILES),
+    ]
     mac: str | None = None
 
     def check(self, key: str, max_bytes: int) -> None:
         """Raise ValueError unless this can be the description of `key`'s entry."""
-        if self.format != _FORMAT:
-            raise ValueError("written by another version of Echelon")
         if self.key != key:
             raise ValueError(f"of the key {shorten(self.key, 12)}, not {key[:12]}")
-        if not 0 < len(self.files) <= _MAX_FILES:
-            raise ValueError(f"{len(self.files)} files, expected 1 to {_MAX_FILES}")
-        if not 0 < self.piece <= _MAX_PIECE:
-            raise ValueError(f"pieces of {self.piece} bytes, expected 1 to {_MAX_PIECE}")
-        for name in self.files:
-            check_name(name)
         sizes = [file.size for file in self.files.values()]
         if sum(sizes) > _MAX_PIECES * self.piece:
             raise ValueError(f"more than {_MAX_PIECES} pieces")
-        if min(sizes) < 0 or sum(sizes) > max_bytes:
+        if sum(sizes) > max_bytes:
             raise ValueError(
                 f"{sum(sizes)} bytes in all, expected up to {max_bytes} (data.cache.max_gb)"
             )
@@ -120,14 +124,6 @@ class Description:
         tree = asdict(self) | {"mac": None}
         text = json.dumps(tree, sort_keys=True, ensure_ascii=True)
         return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError unless `name` is a plain name of a file in one directory."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*", name) or len(name) > 100:
-        raise ValueError(f"{shorten(repr(name), 60)} is no file name of an entry")
-    if name == _ENTRY:
-        raise ValueError(f"{_ENTRY} is the description itself")
 
 
 def open_caches(config: CacheConfig) -> list[Cache]:
@@ -194,7 +190,7 @@ class LocalCache:
                     link_or_copy(file, staging / file.name)
                     sync(file)
                     files[file.name] = StoredFile(file.stat().st_size, sha256_once(file))
-                write_json(staging / _ENTRY, asdict(Description(_FORMAT, key, _PIECE, files)))
+                write_json(staging / _ENTRY, asdict(Description(2, key, _PIECE, files)))
                 shutil.rmtree(entry, ignore_errors=True)
                 staging.rename(entry)
             self._evict(keep=entry)
@@ -347,7 +343,7 @@ class RedisCache:
                         state.update(data)
                         size += len(data)
                 sent[file.name] = StoredFile(size, state.hexdigest())
-            description = Description(_FORMAT, key, _PIECE, sent)
+            description = Description(2, key, _PIECE, sent)
             tree = asdict(description)
             if self._secret is not None:
                 tree["mac"] = description.signature(self._secret)
@@ -359,13 +355,8 @@ class RedisCache:
         try:
             yield
         except (
-            redis.RedisError,
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
+            *(redis.RedisError, OSError, ValueError, TypeError, AttributeError, RecursionError),
             MemoryError,  # of an answer that no machine holds
-            RecursionError,
         ) as error:
             log.warning("Redis cache: cannot %s (%s); going on without it", what, _reason(error))
 
@@ -381,18 +372,16 @@ def refuse_redis_url(url: str) -> None:
     """Refuse a URL whose password would be taken for a host, port or path, and then be printed."""
     try:
         parts = urlsplit(url)
-        port = parts.port
+        fits = (
+            parts.scheme in ("redis", "rediss", "unix")
+            and parts.port != 0
+            and "#" not in url
+            and "@" not in parts.path + parts.query
+            and url.isprintable()
+        )
     except ValueError:
-        parts, port = None, None
-    rest = "" if parts is None else parts.path + parts.query
-    if (
-        parts is None
-        or parts.scheme not in ("redis", "rediss", "unix")
-        or "#" in url
-        or "@" in rest
-        or port == 0
-        or not url.isprintable()
-    ):
+        fits = False
+    if not fits:
         raise ConfigError(_BAD_URL)
 
 

@@ -11,15 +11,14 @@
 
 X [T,N,F] is a file, written by assets and then rewritten by time (`GridFile`): indicators are
 computed symbol by symbol, ranks and scaling bar by bar, and at 5,000 symbols neither order fits in
-memory whole. Plain positioned writes are used instead of a memory map because mapped pages count as
-the process's memory while they are dirty.
+memory whole. Plain writes are used instead of a memory map because mapped pages count as the
+process's memory while they are dirty.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -37,6 +36,8 @@ from echelon.features.registry import rank, run
 from echelon.features.scaler import RunningMoments
 from echelon.files import Closing
 from echelon.types import Bools, Floats, Floats32
+
+log = logging.getLogger(__name__)
 
 _EARLY = 20
 
@@ -72,16 +73,15 @@ class FeaturePlan:
     @property
     def names(self) -> tuple[str, ...]:
         """Column names [F]."""
-        series = tuple(name for f in self.series for name in f.names)
-        return series + tuple(r.name for r in self.ranks) + self.exogenous
+        series = (name for f in self.series for name in f.names)
+        return (*series, *(r.name for r in self.ranks), *self.exogenous)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """Group of each column [F]."""
-        series: tuple[Group, ...] = tuple(f.group for f in self.series for _ in f.names)
+        series = (f.group for f in self.series for _ in f.names)
         exogenous: tuple[Group, ...] = tuple("exogenous" for _ in self.exogenous)
-        ranks: tuple[Group, ...] = tuple(r.group for r in self.ranks)
-        return series + ranks + exogenous
+        return (*series, *(r.group for r in self.ranks), *exogenous)
 
     @property
     def lookbacks(self) -> dict[str, int]:
@@ -269,70 +269,50 @@ class GridFile(Closing):
             with path.open("wb") as handle:
                 handle.write(header.getvalue())
                 handle.truncate(self._start + shape[0] * self._row_bytes)
-        self._fd = os.open(path, os.O_RDWR)
+        self._file = path.open("r+b")
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._file.close()
 
     def symbol_blocks(self) -> Iterator[range]:
         """Ranges of assets whose columns fit in a block."""
-        width = max(1, _ASSETS_BYTES // max(1, 4 * self.shape[0] * self.shape[2]))
-        for first in range(0, self.shape[1], width):
-            yield range(first, min(first + width, self.shape[1]))
+        width = _ASSETS_BYTES // max(1, 4 * self.shape[0] * self.shape[2])
+        return _ranges(self.shape[1], width)
 
     def time_blocks(self) -> Iterator[range]:
         """Ranges of bars whose rows fit in a block."""
-        height = max(1, _ROWS_BYTES // max(1, self._row_bytes))
-        for first in range(0, self.shape[0], height):
-            yield range(first, min(first + height, self.shape[0]))
+        return _ranges(self.shape[0], _ROWS_BYTES // max(1, self._row_bytes))
 
     def write_assets(self, assets: range, block: Floats32) -> None:
         """Write block [T,n,F] as the columns of `assets`."""
         assert block.shape == (self.shape[0], len(assets), self.shape[2]), "block is not [T,n,F]"
         if len(assets) == self.shape[1]:
-            self._write(0, block)
+            self.write_rows(range(self.shape[0]), block)
             return
-        offset = 4 * assets.start * self.shape[2]
+        offset = self._start + 4 * assets.start * self.shape[2]
         for t, row in enumerate(np.ascontiguousarray(block, dtype="<f4")):
-            _write_all(self._fd, row, self._start + t * self._row_bytes + offset)
+            self._file.seek(offset + t * self._row_bytes)
+            self._file.write(row)
 
     def read_rows(self, rows: range) -> Floats32:
         """Read [len(rows),N,F]."""
         block = np.empty((len(rows), *self.shape[1:]), dtype="<f4")
-        _read_all(self._fd, block, self._start + rows.start * self._row_bytes)
+        self._file.seek(self._start + rows.start * self._row_bytes)
+        read = self._file.readinto(block.data)
+        assert read == block.nbytes, "the grid file is shorter than its header says"
         return block.astype(np.float32, copy=False)
 
     def write_rows(self, rows: range, block: Floats32) -> None:
         """Write block [len(rows),N,F]."""
         assert block.shape == (len(rows), *self.shape[1:]), "block is not [rows,N,F]"
-        self._write(rows.start, block)
-
-    def _write(self, first: int, block: Floats32) -> None:
-        data = np.ascontiguousarray(block, dtype="<f4")
-        _write_all(self._fd, data, self._start + first * self._row_bytes)
+        self._file.seek(self._start + rows.start * self._row_bytes)
+        self._file.write(np.ascontiguousarray(block, dtype="<f4").data)
 
 
-def _bytes_of(data: Floats32) -> memoryview:
-    return memoryview(data.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-
-
-def _write_all(fd: int, data: Floats32, offset: int) -> None:
-    view = _bytes_of(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done
-
-
-def _read_all(fd: int, into: Floats32, offset: int) -> None:
-    view = _bytes_of(into)
-    while view:
-        done = os.preadv(fd, [view], offset)
-        assert done > 0, "the grid file is shorter than its header says"
-        view, offset = view[done:], offset + done
-
-
-log = logging.getLogger(__name__)
+def _ranges(count: int, size: int) -> Iterator[range]:
+    size = max(1, size)
+    return (range(first, min(first + size, count)) for first in range(0, count, size))
 
 
 def load_exogenous(

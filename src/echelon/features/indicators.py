@@ -1,92 +1,109 @@
-"""Technical indicators: the OHLCV group and every indicator a configuration can name.
+"""Every feature that Echelon ships: OHLCV, technical indicators, the stationary set, the calendar.
 
 TA-Lib computes what it has; Heikin-Ashi and SuperTrend are kernels of ours. Prices come in units
 of the symbol's first close, so lines and bands (moving averages, MACD, ATR, Bollinger, Ichimoku,
 Heikin-Ashi, the SuperTrend line) are in that unit, while RSI, bandwidth, percent and direction
-are free of any unit.
+are free of any unit. The stationary set is ratios and ranks: multiplying a symbol's prices, or its
+traded value, by a constant changes nothing.
 
-**Seeds.** SMA, Bollinger and Ichimoku depend on their window alone. EMA, RSI, MACD, ATR,
-Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since listing*, with
-weights that decay geometrically, and the recursion starts as each function below says. A live
+**Seeds.** SMA, Bollinger, Ichimoku and the stationary set depend on their window alone. EMA, RSI,
+MACD, ATR, Heikin-Ashi and SuperTrend are recursive: a value depends on *every bar since listing*,
+with weights that decay geometrically, and the recursion starts as each function below says. A live
 run therefore continues from the full stored history and never from the last window.
 
 **Lookback.** The lookback of a feature is the number of bars up to and including its first
 value: TA-Lib's own lookback + 1 where TA-Lib computes it. All columns of one indicator start
 together, at the last of them.
+
+**Days without a bar** repeat the last value, which describes the last known window, but for three
+that get zero: traded value; the one-bar return, since the price one can value the position at did
+not move; and volume ratios, "as usual", since repeating the last trading day through a suspension
+would repeat what is often the most unusual day of all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Literal, cast
+
 import numpy as np
 import talib
 
-from echelon.config.features import IndicatorsConfig
-from echelon.errors import FeatureError
+from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.features import _kernels
-from echelon.features.base import Bars, Compute, Feature, Field, source_id
-from echelon.types import Floats
+from echelon.features.base import (
+    Bars,
+    Compute,
+    CrossSection,
+    Feature,
+    FeatureSpec,
+    Field,
+    Group,
+    source_id,
+)
+from echelon.types import Floats, Times
 
 FLAT_WIDTH = 1e-9
 """Bollinger bands narrower than this share of their middle are rounding: the close is inside."""
+VOLUME_FLOOR = 0.01
+"""Smallest ratio of traded value to its mean that volume ratios tell apart.
+
+The logarithm needs a floor, for a bar may have no trade in it. A floor on the *ratio* keeps the
+feature free of the currency, which log1p(value) would not; real sessions are seldom below 1 %.
+"""
+NO_LIMIT = 1.0
+"""Distance given to a day without a price limit (the first days after listing, say).
+
+Farther than any limit can be: the widest band in use, ±30 %, gives at most 1.3 / 0.7 − 1 = 0.86.
+"""
+_DAY_US = 86_400_000_000
+
+
+def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
+    """The features `config` asks for, those of the user's files apart."""
+    return (
+        *(ohlcv_features() if config.ohlcv else ()),
+        *indicator_features(config.indicators),
+        *(stationary_features(config.stationary) if config.wants_stationary else ()),
+        *(calendar_features() if config.calendar else ()),
+    )
 
 
 def ohlcv_features() -> tuple[Feature, ...]:
     """Open, high, low, close and traded value, as they are.
 
     Five features, so that a source with closes only keeps its close. `volume` is the value
-    traded in money: it does not jump at splits. A day without a bar repeats the prices and has
-    a volume of zero.
+    traded in money: it does not jump at splits.
     """
+    fields: tuple[Field, ...] = ("open", "high", "low", "close", "volume")
+    return tuple(_ohlcv(name) for name in fields)
 
-    def price(name: Field) -> Feature:
-        return Feature(
-            names=(name,),
-            compute=lambda bars: _have(getattr(bars, name)),
-            lookback=1,
-            needs=frozenset({name}),
-            group="OHLCV",
-            source_id=_source_id("ohlcv", name),
-        )
 
-    volume = Feature(
-        names=("volume",),
-        compute=lambda bars: _have(bars.value),
-        lookback=1,
-        needs=frozenset({"volume"}),
-        group="OHLCV",
-        on_gap="zero",
-        source_id=_source_id("ohlcv", "volume"),
-    )
-    return price("open"), price("high"), price("low"), price("close"), volume
+def _ohlcv(name: Field) -> Feature:
+    on_gap: Literal["carry", "zero"] = "zero" if name == "volume" else "carry"
+    return _feature("OHLCV", (name,), 1, (name,), lambda bars: _have(getattr(bars, name)), on_gap)
 
 
 def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
-    """Return the indicators `config` names, in the order of its fields."""
-    features = [sma(period) for period in config.sma]
-    features += [ema(period) for period in config.ema]
-    features += [rsi(period) for period in config.rsi]
-    if config.macd is not None:
-        features.append(macd(*config.macd))
-    features += [atr(period) for period in config.atr]
-    if config.bbands is not None:
-        features.append(bbands(*config.bbands))
-    if config.ichimoku is not None:
-        features.append(ichimoku(*config.ichimoku))
-    if config.heikin_ashi:
-        features.append(heikin_ashi())
-    if config.supertrend is not None:
-        features.append(supertrend(*config.supertrend))
+    """The indicators `config` names, in the order of its fields: one for each period of a list."""
+    features = []
+    for name in type(config).model_fields:
+        make, settings = INDICATORS[name], getattr(config, name)
+        if make in (sma, ema, rsi, atr):
+            features += [make(period) for period in settings]
+        elif settings:
+            features.append(make() if settings is True else make(*settings))
     return tuple(features)
 
 
 def sma(period: int) -> Feature:
     """Simple moving average of the close: `sma_{period}`."""
-    return _indicator(
+    return _feature(
+        "indicators",
         (f"sma_{period}",),
-        (period,),
         period,
         ("close",),
-        lambda bars: _stack(talib.SMA(bars.close, period)),
+        lambda bars: _column(talib.SMA(bars.close, period)),
     )
 
 
@@ -95,12 +112,12 @@ def ema(period: int) -> Feature:
 
     Seed: the simple mean of the first `period` closes since listing, at bar `period`.
     """
-    return _indicator(
+    return _feature(
+        "indicators",
         (f"ema_{period}",),
-        (period,),
         period,
         ("close",),
-        lambda bars: _stack(talib.EMA(bars.close, period)),
+        lambda bars: _column(talib.EMA(bars.close, period)),
     )
 
 
@@ -113,13 +130,13 @@ def rsi(period: int) -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        out = _stack(talib.RSI(bars.close, period))
+        out = _column(talib.RSI(bars.close, period))
         if (bars.close[: period + 1] == bars.close[0]).all():
             moved = np.flatnonzero(bars.close != bars.close[0])
             out[period : moved[0] if moved.size else len(out)] = 50.0
         return out
 
-    return _indicator((f"rsi_{period}",), (period,), period + 1, ("close",), compute)
+    return _feature("indicators", (f"rsi_{period}",), period + 1, ("close",), compute)
 
 
 def macd(fast: int, slow: int, signal: int) -> Feature:
@@ -133,18 +150,13 @@ def macd(fast: int, slow: int, signal: int) -> Feature:
     that start the fast average at bar `fast` (pandas-ta) differ at first; the difference decays
     by (fast − 1) / (fast + 1) a bar.
     """
-    if not 2 <= fast < slow:
-        raise FeatureError(
-            f"features.indicators.macd is [{fast}, {slow}, {signal}]: it needs 2 ≤ fast < slow. "
-            "The usual setting is [12, 26, 9]."
-        )
     tail = f"{fast}_{slow}_{signal}"
-    return _indicator(
+    return _feature(
+        "indicators",
         (f"macd_{tail}", f"macd_signal_{tail}", f"macd_hist_{tail}"),
-        (fast, slow, signal),
         slow + signal - 1,
         ("close",),
-        lambda bars: _stack(*talib.MACD(bars.close, fast, slow, signal)),
+        lambda bars: np.column_stack(talib.MACD(bars.close, fast, slow, signal)),
     )
 
 
@@ -154,9 +166,9 @@ def atr(period: int) -> Feature:
     Seed: the simple mean of the true ranges of bars 2 to `period` + 1 since listing (the first
     bar has no previous close), then Wilder's smoothing with weight 1 / period.
     """
-    return _indicator(
+    return _feature(
+        "indicators",
         (f"atr_{period}",),
-        (period,),
         period + 1,
         ("high", "low", "close"),
         lambda bars: _atr(bars, period),
@@ -170,19 +182,17 @@ def bbands(period: int, deviations: float) -> Feature:
     n) from it. bandwidth = 100 · (upper − lower) / mid. percent = (close − lower) /
     (upper − lower), 0.5 where the bands have no width.
     """
-    if period < 2:
-        raise FeatureError(
-            f"features.indicators.bbands is [{period}, {deviations:g}]: a deviation needs a period "
-            "of at least 2 bars. The usual setting is [20, 2.0]."
-        )
 
     def compute(bars: Bars) -> Floats:
         upper, mid, lower = talib.BBANDS(bars.close, period, float(deviations), float(deviations))
-        return _kernels.bollinger_columns(bars.close, lower, mid, upper, FLAT_WIDTH)
+        width = upper - lower
+        flat = width <= FLAT_WIDTH * mid
+        percent = np.divide(bars.close - lower, width, out=np.full(len(bars), 0.5), where=~flat)
+        return np.column_stack([lower, mid, upper, 100.0 * width / mid, percent])
 
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
-    return _indicator(names, (period, deviations), period, ("close",), compute)
+    return _feature("indicators", names, period, ("close",), compute, exactly=(deviations,))
 
 
 def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
@@ -196,7 +206,10 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
 
     def compute(bars: Bars) -> Floats:
         conversion, base, wide = (_middle(bars, period) for period in (tenkan, kijun, senkou))
-        return _kernels.ichimoku_lines(conversion, base, wide, kijun)
+        spans = np.full((len(bars), 2), np.nan)
+        spans[kijun:, 0] = 0.5 * (conversion[:-kijun] + base[:-kijun])
+        spans[kijun:, 1] = wide[:-kijun]
+        return np.column_stack([conversion, base, spans])
 
     names = (
         f"ichimoku_tenkan_{tenkan}",
@@ -205,7 +218,7 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
         f"ichimoku_senkou_b_{senkou}_{kijun}",
     )
     lookback = max(tenkan, kijun, senkou) + kijun
-    return _indicator(names, (tenkan, kijun, senkou), lookback, ("high", "low"), compute)
+    return _feature("indicators", names, lookback, ("high", "low"), compute)
 
 
 def heikin_ashi() -> Feature:
@@ -222,7 +235,7 @@ def heikin_ashi() -> Feature:
         )
 
     names = ("ha_open", "ha_high", "ha_low", "ha_close")
-    return _indicator(names, (), 1, ("open", "high", "low", "close"), compute)
+    return _feature("indicators", names, 1, ("open", "high", "low", "close"), compute)
 
 
 def supertrend(period: int, multiplier: float) -> Feature:
@@ -242,17 +255,145 @@ def supertrend(period: int, multiplier: float) -> Feature:
 
     tail = f"{period}_{multiplier:.12g}"
     names = (f"supertrend_{tail}", f"supertrend_dir_{tail}")
-    return _indicator(names, (period, multiplier), period + 1, ("high", "low", "close"), compute)
+    needs: tuple[Field, ...] = ("high", "low", "close")
+    return _feature("indicators", names, period + 1, needs, compute, exactly=(multiplier,))
 
 
-def _indicator(
+INDICATORS: Mapping[str, Callable[..., Feature]] = {
+    make.__name__: make
+    for make in (sma, ema, rsi, macd, atr, bbands, ichimoku, heikin_ashi, supertrend)
+}
+"""Key of `features.indicators` → what makes the feature of its settings."""
+
+
+def stationary_features(config: StationaryConfig) -> tuple[FeatureSpec, ...]:
+    """The set `config` describes, ranks after what they rank; nothing if disabled."""
+    if not config.enabled:
+        return ()
+    bases = [log_return(horizon) for horizon in config.returns]
+    bases += [return_volatility(window) for window in config.volatility]
+    bases += [volume_ratio(window) for window in config.volume_ratio]
+    specs: list[FeatureSpec] = list(bases)
+    if config.ranks:
+        specs += [CrossSection(f"rank_{name}", base=name) for f in bases for name in f.names]
+    if config.limit_distance:
+        specs.append(limit_distance())
+    return tuple(specs)
+
+
+def log_return(horizon: int) -> Feature:
+    """Log return of the close over `horizon` bars: `ret_{horizon}`."""
+
+    def compute(bars: Bars) -> Floats:
+        out = np.full(len(bars), np.nan)
+        out[horizon:] = np.log(bars.close[horizon:] / bars.close[:-horizon])
+        return out
+
+    on_gap: Literal["carry", "zero"] = "zero" if horizon == 1 else "carry"
+    return _feature("stationary", (f"ret_{horizon}",), horizon + 1, ("close",), compute, on_gap)
+
+
+def return_volatility(window: int) -> Feature:
+    """Sample standard deviation of the last `window` one-bar log returns: `vol_{window}`."""
+
+    def compute(bars: Bars) -> Floats:
+        out = np.full(len(bars), np.nan)
+        returns = np.log(bars.close[1:] / bars.close[:-1])
+        out[1:] = _kernels.rolling_std(returns, window)
+        return out
+
+    return _feature("stationary", (f"vol_{window}",), window + 1, ("close",), compute)
+
+
+def volume_ratio(window: int) -> Feature:
+    """Log of traded value over its mean of `window` bars, this one included: `volume_ratio_{w}`.
+
+    Lies in [log VOLUME_FLOOR, log window]. Where nothing was traded in the whole window, today
+    is as usual: 0.
+    """
+
+    def compute(bars: Bars) -> Floats:
+        value = _have(bars.value)
+        mean = _kernels.rolling_mean(value, window)
+        ratio = np.where(np.isnan(mean), np.nan, 1.0)
+        np.divide(value, mean, out=ratio, where=mean > 0)
+        return cast(Floats, np.log(np.maximum(ratio, VOLUME_FLOOR)))
+
+    return _feature("stationary", (f"volume_ratio_{window}",), window, ("volume",), compute, "zero")
+
+
+def limit_distance() -> Feature:
+    """Room to the day's price limits: `limit_up_distance`, `limit_down_distance`.
+
+    limit_up / close − 1 and close / limit_down − 1: 0 at the limit, `NO_LIMIT` without one.
+    The limits are those before rounding to the tick, so a close at a rounded limit can lie a
+    fraction of a tick beyond and give a distance slightly below zero.
+    """
+
+    def compute(bars: Bars) -> Floats:
+        up, down = _have(bars.limit_up) / bars.close, bars.close / _have(bars.limit_down)
+        room = np.column_stack([up, down]) - 1.0
+        return np.where(np.isnan(room), NO_LIMIT, room)
+
+    names = ("limit_up_distance", "limit_down_distance")
+    return _feature("stationary", names, 1, ("close", "limits"), compute)
+
+
+def calendar_features() -> tuple[Feature, ...]:
+    """When a bar is: day of the week, month and, for bars within the day, time of day.
+
+    Each goes round, so each is a sine and a cosine: December meets January. They are known before
+    the bar is and the same for all symbols; times are the exchange's own. Values lie in [−1, 1], so
+    the group is not scaled unless `normalization.include` names it.
+    """
+    return (
+        _going_round("day_of_week", day_of_week),
+        _going_round("month", month),
+        _going_round("time_of_day", time_of_day, "time"),
+    )
+
+
+def day_of_week(times: Times) -> Floats:
+    """Share of the week, in whole days: 0 on Mondays."""
+    days = times.astype("datetime64[D]").astype(np.int64)
+    # Day 0, 1970-01-01, was a Thursday.
+    return np.asarray((days + 3) % 7 / 7.0)
+
+
+def month(times: Times) -> Floats:
+    """Share of the year, in whole months: 0 in January."""
+    return np.asarray(times.astype("datetime64[M]").astype(np.int64) % 12 / 12.0)
+
+
+def time_of_day(times: Times) -> Floats:
+    """Share of the day: 0 at midnight, 0.5 at noon."""
+    return np.asarray(times.astype("datetime64[us]").astype(np.int64) % _DAY_US / _DAY_US)
+
+
+def _going_round(name: str, share: Callable[[Times], Floats], *needs: Field) -> Feature:
+    """`{name}_sin` and `{name}_cos` of a `share` of a whole turn."""
+
+    def compute(bars: Bars) -> Floats:
+        angle = 2.0 * np.pi * share(bars.times)
+        return np.column_stack([np.sin(angle), np.cos(angle)])
+
+    names = (f"{name}_sin", f"{name}_cos")
+    return _feature("calendar", names, 1, needs, compute)
+
+
+def _feature(
+    group: Group,
     names: tuple[str, ...],
-    parameters: tuple[float, ...],
     lookback: int,
     needs: tuple[Field, ...],
     compute: Compute,
+    on_gap: Literal["carry", "zero"] = "carry",
+    exactly: tuple[float, ...] = (),
 ) -> Feature:
-    """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback."""
+    """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback.
+
+    exactly: parameters that the names round
+    """
 
     def compute_when_long_enough(bars: Bars) -> Floats:
         # A listing shorter than the lookback has no value, and TA-Lib is not asked for one.
@@ -260,36 +401,29 @@ def _indicator(
             return np.full((len(bars), len(names)), np.nan)
         return compute(bars)
 
+    parts = (talib.__version__, names, *exactly)
+    identity = source_id(__name__, _kernels.__name__, parts=parts)
     return Feature(
-        names=names,
-        compute=compute_when_long_enough,
-        lookback=lookback,
-        needs=frozenset(needs),
-        group="indicators",
-        source_id=_source_id(names, parameters),
+        names, compute_when_long_enough, lookback, frozenset(needs), group, on_gap, identity
     )
 
 
 def _atr(bars: Bars, period: int) -> Floats:
-    return _stack(talib.ATR(_have(bars.high), _have(bars.low), bars.close, period))
+    return _column(talib.ATR(_have(bars.high), _have(bars.low), bars.close, period))
 
 
 def _middle(bars: Bars, period: int) -> Floats:
     """Middle of the highest high and the lowest low of `period` bars: [L]."""
     high, low = _have(bars.high), _have(bars.low)
     # TA-Lib refuses a period of one bar.
-    return 0.5 * (high + low) if period == 1 else _stack(talib.MIDPRICE(high, low, period))
+    return 0.5 * (high + low) if period == 1 else _column(talib.MIDPRICE(high, low, period))
 
 
-def _stack(*columns: Floats) -> Floats:
-    """Give TA-Lib's untyped columns a type and, if there are several, one array [L,k]."""
-    return columns[0] if len(columns) == 1 else np.column_stack(columns)
+def _column(values: Floats) -> Floats:
+    """TA-Lib's untyped column [L], with a type."""
+    return values
 
 
 def _have(values: Floats | None) -> Floats:
     assert values is not None, "a feature was asked for a field its source does not have"
     return values
-
-
-def _source_id(*parts: object) -> str:
-    return source_id(__name__, _kernels.__name__, parts=(talib.__version__, *parts))

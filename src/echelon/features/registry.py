@@ -15,12 +15,12 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -37,9 +37,7 @@ from echelon.features.base import (
     Field,
     Group,
 )
-from echelon.features.calendar import calendar_features
-from echelon.features.indicators import indicator_features, ohlcv_features
-from echelon.features.stationary import stationary_features
+from echelon.features.indicators import shipped_features
 from echelon.features.user_files import line_in, read_user_file, run_user_file
 from echelon.types import Bools, Floats
 
@@ -132,12 +130,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
     indicators, the stationary set, the calendar, the user's factors, and last the ranks, which need
     the rest.
     """
-    shipped: list[FeatureSpec] = [
-        *(ohlcv_features() if config.ohlcv else ()),
-        *indicator_features(config.indicators),
-        *(stationary_features(config.stationary) if config.wants_stationary else ()),
-        *(calendar_features() if config.calendar else ()),
-    ]
+    shipped = shipped_features(config)
     names = [name for spec in shipped for name in column_names(spec)]
     for name in names:
         if names.count(name) > 1:
@@ -338,20 +331,22 @@ def _code_id(compute: Compute) -> str:
     return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
+_HELD_BY: Mapping[Field, Sequence[str]] = {
+    **{"open": ("open",), "high": ("high",), "low": ("low",)},
+    **{"volume": ("value",), "limits": ("limit_up", "limit_down")},
+}
+"""What a feature may need → the fields of `Bars` it reads then."""
+
+
 def _guard(compute: Compute, needs: frozenset[Field]) -> Compute:
     """Show a user's function only the fields it declared, and say where it failed if it did."""
 
     @functools.wraps(compute)
     def compute_guarded(bars: Bars) -> Floats:
-        seen = replace(
-            bars,
-            open=bars.open if "open" in needs else None,
-            high=bars.high if "high" in needs else None,
-            low=bars.low if "low" in needs else None,
-            value=bars.value if "volume" in needs else None,
-            limit_up=bars.limit_up if "limits" in needs else None,
-            limit_down=bars.limit_down if "limits" in needs else None,
-        )
+        hidden: dict[str, Any] = {
+            name: None for need, names in _HELD_BY.items() if need not in needs for name in names
+        }
+        seen = replace(bars, **hidden)
         try:
             return compute(seen)
         except (Exception, SystemExit) as error:
