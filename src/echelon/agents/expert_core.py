@@ -20,7 +20,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ from echelon.runs.checkpoint import (
     with_prefix,
 )
 from echelon.types import Floats, Floats32
+
+_Algorithm = TypeVar("_Algorithm", bound=OffPolicy)
 
 _CHUNK = 512
 """Rows that a policy acts on at once, where it does not see its book."""
@@ -90,7 +92,7 @@ def draw_networks(
     return Networks(actor, critic)
 
 
-class ExpertCore:
+class ExpertCore(Generic[_Algorithm]):
     """Networks of an expert that learns off-policy, its tables, and the adapter on their encoder.
 
     core: SAC or TD3; tables: embeddings by the encoder as it serves now, those of `world` first
@@ -102,7 +104,7 @@ class ExpertCore:
         world: World,
         encoder: Encoder,
         tables: Sequence[EmbeddingTable],
-        algorithm: type[OffPolicy],
+        algorithm: type[_Algorithm],
         seed: int,
         directory: Path | None,
         skill_dim: int = 0,

@@ -36,7 +36,6 @@ from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.learner import Learner, TrainingSetup
 from echelon.agents.mfpbt import Hyperparameters
 from echelon.agents.replay import RingMark
-from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
@@ -61,7 +60,7 @@ from echelon.population.measurement import (
     row_weights,
     window_sharpes,
 )
-from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory
+from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory, new_tables
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy, expert_policy, load_hierarchy
 from echelon.population.record import (
@@ -109,7 +108,10 @@ class HierarchyLearner(Learner):
         self.router_evolution = RouterEvolution.from_config(config, seed)
         n_members, n_experts = self.evolution.plan.members, config.experts.n_experts
         self.base = base.requires_grad_(requires_grad=False).eval()
-        self._tables = self._encode(train)
+        # Of the frozen encoder: all members share them, or begin with them.
+        self._tables = new_tables(train, valid, base, directory / "tables")
+        for table in self._tables:
+            table.refresh(base)
         sharing, workers = config.experts.sharing, config.trainer.workers
         on_disk = sharing.on_disk or workers > 1
         place = directory / "tables" / "replay" if on_disk else None
@@ -408,16 +410,6 @@ class HierarchyLearner(Learner):
     def _skills(self) -> Floats32:
         """[K,Z] as they are now."""
         return self.evolution.skills.astype(np.float32)
-
-    def _encode(self, train: World) -> tuple[EmbeddingTable, ...]:
-        """Tables of the frozen encoder: all members share them, or begin with them."""
-        place = self.directory / "tables"
-        tables = [EmbeddingTable(train, self.base.d_model, place / "train.npy")]
-        if not tables[0].covers(self.valid):
-            tables.append(EmbeddingTable(self.valid, self.base.d_model, place / "valid.npy"))
-        for table in tables:
-            table.refresh(self.base)
-        return tuple(tables)
 
     def _experts(self) -> list[WeightPolicy]:
         """Policies of the members that stand for the experts, as they are now."""

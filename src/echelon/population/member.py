@@ -15,7 +15,6 @@ Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets,
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echelon.agents.collector import Collected, Collector
-from echelon.agents.expert_core import AdapterTraining, WeightPolicy, table_file
+from echelon.agents.expert_core import ExpertCore, WeightPolicy, expert_obs
 from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.replay import Behaviour
 from echelon.agents.sac import SAC, Traced
@@ -37,7 +36,7 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
+from echelon.models import Encoder, ExpertObs
 from echelon.ops.traces import by_source
 from echelon.population.evolution import Noise
 from echelon.population.expert_reward import ExpertReward
@@ -47,7 +46,6 @@ from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 from echelon.types import Floats, Floats32, Metrics
 
-_SCALE_ROWS = 4_096
 LEARNING_METRICS = (
     *("losses/critic", "losses/actor", "losses/temperature", "losses/critic_gradient_norm"),
     *("losses/actor_gradient_norm", "charts/temperature", "charts/entropy", "charts/value"),
@@ -73,97 +71,108 @@ class Brief(NamedTuple):
     paid: bool
 
 
-class Place(NamedTuple):
-    """Who a member is: number[of M]; niche[of K]: whose place it competes for."""
+@dataclass
+class MemberFactory:
+    """What members are made of, in whichever process is to host them.
 
-    number: int
-    niche: int
+    Pickled to get there: configuration, world and encoder go along, once per process. Replay and
+    tables are opened there, as files that all processes map; in this one they are handed in.
+
+    world: the experts' part of the train window; skills[K,Z]; hyperparameters[M]
+    directory: of replay and tables; tables: of the frozen encoder
+    """
+
+    config: Config
+    world: World
+    valid: World
+    encoder: Encoder
+    directory: Path
+    seed: int
+    skills: Floats32
+    hyperparameters: tuple[dict[str, float], ...]
+    replay: SharedReplay | None = field(default=None, repr=False)
+    tables: tuple[EmbeddingTable, ...] = field(default=(), repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is open here."""
+        return self.__dict__ | {"replay": None, "tables": ()}
+
+    def __call__(self, number: int) -> Member:
+        """The member of that number, as it begins."""
+        if self.replay is None:
+            self.replay = SharedReplay(
+                self.config.experts.sharing.buffer_size,
+                len(self.hyperparameters),
+                self.world.n_assets,
+                self.directory / "replay",
+            )
+        if not self.tables:
+            self.tables = new_tables(self.world, self.valid, self.encoder, self.directory)
+            for table in self.tables:
+                table.attach(version=1)
+        return Member(self, self.replay, number)
+
+
+def new_tables(
+    world: World, valid: World, encoder: Encoder, directory: Path
+) -> tuple[EmbeddingTable, ...]:
+    """Tables to fill, of `world` and, where its features are others, of the validation window."""
+    tables = (EmbeddingTable(world, encoder.d_model, directory / "train.npy"),)
+    if tables[0].covers(valid):
+        return tables
+    return (*tables, EmbeddingTable(valid, encoder.d_model, directory / "valid.npy"))
 
 
 class Member:
-    """Networks, books, replay, tables of one member, and where they stand."""
+    """Networks, books, replay, tables of one member, and where they stand.
 
-    def __init__(
-        self,
-        config: Config,
-        world: World,
-        valid: World,
-        encoder: Encoder,
-        replay: SharedReplay,
-        shared_tables: tuple[EmbeddingTable, ...],
-        place: Place,
-        skill: Floats32,
-        hyperparameters: Mapping[str, float],
-        seed: int,
-        directory: Path,
-    ) -> None:
-        """world: the experts' part of the train window; shared_tables: of the frozen encoder
+    number[of M]; niche[of K]: whose place it competes for
+    """
 
-        directory: where tables of an adapter of its own are kept
-        """
-        self.config = config
-        self.world = world
-        self.valid = valid
-        self.place = place
-        self.seed = int(stream(seed, "member", place.number).integers(2**31))
+    def __init__(self, setup: MemberFactory, replay: SharedReplay, number: int) -> None:
+        self.config = setup.config
+        self.world = setup.world
+        self.valid = setup.valid
+        self.replay = replay
+        self.number = number
+        self.niche = number // (len(setup.hyperparameters) // len(setup.skills))
+        self.seed = int(stream(setup.seed, "member", number).integers(2**31))
         self.steps = 0
         self.version = 0
-        self.skill_id = place.niche
-        self.replay = replay
-        self._encoder = encoder
-        self._directory = directory
-        self._shared_tables = shared_tables
-        self._begin_networks(skill)
-        self.set_hyperparameters(hyperparameters)
-        self.collector = Collector(config, world, self.seed)
-        self.pay = ExpertReward(config, world.n_assets, place.niche, self.seed)
+        self.skill_id = self.niche
+        self._setup = setup
+        self._begin_networks(setup.skills[self.niche])
+        self.set_hyperparameters(setup.hyperparameters[number])
+        self.collector = Collector(self.config, self.world, self.seed)
+        self.pay = ExpertReward(self.config, self.world.n_assets, self.niche, self.seed)
         self._draws = stream(self.seed, "replay")
 
     # --- networks
 
     def _begin_networks(self, skill: Floats32) -> None:
         """Fresh networks, optimizers and adapter; what was collected stays."""
-        config, encoder = self.config, self._encoder
-        self.serving = copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
-        self.adapter: AdapterTraining | None = None
-        self.tables = self._shared_tables
+        config, encoder = self.config, self._setup.encoder
+        directory = self._setup.directory / f"member-{self.number}"
+        tables = self._setup.tables
         if config.lora.enabled:
-            place = self._directory / f"member-{self.place.number}"
-            own = [EmbeddingTable(self.world, encoder.d_model, table_file(place, "embeddings"))]
-            if not own[0].covers(self.valid):
-                valid_file = table_file(place, "valid")
-                own.append(EmbeddingTable(self.valid, encoder.d_model, valid_file))
             # A fresh adapter changes nothing: what the frozen encoder says is its first version.
-            for table, plain in zip(own, self._shared_tables, strict=True):
+            tables = new_tables(self.world, self.valid, encoder, directory)
+            for table, plain in zip(tables, self._setup.tables, strict=True):
                 table.share(plain)
-            self.tables = tuple(own)
-            self.adapter = AdapterTraining(
-                config, self.world, encoder, self._life_seed(), place, self._shared_tables[0]
-            )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(stream(self._life_seed(), "weights").integers(2**62)))
-            hidden, state = config.expert.hidden, config.state
-            actor = ExpertActor(encoder.d_model, hidden, state, skill_dim=len(skill))
-            critic = ExpertCritic(encoder.d_model, hidden, state)
-        actor.skill.copy_(torch.from_numpy(skill))
-        rows = np.concatenate([np.arange(s.start, s.stop) for s in self.world.spans("train")])
-        some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
-        z, present = self.tables[0].look(some), torch.from_numpy(self.world.present[some])
-        actor.scale.fit(z, present)
-        critic.scale.fit(z, present)
-        self.actor = actor
-        self.core = SAC(actor, critic, config.train, config.expert, self._life_seed())
-        self._policy = WeightPolicy(
-            self.serving, actor, config, self.seed, f"expert {self.place.niche}", tables=self.tables
+        life = int(stream(self.seed, "life", self.version).integers(2**31))
+        self.networks = ExpertCore(
+            config, self.world, encoder, tables, SAC, life, directory, len(skill)
         )
-
-    def _life_seed(self) -> int:
-        """Of the networks: another one after each fresh beginning."""
-        return int(stream(self.seed, "life", self.version).integers(2**31))
-
-    def policy(self) -> WeightPolicy:
-        """The actor as it is now."""
-        return self._policy
+        self.core, self.actor, self.tables = self.networks.core, self.networks.actor, tables
+        self.actor.skill.copy_(torch.from_numpy(skill))
+        self._policy = WeightPolicy(
+            self.networks.serving,
+            self.actor,
+            config,
+            self.seed,
+            f"expert {self.niche}",
+            tables=tables,
+        )
 
     # --- hyperparameters and evolution
 
@@ -182,13 +191,13 @@ class Member:
 
     def copy_state(self) -> dict[str, Any]:
         """Weights, optimizers, adapter: what another member of the niche can go on from."""
-        tensors, facts = self._network_state()
+        tensors, facts = self.networks.state()
         return {"tensors": tensors, "facts": facts}
 
     def take_state(self, state: Mapping[str, Any]) -> None:
         """Go on from another member's weights, with one's own skill, books and generator."""
         own_skill, own_generator = self.actor.skill.clone(), self.core.generator.get_state()
-        self._restore_networks(state["tensors"], state["facts"])
+        self.networks.restore(state["tensors"], state["facts"])
         self.actor.skill.copy_(own_skill)
         self.core.generator.set_state(own_generator)
         self.set_hyperparameters(self.hyperparameters)
@@ -225,11 +234,11 @@ class Member:
             done = self.collector.step(self.core, self.tables[0], lot=lot)
             if not done.chosen.raw.isfinite().all():
                 # Of these actions none was traded: weights that are no numbers leave a book alone.
-                raise TrainingError(f"expert {self.place.niche}: its actions are not numbers")
+                raise TrainingError(f"expert {self.niche}: its actions are not numbers")
             self._remember(done)
             rewards.append(float(done.transitions.reward.mean()))
             self.steps += self.collector.n_books
-        mark = self.replay.snapshot()[self.place.number]
+        mark = self.replay.snapshot()[self.number]
         return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
 
     def _remember(self, done: Collected) -> None:
@@ -241,7 +250,7 @@ class Member:
             skill=np.full(books, self.skill_id, dtype=np.int32),
             bar_return=done.bar_return.astype(np.float32),
         )
-        self.replay.add(self.place.number, done.transitions, behaviour)
+        self.replay.add(self.number, done.transitions, behaviour)
         self.pay.observe(done.transitions.reward, done.bar_return)
 
     # --- learning
@@ -250,7 +259,7 @@ class Member:
         """The updates of one phase; their metrics, on average: nothing where it is too early."""
         if self.steps < self.config.expert.learning_starts:
             return {}
-        self.replay.refresh(brief.marks, keep=(self.place.number,))
+        self.replay.refresh(brief.marks, keep=(self.number,))
         paid = brief.paid and self._beta > 0.0
         self.pay.settle(brief.bonus if paid else None, brief.skills)
         updates = [self._update(brief) for _ in range(brief.updates)]
@@ -260,27 +269,20 @@ class Member:
         config, sharing = self.config, self.config.experts.sharing
         length = sharing.sequence_steps
         drawn = self.replay.batch(
-            self.place.number,
+            self.number,
             max(1, config.expert.batch_size // length),
             length,
             sharing.own_share if sharing.enabled else 1.0,
             sharing.fresh_steps if sharing.enabled else self.replay.ring_capacity,
             self._draws,
         )
-        adapter = self.adapter
-        moves = adapter is not None and self.core.updates % config.lora.every_updates == 0
-        rows = drawn.transitions.row.reshape(-1)
-        z = adapter.encode(rows) if adapter is not None and moves else self.tables[0].look(rows)
-        slow = self.tables[0] if adapter is None else adapter.slow_table
+        rows, slow = drawn.transitions.row.reshape(-1), self.networks.slow_table
+        z = self.networks.embed(rows)
         batch, information = self._batch(drawn, z, slow.look(rows + 1), brief.weight)
-        if adapter is not None:
+        if self.networks.adapter is not None:
             batch = batch._replace(slow_obs=batch.obs._replace(z=slow.look(rows)))
         traced = self.core.update_sequences(batch, sharing)
-        if adapter is not None:
-            if moves:
-                adapter.step()
-            if self.core.updates % config.lora.refresh_updates == 0:
-                self._serve()
+        self.networks.finish_update()
         paid = {
             "charts/information": information,
             "charts/multiplier": self.pay.multiplier,
@@ -326,12 +328,6 @@ class Member:
         )
         return batch, information
 
-    def _serve(self) -> None:
-        assert self.adapter is not None, "there is an adapter to serve"
-        self.adapter.serve(self.serving, self.tables[0])
-        for table in self.tables[1:]:
-            table.refresh(self.serving)
-
     # --- what the coordinator wants to know
 
     def skill_number(self) -> int:
@@ -350,52 +346,27 @@ class Member:
 
     def portfolios(self, rows: NDArray[np.int64], held: Holdings) -> Floats:
         """[S,N] target weights at probe states: rows[S] and books."""
-        obs = ExpertObs(
-            self.tables[0].look(rows),
-            torch.from_numpy(held.weights),
-            torch.from_numpy(held.cash_share),
-            self.collector.present[torch.from_numpy(rows)],
-            torch.from_numpy(held.allowed[:, :, 1:].any(-1)),
-        )
+        present = self.collector.present[torch.from_numpy(rows)]
+        obs = expert_obs(self.tables[0].look(rows), present, held)
         with torch.no_grad():
             mean, _ = self.actor(obs)
             actions = torch.tanh(mean).numpy()
         if not np.isfinite(actions).all():
-            raise TrainingError(f"expert {self.place.niche}: its actions are not numbers")
+            raise TrainingError(f"expert {self.niche}: its actions are not numbers")
         return weights_of_actions(actions, held)
 
     def acting(self) -> dict[str, Tensor]:
         """Weights that its policy is made from; the encoder's where an adapter has moved it."""
         tensors = with_prefix("actor.", self.actor.state_dict())
-        if self.adapter is not None:
-            tensors |= with_prefix("encoder.", self.serving.state_dict())
+        if self.networks.adapter is not None:
+            tensors |= with_prefix("encoder.", self.networks.serving.state_dict())
         return tensors
 
     # --- states
 
-    def _network_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        core, facts = self.core.state()
-        tensors = with_prefix("core.", core)
-        json_state: dict[str, Any] = {"core": facts}
-        if self.adapter is not None:
-            own, json_state["adapter"] = self.adapter.state()
-            tensors |= with_prefix("adapter.", own)
-            tensors |= with_prefix("serving.", self.serving.state_dict())
-            json_state["table_version"] = self.tables[0].version
-        return tensors, json_state
-
-    def _restore_networks(self, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self.core.restore(below_prefix("core.", tensors), facts["core"])
-        if self.adapter is not None:
-            self.serving.load_state_dict(below_prefix("serving.", tensors))
-            for table in self.tables:
-                table.refresh(self.serving)
-            self.tables[0].version = int(facts["table_version"])
-            self.adapter.restore(below_prefix("adapter.", tensors), facts["adapter"])
-
     def state(self) -> dict[str, Any]:
         """All but the replay, {"tensors", "facts"}, from which `restore` goes on bit for bit."""
-        tensors, networks = self._network_state()
+        tensors, networks = self.networks.state()
         books, starts = self.collector.state()
         tensors |= with_prefix("collector.", books)
         facts: dict[str, Any] = {
@@ -413,13 +384,13 @@ class Member:
 
     def snapshot(self) -> dict[str, Any]:
         """What `state` gives, and how far its ring is written: `mark`."""
-        return self.state() | {"mark": tuple(self.replay.snapshot()[self.place.number])}
+        return self.state() | {"mark": tuple(self.replay.snapshot()[self.number])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` or `snapshot` gave; its ring stands where `stand` put it."""
         tensors, facts = state["tensors"], state["facts"]
         self.version, self.skill_id = int(facts["version"]), int(facts["skill_id"])
-        self._restore_networks(tensors, facts["networks"])
+        self.networks.restore(tensors, facts["networks"])
         self.set_hyperparameters(facts["hyperparameters"])
         self.collector.restore(below_prefix("collector.", tensors), facts["starts"])
         self.steps = int(facts["steps"])
@@ -428,74 +399,7 @@ class Member:
 
     def close(self) -> None:
         """Remove the files of tables of its own."""
-        if self.adapter is not None:
-            self.adapter.slow_table.close()
-            for table in self.tables:
-                table.close()
-
-
-@dataclass
-class MemberFactory:
-    """Makes members in whichever process is to host them.
-
-    Pickled to get there: configuration, world and encoder go along, once per process. Replay and
-    tables are opened there, as files that all processes map; in this one they are handed in.
-
-    world: the experts' part of the train window; skills[K,Z]; hyperparameters[M]
-    directory: of replay and tables
-    """
-
-    config: Config
-    world: World
-    valid: World
-    encoder: Encoder
-    directory: Path
-    seed: int
-    skills: Floats32
-    hyperparameters: tuple[dict[str, float], ...]
-    replay: SharedReplay | None = field(default=None, repr=False)
-    tables: tuple[EmbeddingTable, ...] = field(default=(), repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is open here."""
-        return self.__dict__ | {"replay": None, "tables": ()}
-
-    def __call__(self, number: int) -> Member:
-        """The member of that number, as it begins."""
-        sharing = self.config.experts.sharing
-        if self.replay is None:
-            self.replay = SharedReplay(
-                sharing.buffer_size,
-                len(self.hyperparameters),
-                self.world.n_assets,
-                self.directory / "replay",
-            )
-        if not self.tables:
-            self.tables = self._attach_tables()
-        niche = number // (len(self.hyperparameters) // len(self.skills))
-        return Member(
-            self.config,
-            self.world,
-            self.valid,
-            self.encoder,
-            self.replay,
-            self.tables,
-            Place(number, niche),
-            self.skills[niche],
-            self.hyperparameters[number],
-            self.seed,
-            self.directory,
-        )
-
-    def _attach_tables(self) -> tuple[EmbeddingTable, ...]:
-        """The tables that the coordinator has written."""
-        tables = [EmbeddingTable(self.world, self.encoder.d_model, self.directory / "train.npy")]
-        if not tables[0].covers(self.valid):
-            valid = self.directory / "valid.npy"
-            tables.append(EmbeddingTable(self.valid, self.encoder.d_model, valid))
-        for table in tables:
-            table.attach(version=1)
-        return tuple(tables)
+        self.networks.close()
 
 
 def _metrics_by_source(traced: Traced, drawn: SharedBatch, n_members: int) -> dict[str, float]:
