@@ -10,7 +10,7 @@ import numpy as np
 from echelon.agents.mfpbt import Life
 from echelon.population.attribution import RealBook
 from echelon.population.record import CommandRecord, PopulationEvent, PopulationHistory, Round
-from echelon.risk import RiskEvent, RiskKind
+from echelon.risk.events import RiskEvent, RiskKind
 
 NAMES = ("Trend", "Reversal", "Defensive", "Breakout", "Carry")
 

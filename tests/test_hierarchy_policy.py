@@ -22,7 +22,7 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
 from echelon.population.router_observation import observation_names
 from echelon.proving.worlds import join_worlds
-from echelon.risk import RiskEvent, RiskKind
+from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats, Floats32, Ints
 
 HORIZONS = (2, 5, 12)

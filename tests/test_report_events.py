@@ -17,24 +17,13 @@ from echelon.agents.mfpbt import (
     propose,
     reseed,
 )
+from echelon.config.hierarchy import RiskConfig
 from echelon.population.evolution import Evolution
 from echelon.report.texts import Words, catalogue
-from echelon.risk import (
-    CvarGuard,
-    CvarSettings,
-    CvarVerdict,
-    DrawdownGuard,
-    DrawdownSettings,
-    DrawdownVerdict,
-    HaltSettings,
-    HaltVerdict,
-    PortfolioHalt,
-    RiskEvent,
-    RiskKind,
-    Turnover,
-    TurnoverLimit,
-    TurnoverSettings,
-)
+from echelon.risk.cvar import CvarGuard, CvarVerdict
+from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
+from echelon.risk.events import RiskEvent, RiskKind
+from echelon.risk.portfolio import HaltVerdict, PortfolioHalt, Turnover, TurnoverLimit
 
 EN, ZH = Words("en"), Words("zh")
 
@@ -49,10 +38,10 @@ def risk_events() -> list[RiskEvent]:
     share, wanted, made = (np.full(1, x) for x in (0.37, 2.0, 0.5))
     traded = Turnover(weights, share, wanted, made, made, book)
     return [
-        *DrawdownGuard(1, 2, 1, DrawdownSettings()).events(loss, 0, names),
-        *CvarGuard((1, 2), CvarSettings()).events(tail, 0, names),
-        *PortfolioHalt(1, HaltSettings()).events(halt, 0),
-        *TurnoverLimit(1, TurnoverSettings()).events(traded, 0),
+        *DrawdownGuard(1, 2, 1, RiskConfig()).events(loss, 0, names),
+        *CvarGuard((1, 2), RiskConfig()).events(tail, 0, names),
+        *PortfolioHalt(1, 0.25, 20).events(halt, 0),
+        *TurnoverLimit(1, 2.0, 20.0).events(traded, 0),
     ]
 
 

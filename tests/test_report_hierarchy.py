@@ -64,7 +64,7 @@ from echelon.report.run.gather import gather
 from echelon.report.run.page import render
 from echelon.report.run.write import write_report
 from echelon.report.texts import Words, catalogue
-from echelon.risk import RiskEvent, RiskKind
+from echelon.risk.events import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
 
 EN, ZH = Words("en"), Words("zh")

@@ -7,18 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.errors import ConfigError, DataError, StoreError
+from echelon.config.hierarchy import RiskConfig
+from echelon.errors import DataError, StoreError
 from echelon.ops.measures import cvar as sorted_cvar
-from echelon.risk import (
-    CvarGuard,
-    CvarSettings,
-    QuantileSettings,
-    RiskKind,
-    TailQuantile,
-    cvar_cost,
-    tail_of,
-    tail_points,
-)
+from echelon.risk.cvar import CvarGuard, TailQuantile, cvar_cost, tail_of, tail_points
+from echelon.risk.events import RiskKind
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -84,28 +77,28 @@ def test_empty_window_cannot_be_told() -> None:
 
 # --- the limit ----------------------------------------------------------------------------------
 
-# With one return of the window in the tail the CVaR is the worst loss of it.
-WORST = CvarSettings(level=0.9, window=10, min_returns=3, confirm=5)
+# Of windows so short the CVaR is the worst loss.
+WORST = RiskConfig(cvar_window=10)
 
 
-def run(path: list[float], rule: CvarSettings) -> tuple[list[float], list[float]]:
+def run(path: list[float], rule: RiskConfig) -> tuple[list[float], list[float]]:
     guard = CvarGuard((1,), rule)
     verdicts = [guard.update(np.array([r])) for r in path]
     return [float(v.cvar[0]) for v in verdicts], [float(v.scale[0]) for v in verdicts]
 
 
 def test_limit_is_halved_until_the_tail_was_inside_for_five_bars_in_a_row() -> None:
-    path = [0.0, 0.0, 0.0, -0.06, *[0.0] * 15]
+    path = [*[0.0] * 12, -0.06, *[0.0] * 15]
     cvar, scale = run(path, WORST)
-    assert np.isnan(cvar[:2]).all()
-    # The loss of bar 3 is in the window up to bar 12; bars 13–17 are the five inside.
-    assert cvar[3:13] == pytest.approx([0.06] * 10)
-    assert cvar[13:] == pytest.approx([0.0] * 6)
-    assert scale == [1.0] * 3 + [0.5] * 14 + [1.0] * 2
+    assert np.isnan(cvar[:9]).all()
+    # The loss of bar 12 is in the window up to bar 21; bars 22–26 are the five inside.
+    assert cvar[12:22] == pytest.approx([0.06] * 10)
+    assert cvar[22:] == pytest.approx([0.0] * 6)
+    assert scale == [1.0] * 12 + [0.5] * 14 + [1.0] * 2
 
 
 def test_bar_beyond_among_the_five_begins_the_count_anew() -> None:
-    rule = CvarSettings(level=0.5, window=2, min_returns=2, confirm=5)  # the worst of two
+    rule = RiskConfig(cvar_window=2)  # the worst of two
     path = [0.0, -0.06, *[0.0] * 4, -0.051, *[0.0] * 7]
     _, scale = run(path, rule)
     # Beyond at 1, 2; inside at 3, 4, 5; beyond at 6, 7; inside from 8 on: restored at 12.
@@ -113,16 +106,16 @@ def test_bar_beyond_among_the_five_begins_the_count_anew() -> None:
 
 
 def test_exactly_the_limit_is_inside() -> None:
-    rule = CvarSettings(level=0.5, window=2, min_returns=2)
+    rule = RiskConfig(cvar_window=2)
     assert run([0.0, -0.05], rule)[1] == [1.0, 1.0]
     assert run([0.0, -0.0501], rule)[1] == [1.0, 0.5]
 
 
 def test_fewer_returns_than_asked_for_are_not_judged() -> None:
-    cvar, scale = run([-0.5] * 499, CvarSettings())
+    cvar, scale = run([-0.5] * 499, RiskConfig())
     assert np.isnan(cvar).all()
     assert scale == [1.0] * 499
-    cvar, scale = run([-0.5] * 500, CvarSettings())
+    cvar, scale = run([-0.5] * 500, RiskConfig())
     assert cvar[-1] == pytest.approx(0.5)
     assert scale[-1] == 0.5
 
@@ -132,7 +125,7 @@ def returns_of(n_bars: int, *shape: int) -> Floats:
 
 
 def test_rolling_tail_equals_the_window_looked_at_afresh_to_the_bit() -> None:
-    rule = CvarSettings(window=60, min_returns=40)
+    rule = RiskConfig(cvar_window=60)
     returns = returns_of(300, 3, 4)
     returns[::17, 0, 0] = 0.0  # ties
     guard = CvarGuard((3, 4), rule)
@@ -140,7 +133,7 @@ def test_rolling_tail_equals_the_window_looked_at_afresh_to_the_bit() -> None:
     for t in range(len(returns)):
         verdict = guard.update(returns[t])
         held = np.moveaxis(returns[max(0, t - 59) : t + 1], 0, -1)
-        if t + 1 < 40:
+        if t + 1 < 60:
             assert np.isnan(verdict.cvar).all()
             continue
         np.testing.assert_array_equal(verdict.cvar, tail_of(held).cvar)
@@ -149,7 +142,7 @@ def test_rolling_tail_equals_the_window_looked_at_afresh_to_the_bit() -> None:
 
 
 def test_return_that_is_no_number_halves_its_own_limit_and_is_not_remembered() -> None:
-    rule = CvarSettings(level=0.5, window=4, min_returns=2, confirm=2)
+    rule = RiskConfig(cvar_window=2, release_bars=2)
     guard = CvarGuard((2,), rule)
     guard.update(np.array([0.01, 0.01]))
     verdict = guard.update(np.array([np.nan, 0.01]))
@@ -162,7 +155,7 @@ def test_return_that_is_no_number_halves_its_own_limit_and_is_not_remembered() -
 
 
 def test_resumed_cvar_goes_on_bit_by_bit() -> None:
-    rule = CvarSettings(window=50, min_returns=20)
+    rule = RiskConfig(cvar_window=50)
     returns = returns_of(200, 2, 3)
     whole, resumed = CvarGuard((2, 3), rule), CvarGuard((2, 3), rule)
     for row in returns[:93]:
@@ -172,11 +165,11 @@ def test_resumed_cvar_goes_on_bit_by_bit() -> None:
         for a, b in zip(whole.update(row), resumed.update(row), strict=True):
             np.testing.assert_array_equal(a, b)
     with pytest.raises(StoreError, match=r"CVaR guard's returns is float64\[2, 3, 50\]"):
-        CvarGuard((2, 3), CvarSettings()).restore(*whole.state())
+        CvarGuard((2, 3), RiskConfig()).restore(*whole.state())
 
 
 def test_restarted_book_is_judged_anew() -> None:
-    rule = CvarSettings(level=0.5, window=4, min_returns=2)
+    rule = RiskConfig(cvar_window=2)
     guard = CvarGuard((2,), rule)
     for _ in range(3):
         guard.update(np.array([-0.1, -0.1]))
@@ -189,7 +182,7 @@ def test_restarted_book_is_judged_anew() -> None:
 
 
 def test_events_say_what_was_halved_and_restored() -> None:
-    rule = CvarSettings(level=0.5, window=2, min_returns=2, confirm=1)
+    rule = RiskConfig(cvar_window=2, release_bars=1)
     guard = CvarGuard((2, 2), rule)
     found = []
     for t, r in enumerate([0.0, -0.08, 0.0, 0.0]):
@@ -202,15 +195,6 @@ def test_events_say_what_was_halved_and_restored() -> None:
     assert [e.values for e in found] == [{"factor": 0.5}, {}]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"level": 1.0}, {"limit": 0.0}, {"min_returns": 501}, {"confirm": 0}, {"factor": 1.0}],
-)
-def test_cvar_settings_that_make_no_sense_are_refused(wrong: dict) -> None:
-    with pytest.raises(ConfigError, match=rf"cvar\.{next(iter(wrong))} = "):
-        CvarSettings(**wrong)
-
-
 # --- the cost of a step -------------------------------------------------------------------------
 
 
@@ -220,20 +204,20 @@ def test_cost_by_hand() -> None:
 
 
 def test_eta_by_hand_rises_when_beyond_and_falls_when_not() -> None:
-    tracker = TailQuantile(1, QuantileSettings(level=0.95, rate=0.05, memory=0.5))
+    tracker = TailQuantile(1)
     tracker.update(np.array([[-0.04]]))  # size 0.04, gain 1, all beyond η = 0
     assert tracker.eta[0] == pytest.approx(0.04 * 0.95)
     tracker.update(np.array([[0.02], [-0.06]]))  # size (0.04 + 0.04)/2, gain 1/√2, half beyond
     assert tracker.eta[0] == pytest.approx(0.038 + 0.04 * 0.45 / np.sqrt(2))
     eta = tracker.eta[0]
-    tracker.update(np.array([[0.02]]))  # memory 0.5: size 0.03; gain 1/√3, none beyond
-    assert tracker.eta[0] == pytest.approx(eta - 0.03 * 0.05 / np.sqrt(3))
+    tracker.update(np.array([[0.02]]))  # size (2·0.04 + 0.02)/3, gain 1/√3, none beyond
+    assert tracker.eta[0] == pytest.approx(eta - 0.1 / 3 * 0.05 / np.sqrt(3))
 
 
 @pytest.mark.parametrize("sigma", [0.001, 0.03])
 def test_eta_finds_the_value_at_risk_and_the_mean_cost_the_cvar(sigma: float) -> None:
     rng = stream(9, "eta")
-    tracker = TailQuantile(1, QuantileSettings())
+    tracker = TailQuantile(1)
     etas, costs = [], []
     for t in range(2500):
         cost = tracker.cost(rng.normal(0.0, sigma, (8, 1)))
@@ -247,20 +231,20 @@ def test_eta_finds_the_value_at_risk_and_the_mean_cost_the_cvar(sigma: float) ->
 
 def test_eta_follows_when_the_market_grows_wilder() -> None:
     rng = stream(10, "eta")
-    tracker = TailQuantile(2, QuantileSettings())
+    tracker = TailQuantile(2)
     for t in range(3000):
         tracker.update(rng.normal(0.0, 1.0, (8, 2)) * [0.01, 0.03 if t > 1500 else 0.01])
     assert tracker.eta == pytest.approx([0.01645, 0.04935], rel=0.1)
 
 
 def test_cost_uses_the_eta_known_before_the_step() -> None:
-    tracker = TailQuantile(1, QuantileSettings())
+    tracker = TailQuantile(1)
     assert tracker.cost(np.array([[-0.05]]))[0, 0] == pytest.approx(0.05 / 0.05)
 
 
 def test_resumed_eta_goes_on_bit_by_bit_and_a_replaced_policy_begins_anew() -> None:
     returns = returns_of(60, 4, 2)
-    whole, resumed = (TailQuantile(2, QuantileSettings()) for _ in range(2))
+    whole, resumed = (TailQuantile(2) for _ in range(2))
     for row in returns[:30]:
         whole.update(row)
     resumed.restore(*whole.state())
@@ -272,7 +256,7 @@ def test_resumed_eta_goes_on_bit_by_bit_and_a_replaced_policy_begins_anew() -> N
 
 
 def test_returns_that_are_no_numbers_are_refused_by_name() -> None:
-    tracker = TailQuantile(3, QuantileSettings())
+    tracker = TailQuantile(3)
     with pytest.raises(DataError, match=r"policy \[1\] are not finite"):
         tracker.cost(np.array([[0.0, np.nan, 0.0]]))
     with pytest.raises(ValueError, match=r"shape \(3,\), expected \[E, 3\]"):

@@ -6,19 +6,42 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from echelon.errors import ConfigError, DataError, StoreError
-from echelon.risk import DrawdownGuard, DrawdownSettings, RiskKind
+from echelon.config.hierarchy import RiskConfig
+from echelon.errors import DataError, StoreError
+from echelon.risk.drawdown import DrawdownGuard
+from echelon.risk.events import RiskKind
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
 CASH = 0
-QUICK = DrawdownSettings(window=3, limit=0.15, release=0.10, confirm=2, cooldown=0)
+
+
+def rules(
+    window: int = 30,
+    limit: float = 0.15,
+    release: float = 0.10,
+    confirm: int = 5,
+    cooldown: int = 20,
+) -> RiskConfig:
+    return RiskConfig(
+        drawdown_window=window,
+        drawdown_limit=limit,
+        drawdown_release=release,
+        release_bars=confirm,
+        cooldown_bars=cooldown,
+    )
+
+
+QUICK = RiskConfig(
+    drawdown_window=3, drawdown_limit=0.15, drawdown_release=0.10, release_bars=2, cooldown_bars=0
+)
 NOBODY = np.array([-1])
 
 
 def watch(
-    path: list[float], rule: DrawdownSettings, charge: int = -1
+    path: list[float], rule: RiskConfig, charge: int = -1
 ) -> tuple[list[float], list[bool], list[bool]]:
     """Drawdown, allowed and forced at each bar, of one expert beside cash."""
     guard = DrawdownGuard(1, 2, CASH, rule)
@@ -41,7 +64,7 @@ def test_expert_that_loses_16_percent_in_30_days_is_masked_from_the_next_decisio
     steady[0] = 1.0
     path = 100.0 * np.cumprod(steady)
     assert path[-1] == pytest.approx(84.0)
-    guard = DrawdownGuard(1, 3, CASH, DrawdownSettings())
+    guard = DrawdownGuard(1, 3, CASH, RiskConfig())
     charge, decided, masked_at = -1, {}, None
     for t, value in enumerate(path):
         verdict = guard.update(np.array([[100.0, value, 100.0]]), np.array([charge]))
@@ -64,13 +87,13 @@ def test_16_percent_in_30_days_mask_on_whichever_days_they_are_lost(
     weights = np.array(shares) + 1e-6
     logs = np.log(0.84) * weights / weights.sum()
     path = [*np.ones(before), *np.exp(np.concatenate([[0.0], np.cumsum(logs)]))]
-    _, allowed, forced = watch(path, DrawdownSettings(), charge=1)
+    _, allowed, forced = watch(path, RiskConfig(), charge=1)
     assert not allowed[-1]
     assert forced[-1]
 
 
 def test_15_percent_are_not_more_than_15_percent() -> None:
-    rule = DrawdownSettings()
+    rule = RiskConfig()
     assert watch([100.0, 85.0], rule)[1] == [True, True]
     assert watch([100.0, 84.999], rule)[1] == [True, False]
 
@@ -87,31 +110,55 @@ def test_peak_counts_for_as_many_bars_as_the_window_has() -> None:
 
 def test_mask_comes_at_once_and_goes_after_confirming_bars() -> None:
     path = [100, 80, 89, 91, 95, 89.9, 92, 93, 70]
-    rule = DrawdownSettings(window=50, limit=0.15, release=0.10, confirm=2, cooldown=0)
+    rule = RiskConfig(
+        drawdown_window=50,
+        drawdown_limit=0.15,
+        drawdown_release=0.10,
+        release_bars=2,
+        cooldown_bars=0,
+    )
     _, allowed, _ = watch(path, rule)
     # 11 % is not calm; 9 % and 5 % are two calm bars; 10.1 % masks nobody; 30 % does, at once.
     assert allowed == [True, False, False, False, True, True, True, True, False]
 
 
 def test_relapse_between_confirming_bars_begins_the_count_anew() -> None:
-    rule = DrawdownSettings(window=50, limit=0.15, release=0.10, confirm=3, cooldown=0)
+    rule = RiskConfig(
+        drawdown_window=50,
+        drawdown_limit=0.15,
+        drawdown_release=0.10,
+        release_bars=3,
+        cooldown_bars=0,
+    )
     _, allowed, _ = watch([100, 80, 95, 95, 89, 95, 95, 95], rule)
     assert allowed == [True, *[False] * 6, True]
 
 
 def test_exactly_the_release_level_is_not_calm() -> None:
-    rule = DrawdownSettings(window=50, limit=0.15, release=0.10, confirm=1, cooldown=0)
+    rule = RiskConfig(
+        drawdown_window=50,
+        drawdown_limit=0.15,
+        drawdown_release=0.10,
+        release_bars=1,
+        cooldown_bars=0,
+    )
     assert watch([100, 80, 90, 90.1], rule)[1] == [True, False, False, True]
 
 
 def test_cooldown_holds_a_recovered_expert_back() -> None:
-    rule = DrawdownSettings(window=50, limit=0.15, release=0.10, confirm=1, cooldown=4)
+    rule = RiskConfig(
+        drawdown_window=50,
+        drawdown_limit=0.15,
+        drawdown_release=0.10,
+        release_bars=1,
+        cooldown_bars=4,
+    )
     _, allowed, _ = watch([100, 80, *[100] * 6], rule)
     assert allowed == [True, False, False, False, False, True, True, True]
 
 
 def test_defaults_mask_a_recovered_expert_for_20_bars() -> None:
-    _, allowed, _ = watch([100, 84, *[100] * 30], DrawdownSettings())
+    _, allowed, _ = watch([100, 84, *[100] * 30], RiskConfig())
     assert allowed.index(False) == 1
     assert len(allowed) - allowed[::-1].index(False) == 21  # bars 1 to 20 masked, 21 not
 
@@ -142,7 +189,7 @@ def test_charge_left_to_a_masked_expert_is_forced_at_every_bar() -> None:
 
 
 def test_all_experts_masked_leaves_cash() -> None:
-    guard = DrawdownGuard(2, 4, 3, DrawdownSettings())
+    guard = DrawdownGuard(2, 4, 3, RiskConfig())
     guard.update(np.full((2, 4), 100.0), np.array([0, 1]))
     verdict = guard.update(np.full((2, 4), 50.0), np.array([0, 3]))  # cash itself fell too
     assert verdict.allowed.tolist() == [[False, False, False, True]] * 2
@@ -179,18 +226,18 @@ def test_cash_expert_without_a_number_is_an_error_and_changes_nothing() -> None:
 # --- many books, resumption ---------------------------------------------------------------------
 
 
-def slow_masks(path: Floats, rule: DrawdownSettings) -> Bools:
+def slow_masks(path: Floats, rule: RiskConfig) -> Bools:
     """One expert, written as the rules read."""
     masked, since, out = False, 0, []
     lost: list[float] = []
     for t in range(len(path)):
-        peak = max(path[max(0, t - rule.window) : t + 1])
+        peak = max(path[max(0, t - rule.drawdown_window) : t + 1])
         lost.append((peak - path[t]) / peak)
         if masked:
-            calm = lost[max(since + 1, t - rule.confirm + 1) :]
-            if len(calm) == rule.confirm and max(calm) < rule.release:
-                masked = t - since < rule.cooldown
-        elif lost[t] > rule.limit:
+            calm = lost[max(since + 1, t - rule.release_bars + 1) :]
+            if len(calm) == rule.release_bars and max(calm) < rule.drawdown_release:
+                masked = t - since < rule.cooldown_bars
+        elif lost[t] > rule.drawdown_limit:
             masked, since = True, t
         out.append(masked)
     return np.array(out)
@@ -201,8 +248,20 @@ def walks(n_bars: int, n_books: int, n_experts: int, name: str) -> Floats:
     return np.exp(np.cumsum(rng.normal(0.0, 0.03, (n_bars, n_books, n_experts)), axis=0))
 
 
-@pytest.mark.parametrize("rule", [DrawdownSettings(), DrawdownSettings(5, 0.08, 0.08, 1, 3)])
-def test_guard_agrees_with_its_slow_twin_in_every_book(rule: DrawdownSettings) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RiskConfig(),
+        RiskConfig(
+            drawdown_window=5,
+            drawdown_limit=0.08,
+            drawdown_release=0.08,
+            release_bars=1,
+            cooldown_bars=3,
+        ),
+    ],
+)
+def test_guard_agrees_with_its_slow_twin_in_every_book(rule: RiskConfig) -> None:
     paths = walks(300, 4, 6, "twin")
     guard = DrawdownGuard(4, 6, 5, rule)
     nobody = np.full(4, -1)
@@ -224,11 +283,11 @@ def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
 def test_resumed_guard_goes_on_bit_by_bit() -> None:
     paths = walks(200, 3, 4, "resume")
     charge = np.array([1, 2, 0])
-    whole = DrawdownGuard(3, 4, CASH, DrawdownSettings())
+    whole = DrawdownGuard(3, 4, CASH, RiskConfig())
     for marks in paths[:77]:
         whole.update(marks, charge)
     arrays, facts = whole.state()
-    resumed = DrawdownGuard(3, 4, CASH, DrawdownSettings())
+    resumed = DrawdownGuard(3, 4, CASH, RiskConfig())
     resumed.restore(arrays, facts)
     for marks in paths[77:]:
         one, other = whole.update(marks, charge), resumed.update(marks, charge)
@@ -247,7 +306,7 @@ def test_state_is_a_copy() -> None:
 def test_state_of_another_shape_is_refused_and_changes_nothing() -> None:
     guard = DrawdownGuard(1, 2, CASH, QUICK)
     before = guard.state()
-    arrays, facts = DrawdownGuard(1, 2, CASH, DrawdownSettings()).state()
+    arrays, facts = DrawdownGuard(1, 2, CASH, RiskConfig()).state()
     with pytest.raises(StoreError, match=r"guard's marks is float64\[31, 1, 2\], expected .*\[4,"):
         guard.restore(arrays, facts)
     good, _ = guard.state()
@@ -260,7 +319,7 @@ def test_state_of_another_shape_is_refused_and_changes_nothing() -> None:
 
 
 def test_restart_forgets_one_book_or_one_expert_and_no_other() -> None:
-    guard = DrawdownGuard(2, 3, CASH, DrawdownSettings())
+    guard = DrawdownGuard(2, 3, CASH, RiskConfig())
     nobody = np.full(2, -1)
     guard.update(np.full((2, 3), 100.0), nobody)
     guard.update(np.full((2, 3), 50.0), nobody)
@@ -276,7 +335,7 @@ def test_restart_forgets_one_book_or_one_expert_and_no_other() -> None:
 
 def test_events_name_who_was_masked_released_and_replaced() -> None:
     names = ["cash", "trend"]
-    guard = DrawdownGuard(2, 2, CASH, DrawdownSettings(window=9, confirm=1, cooldown=0))
+    guard = DrawdownGuard(2, 2, CASH, rules(window=9, confirm=1, cooldown=0))
     found = []
     for t, value in enumerate([100.0, 84.0, 95.0]):
         charge = np.array([1, 0]) if t < 2 else np.array([0, 0])
@@ -293,19 +352,24 @@ def test_events_name_who_was_masked_released_and_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"window": 0}, r"drawdown\.window = 0: expected at least 1"),
-        ({"limit": 15.0}, r"drawdown\.limit = 15\.0: expected a share"),
-        ({"limit": float("nan")}, r"drawdown\.limit = nan"),
-        ({"release": 0.2}, r"drawdown\.release = 0\.2: .* at most the limit, 0\.15"),
-        ({"confirm": 0}, r"drawdown\.confirm"),
-        ({"cooldown": -1}, r"drawdown\.cooldown"),
+        {"drawdown_window": 0},
+        {"drawdown_limit": 15.0},
+        {"drawdown_limit": float("nan")},
+        {"drawdown_release": 0.2},
+        {"release_bars": 0},
+        {"cooldown_bars": -1},
+        {"cvar_limit": 0.0},
+        {"cvar_window": 0},
+        {"halt_drawdown": 25.0},
+        {"halt_bars": 0},
+        {"turnover_per_bar": 0.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DrawdownSettings(**wrong)
+def test_settings_that_make_no_sense_are_refused(wrong: dict) -> None:
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        RiskConfig(**wrong)
 
 
 def test_wrong_shapes_and_indices_are_refused() -> None:

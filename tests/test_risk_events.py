@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from echelon.errors import Stopped, StoreError
-from echelon.risk import RiskEvent, RiskKind, RiskLog, from_lines, read_events, to_lines
+from echelon.risk.events import RiskEvent, RiskKind, RiskLog, from_lines, to_lines
 
 MASKED = RiskEvent(
     28, RiskKind.MASKED, "trend 趋势", 0.16, 0.15, 3, {"note": "\u2028\nx", "n": math.inf}
@@ -21,18 +22,13 @@ def broken_pager(event: RiskEvent) -> None:
     raise ConnectionError("no line")
 
 
-def test_log_written_and_read_again_is_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "risk.jsonl"
-    log = RiskLog()
-    log.extend([MASKED, HALTED, MASKED])
-    log.write(path)
-    assert read_events(path) == (MASKED, HALTED, MASKED)
-    assert len(path.read_text().splitlines()) == 3
-    assert [p.name for p in path.parent.iterdir()] == ["risk.jsonl"]
-    again = RiskLog(events=read_events(path))
-    again.append(HALTED)
-    again.write(path)
-    assert read_events(path) == (MASKED, HALTED, MASKED, HALTED)
+FILE = Path("risk.jsonl")
+
+
+def test_events_written_and_read_again_are_the_same() -> None:
+    lines = to_lines([MASKED, HALTED, MASKED])
+    assert from_lines(lines.encode(), FILE) == (MASKED, HALTED, MASKED)
+    assert len(lines.splitlines()) == 3
 
 
 def test_line_is_plain_json() -> None:
@@ -41,13 +37,13 @@ def test_line_is_plain_json() -> None:
         '"book": 0, "values": {}}\n'
     )
     assert to_lines([]) == ""
-    assert from_lines("") == ()
+    assert from_lines(b"", FILE) == ()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1 + 0.2, 5e-324])
 def test_any_number_survives_the_file(value: float) -> None:
     event = RiskEvent(np.int64(1), RiskKind.HALVED, "x", np.float64(value), 0.05, np.int64(2))
-    [back] = from_lines(to_lines([event]))
+    [back] = from_lines(to_lines([event]).encode(), FILE)
     assert math.isnan(back.value) if math.isnan(value) else back.value == value
     assert (back.time, back.book) == (1, 2)
 
@@ -70,50 +66,28 @@ def test_any_number_survives_the_file(value: float) -> None:
         (lambda line: "[1]\n", "line 2: Input should be"),
     ],
 )
-def test_damaged_line_is_refused_and_named(damage, message: str, tmp_path: Path) -> None:  # noqa: ANN001
-    path = tmp_path / "risk.jsonl"
-    path.write_text(to_lines([MASKED]) + damage(to_lines([HALTED])), encoding="utf-8")
+def test_damaged_line_is_refused_and_named(damage: Callable[[str], str], message: str) -> None:
+    lines = to_lines([MASKED]) + damage(to_lines([HALTED]))
     with pytest.raises(StoreError, match=message):
-        read_events(path)
+        from_lines(lines.encode(), FILE)
 
 
-def test_missing_or_unwritable_file_is_a_store_error(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_a_store_error() -> None:
     with pytest.raises(StoreError, match="missing or damaged"):
-        read_events(tmp_path / "none.jsonl")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(StoreError, match="missing or damaged"):
-        read_events(tmp_path / "binary")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="the risk log cannot be written"):
-        RiskLog().write(tmp_path / "file" / "risk.jsonl")
-
-
-def test_failed_write_leaves_the_earlier_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "risk.jsonl"
-    RiskLog(events=[MASKED]).write(path)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StoreError, match="No space left"):
-        RiskLog(events=[MASKED, HALTED]).write(path)
-    assert read_events(path) == (MASKED,)
+        from_lines(b"\xff\xfe", FILE)
 
 
 # --- alerts -------------------------------------------------------------------------------------
 
 
-def test_alerts_are_told_of_new_events_in_order_and_not_of_old_ones() -> None:
+def test_alerts_are_told_of_events_in_order() -> None:
     told: list[RiskEvent] = []
-    log = RiskLog(alerts=[told.append], events=[HALTED])
+    log = RiskLog(alerts=[told.append])
     log.append(MASKED)
     log.subscribe(lambda event: told.append(event))
     log.append(HALTED)
     assert told == [MASKED, HALTED, HALTED]
-    assert list(log) == [HALTED, MASKED, HALTED]
+    assert list(log) == [MASKED, HALTED]
 
 
 def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() -> None:
@@ -130,7 +104,7 @@ def test_alert_that_raises_is_an_event_and_stops_neither_trading_nor_others() ->
         "subject": "trend 趋势",
         "error": "ConnectionError: no line",
     }
-    assert from_lines(to_lines(log)) == (recorded, failure)
+    assert from_lines(to_lines(log).encode(), FILE) == (recorded, failure)
 
 
 def test_failures_of_all_alerts_are_recorded_once_each() -> None:

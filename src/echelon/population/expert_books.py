@@ -33,23 +33,15 @@ import numpy as np
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
-from echelon.config.hierarchy import RiskConfig
 from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError
 from echelon.market import Rows
 from echelon.population.router_observation import ExpertView, Trail, market_view
-from echelon.risk import (
-    CvarGuard,
-    CvarSettings,
-    CvarVerdict,
-    DrawdownGuard,
-    DrawdownSettings,
-    DrawdownVerdict,
-    PositionSettings,
-    limit_positions,
-)
+from echelon.risk.cvar import CvarGuard, CvarVerdict
+from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
+from echelon.risk.portfolio import limit_positions
 from echelon.types import Bools, Floats, Floats32, Ints
 
 _PIECE_ROWS = 500
@@ -211,7 +203,7 @@ def within_limits(target: Floats, current: Floats32, scale: Floats) -> Floats:
         return target
     frozen = np.isnan(target)
     stays = np.where(frozen, current, 0.0).sum(axis=1)
-    free = limit_positions(np.where(frozen, 0.0, target), PositionSettings(), scale).weights
+    free = limit_positions(np.where(frozen, 0.0, target), scale)
     total = free.sum(axis=1)
     room = np.maximum(scale - stays, 0.0)
     shrink = np.ones_like(total)
@@ -234,10 +226,9 @@ class ExpertStanding:
         self.shape = (n_places, n_experts)
         self._enabled = config.risk.enabled
         self._trail = Trail(n_places, n_experts, config.meta_router.horizons)
-        settings = drawdown_settings(config.risk)
-        self._limit = settings.limit
-        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, settings)
-        self.cvar = CvarGuard(self.shape, cvar_settings(config.risk))
+        self._limit = config.risk.drawdown_limit
+        self.drawdown = DrawdownGuard(n_places, n_experts + 1, n_experts, config.risk)
+        self.cvar = CvarGuard(self.shape, config.risk)
         self._value: Floats = np.ones(self.shape)
         self._first: Floats = np.ones(self.shape)
         self._lost: Floats = np.zeros(self.shape)
@@ -400,24 +391,3 @@ def warm_bars(config: Config) -> int:
     risk = config.risk
     tail = risk.cvar_window if risk.enabled else 0
     return max(*config.meta_router.horizons, risk.drawdown_window, tail) + 1
-
-
-def drawdown_settings(risk: RiskConfig) -> DrawdownSettings:
-    """Of the guard over own books."""
-    return DrawdownSettings(
-        window=risk.drawdown_window,
-        limit=risk.drawdown_limit,
-        release=risk.drawdown_release,
-        confirm=risk.release_bars,
-        cooldown=risk.cooldown_bars,
-    )
-
-
-def cvar_settings(risk: RiskConfig) -> CvarSettings:
-    """Of the guard over own books."""
-    return CvarSettings(
-        limit=risk.cvar_limit,
-        window=risk.cvar_window,
-        min_returns=risk.cvar_window,
-        confirm=risk.release_bars,
-    )

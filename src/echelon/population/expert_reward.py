@@ -52,8 +52,8 @@ from echelon.ops.information import (
     pointwise_information,
 )
 from echelon.population.shared_replay import SharedBatch
-from echelon.risk import PidLagrangian, PidSettings, QuantileSettings, TailQuantile, cvar_cost
-from echelon.risk.lagrange import combine_advantages
+from echelon.risk.cvar import TailQuantile, cvar_cost
+from echelon.risk.lagrange import PidLagrangian, PidSettings, combine_advantages
 from echelon.rng import stream
 from echelon.runs.checkpoint import (
     below_prefix,
@@ -368,7 +368,7 @@ class ExpertReward:
         self.seed = seed
         self.scale = RunningStd()
         self.return_scale = RunningStd()
-        self.tail = TailQuantile(1, QuantileSettings())
+        self.tail = TailQuantile(1)
         self.pid = PidLagrangian((1,), PidSettings(limit=config.risk.cvar_limit))
         self._costs: list[float] = []
         self._bonus: SkillBonus | None = None

@@ -63,15 +63,8 @@ from echelon.population.router_observation import (
     market_view,
     update_usage,
 )
-from echelon.risk import (
-    Alert,
-    HaltSettings,
-    PortfolioHalt,
-    RiskEvent,
-    RiskLog,
-    TurnoverLimit,
-    TurnoverSettings,
-)
+from echelon.risk.events import Alert, RiskEvent, RiskLog
+from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.runs.checkpoint import below_prefix
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -79,8 +72,6 @@ _SAME = 1e-4
 """Weights of a book and of its copy that are further apart belong to different books."""
 _ALL = 2.0
 """Turnover of an exchange of everything."""
-_MONTH = 20
-"""Bars."""
 
 
 class HierarchyPolicy:
@@ -208,12 +199,11 @@ class _Run:
         self._books = ExpertBooks(policy.experts, world, config, n_books, span)
         self._standing = ExpertStanding(n_books, n_experts, config)
         risk = config.risk
-        self._halt = PortfolioHalt(n_books, HaltSettings(risk.halt_drawdown, risk.halt_bars))
+        self._halt = PortfolioHalt(n_books, risk.halt_drawdown, risk.halt_bars)
         self._turnover: TurnoverLimit | None = None
         # Nothing can be exchanged more than once a bar: wider limits need not be kept.
-        if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * _MONTH:
-            settings = TurnoverSettings(risk.turnover_per_bar, risk.turnover_per_month, _MONTH)
-            self._turnover = TurnoverLimit(n_books, settings)
+        if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * MONTH:
+            self._turnover = TurnoverLimit(n_books, risk.turnover_per_bar, risk.turnover_per_month)
         self._usage = even_usage(n_books, n_experts + 1)
         self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)

@@ -59,7 +59,7 @@ from echelon.files import (
     write_atomic,
     write_json,
 )
-from echelon.risk import RiskEvent, from_lines, to_lines
+from echelon.risk.events import RiskEvent, from_lines, to_lines
 from echelon.types import Bools, Floats, Times
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""What the guards of this package share: settings that are checked, and a memory that can resume.
+"""What the guards of this package share: a memory that can resume.
 
 A guard keeps arrays that change in place and the place its ring is at. `state` gives copies of
 them, `restore` takes them back bit by bit, after all of them were found to fit.
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.errors import ConfigError, StoreError
+from echelon.errors import StoreError
 from echelon.types import Bools, Floats
 
 
@@ -54,12 +54,6 @@ class GuardMemory:
 
     def _advance(self) -> None:
         self.cursor = (self.cursor + 1) % self.slots
-
-
-def require(holds: bool, name: str, value: object, expected: str) -> None:
-    """Refuse a setting that makes no sense."""
-    if not holds:
-        raise ConfigError(f"{name} = {value!r}: expected {expected}")
 
 
 def require_shape(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:

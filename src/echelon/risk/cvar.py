@@ -6,16 +6,16 @@ Rockafellar and Uryasev (2000): with losses x = −r and a level α, CVaR is the
 
 and a minimising η is the value at risk. Both uses below are this one formula.
 
-**While trading**, `CvarGuard` takes the least value over the last `window` returns exactly: the
-(k+1)-th largest loss, k = ⌊(1 − α)·n⌋, is a minimiser. Beyond `limit` the position limit is
-multiplied by `factor`, until CVaR has been inside for `confirm` bars in a row.
+**While trading**, `CvarGuard` takes the least value over the last `risk.cvar_window` returns
+exactly: the (k+1)-th largest loss, k = ⌊(1 − α)·n⌋, is a minimiser. Beyond `risk.cvar_limit` the
+position limit is halved, until CVaR has been inside for `risk.release_bars` bars in a row.
 
 The seeds take 30 days. At 95 % these hold 30 · 0.05 = 1.5 returns of the tail: the "estimate" is
 the worst loss and half the second worst, over 1.5. For returns with t(4) tails and a true CVaR of
 4 % (inside the limit of 5 %) it is 10 % too low on average, with a standard deviation of 40 %,
 and it finds the limit broken at some bar in 80 of 100 years; with normal returns in 54. From 500
 returns (25 of the tail) the bias is 0.5 %, the standard deviation 11 %, and it is 8 of 100 years
-and none. So 500 it is, and before there are `min_returns` nothing is judged.
+and none. So 500 it is, and before the window is full nothing is judged.
 
 **While training**, `cvar_cost` is what stands under the expectation, for one step: its mean is the
 CVaR if η is right, and never less if it is not. `TailQuantile` follows the right η online.
@@ -26,16 +26,24 @@ Axes: `E` books, `K` experts, `W` window, `...` any shape of books.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.hierarchy import RiskConfig
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, expand_mask, require, require_shape
+from echelon.risk._memory import GuardMemory, expand_mask, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
+
+LEVEL = 0.95
+_FACTOR = 0.5
+"""What the position limit is multiplied by."""
+_RATE = 0.05
+"""Size of a step of η once settled, in mean absolute returns; the first steps are larger."""
+_MEMORY = 0.99
+"""Decay of the mean absolute return that these steps are measured in."""
 
 
 class Tail(NamedTuple):
@@ -46,7 +54,7 @@ class Tail(NamedTuple):
     n: NDArray[np.int64]
 
 
-def tail_points(n_returns: int, level: float = 0.95) -> float:
+def tail_points(n_returns: int, level: float = LEVEL) -> float:
     """How many returns speak for the tail.
 
     >>> round(tail_points(30), 9), round(tail_points(500), 9)
@@ -55,7 +63,7 @@ def tail_points(n_returns: int, level: float = 0.95) -> float:
     return (1.0 - level) * n_returns
 
 
-def tail_of(returns: Floats, level: float = 0.95) -> Tail:
+def tail_of(returns: Floats, level: float = LEVEL) -> Tail:
     """Value at risk and CVaR of `returns`[...,W], NaN where there is none."""
     width = returns.shape[-1]
     rows = returns.reshape(-1, width)
@@ -78,39 +86,10 @@ def tail_of(returns: Floats, level: float = 0.95) -> Tail:
     return Tail(value_at_risk.reshape(shape), cvar.reshape(shape), n.reshape(shape))
 
 
-@dataclass(frozen=True, slots=True)
-class CvarSettings:
-    """When the position limit is lowered, and when it is restored."""
-
-    level: float = 0.95
-    limit: float = 0.05
-    """Lowered where CVaR, as a loss per bar, is above this."""
-    window: int = 500
-    min_returns: int = 500
-    """Fewer are not judged."""
-    confirm: int = 5
-    """Bars inside, in a row, before the limit is restored."""
-    factor: float = 0.5
-    """What the position limit is multiplied by."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.level < 1, "cvar.level", self.level, "a share between 0 and 1")
-        require(self.limit > 0, "cvar.limit", self.limit, "a loss above 0")
-        require(self.window >= 1, "cvar.window", self.window, "at least 1 return")
-        require(
-            1 <= self.min_returns <= self.window,
-            "cvar.min_returns",
-            self.min_returns,
-            f"1 to the window, {self.window}",
-        )
-        require(self.confirm >= 1, "cvar.confirm", self.confirm, "at least 1 bar")
-        require(0 <= self.factor < 1, "cvar.factor", self.factor, "0 or more and below 1")
-
-
 class CvarVerdict(NamedTuple):
     """What holds for the decision at this bar.
 
-    cvar[...]: NaN where not judged; scale[...]: of the position limit, 1 or `factor`
+    cvar[...]: NaN where not judged; scale[...]: of the position limit, 1 or a half
     halved_now, restored_now[...]: changed at this bar
     """
 
@@ -129,10 +108,10 @@ class CvarGuard(GuardMemory):
     WHAT = "CVaR guard"
     REMEMBERED = ("returns", "n", "value_at_risk", "cvar", "halved", "calm")
 
-    def __init__(self, shape: tuple[int, ...], settings: CvarSettings) -> None:
+    def __init__(self, shape: tuple[int, ...], risk: RiskConfig) -> None:
         self.shape = shape
-        self.settings = settings
-        self.slots = settings.window
+        self.risk = risk
+        self.slots = risk.cvar_window
         self._returns = np.full((*shape, self.slots), np.nan)
         self._n = np.zeros(shape, dtype=np.int64)
         self._value_at_risk = np.full(shape, np.nan)
@@ -143,19 +122,18 @@ class CvarGuard(GuardMemory):
     @property
     def scale(self) -> Floats:
         """[...]: factor on the position limit, as of the last bar."""
-        return np.where(self._halved, self.settings.factor, 1.0)
+        return np.where(self._halved, _FACTOR, 1.0)
 
     def update(self, returns: Floats) -> CvarVerdict:
         """Take the returns[...] of a bar."""
         require_shape("returns", returns, self.shape)
-        settings = self.settings
         broken = ~np.isfinite(returns)
         self._remember(np.where(broken, np.nan, returns))
 
-        beyond = broken | (self._cvar > settings.limit)  # NaN, not judged, is not beyond
+        beyond = broken | (self._cvar > self.risk.cvar_limit)  # NaN, not judged, is not beyond
         self._calm[...] = np.where(self._halved & ~beyond, self._calm + 1, 0)
         halved_now = ~self._halved & beyond
-        restored_now = self._halved & (self._calm >= settings.confirm)
+        restored_now = self._halved & (self._calm >= self.risk.release_bars)
         self._halved[...] = (self._halved | halved_now) & ~restored_now
         return CvarVerdict(self._cvar.copy(), self.scale, halved_now, restored_now)
 
@@ -174,17 +152,17 @@ class CvarGuard(GuardMemory):
 
         names: of the K experts, or of the one portfolio that every book is
         """
-        settings = self.settings
+        limit = self.risk.cvar_limit
         logged = []
         for happened, kind, values in (
-            (verdict.halved_now, RiskKind.HALVED, {"factor": settings.factor}),
+            (verdict.halved_now, RiskKind.HALVED, {"factor": _FACTOR}),
             (verdict.restored_now, RiskKind.RESTORED, {}),
         ):
             for place in np.argwhere(happened):
                 who = names[place[1]] if len(place) > 1 else names[0]
                 value = float(verdict.cvar[tuple(place)])
                 book = int(place[0])
-                logged.append(RiskEvent(time, kind, who, value, settings.limit, book, values))
+                logged.append(RiskEvent(time, kind, who, value, limit, book, values))
         return logged
 
     def _remember(self, new: Floats) -> None:
@@ -200,38 +178,22 @@ class CvarGuard(GuardMemory):
         self._n += grown
         known = ~np.isnan(self._value_at_risk)
         in_body = (-new < self._value_at_risk) & (-old < self._value_at_risk)
-        judged = self._n >= self.settings.min_returns
+        judged = self._n >= self.slots
         stale = judged & ~(known & (grown == 0) & in_body)
         if stale.any():
-            tail = tail_of(self._returns[stale], self.settings.level)
+            tail = tail_of(self._returns[stale])
             self._value_at_risk[stale] = tail.value_at_risk
             self._cvar[stale] = tail.cvar
         self._value_at_risk[~judged] = np.nan
         self._cvar[~judged] = np.nan
 
 
-def cvar_cost(returns: Floats, eta: Floats, level: float = 0.95) -> Floats:
+def cvar_cost(returns: Floats, eta: Floats, level: float = LEVEL) -> Floats:
     """η + (−r − η)⁺ / (1 − α): what a step adds to CVaR. returns[...], eta broadcast to it.
 
     Its mean is to stay below the limit of CVaR itself. Use the η known before the step.
     """
     return np.asarray(eta + np.maximum(-returns - eta, 0.0) / (1.0 - level))
-
-
-@dataclass(frozen=True, slots=True)
-class QuantileSettings:
-    """How η follows the value at risk."""
-
-    level: float = 0.95
-    rate: float = 0.05
-    """Size of a step once settled, in mean absolute returns; the first steps are larger."""
-    memory: float = 0.99
-    """Decay of the mean absolute return that steps are measured in."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.level < 1, "quantile.level", self.level, "a share between 0 and 1")
-        require(0 < self.rate <= 1, "quantile.rate", self.rate, "more than 0 and at most 1")
-        require(0 <= self.memory < 1, "quantile.memory", self.memory, "0 or more and below 1")
 
 
 class TailQuantile(GuardMemory):
@@ -246,8 +208,7 @@ class TailQuantile(GuardMemory):
     WHAT = "value-at-risk tracker"
     REMEMBERED = ("eta", "size", "n")
 
-    def __init__(self, n_policies: int, settings: QuantileSettings) -> None:
-        self.settings = settings
+    def __init__(self, n_policies: int) -> None:
         self._eta = np.zeros(n_policies)
         self._size = np.zeros(n_policies)
         self._n = np.zeros(n_policies, dtype=np.int64)
@@ -259,7 +220,7 @@ class TailQuantile(GuardMemory):
 
     def cost(self, returns: Floats) -> Floats:
         """[E,K]: the costs of returns[E,K], with the η known before them; then learn from them."""
-        costs = cvar_cost(returns, self._eta, self.settings.level)
+        costs = cvar_cost(returns, self._eta)
         self.update(returns)
         return costs
 
@@ -272,15 +233,14 @@ class TailQuantile(GuardMemory):
             raise DataError(
                 f"returns of policy {bad.tolist()} are not finite: quarantine it before the cost"
             )
-        level, rate, memory = self.settings.level, self.settings.rate, self.settings.memory
         size = np.abs(returns).mean(axis=0)
         # The mean of what there is, until there is as much as the memory holds.
-        kept = np.minimum(memory, self._n / (self._n + 1.0))
+        kept = np.minimum(_MEMORY, self._n / (self._n + 1.0))
         self._size[:] = kept * self._size + (1.0 - kept) * size
         self._n += 1
         beyond = (-returns > self._eta).mean(axis=0)
-        gain = np.maximum(rate, 1.0 / np.sqrt(self._n))
-        self._eta += gain * self._size * (beyond - (1.0 - level))
+        gain = np.maximum(_RATE, 1.0 / np.sqrt(self._n))
+        self._eta += gain * self._size * (beyond - (1.0 - LEVEL))
 
     def restart(self, which: Bools) -> None:
         """Forget what is known of the policies `which`[K], which were replaced."""

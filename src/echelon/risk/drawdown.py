@@ -3,14 +3,14 @@
 At the close of a bar, after the books were marked and before anything is decided:
 
 1. The drawdown of each expert's own book is what it has lost since its highest mark of the last
-   `window` bars. A bar begins at the mark before it, so 30 bars span 31 marks: whoever loses 16 %
-   in 30 days has a drawdown of at least 16 %, on whichever of these days it was lost.
-2. Above `limit` the expert is masked at once: no confirmation, no grace.
+   `drawdown_window` bars. A bar begins at the mark before it, so 30 bars span 31 marks: whoever
+   loses 16 % in 30 days has a drawdown of at least 16 %, on whichever of these days it was lost.
+2. Above `drawdown_limit` the expert is masked at once: no confirmation, no grace.
 3. If it is in charge, `forced` says that the router decides again at this very bar, and so that
    its next order is already another expert's.
-4. It is released when the drawdown has been below `release` for `confirm` bars in a row and at
-   least `cooldown` bars have gone by since it was masked. As the drawdown is a rolling one, time
-   heals too: a fall that is more than `window` bars old no longer counts.
+4. It is released when the drawdown has been below `drawdown_release` for `release_bars` bars in
+   a row and at least `cooldown_bars` have gone by since it was masked. As the drawdown is a
+   rolling one, time heals too: a fall older than `drawdown_window` bars no longer counts.
 5. The cash expert is never masked, so that there is always something to choose.
 
 A mark that is not a finite number masks its expert as a loss does; it is never a peak.
@@ -21,44 +21,16 @@ Axes: `E` books (episodes side by side), `K` experts, each with a book of its ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.hierarchy import RiskConfig
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require, require_shape
+from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
-
-
-@dataclass(frozen=True, slots=True)
-class DrawdownSettings:
-    """When an expert is masked, and when it is released."""
-
-    window: int = 30
-    """Bars that the peak may lie back."""
-    limit: float = 0.15
-    """Masked above this share lost."""
-    release: float = 0.10
-    """Calm below this one."""
-    confirm: int = 5
-    """Calm bars in a row before a release."""
-    cooldown: int = 20
-    """Bars that a mask lasts at least."""
-
-    def __post_init__(self) -> None:
-        require(self.window >= 1, "drawdown.window", self.window, "at least 1 bar")
-        require(0 < self.limit < 1, "drawdown.limit", self.limit, "a share between 0 and 1")
-        require(
-            0 < self.release <= self.limit,
-            "drawdown.release",
-            self.release,
-            f"more than 0 and at most the limit, {self.limit}",
-        )
-        require(self.confirm >= 1, "drawdown.confirm", self.confirm, "at least 1 bar")
-        require(self.cooldown >= 0, "drawdown.cooldown", self.cooldown, "0 bars or more")
 
 
 class DrawdownVerdict(NamedTuple):
@@ -85,14 +57,14 @@ class DrawdownGuard(GuardMemory):
     WHAT = "drawdown guard"
     REMEMBERED = ("marks", "masked", "calm", "age")
 
-    def __init__(self, n_books: int, n_experts: int, cash: int, settings: DrawdownSettings) -> None:
+    def __init__(self, n_books: int, n_experts: int, cash: int, risk: RiskConfig) -> None:
         """cash: index of the expert that is never masked."""
         if not 0 <= cash < n_experts:
             raise ValueError(f"cash = {cash}: expected the index of one of {n_experts} experts")
         self.shape = (n_books, n_experts)
         self.cash = cash
-        self.settings = settings
-        self.slots = settings.window + 1
+        self.risk = risk
+        self.slots = risk.drawdown_window + 1
         self._marks = np.full((self.slots, *self.shape), -np.inf)
         self._masked = np.zeros(self.shape, dtype=np.bool_)
         self._calm = np.zeros(self.shape, dtype=np.int64)
@@ -110,7 +82,7 @@ class DrawdownGuard(GuardMemory):
         in_charge[E]: who traded up to this close, −1 for nobody
         """
         self._check(equity, in_charge)
-        settings = self.settings
+        risk = self.risk
         broken = ~np.isfinite(equity)
         self._marks[self.cursor] = np.where(broken, -np.inf, equity)
         self._advance()
@@ -118,9 +90,10 @@ class DrawdownGuard(GuardMemory):
 
         masked = self._masked.copy()
         self._age[:] = np.where(masked, self._age + 1, 0)
-        self._calm[:] = np.where(masked & (drawdown < settings.release), self._calm + 1, 0)
-        released_now = masked & (self._calm >= settings.confirm) & (self._age >= settings.cooldown)
-        masked_now = ~masked & (broken | (drawdown > settings.limit))
+        self._calm[:] = np.where(masked & (drawdown < risk.drawdown_release), self._calm + 1, 0)
+        released_now = masked & (self._calm >= risk.release_bars)
+        released_now &= self._age >= risk.cooldown_bars
+        masked_now = ~masked & (broken | (drawdown > risk.drawdown_limit))
         masked_now[:, self.cash] = False
         self._masked[:] = (masked & ~released_now) | masked_now
 
@@ -143,10 +116,10 @@ class DrawdownGuard(GuardMemory):
 
     def events(self, verdict: DrawdownVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
         """What to log of a verdict; `names`[K] are the experts'."""
-        settings = self.settings
+        worst = self.risk.drawdown_limit
         kinds = (
-            (verdict.masked_now, RiskKind.MASKED, settings.limit),
-            (verdict.released_now, RiskKind.RELEASED, settings.release),
+            (verdict.masked_now, RiskKind.MASKED, worst),
+            (verdict.released_now, RiskKind.RELEASED, self.risk.drawdown_release),
         )
         logged = [
             RiskEvent(time, kind, names[k], float(verdict.drawdown[e, k]), limit, int(e))
@@ -156,7 +129,7 @@ class DrawdownGuard(GuardMemory):
         for e in np.flatnonzero(verdict.forced):
             k = verdict.in_charge[e]
             value = float(verdict.drawdown[e, k])
-            logged.append(RiskEvent(time, RiskKind.FORCED, names[k], value, settings.limit, int(e)))
+            logged.append(RiskEvent(time, RiskKind.FORCED, names[k], value, worst, int(e)))
         return logged
 
     def _check(self, equity: Floats, in_charge: NDArray[np.int64]) -> None:

@@ -3,8 +3,8 @@
 1. `append` records an event, then calls every alert with it.
 2. An alert that raises does not stop trading, nor the other alerts: its failure
    is recorded as an event of its own (`alert_failed`), which is not alerted again.
-3. `write` puts the log into one file of JSON lines, whole or not at all; `read_events` refuses a
-   line it does not understand and names it.
+3. `to_lines` writes events as JSON lines; `from_lines` refuses a line it does not understand and
+   names it.
 
 JSON has no NaN and no infinities: as in the metric log, such a number is a string, "NaN",
 "Infinity" or "-Infinity".
@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ConfigDict, FiniteFloat
 from typing_extensions import TypedDict
 
-from echelon.errors import DamagedError, Stopped, StoreError
-from echelon.files import json_line, parse_json, write_atomic
+from echelon.errors import DamagedError, Stopped
+from echelon.files import json_line, parse_json
 
 
 class RiskKind(StrEnum):
@@ -71,13 +71,10 @@ Alert: TypeAlias = Callable[[RiskEvent], None]
 class RiskLog:
     """Events in the order they happened. Iterating gives them."""
 
-    def __init__(self, alerts: Iterable[Alert] = (), events: Iterable[RiskEvent] = ()) -> None:
-        """alerts: called with every event from now on; events: earlier ones, which alert nobody."""
+    def __init__(self, alerts: Iterable[Alert] = ()) -> None:
+        """alerts: called with every event."""
         self._alerts = list(alerts)
-        self._events = list(events)
-
-    def __len__(self) -> int:
-        return len(self._events)
+        self._events: list[RiskEvent] = []
 
     def __iter__(self) -> Iterator[RiskEvent]:
         return iter(self._events)
@@ -102,35 +99,16 @@ class RiskLog:
         for event in events:
             self.append(event)
 
-    def write(self, path: Path) -> None:
-        """Put all events into a file, one a line."""
-        try:
-            write_atomic(path, to_lines(self._events))
-        except OSError as error:
-            raise StoreError(
-                f"{path}: the risk log cannot be written ({error}). Make room or mend the disk."
-            ) from error
-
 
 def to_lines(events: Iterable[RiskEvent]) -> str:
     """Events as JSON lines."""
     return "".join(json_line(_row(event)) + "\n" for event in events)
 
 
-def from_lines(data: bytes | str, path: Path = Path("risk log")) -> tuple[RiskEvent, ...]:
+def from_lines(data: bytes, path: Path) -> tuple[RiskEvent, ...]:
     """Events of JSON lines; `path` names them in an error."""
-    data = data.encode() if isinstance(data, str) else data
     lines = data.removesuffix(b"\n").split(b"\n") if data else []
     return tuple(_event(line, path, k) for k, line in enumerate(lines, 1))
-
-
-def read_events(path: Path) -> tuple[RiskEvent, ...]:
-    """Events of a file that `RiskLog.write` wrote."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(path, error.strerror or str(error), _REMEDY) from None
-    return from_lines(data, path)
 
 
 _REMEDY = "Restore it, or delete it to go on without."

@@ -21,14 +21,13 @@ Axes: any shape, one multiplier each, usually `K` experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import TrainingError
-from echelon.risk._memory import GuardMemory, expand_mask, require, require_shape
+from echelon.risk._memory import GuardMemory, expand_mask, require_shape
 from echelon.types import Bools, Floats
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 Advantage = TypeVar("Advantage", float, "NDArray[Any]", "Tensor")
 
 
-@dataclass(frozen=True, slots=True)
-class PidSettings:
+class PidSettings(NamedTuple):
     """Gains, limit and bounds."""
 
     limit: float = 0.05
@@ -51,63 +49,18 @@ class PidSettings:
     cap: float = 10.0
     """λ is never more."""
 
-    def __post_init__(self) -> None:
-        for name in ("k_p", "k_i", "k_d"):
-            value = getattr(self, name)
-            require(0 <= value < np.inf, f"lagrange.{name}", value, "a number of 0 or more")
-        require(np.isfinite(self.limit), "lagrange.limit", self.limit, "a number")
-        require(
-            0 <= self.smoothing < 1, "lagrange.smoothing", self.smoothing, "0 or more and below 1"
-        )
-        require(0 < self.cap < np.inf, "lagrange.cap", self.cap, "a number above 0")
-
-
-class Pid(NamedTuple):
-    """Where the controller is.
-
-    integral[...]: I; smoothed[...]: J̄, NaN before the first cost; multiplier[...]: λ
-    """
-
-    integral: Floats
-    smoothed: Floats
-    multiplier: Floats
-
-
-def new_pid(shape: tuple[int, ...]) -> Pid:
-    """Nothing seen yet, λ = 0."""
-    return Pid(np.zeros(shape), np.full(shape, np.nan), np.zeros(shape))
-
-
-def pid_step(pid: Pid, cost: Floats, settings: PidSettings) -> Pid:
-    """One step of the controller with the costs J[...]."""
-    require_shape("cost", cost, pid.integral.shape)
-    if not np.isfinite(cost).all():
-        raise TrainingError(
-            f"the cost of the constraint is {cost}, expected finite numbers. Quarantine the "
-            "expert whose returns are not."
-        )
-    error = cost - settings.limit
-    before = np.where(np.isnan(pid.smoothed), cost, pid.smoothed)
-    smoothed = settings.smoothing * before + (1.0 - settings.smoothing) * cost
-    quick = settings.k_p * error + settings.k_d * np.maximum(smoothed - before, 0.0)
-    integral = pid.integral
-    if settings.k_i > 0:
-        needed = (settings.cap - quick) / settings.k_i
-        integral = np.maximum(integral + error, 0.0)
-        integral = np.minimum(integral, np.maximum(pid.integral, needed))
-    multiplier = np.clip(quick + settings.k_i * integral, 0.0, settings.cap)
-    return Pid(integral, smoothed, multiplier)
-
 
 class PidLagrangian(GuardMemory):
-    """`pid_step` with a memory that can be saved and resumed."""
+    """The controller. integral[...]: I; smoothed[...]: J̄, NaN before the first cost."""
 
     WHAT = "Lagrange multiplier"
     REMEMBERED = ("integral", "smoothed", "multiplier")
 
     def __init__(self, shape: tuple[int, ...], settings: PidSettings) -> None:
         self.settings = settings
-        self._integral, self._smoothed, self._multiplier = new_pid(shape)
+        self._integral = np.zeros(shape)
+        self._smoothed = np.full(shape, np.nan)
+        self._multiplier = np.zeros(shape)
 
     @property
     def multiplier(self) -> Floats:
@@ -116,8 +69,22 @@ class PidLagrangian(GuardMemory):
 
     def update(self, cost: Floats) -> Floats:
         """Take the costs J[...] of the policies as they are now; return λ[...]."""
-        now = Pid(self._integral, self._smoothed, self._multiplier)
-        self._integral, self._smoothed, self._multiplier = pid_step(now, cost, self.settings)
+        require_shape("cost", cost, self._integral.shape)
+        if not np.isfinite(cost).all():
+            raise TrainingError(
+                f"the cost of the constraint is {cost}, expected finite numbers. Quarantine the "
+                "expert whose returns are not."
+            )
+        rule = self.settings
+        error = cost - rule.limit
+        before = np.where(np.isnan(self._smoothed), cost, self._smoothed)
+        self._smoothed = rule.smoothing * before + (1.0 - rule.smoothing) * cost
+        quick = rule.k_p * error + rule.k_d * np.maximum(self._smoothed - before, 0.0)
+        if rule.k_i > 0:
+            needed = (rule.cap - quick) / rule.k_i
+            grown = np.maximum(self._integral + error, 0.0)
+            self._integral = np.minimum(grown, np.maximum(self._integral, needed))
+        self._multiplier = np.clip(quick + rule.k_i * self._integral, 0.0, rule.cap)
         return self.multiplier
 
     def restart(self, which: Bools) -> None:

@@ -2,7 +2,7 @@
 
 In this order, between the policy's target weights and the orders made of them:
 
-1. `limit_positions` caps each weight and the sum of them, both times the factor that CVaR left;
+1. `limit_positions` caps each weight and the sum of them at the factor that CVaR left;
 2. `PortfolioHalt` stops a portfolio that has fallen too far since its peak: its target is cash;
 3. `TurnoverLimit` goes only so far towards the target as the turnover allowed at this bar and in
    the last `window` bars permits. A halted portfolio is exempt: leaving must not be slow.
@@ -16,76 +16,32 @@ Axes: `E` books, `N` assets. Weights are shares of the book's value; what they l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require, require_shape
+from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
 CUT_SLACK = 1e-9
 """A limit is always kept, but a cut smaller than this is rounding and no event."""
+MONTH = 20
+"""Bars."""
 
 
-@dataclass(frozen=True, slots=True)
-class PositionSettings:
-    """How much may be held."""
+def limit_positions(target: Floats, scale: Floats) -> Floats:
+    """Target weights[E,N], none above scale[E] (`CvarVerdict.scale`), nor all together.
 
-    per_asset: float = 1.0
-    """Largest share of the book in one asset, long or short."""
-    total: float = 1.0
-    """Largest sum of the shares."""
-
-    def __post_init__(self) -> None:
-        for name in ("per_asset", "total"):
-            value = getattr(self, name)
-            require(0 <= value < np.inf, f"position.{name}", value, "a number of 0 or more")
-
-
-class Positions(NamedTuple):
-    """weights[E,N] within the limits; cut[E]: others were asked for (`CUT_SLACK`)."""
-
-    weights: Floats
-    cut: Bools
-
-
-def limit_positions(target: Floats, settings: PositionSettings, scale: Floats) -> Positions:
-    """Bring target[E,N] within the limits times scale[E] (`CvarVerdict.scale`).
-
-    Each asset is cut to its limit first; if together they are still too many, all shrink alike.
+    Each asset is cut first; if together they are still too many, all shrink alike.
     """
-    n_books, _ = target.shape
-    require_shape("scale", scale, (n_books,))
+    require_shape("scale", scale, target.shape[:1])
     _require_finite("target", target)
-    most = (settings.per_asset * scale)[:, None]
+    most = scale[:, None]
     weights = np.clip(target, -most, most)
-    exposure = np.abs(weights).sum(axis=1)
-    shrink = _fraction(settings.total * scale, exposure)
-    weights = weights * shrink[:, None]
-    cut = np.abs(weights - target).max(axis=1, initial=0.0) > CUT_SLACK
-    return Positions(weights, np.asarray(cut))
-
-
-@dataclass(frozen=True, slots=True)
-class HaltSettings:
-    """When trading halts, and for how long."""
-
-    limit: float = 0.25
-    """Halted above this share lost since the peak."""
-    cooldown: int | None = 20
-    """Bars in cash; None: until `PortfolioHalt.resume` is called."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.limit < 1, "halt.limit", self.limit, "a share between 0 and 1")
-        require(
-            self.cooldown is None or self.cooldown >= 1,
-            "halt.cooldown",
-            self.cooldown,
-            "at least 1 bar, or none to wait for a person",
-        )
+    shrink = _fraction(scale, np.abs(weights).sum(axis=1))
+    return np.asarray(weights * shrink[:, None])
 
 
 class HaltVerdict(NamedTuple):
@@ -112,8 +68,13 @@ class PortfolioHalt(GuardMemory):
     WHAT = "portfolio halt"
     REMEMBERED = ("peak", "halted", "age", "asked")
 
-    def __init__(self, n_books: int, settings: HaltSettings) -> None:
-        self.settings = settings
+    def __init__(self, n_books: int, limit: float, cooldown: int | None) -> None:
+        """limit: share lost since the peak above which it halts
+
+        cooldown: bars in cash; None: until `resume` is called
+        """
+        self._limit = limit
+        self._cooldown = cooldown
         self._peak = np.full(n_books, -np.inf)
         self._halted = np.zeros(n_books, dtype=np.bool_)
         self._age = np.zeros(n_books, dtype=np.int64)
@@ -131,13 +92,13 @@ class PortfolioHalt(GuardMemory):
         halted = self._halted.copy()
         self._age[:] = np.where(halted, self._age + 1, 0)
         due = self._asked.copy()
-        if self.settings.cooldown is not None:
-            due |= self._age >= self.settings.cooldown
+        if self._cooldown is not None:
+            due |= self._age >= self._cooldown
         resumed_now = halted & due & ~broken & (equity > 0.0)
         self._peak[resumed_now] = -np.inf
         self._peak[:] = np.maximum(self._peak, np.where(broken, -np.inf, equity))
         drawdown = below_peak(self._peak, equity)
-        halted_now = ~halted & (broken | (drawdown > self.settings.limit))
+        halted_now = ~halted & (broken | (drawdown > self._limit))
         self._halted[:] = (halted & ~resumed_now) | halted_now
         self._asked &= self._halted
         return HaltVerdict(drawdown, self.halted, halted_now, resumed_now)
@@ -146,42 +107,16 @@ class PortfolioHalt(GuardMemory):
         """Let the halted books `which`[E] trade again from the next bar on."""
         self._asked |= expand_mask(which, self._halted.shape) & self._halted
 
-    def restart(self, which: Bools) -> None:
-        """Forget the past of the books `which`[E]."""
-        chosen = expand_mask(which, self._halted.shape)
-        self._peak[chosen] = -np.inf
-        self._halted[chosen] = False
-        self._age[chosen] = 0
-        self._asked[chosen] = False
-
     def events(self, verdict: HaltVerdict, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log of a verdict."""
-        limit = self.settings.limit
         return [
-            RiskEvent(time, kind, who, float(verdict.drawdown[e]), limit, int(e))
+            RiskEvent(time, kind, who, float(verdict.drawdown[e]), self._limit, int(e))
             for happened, kind in (
                 (verdict.halted_now, RiskKind.HALTED),
                 (verdict.resumed_now, RiskKind.RESUMED),
             )
             for e in np.flatnonzero(happened)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class TurnoverSettings:
-    """How much may be traded, two-way, in multiples of the book's value."""
-
-    per_bar: float = 2.0
-    """At one bar; 2 exchanges everything."""
-    per_window: float = 20.0
-    window: int = 20
-    """Bars, this one included."""
-
-    def __post_init__(self) -> None:
-        for name in ("per_bar", "per_window"):
-            value = getattr(self, name)
-            require(value > 0, f"turnover.{name}", value, "a number above 0")
-        require(self.window >= 1, "turnover.window", self.window, "at least 1 bar")
 
 
 class Turnover(NamedTuple):
@@ -206,9 +141,13 @@ class TurnoverLimit(GuardMemory):
     WHAT = "turnover limit"
     REMEMBERED = ("traded",)
 
-    def __init__(self, n_books: int, settings: TurnoverSettings) -> None:
-        self.settings = settings
-        self.slots = settings.window
+    def __init__(
+        self, n_books: int, per_bar: float, per_window: float, window: int = MONTH
+    ) -> None:
+        """per_bar, per_window: two-way, in multiples of the book's value"""
+        self._per_bar = per_bar
+        self._per_window = per_window
+        self.slots = window
         self._traded = np.zeros((self.slots, n_books))
 
     def apply(self, current: Floats, target: Floats, exempt: Bools) -> Turnover:
@@ -223,8 +162,8 @@ class TurnoverLimit(GuardMemory):
         _require_finite("current", current)
         _require_finite("target", target)
         self._traded[self.cursor] = 0.0  # this bar's own slot: the one that leaves the window
-        left = self.settings.per_window - self._traded.sum(axis=0)
-        allowed = np.clip(left, 0.0, self.settings.per_bar)
+        left = self._per_window - self._traded.sum(axis=0)
+        allowed = np.clip(left, 0.0, self._per_bar)
         change = target - current
         wanted = np.abs(change).sum(axis=1)
         share = np.where(exempt, 1.0, _fraction(allowed, wanted))
@@ -234,10 +173,6 @@ class TurnoverLimit(GuardMemory):
         self._traded[self.cursor] = traded
         self._advance()
         return Turnover(weights, share, wanted, traded, allowed, wanted - traded > CUT_SLACK)
-
-    def restart(self, which: Bools) -> None:
-        """Forget the past of the books `which`[E]."""
-        self._traded[:, expand_mask(which, self._traded.shape[1:])] = 0.0
 
     def events(self, turnover: Turnover, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log: every bar at which less was traded than wanted."""

@@ -18,7 +18,7 @@ from echelon.population.measurement import return_correlations, rolling_usage_en
 from echelon.population.record import CommandRecord, PopulationHistory
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.series import Period, period_numbers, period_starts
-from echelon.risk import RiskEvent, RiskKind
+from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Floats, Times
 
 ENTROPY_DECISIONS = 50

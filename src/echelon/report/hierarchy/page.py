@@ -48,7 +48,7 @@ from echelon.report.run.gather import Record, RunData, SplitData
 from echelon.report.run.trust import DASH, range_text
 from echelon.report.series import shortest_period
 from echelon.report.texts import Words
-from echelon.risk import RiskEvent
+from echelon.risk.events import RiskEvent
 
 MOST_EVENTS = 100
 """Risk events that are printed."""
