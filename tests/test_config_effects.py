@@ -47,7 +47,8 @@ from echelon.ops.measures import measure
 from echelon.population.evolution import Evolution, RouterEvolution
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router import Router, RouterReward
+from echelon.population.router import Router
+from echelon.population.router_task import RouterReward
 from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import TrialRegistry

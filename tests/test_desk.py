@@ -23,7 +23,7 @@ from echelon.population.expert_books import (
     survey,
     within_limits,
 )
-from echelon.population.router_observation import (
+from echelon.population.router_task import (
     make_observation,
     market_view,
     observation_names,

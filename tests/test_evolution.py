@@ -16,11 +16,11 @@ from echelon.agents.mfpbt import Cause, Decision, PopulationPlan, Range
 from echelon.errors import ConfigError, StoreError, TrainingError
 from echelon.population.evolution import (
     Evolution,
-    Noise,
     RouterEvolution,
     fitness,
 )
 from echelon.population.measurement import draw_skills
+from echelon.population.member import Noise
 from echelon.population.settings import founders, plan_of, router_space, space
 from echelon.types import Floats
 from echelon.workers import Failure, LocalPool

@@ -20,7 +20,7 @@ from echelon.errors import DataError, UsageError
 from echelon.population.expert_books import survey, warm_bars
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter, RouterPolicy
-from echelon.population.router_observation import observation_names
+from echelon.population.router_task import observation_names
 from echelon.proving.worlds import join_worlds
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats, Floats32, Ints

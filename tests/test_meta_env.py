@@ -19,8 +19,7 @@ from echelon.envs import World
 from echelon.errors import StoreError
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.router import RouterReward
-from echelon.population.router_observation import OBSERVATION_CLIP, observation_names
+from echelon.population.router_task import OBSERVATION_CLIP, RouterReward, observation_names
 
 
 def config_of(*more: str) -> Config:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_returns import discounted_returns
 from torch import Tensor
 
 from echelon.ops.offpolicy_returns import retrace, vtrace
-from echelon.ops.returns import discounted_returns
 from echelon.ops.traces import trace_coefficients
 
 FIXTURE = Path(__file__).parent / "fixtures" / "rlax" / "reference.json"

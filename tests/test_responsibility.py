@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.errors import TrainingError
-from echelon.ops.responsibility import apply_floor, responsibilities
+from echelon.population.measurement import responsibilities
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -78,7 +78,3 @@ def test_not_a_number_names_the_expert() -> None:
     r[2, 10] = np.nan
     with pytest.raises(TrainingError, match="expert 2"):
         responsibilities(r)
-
-
-def test_floored_probabilities_by_hand() -> None:
-    assert apply_floor(np.array([1.0, 0.0]), 0.1).tolist() == pytest.approx([0.95, 0.05])

@@ -8,14 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from slow_returns import discounted_returns
 from torch import Tensor
 
-from echelon.ops.returns import (
-    discounted_returns,
-    explained_variance,
-    lambda_returns,
-    standardize,
-)
+from echelon.ops.returns import explained_variance, lambda_returns, standardize
 
 
 def column(*values: float) -> Tensor:
@@ -38,25 +34,27 @@ def direct_sum(r_t: Tensor, discount_t: Tensor, v_last: Tensor) -> Tensor:
 
 def test_return_by_hand_ends_with_the_bootstrapped_value() -> None:
     # G_2 = 3 + 0.5·8 = 7, G_1 = 2 + 0.5·7 = 5.5, G_0 = 1 + 0.5·5.5 = 3.75
-    got = discounted_returns(column(1, 2, 3), column(0.5, 0.5, 0.5), torch.tensor([8.0]).double())
+    got = lambda_returns(column(1, 2, 3), column(0.5, 0.5, 0.5), column(9, 9, 9, 8), 1.0)
     assert got[:, 0].tolist() == [3.75, 5.5, 7.0]
 
 
 def test_return_by_hand_stops_at_a_termination() -> None:
     # The second step ends the episode: nothing of what follows it, nor of the value, comes back.
-    got = discounted_returns(column(1, 2, 3), column(0.5, 0.0, 0.5), torch.tensor([8.0]).double())
+    got = lambda_returns(column(1, 2, 3), column(0.5, 0.0, 0.5), column(9, 9, 9, 8), 1.0)
     assert got[:, 0].tolist() == [2.0, 2.0, 7.0]
 
 
 def test_termination_at_the_last_step_drops_the_bootstrap() -> None:
-    got = discounted_returns(column(1, 2), column(0.5, 0.0), torch.tensor([1000.0]).double())
+    got = lambda_returns(column(1, 2), column(0.5, 0.0), column(9, 9, 1000), 1.0)
     assert got[:, 0].tolist() == [2.0, 2.0]
 
 
 def test_books_do_not_mix() -> None:
     rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0]])
     discounts = torch.tensor([[0.5, 0.0], [0.5, 0.1]])
-    got = discounted_returns(rewards, discounts, torch.tensor([4.0, 100.0]))
+    got = lambda_returns(
+        rewards, discounts, torch.tensor([[9.0, 9.0], [9.0, 9.0], [4.0, 100.0]]), 1.0
+    )
     assert got.tolist() == [[3.0, 10.0], [4.0, 30.0]]
 
 
@@ -129,21 +127,21 @@ def test_lambda_return_less_the_value_is_the_generalised_advantage(
 
 
 def test_inputs_are_left_as_they_were() -> None:
-    rewards, discounts, last = torch.ones(3, 2), torch.full((3, 2), 0.9), torch.ones(2)
-    discounted_returns(rewards, discounts, last)
+    rewards, discounts, v = torch.ones(3, 2), torch.full((3, 2), 0.9), torch.ones(4, 2)
+    lambda_returns(rewards, discounts, v, 1.0)
     assert torch.equal(rewards, torch.ones(3, 2))
-    assert torch.equal(last, torch.ones(2))
+    assert torch.equal(v, torch.ones(4, 2))
 
 
 @pytest.mark.parametrize(
-    ("rewards", "discounts", "last"),
-    [((3,), (3,), ()), ((3, 2), (2, 3), (2,)), ((3, 2), (3, 2), (3,)), ((3, 2), (3, 2), (1,))],
+    ("rewards", "discounts", "v"),
+    [((3,), (3,), ()), ((3, 2), (2, 3), (4, 2)), ((3, 2), (3, 2), (3, 2)), ((3, 2), (3, 2), (4,))],
 )
 def test_wrong_shapes_are_refused(
-    rewards: tuple[int, ...], discounts: tuple[int, ...], last: tuple[int, ...]
+    rewards: tuple[int, ...], discounts: tuple[int, ...], v: tuple[int, ...]
 ) -> None:
-    with pytest.raises(AssertionError, match=r"\[T,B\]|\[B\]"):
-        discounted_returns(torch.zeros(rewards), torch.zeros(discounts), torch.zeros(last))
+    with pytest.raises(AssertionError, match=r"\[T,B\]|\[T\+1,B\]"):
+        lambda_returns(torch.zeros(rewards), torch.zeros(discounts), torch.zeros(v), 1.0)
 
 
 def test_standardized_has_mean_zero_and_deviation_one_over_all_axes() -> None:

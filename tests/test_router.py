@@ -20,7 +20,7 @@ from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter
 from echelon.population.router import Router, probabilities_along
-from echelon.population.router_observation import observation_size
+from echelon.population.router_task import observation_size
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -135,14 +135,14 @@ def test_learning_rate_and_weight_of_the_bonus_can_be_set_and_are_kept() -> None
     config = config_of()
     router = Router(config, 3, 1)
     router.set_lr(0.0)
-    router.set_kl_lambda(0.05)
+    router.incentive.weight = 0.05
     before = router.weights()
     told = router.learn(env_of(config), 64, 0)
     assert same(before, router.weights())
     assert told["router/kl_lambda"] != 0.05, "it adapts on"
     other = Router(config, 3, 1)
     other.restore(*router.state())
-    assert (other.lr, other.kl_lambda) == (0.0, router.kl_lambda)
+    assert (other.lr, other.incentive.weight) == (0.0, router.incentive.weight)
 
 
 def test_weights_of_another_population_are_refused() -> None:

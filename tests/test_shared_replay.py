@@ -19,7 +19,6 @@ from memories import (
     K,
     N,
     Walk,
-    behaviour_of,
     collect_in_a_process,
     draw_in_a_process,
     numbers,
@@ -226,22 +225,6 @@ def test_bytes_of_a_transition_with_behaviour() -> None:
     assert Replay(10, 16).bytes_per_transition == 217
     assert shared.bytes_per_transition == 217 + 2 * 16 * 4 + 3 * 4
     assert (shared.capacity, shared.ring_capacity) == (999, 333)
-
-
-def test_buffer_that_holds_no_step_of_the_books_is_refused_with_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"experts\.sharing\.buffer_size = 2 leaves none of"):
-        SharedReplay(2, K, N)
-    step = Walk().step()
-    message = r"experts\.sharing\.buffer_size = 8 .* 3 books \(train\.books\)\. Take at least 9\."
-    with pytest.raises(ConfigError, match=message):
-        SharedReplay(8, K, N).add(0, step, behaviour_of(step))
-    SharedReplay(9, K, N).add(0, step, behaviour_of(step))
-
-
-def test_fresh_steps_that_hold_no_sequence_are_refused() -> None:
-    message = r"experts\.sharing\.fresh_steps = 14 .* of 5 .* 3 books .* Take at least 15"
-    with pytest.raises(ConfigError, match=message):
-        crew(20, 20, 20).shared.batch(0, 4, 5, 0.5, 14, rng())
 
 
 def test_memory_is_checked_for_the_whole_before_any_is_taken(

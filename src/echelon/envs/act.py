@@ -73,6 +73,10 @@ class Holdings(NamedTuple):
     cash_share: Floats32
     allowed: Bools
 
+    def take(self, which: Bools | slice) -> Holdings:
+        """Those of some books."""
+        return Holdings(self.weights[which], self.cash_share[which], self.allowed[which])
+
 
 def rules_for(rules: Rules, kind: ActionKind) -> Rules:
     """The kernel's rules for a way to act."""

@@ -20,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
-from echelon.envs.act import ActionKind, Holdings
+from echelon.envs.act import ActionKind
 from echelon.envs.books import StepResult
 from echelon.envs.env_spec import EnvSpec, Observation, ObservationKind, zero_if_nan
 from echelon.envs.gym import COST_PARTS
@@ -161,9 +161,7 @@ class BatchedVecEnv(PlacesVecEnv):
 
     def _report(self, infos: list[dict[str, Any]], done: Bools, cut: Bools) -> None:
         """Fill the infos of the books `done`[E]; cut[E]: truncated, not terminated."""
-        weights, cash_share, allowed = self._held
-        held = Holdings(weights[done], cash_share[done], allowed[done])
-        last = self._spec.observe(self._books.row[done], held)
+        last = self._spec.observe(self._books.row[done], self._held.take(done))
         seconds = round(time.time() - self._began, 6)
         for k, e in enumerate(np.flatnonzero(done).tolist()):
             steps, row = int(self._steps[e]), int(self._books.row[e])

@@ -72,8 +72,8 @@ class SkillCritic(nn.Module):
 
     def __init__(self, state: int, action: int, skill: int, hidden: int = 64) -> None:
         super().__init__()
-        self.pair = _mlp(state + action, hidden, hidden)
-        self.skill = _mlp(skill, hidden, hidden)
+        self.pair = mlp(state + action, hidden, hidden)
+        self.skill = mlp(skill, hidden, hidden)
         self._scale = 1.0 / math.sqrt(hidden)
 
     def forward(self, state: Tensor, action: Tensor, skills: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class SkillDiscriminator(nn.Module):
 
     def __init__(self, n_assets: int, n_skills: int, hidden: int = 64) -> None:
         super().__init__()
-        self.net = _mlp(2 * n_assets + 2, hidden, n_skills)
+        self.net = mlp(2 * n_assets + 2, hidden, n_skills)
 
     @staticmethod
     def book(holdings: Tensor, targets: Tensor) -> Tensor:
@@ -171,7 +171,8 @@ class RunningStd:
         self._squares = float(state["squares"])
 
 
-def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers of one width."""
     return nn.Sequential(
         nn.Linear(inputs, hidden),
         nn.ReLU(),

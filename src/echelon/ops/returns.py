@@ -6,27 +6,11 @@ import torch
 from torch import Tensor
 
 
-def discounted_returns(r_t: Tensor, discount_t: Tensor, v_last: Tensor) -> Tensor:
-    """G[T,B] with G_t = r_t + discount_t · G_{t+1} and G_T = v_last.
-
-    r_t[T,B]: rewards; discount_t[T,B]: γ, 0 where the step ended an episode for good
-    v_last[B]: value of the state after the last step, for what was merely cut off
-    """
-    assert r_t.dim() == 2, f"r_t should be [T,B], is {tuple(r_t.shape)}"
-    assert discount_t.shape == r_t.shape, "discount_t is not [T,B]"
-    assert v_last.shape == r_t.shape[1:], "v_last is not [B]"
-    returns = torch.empty_like(r_t)
-    following = v_last
-    for t in reversed(range(len(r_t))):
-        following = r_t[t] + discount_t[t] * following
-        returns[t] = following
-    return returns
-
-
 def lambda_returns(r_t: Tensor, discount_t: Tensor, v: Tensor, trace: float) -> Tensor:
     """G[T,B] with G_t = r_t + discount_t · ((1 − λ) · v_{t+1} + λ · G_{t+1}) and G_T = v_T.
 
-    r_t, discount_t[T,B] as in `discounted_returns`, which λ = 1 gives; v[T+1,B]: values
+    r_t[T,B]: rewards; discount_t[T,B]: γ, 0 where the step ended an episode for good
+    v[T+1,B]: values; the last is that of the state after the last step, for what was merely cut off
     trace: λ; the advantage G − v is then the generalised one (Schulman et al., 2016)
     """
     assert r_t.dim() == 2, f"r_t should be [T,B], is {tuple(r_t.shape)}"

@@ -12,7 +12,7 @@ Members whose numbers are no longer finite do not wait for it: `Evolution.quaran
 Of the router there is one. `RouterEvolution` tries other settings of it as those of the weakest
 expert are tried, and keeps them unless the fitness of the whole hierarchy falls.
 
-`Evolution.apply` carries decisions out on a `workers.Pool` of `Evolving` members: all sources are
+`Evolution.apply` carries decisions out on a `workers.Pool` of members: all sources are
 read before anything is overwritten, so that copies are of the population as it was.
 
 Axes: `M` members, `K` niches (each an expert's place, with a skill), `W` windows, `Z` of a skill.
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from echelon.agents.mfpbt import (
 from echelon.config import Config
 from echelon.errors import StoreError
 from echelon.population.measurement import draw_skills, fresh_skill
+from echelon.population.member import Member, Noise
 from echelon.population.settings import (
     config_values,
     founders,
@@ -57,37 +58,6 @@ from echelon.types import Floats
 from echelon.workers import Failure, Pool
 
 _A = TypeVar("_A")
-
-
-class Noise(NamedTuple):
-    """Of mutations: `rate` times each tensor's own standard deviation."""
-
-    rate: float
-    seed: int
-
-
-class Evolving(Protocol):
-    """What evolution asks of a member."""
-
-    def copy_state(self) -> dict[str, Any]:
-        """Weights, optimizer state and adapter: what `take_state` needs, not the niche's skill."""
-        ...
-
-    def take_state(self, state: dict[str, Any]) -> None:
-        """Go on from another member's."""
-        ...
-
-    def perturb(self, noise: Noise) -> None:
-        """Add noise to each weight tensor."""
-        ...
-
-    def set_hyperparameters(self, values: dict[str, float]) -> None:
-        """Go on with these, those of `space`."""
-        ...
-
-    def restart(self, skill: Floats) -> None:
-        """Fresh networks, optimizers and adapter, with this skill[Z]."""
-        ...
 
 
 def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
@@ -200,7 +170,7 @@ class Evolution:
             restart_members(self.plan, self.round, sorted(members), known, present, cause)
         )
 
-    def apply(self, decisions: Sequence[Decision], pool: Pool[Evolving]) -> dict[int, Failure]:
+    def apply(self, decisions: Sequence[Decision], pool: Pool[Member]) -> dict[int, Failure]:
         """Carry decisions out on the members of `pool`; the failures of those that could not.
 
         A member that failed is not what the lineage says: restore it, or put it in quarantine. The
@@ -210,7 +180,7 @@ class Evolution:
         fresh = {d.member: self.skill_of(d.member) for d in decisions if d.fresh}
         assert not copying.keys() & fresh.keys(), "a member cannot both copy and begin afresh"
         values = {d.member: dict(d.hyperparameters) for d in decisions}  # the last one holds
-        states = pool.call(Evolving.copy_state, sorted(set(copying.values())))
+        states = pool.call(Member.copy_state, sorted(set(copying.values())))
         failed: dict[int, Failure] = {}
         taken: dict[int, dict[str, Any]] = {}
         for member, source in copying.items():
@@ -223,15 +193,15 @@ class Evolution:
         if self.mutation_rate > 0.0:
             noise = {m: Noise(self.mutation_rate, self._noise_seed(m)) for m in copying}
 
-        def carry_out(method: Callable[[Evolving, _A], None], arguments: Mapping[int, _A]) -> None:
+        def carry_out(method: Callable[[Member, _A], None], arguments: Mapping[int, _A]) -> None:
             due = {m: argument for m, argument in arguments.items() if m not in failed}
             done = pool.call_each(method, due)
             failed.update({m: r for m, r in done.items() if isinstance(r, Failure)})
 
-        carry_out(Evolving.take_state, taken)
-        carry_out(Evolving.restart, fresh)
-        carry_out(Evolving.perturb, noise)
-        carry_out(Evolving.set_hyperparameters, values)
+        carry_out(Member.take_state, taken)
+        carry_out(Member.restart, fresh)
+        carry_out(Member.perturb, noise)
+        carry_out(Member.set_hyperparameters, values)
         return failed
 
     def state(self) -> dict[str, Any]:

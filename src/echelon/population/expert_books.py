@@ -38,7 +38,7 @@ from echelon.envs.books import RUIN, Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError
 from echelon.market import Rows
-from echelon.population.router_observation import ExpertView, Trail, market_view
+from echelon.population.router_task import ExpertView, Trail, market_view
 from echelon.risk.cvar import CvarGuard, CvarVerdict
 from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.portfolio import limit_positions
@@ -119,13 +119,13 @@ class ExpertBooks:
         rows = row if real is None else np.concatenate([row, row])
         for k, expert in enumerate(self._experts):
             own = slice(k * width, (k + 1) * width)
-            weights, cash_share, allowed = self._held
-            held = Holdings(weights[own], cash_share[own], allowed[own])
+            held = self._held.take(own)
             if real is None:
                 targets[k] = expert.decide(rows, held)
                 continue
             assert of_real is not None
-            wanted = expert.decide(rows, _concat_holdings(held, real))
+            both = Holdings(*(np.concatenate(pair) for pair in zip(held, real, strict=True)))
+            wanted = expert.decide(rows, both)
             targets[k], of_real[k] = wanted[:width], wanted[width:]
         return ExpertTargets(targets, of_real)
 
@@ -157,14 +157,6 @@ class ExpertBooks:
     def is_ruined(self) -> Bools:
         """[K+1,E] books that are worth nothing any more."""
         return np.asarray(self.value < RUIN * self.world.initial_cash)
-
-
-def _concat_holdings(first: Holdings, second: Holdings) -> Holdings:
-    return Holdings(
-        np.concatenate([first.weights, second.weights]),
-        np.concatenate([first.cash_share, second.cash_share]),
-        np.concatenate([first.allowed, second.allowed]),
-    )
 
 
 def start_experts(experts: Sequence[Policy], world: World, span: range) -> None:

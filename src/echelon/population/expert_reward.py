@@ -48,6 +48,7 @@ from echelon.ops.information import (
     RunningStd,
     SkillCritic,
     SkillDiscriminator,
+    mlp,
     normalise_information,
     pointwise_information,
 )
@@ -291,13 +292,7 @@ class _InfoNce(nn.Module):
         self._state = n_assets + 1
         self.scale = _Scale(2 * n_assets + 1)
         self.critic = SkillCritic(n_assets + 1, n_assets, skill_dim, hidden)
-        self.visitor = nn.Sequential(
-            nn.Linear(n_assets + 1, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, n_skills),
-        )
+        self.visitor = mlp(n_assets + 1, hidden, n_skills)
 
     def groups(self, lr: float) -> list[dict[str, Any]]:
         """Parameters for the optimizer; those who stand at a book are learned ahead of the rest."""

@@ -39,7 +39,7 @@ from echelon.agents.replay import RingMark
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.models import Encoder
+from echelon.models import Encoder, build_encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
 from echelon.population.evolution import (
@@ -62,7 +62,7 @@ from echelon.population.measurement import (
 )
 from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory, new_tables
 from echelon.population.meta_env import MetaEnv
-from echelon.population.policy import HierarchyPolicy, expert_policy, load_hierarchy
+from echelon.population.policy import HierarchyPolicy, expert_policy
 from echelon.population.record import (
     PopulationEvent,
     PopulationHistory,
@@ -173,7 +173,17 @@ class HierarchyLearner(Learner):
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> HierarchyPolicy:
         """The hierarchy of what `weights` gave."""
-        return load_hierarchy(config, weights, n_features, seed, name)
+        with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
+            base = build_encoder(config, n_features)
+        base.load_state_dict(below_prefix("encoder.", weights))
+        n_experts = config.experts.n_experts
+        experts = [
+            expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
+            for k in range(n_experts)
+        ]
+        router = Router(config, n_experts, seed)
+        router.load(below_prefix("router.", weights))
+        return HierarchyPolicy(experts, router, config, seed, name)
 
     @classmethod
     def pretraining_world(cls, config: Config, train: World) -> World:
@@ -246,16 +256,8 @@ class HierarchyLearner(Learner):
         marks = self.replay.snapshot()
         briefs = {}
         for m in self.members.numbers:
-            niche = self.evolution.plan.niche_of(m)
-            brief = Brief(
-                updates=updates,
-                weight=weights[niche],
-                marks=marks,
-                bonus=bonus,
-                skills=self._skills(),
-                paid=bool(gate[niche]),
-            )
-            briefs[m] = brief
+            k = self.evolution.plan.niche_of(m)
+            briefs[m] = Brief(updates, weights[k], marks, bonus, self._skills(), bool(gate[k]))
         by_member = self.members.advance(Member.learn, briefs)
         self._policy = None
         learned = [own for own in by_member.values() if own]
@@ -385,7 +387,8 @@ class HierarchyLearner(Learner):
             # λ has adapted since: evolution multiplies what it has become.
             change = values["kl_lambda"] / before["kl_lambda"]
             most = self.config.meta_router.kl_lambda_max
-            self.router.set_kl_lambda(min(self.router.kl_lambda * change, most))
+            reward = self.router.incentive
+            reward.weight = min(reward.weight * change, most)
 
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""

@@ -5,7 +5,11 @@
   window, or the last of its stretches where it has several. Both parts are the same world with
   other spans; nothing is copied.
 - `own_returns` and `window_sharpes` trade an expert's book; `row_weights` and `routed_weights` say
-  how much every bar is whose.
+  how much every bar is whose. Experts trained on every bar alike end up alike; so an expert whose
+  own book has done better than the others' of late answers for more of the next bar's loss (a
+  mixture of experts with `responsibilities`; Jacobs et al., 1991) and learns its own kind of
+  market. They are causal, made of outcomes before the bar, as the router itself must choose: those
+  made of the bar's own outcome would teach each expert its lucky bars.
 - `measure_diversity` compares portfolios where all experts are asked the same thing: at rows of the
   train window, with books that are typical of no expert (`probe_states`, `probe_books`), by the
   definitions of `ops.diversity`. Under the threshold the worst expert restarts with a skill that
@@ -29,11 +33,10 @@ from echelon.backtest.run import run_values
 from echelon.config import Config
 from echelon.envs.act import ActionRule, Holdings, cap_weights, holdings
 from echelon.envs.world import World
-from echelon.errors import ConfigError, DataError
+from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.market import Book, Rows
 from echelon.ops.diversity import mapd, population_volume
 from echelon.ops.measures import sharpe_annual
-from echelon.ops.responsibility import responsibilities
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32
 
@@ -45,7 +48,8 @@ _NOBODY = 1e-6
 """Where the router gives all experts together less than this, the row is everybody's."""
 _LEAST_STRETCHES = 4
 """Stretches from which on whole ones are kept for the router."""
-
+_LEAST_SPREAD = 1e-6
+"""Added to the standard deviation of trailing returns: experts closer than this are equals."""
 
 _BOOK_KINDS = 3
 _CANDIDATES = 512
@@ -114,6 +118,41 @@ def own_returns(policy: Policy, world: World, config: Config, warm: int) -> Floa
         skip = 0 if start in firsts else min(warm, steps - 1)
         earned[start + skip : start + steps] = returns[skip:, e]
     return earned
+
+
+def responsibilities(
+    returns: Floats, window: int = 40, temperature: float = 0.5, floor: float = 0.05
+) -> Floats:
+    """Share[K,T,...] of each bar that each expert answers for; sums to 1 over K.
+
+        (1 − floor) · softmax_k(standardised Σ_{u=t−window}^{t−1} returns_u / temperature) + floor/K
+
+    returns[K,T,...]: of each expert's own book, [:,t] what the decision at bar t earned, known at
+    t+1 and hence of no part in the share at t; trailing axes (paths, markets) do not mix.
+    Standardised over the experts, by the sample standard deviation: what counts is the order of
+    experts at one time, not how wild the market is. Even shares until `window` bars are known.
+    As a weight of the loss multiply by K, so that the weights have a mean of 1.
+    """
+    r = np.asarray(returns, dtype=np.float64)
+    assert r.ndim >= 2, f"returns should be [K,T,...], are {r.shape}"
+    assert len(r) >= 2, "one expert answers for all: there is nothing to share"
+    assert window >= 1, f"window should be ≥ 1, is {window}"
+    assert temperature > 0.0, f"temperature should be > 0, is {temperature}"
+    assert 0.0 <= floor <= 1.0, f"floor should be in [0, 1], is {floor}"
+    if not np.isfinite(r).all():
+        raise TrainingError(
+            "expected finite returns of the experts' own books, found NaN or infinity in those of "
+            f"expert {int(np.argwhere(~np.isfinite(r))[0, 0])}: put it in quarantine and re-seed it"
+        )
+    trailing = np.zeros_like(r)
+    n_bars = r.shape[1]
+    if n_bars > window:
+        known = np.concatenate([np.zeros_like(r[:, :1]), np.cumsum(r, axis=1)], axis=1)
+        trailing[:, window:] = known[:, window:n_bars] - known[:, : n_bars - window]
+    spread = trailing.std(axis=0, ddof=1) + _LEAST_SPREAD
+    scores = (trailing - trailing.mean(axis=0)) / (spread * temperature)
+    odds = np.exp(scores - scores.max(axis=0))
+    return np.asarray((1.0 - floor) * (odds / odds.sum(axis=0)) + floor / len(r))
 
 
 def row_weights(

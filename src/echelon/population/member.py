@@ -38,7 +38,6 @@ from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.models import Encoder, ExpertObs
 from echelon.ops.traces import by_source
-from echelon.population.evolution import Noise
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes
 from echelon.population.shared_replay import Marks, SharedBatch, SharedReplay
@@ -69,6 +68,13 @@ class Brief(NamedTuple):
     bonus: dict[str, Tensor] | None
     skills: Floats32
     paid: bool
+
+
+class Noise(NamedTuple):
+    """Of mutations: `rate` times each tensor's own standard deviation."""
+
+    rate: float
+    seed: int
 
 
 @dataclass

@@ -37,9 +37,9 @@ from echelon.config import Config
 from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.population.expert_books import ExpertBooks, Survey, survey, within_limits
-from echelon.population.router import RouterReward
-from echelon.population.router_observation import (
+from echelon.population.router_task import (
     OBSERVATION_CLIP,
+    RouterReward,
     even_usage,
     make_observation,
     observation_size,

@@ -56,8 +56,7 @@ from echelon.population.expert_books import (
 )
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
-from echelon.population.router import Router
-from echelon.population.router_observation import (
+from echelon.population.router_task import (
     even_usage,
     make_observation,
     market_view,
@@ -416,20 +415,3 @@ def expert_policy(
         encoder.load_state_dict(own)
         tables = ()
     return WeightPolicy(encoder, actor, config, seed, f"expert {number}", keep=True, tables=tables)
-
-
-def load_hierarchy(
-    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
-) -> HierarchyPolicy:
-    """The policy of what `HierarchyLearner.weights` gave."""
-    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
-        base = build_encoder(config, n_features)
-    base.load_state_dict(below_prefix("encoder.", weights))
-    n_experts = config.experts.n_experts
-    experts = [
-        expert_policy(config, below_prefix(f"expert.{k}.", weights), base, seed, k)
-        for k in range(n_experts)
-    ]
-    router = Router(config, n_experts, seed)
-    router.load(below_prefix("router.", weights))
-    return HierarchyPolicy(experts, router, config, seed, name)

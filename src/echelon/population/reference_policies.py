@@ -40,7 +40,7 @@ class RouterPolicy(Protocol):
         """
 
     def choose(self, obs: Floats32, allowed: Bools) -> Ints:
-        """[E] who is to be in charge, by obs[E,O] (see `router_observation`) and allowed[E,K+1].
+        """[E] who is to be in charge, by obs[E,O] (see `router_task`) and allowed[E,K+1].
 
         Also asked about books at which no decision is due; such an answer must change nothing.
         """

@@ -47,7 +47,7 @@ from echelon.agents.replay import (
     replay_columns,
     ring_window,
 )
-from echelon.errors import ConfigError, StoreError
+from echelon.errors import StoreError
 
 Marks = tuple[RingMark, ...]
 """How far each expert's ring was written: plain numbers, fit for JSON and other processes."""
@@ -83,17 +83,12 @@ class SharedReplay:
         directory: of the mapped files; made where it is not there, opened where it is
         """
         each = capacity // n_experts
-        if each < 1:
-            raise ConfigError(
-                f"{SETTING} = {capacity:,} leaves none of the {n_experts} experts a single step. "
-                f"Take at least {n_experts} times the books (train.books)."
-            )
+        assert each > 0, f"{SETTING} = {capacity:,} leaves none of {n_experts} experts a step"
         kinds = replay_columns(n_assets, behaviour=True)
         self.capacity = each * n_experts
         self.n_experts = n_experts
         self.n_assets = n_assets
         self.directory = directory
-        self._asked = capacity
         self._columns = allocate(kinds, self.capacity, SETTING, directory)
         self._plain = {name: self._columns[name] for name in replay_columns(n_assets)}
         self._rings = tuple(
@@ -122,13 +117,6 @@ class SharedReplay:
 
     def add(self, expert: int, transitions: Transitions, behaviour: Behaviour) -> None:
         """Remember one step [E,…] of every book of an expert."""
-        books = len(transitions.row)
-        if books > self.ring_capacity:
-            raise ConfigError(
-                f"{SETTING} = {self._asked:,} gives each of {self.n_experts} experts "
-                f"{self.ring_capacity:,} steps, which cannot hold one of its {books:,} books "
-                f"(train.books). Take at least {books * self.n_experts:,}."
-            )
         self._rings[expert].add(transitions, behaviour)
 
     def batch(
@@ -174,7 +162,8 @@ class SharedReplay:
 
     def refresh(self, marks: Marks, keep: Collection[int] = ()) -> None:
         """Let the rings stand at the marks that other processes reached, but those in `keep`."""
-        _require_marks(marks, self.n_experts)
+        if len(marks) != self.n_experts:
+            raise ValueError(f"expected the marks of {self.n_experts} experts, found {len(marks)}")
         for k, (ring, mark) in enumerate(zip(self._rings, marks, strict=True)):
             if k in keep or mark == ring.mark:
                 continue
@@ -222,23 +211,13 @@ class SharedReplay:
 
     def _fresh(self, expert: int, length: int, fresh_steps: int) -> RingWindow:
         mark, each = self._rings[expert].mark, self.ring_capacity
-        if fresh_steps < length * mark.books:
-            raise ConfigError(
-                f"experts.sharing.fresh_steps = {fresh_steps:,} holds no sequence of {length} "
-                f"steps (experts.sharing.sequence_steps) of {mark.books} books side by side "
-                f"(train.books). Take at least {length * mark.books:,}."
-            )
+        assert fresh_steps >= length * mark.books, "the fresh steps hold no sequence"
         skip = max(0, mark.size - fresh_steps)
         return ring_window(mark, each, length, base=expert * each, skip=skip)
 
 
 def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Columns:
     return {name[len(prefix) :]: v for name, v in arrays.items() if name.startswith(prefix)}
-
-
-def _require_marks(marks: Marks, n_experts: int) -> None:
-    if len(marks) != n_experts:
-        raise ValueError(f"expected the marks of {n_experts} experts, found {len(marks)}")
 
 
 def _advice(key: str) -> str:
