@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from gymnasium import spaces
@@ -38,6 +38,22 @@ Observation = dict[str, NDArray[Any]]
 
 _EXACT_ROWS = 2**24
 """Whole numbers up to here are exact in float32."""
+
+
+class EnvOptions(TypedDict, total=False):
+    """What an environment can be asked for; defaults are those of `EnvSpec.from_config`.
+
+    split: whose bars are traded; actions, observation: see the module's text
+    random_start: None: in training only
+    episode_steps: None: `train.episode_steps` in training, and to the end of the split elsewhere or
+        where that is null
+    """
+
+    split: str
+    actions: ActionKind
+    observation: ObservationKind
+    random_start: bool | None
+    episode_steps: int | None
 
 
 @dataclass(frozen=True)
@@ -66,16 +82,13 @@ class EnvSpec:
         world: World,
         config: Config,
         *,
-        split: str,
-        actions: ActionKind,
-        observation: ObservationKind,
-        random_start: bool | None,
-        episode_steps: int | None,
+        split: str = "train",
+        actions: ActionKind = "discrete",
+        observation: ObservationKind = "window",
+        random_start: bool | None = None,
+        episode_steps: int | None = None,
     ) -> EnvSpec:
-        """What the arguments ask for; what is None follows from the split.
-
-        Training starts at random and takes `train.episode_steps`; other splits are run whole.
-        """
+        """What `EnvOptions` ask for."""
         _refuse_unknown("split", split, tuple(world.splits))
         _refuse_unknown("actions", actions, ("discrete", "weights"))
         _refuse_unknown("observation", observation, ("window", "index"))

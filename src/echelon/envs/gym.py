@@ -16,7 +16,7 @@ An action that the mask forbids is not an error: the kernel rejects the order an
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
@@ -24,8 +24,7 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
 from echelon.config import Config
-from echelon.envs.act import ActionKind
-from echelon.envs.env_spec import EnvSpec, Observation, ObservationKind, zero_if_nan
+from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, zero_if_nan
 from echelon.envs.world import World
 from echelon.market import Fills, Reason
 from echelon.ops.measures import RunningMeasures
@@ -39,32 +38,11 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
 
-    def __init__(
-        self,
-        world: World,
-        config: Config,
-        *,
-        split: str = "train",
-        actions: ActionKind = "discrete",
-        observation: ObservationKind = "window",
-        random_start: bool | None = None,
-        episode_steps: int | None = None,
-    ) -> None:
-        """random_start: None: in training only. episode_steps: None: `train.episode_steps` in
-        training, and to the end of the split where that is null.
-        """
+    def __init__(self, world: World, config: Config, **options: Unpack[EnvOptions]) -> None:
         self.world = world
         self.config = config
-        self.split = split
-        self._spec = EnvSpec.from_config(
-            world,
-            config,
-            split=split,
-            actions=actions,
-            observation=observation,
-            random_start=random_start,
-            episode_steps=episode_steps,
-        )
+        self.split = options.get("split", "train")
+        self._spec = EnvSpec.from_config(world, config, **options)
         self.observation_space = self._spec.observation_space()
         self.action_space = self._spec.action_space()
         self._books = self._spec.books(1)

@@ -9,60 +9,84 @@ book did (pv, total_return, drawdown, max_drawdown, cvar95, sharpe_annual, costs
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
-from echelon.envs.act import ActionKind
 from echelon.envs.books import StepResult
-from echelon.envs.env_spec import EnvSpec, Observation, ObservationKind, zero_if_nan
+from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, zero_if_nan
 from echelon.envs.gym import COST_PARTS
-from echelon.envs.vec_env_base import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
 from echelon.runs.checkpoint import pack_generator, unpack_generator
 from echelon.types import Bools
 
 
+class PlacesVecEnv(VecEnv):
+    """A VecEnv whose environments are places in one batch, not objects of their own.
+
+    SB3 reads, sets and calls things of each environment. It meets `_places`[E], small views of the
+    batch, which a subclass sets before it calls `__init__`; `render_mode` and `spec` are what SB3
+    asks for before anything else.
+    """
+
+    _places: Sequence[object]
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each place."""
+        return [getattr(self._places[e], attr_name) for e in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of each place."""
+        for e in self._get_indices(indices):
+            setattr(self._places[e], attr_name, value)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,  # noqa: ANN401 (SB3's signature)
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,  # noqa: ANN401 (SB3's signature)
+    ) -> list[Any]:
+        """Call a method of each place."""
+        methods: list[Callable[..., Any]] = self.get_attr(method_name, indices)
+        return [method(*method_args, **method_kwargs) for method in methods]
+
+    def env_is_wrapped(
+        self,
+        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
+        indices: VecEnvIndices = None,
+    ) -> list[bool]:
+        """There are no wrappers."""
+        return [False for _ in self._get_indices(indices)]
+
+
 class BatchedVecEnv(PlacesVecEnv):
     """E books on a world, restarted by themselves when an episode ends."""
 
     def __init__(
-        self,
-        world: World,
-        config: Config,
-        n_envs: int,
-        *,
-        split: str = "train",
-        actions: ActionKind = "discrete",
-        observation: ObservationKind = "window",
-        random_start: bool | None = None,
-        episode_steps: int | None = None,
+        self, world: World, config: Config, n_envs: int, **options: Unpack[EnvOptions]
     ) -> None:
-        """Arguments as of `TradingEnv`; n_envs: E."""
+        """n_envs: E."""
         assert n_envs > 0, f"n_envs={n_envs}: at least one book is needed"
         self.world = world
         self.config = config
-        self.split = split
-        self._spec = EnvSpec.from_config(
-            world,
-            config,
-            split=split,
-            actions=actions,
-            observation=observation,
-            random_start=random_start,
-            episode_steps=episode_steps,
-        )
+        self.split = options.get("split", "train")
+        self._spec = EnvSpec.from_config(world, config, **options)
         self._specs = [self._spec] * n_envs
+        self.observation_space = self._spec.observation_space()
+        self.action_space = self._spec.action_space()
         self._places = [BookView(self, e) for e in range(n_envs)]
-        super().__init__(n_envs, self._spec.observation_space(), self._spec.action_space())
+        super().__init__(n_envs, self.observation_space, self.action_space)
         self._rngs: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
         self._began = time.time()
         self._books = self._spec.books(n_envs)
@@ -216,31 +240,8 @@ class BookView:
     def __init__(self, env: BatchedVecEnv, index: int) -> None:
         self._env = env
         self._index = index
-
-    @property
-    def world(self) -> World:
-        """The world all books trade in."""
-        return self._env.world
-
-    @property
-    def config(self) -> Config:
-        """The configuration of all books."""
-        return self._env.config
-
-    @property
-    def split(self) -> str:
-        """The split all books trade on."""
-        return self._env.split
-
-    @property
-    def observation_space(self) -> gymnasium.spaces.Space[Any]:
-        """Of one book."""
-        return self._env.observation_space
-
-    @property
-    def action_space(self) -> gymnasium.spaces.Space[Any]:
-        """Of one book."""
-        return self._env.action_space
+        self.world, self.config, self.split = env.world, env.config, env.split
+        self.observation_space, self.action_space = env.observation_space, env.action_space
 
     @property
     def np_random(self) -> np.random.Generator:

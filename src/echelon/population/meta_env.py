@@ -34,7 +34,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvS
 from echelon.agents.collector import Starts
 from echelon.backtest.policy import Policy
 from echelon.config import Config
-from echelon.envs.vec_env_base import PlacesVecEnv
+from echelon.envs.vec import PlacesVecEnv
 from echelon.envs.world import World
 from echelon.population.expert_books import ExpertBooks, Survey, survey, within_limits
 from echelon.population.router_task import (
