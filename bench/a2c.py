@@ -90,7 +90,7 @@ def make_world(config: Config, bars: int = BARS) -> World:
     everywhere = np.ones(close.shape, dtype=bool)
     return World(
         rows=market_rows(history, lots=False, stamp_duty=False),
-        rules=resolve_rules(config, discrete=False, calendar=None).rules,
+        rules=resolve_rules(config, calendar=None).rules,
         x=rng.standard_normal((bars, ASSETS, FEATURES)).astype(np.float32),
         present=everywhere,
         member=everywhere,

@@ -90,7 +90,7 @@ def market_of(close: Floats) -> MarketRows:
 
 def rules_of() -> Rules:
     config = load_config(None, ["market.preset=us"])
-    return resolve_rules(config, discrete=False, calendar=None).rules
+    return resolve_rules(config, calendar=None).rules
 
 
 def whims(n_books: int, n_assets: int) -> list[Orders]:

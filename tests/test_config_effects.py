@@ -196,7 +196,7 @@ def _refusal(bench: Bench, *overrides: str) -> object:
 
 
 def _rules(bench: Bench, *overrides: str) -> object:
-    return resolve_rules(bench.config(*overrides), discrete=True, calendar=None)
+    return resolve_rules(bench.config(*overrides), calendar=None)
 
 
 def _confirmed(bench: Bench, *overrides: str) -> object:

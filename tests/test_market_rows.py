@@ -9,6 +9,7 @@ import pytest
 
 from echelon.config import load_config
 from echelon.data.calendars import sessions
+from echelon.envs.act import rules_for
 from echelon.market import PRESETS, PriceHistory, Rules, market_rows, resolve_rules
 from echelon.market.rows import corporate_actions, trailing_median
 
@@ -113,20 +114,18 @@ def test_delisting_haircut_follows_the_reason() -> None:
 
 def test_presets_resolve_and_can_be_overridden() -> None:
     for name in PRESETS:
-        resolve_rules(load_config(None, [f"market.preset={name}"]), discrete=False, calendar=None)
+        resolve_rules(load_config(None, [f"market.preset={name}"]), calendar=None)
     named = load_config(None, ["market.preset=paper", "fee_rate=0.0005"])
-    paper = resolve_rules(named, discrete=True, calendar=None).rules
-    assert paper == PAPER
-    cn = resolve_rules(load_config(None, ["market.preset=cn"]), discrete=False, calendar=None)
+    paper = resolve_rules(named, calendar=None).rules
+    assert rules_for(paper, "discrete") == PAPER
+    cn = resolve_rules(load_config(None, ["market.preset=cn"]), calendar=None)
     assert cn.lots
     assert cn.stamp_duty
     assert cn.rules.t_plus_one
     assert cn.rules.price_limits
     changed = load_config(None, ["market.preset=cn", "market.lots=false", "market.no_cap=true"])
-    rules = resolve_rules(changed, discrete=False, calendar=None)
+    rules = resolve_rules(changed, calendar=None)
     assert not rules.lots
     assert np.isinf(rules.rules.participation)
-    three = resolve_rules(
-        load_config(None, ["market.preset=hierarchical"]), discrete=False, calendar=None
-    ).rules
+    three = resolve_rules(load_config(None, ["market.preset=hierarchical"]), calendar=None).rules
     assert three.commission == pytest.approx(0.0003)

@@ -132,7 +132,7 @@ def test_other_signals_are_held_to_finding_anything() -> None:
 
 def test_a_fee_is_the_only_cost() -> None:
     config = at_fee(tiny_config("market.preset=cn", "market.slippage_bps=30"), 500.0)
-    rules = resolve_rules(config, discrete=True, calendar=None)
+    rules = resolve_rules(config, calendar=None)
     assert rules.rules.commission == pytest.approx(0.05)
     assert rules.rules.min_commission == 0.0
     assert rules.rules.slippage_model == 0

@@ -112,7 +112,7 @@ def test_failures_of_all_alerts_are_recorded_once_each() -> None:
     log.append(MASKED)
     log.append(HALTED)
     assert sum(event.kind is RiskKind.ALERT_FAILED for event in log) == 4
-    assert len(log) == 6
+    assert len(list(log)) == 6
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("stopped; resume with …")])

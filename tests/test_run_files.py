@@ -22,7 +22,6 @@ from echelon.evaluation.trust import load_trust
 from echelon.files import blaming, read_arrays, read_table
 from echelon.population.record import PopulationHistory
 from echelon.proving.certificate import Certificate
-from echelon.risk.events import from_lines
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 from echelon.runs.metrics import read_metrics
@@ -50,11 +49,6 @@ def _registry(directory: Path) -> object:
     return TrialRegistry(directory).trials(Window("a", "b", "2020-01-01", "2020-02-01"))
 
 
-def _risk_events(directory: Path) -> object:
-    path = directory / "risk_events.jsonl"
-    return from_lines(path.read_bytes(), path)
-
-
 READERS: dict[str, Callable[[Path], object]] = {
     "run.json": lambda d: RunDirectory(d).facts(),
     "trials.json": _registry,
@@ -64,7 +58,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "certificate.json": lambda d: Certificate.read(d / "certificate.json"),
     "evaluations/test/summary.json": lambda d: load_evaluation(d, "test"),
     "evaluations/test/trust.json": lambda d: load_trust(d, "test"),
-    "risk_events.jsonl": _risk_events,
     "encoder/encoder.json": lambda d: read_encoder(d, Origin("", 1, "", 0)),
     "state.json": load_checkpoint,
 }

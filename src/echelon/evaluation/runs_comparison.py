@@ -278,7 +278,7 @@ def _conditions(run: TrainedRun, split: SplitName) -> dict[str, Any]:
     prepared, config, market = run.prepared, run.config, run.config.market
     days, learned = prepared.splits[split], prepared.splits["train"]
     data = prepared.manifest["dataset"]["content_hash"]
-    resolved = resolve_rules(config, discrete=False, calendar=prepared.manifest["calendar"])
+    resolved = resolve_rules(config, calendar=prepared.manifest["calendar"])
     rules = {f"market rule {name}": value for name, value in resolved.rules._asdict().items()}
     return {
         "assets": prepared.symbols,

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 SLIPPAGE_NONE, SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT = 0, 1, 2, 3
+"""In the order of the names (`config.market.SlippageModel`)."""
 
 
 class Rules(NamedTuple):
