@@ -423,6 +423,11 @@ def historical_cvar(returns: Floats) -> float:
     return -float(qs.conditional_value_at_risk(dated(returns), method="historical"))
 
 
+def so_far(running: m.RunningMeasures) -> dict[str, float]:
+    names = ("drawdown", "max_drawdown", "sharpe_annual", "cvar95")
+    return {name: getattr(running, name) for name in names}
+
+
 class TestRunning:
     @given(series, st.sampled_from([1.0, 252.0, 12_096.0]))
     def test_equals_the_batch_functions_at_each_step(self, r: Floats, per_year: float) -> None:
@@ -437,13 +442,12 @@ class TestRunning:
 
     def test_before_the_first_return_there_is_no_drawdown_and_nothing_else_to_tell(self) -> None:
         running = m.RunningMeasures(YEAR)
-        assert running.as_dict() == pytest.approx(
+        assert so_far(running) == pytest.approx(
             {
                 "drawdown": 0.0,
                 "max_drawdown": 0.0,
                 "sharpe_annual": math.nan,
                 "cvar95": math.nan,
-                "cost_total": 0.0,
             },
             nan_ok=True,
         )
@@ -451,43 +455,39 @@ class TestRunning:
     def test_reset_forgets_everything(self) -> None:
         running, fresh = m.RunningMeasures(YEAR), m.RunningMeasures(YEAR)
         for ret in market_returns(50):
-            running.update(ret, cost=1.0)
+            running.update(ret)
         running.reset()
         for ret in HALVED:
             running.update(ret)
             fresh.update(ret)
-        assert running.as_dict() == fresh.as_dict()
+        assert so_far(running) == so_far(fresh)
         assert running.periods == 3
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.5])
     def test_a_return_that_cannot_be_is_refused_and_changes_nothing(self, bad: float) -> None:
         running = m.RunningMeasures(YEAR)
-        running.update(0.01, cost=1.0)
-        before = running.as_dict()
+        running.update(0.01)
+        before = so_far(running)
         with pytest.raises(ValueError, match="a return must be a number from -1 up"):
-            running.update(bad, cost=1.0)
-        with pytest.raises(ValueError, match="cost must be an amount from 0 up"):
-            running.update(0.01, cost=-1.0)
-        assert running.as_dict() == pytest.approx(before, nan_ok=True)
+            running.update(bad)
+        assert so_far(running) == pytest.approx(before, nan_ok=True)
         assert running.periods == 1
 
 
 def check_running(returns: Floats, per_year: float, every: int) -> None:
     running = m.RunningMeasures(per_year)
     for t, ret in enumerate(returns.tolist(), start=1):
-        running.update(ret, cost=0.5)
+        running.update(ret)
         if t % every:
             continue
-        so_far = returns[:t]
+        past = returns[:t]
         expected = {
-            "drawdown": m.drawdown_series(so_far)[-1],
-            "max_drawdown": m.max_drawdown(so_far),
-            "sharpe_annual": m.sharpe_annual(so_far, per_year),
-            "cvar95": m.cvar(so_far),
-            "cost_total": 0.5 * t,
+            "drawdown": m.drawdown_series(past)[-1],
+            "max_drawdown": m.max_drawdown(past),
+            "sharpe_annual": m.sharpe_annual(past, per_year),
+            "cvar95": m.cvar(past),
         }
-        assert running.as_dict() == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True), t
-        assert running.total_return == pytest.approx(m.total_return(so_far), rel=1e-9, abs=1e-12)
+        assert so_far(running) == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True), t
 
 
 class TestOverSeeds:

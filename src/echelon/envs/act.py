@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.market import Book, Orders, Rows, Rules
-from echelon.market.rules import after_fee, sellable_lots
+from echelon.market.rules import after_fee, commission, sellable_lots
 from echelon.types import Bools, Floats, Floats32
 
 ActionKind = Literal["discrete", "weights"]
@@ -169,7 +169,8 @@ def _holdings(
                 order = max(lots * lot[n], min_lot[n]) * price
             buy = trades and spendable >= order and present[r, n] and member[r, n]
             free = held - locked[e, n] if t_plus_one_now else held
-            sell = trades and free * price > rules.min_commission
+            worth_free = free * price
+            sell = trades and worth_free > commission(worth_free, rules)
             if limits_now:
                 buy = buy and price < limit_up[r, n] - 1e-6
                 sell = sell and price > limit_down[r, n] + 1e-6

@@ -103,7 +103,7 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         self._steps_left -= 1
         costs = {name: float(getattr(result.fills, name).sum()) for name in COST_PARTS}
         self._paid = {name: self._paid[name] + costs[name] for name in COST_PARTS}
-        self._measures.update(self.pv / before - 1.0, sum(costs.values()))
+        self._measures.update(self.pv / before - 1.0)
         terminated = bool(result.terminated[0])
         truncated = self._steps_left == 0
         if terminated:

@@ -416,7 +416,7 @@ def _fit(
 
     Of want, prices and volumes the first `n_buys` count; `costs` is room to work in.
     """
-    if spendable <= 0.0 or spendable * (1.0 + _SLACK) < rules.min_commission:
+    if spendable <= 0.0 or after_fee(spendable * (1.0 + _SLACK), rules) < 0.0:
         return 0.0
     scale = 1.0
     for _ in range(_SCALINGS):

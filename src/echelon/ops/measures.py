@@ -270,8 +270,6 @@ class RunningMeasures:
     def reset(self) -> None:
         """Forget everything: a new episode."""
         self.periods = 0
-        self.cost_total = 0.0
-        """Costs so far, in money."""
         self.max_drawdown = 0.0
         """The deepest drawdown so far."""
         self._mean, self._squares = 0.0, 0.0
@@ -281,11 +279,10 @@ class RunningMeasures:
         self._rest: list[float] = []  # returns, that is losses negated; the worst on top
         self._tail_sum = 0.0
 
-    def update(self, ret: float, cost: float = 0.0) -> None:
-        """Take in one period: its return, after costs, and the costs in money."""
+    def update(self, ret: float) -> None:
+        """Take in the return of one period, after costs."""
         if not -1.0 <= ret < math.inf:
             raise ValueError(f"a return must be a number from -1 up, not {ret}: check the prices")
-        self.cost_total += _money(cost, "cost")
         self.periods += 1
         delta = ret - self._mean
         self._mean += delta / self.periods
@@ -309,11 +306,6 @@ class RunningMeasures:
             self._tail_sum += worst
 
     @property
-    def total_return(self) -> float:
-        """Gain so far; 0 before the first return."""
-        return self._value - 1.0
-
-    @property
     def drawdown(self) -> float:
         """How far below its highest point the book is now; 0 before the first return."""
         return 1.0 - self._value / self._peak
@@ -334,16 +326,6 @@ class RunningMeasures:
             return math.nan
         k = (1.0 - CVAR_LEVEL) * self.periods
         return (self._tail_sum - (k - len(self._tail)) * self._rest[0]) / k
-
-    def as_dict(self) -> dict[str, float]:
-        """What an environment's `info` carries, by name."""
-        return {
-            "drawdown": self.drawdown,
-            "max_drawdown": self.max_drawdown,
-            "sharpe_annual": self.sharpe_annual,
-            "cvar95": self.cvar95,
-            "cost_total": self.cost_total,
-        }
 
 
 class MeanStd(NamedTuple):
