@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echelon.config import load_config
-from echelon.config.walkforward import WalkForwardConfig
+from echelon.config.tree import WalkForwardConfig
 from echelon.data.calendars import sessions
 from echelon.errors import ConfigError, DataError, EchelonError
 from echelon.evaluation.folds import Fold, FoldBars, plan_folds

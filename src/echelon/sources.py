@@ -7,7 +7,6 @@ can name the sources at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 IN_STORE = "store"
@@ -36,19 +35,17 @@ class SourceFacts(NamedTuple):
 _OF_VENDORS = frozenset({"symbols", "benchmark"})
 _OF_FILES = frozenset({"columns", "price_basis"})
 
-SOURCES: Mapping[str, SourceFacts] = MappingProxyType(
-    {
-        "sample": SourceFacts("sample", "own"),
-        "synthetic": SourceFacts("synthetic", "own"),
-        "csv": SourceFacts("files", "files", _OF_FILES),
-        "parquet": SourceFacts("files", "files", _OF_FILES),
-        "ticks": SourceFacts("ticks", "files", frozenset({"columns"})),
-        "qlib": SourceFacts("qlib", "files", frozenset({"qlib_market", "benchmark"})),
-        "yfinance": SourceFacts("yfinance_", "vendor"),
-        "akshare": SourceFacts("akshare_", "vendor"),
-        "tushare": SourceFacts("tushare_", "vendor", frozenset({"membership_index"})),
-    }
-)
+SOURCES: Mapping[str, SourceFacts] = {
+    "sample": SourceFacts("sample", "own"),
+    "synthetic": SourceFacts("synthetic", "own"),
+    "csv": SourceFacts("files", "files", _OF_FILES),
+    "parquet": SourceFacts("files", "files", _OF_FILES),
+    "ticks": SourceFacts("ticks", "files", frozenset({"columns"})),
+    "qlib": SourceFacts("qlib", "files", frozenset({"qlib_market", "benchmark"})),
+    "yfinance": SourceFacts("yfinance_", "vendor"),
+    "akshare": SourceFacts("akshare_", "vendor"),
+    "tushare": SourceFacts("tushare_", "vendor", frozenset({"membership_index"})),
+}
 
 if TYPE_CHECKING:
     SourceName: TypeAlias = str

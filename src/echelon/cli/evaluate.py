@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -212,19 +211,17 @@ class MeasureColumn(NamedTuple):
         return ("+" if value > 0 else "") + self.format(value)
 
 
-MEASURE_COLUMNS: Mapping[str, MeasureColumn] = MappingProxyType(
-    {
-        "total_return": MeasureColumn("return\n%", True, 1),
-        "sharpe_period": MeasureColumn("Sharpe\na bar", False, 4),
-        "sharpe_annual": MeasureColumn("Sharpe\na year", False, 2),
-        "volatility_annual": MeasureColumn("volat.\n% a year", True, 1),
-        "max_drawdown": MeasureColumn("max DD\n%", True, 1),
-        "turnover_annual": MeasureColumn("turnover\n× a year", False, 1),
-        "cost_share": MeasureColumn("costs\n%", True, 1),
-        "annual_return": MeasureColumn("return\n% a year", True, 1),
-        "calmar": MeasureColumn("Calmar", False, 2),
-    }
-)
+MEASURE_COLUMNS: Mapping[str, MeasureColumn] = {
+    "total_return": MeasureColumn("return\n%", True, 1),
+    "sharpe_period": MeasureColumn("Sharpe\na bar", False, 4),
+    "sharpe_annual": MeasureColumn("Sharpe\na year", False, 2),
+    "volatility_annual": MeasureColumn("volat.\n% a year", True, 1),
+    "max_drawdown": MeasureColumn("max DD\n%", True, 1),
+    "turnover_annual": MeasureColumn("turnover\n× a year", False, 1),
+    "cost_share": MeasureColumn("costs\n%", True, 1),
+    "annual_return": MeasureColumn("return\n% a year", True, 1),
+    "calmar": MeasureColumn("Calmar", False, 2),
+}
 """Measures as a table of 80 columns can show them side by side."""
 
 _SHOWN = {
@@ -278,9 +275,7 @@ def add_mean_rows(
         add_row(table, std_title, *(column.format(value.std) for column, value in cells))
 
 
-ROWS: Mapping[str, str] = MappingProxyType(
-    {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
-)
+ROWS: Mapping[str, str] = {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
 """What the rows of `evaluation.reference_policies` are called in a table."""
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
@@ -11,3 +14,13 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    def contradictions(self) -> Iterator[str]:
+        """What settings that are sound one by one cannot mean together, each in words."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        if problems := list(self.contradictions()):
+            raise ValueError("; ".join(problems))
+        return self

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from echelon.config._base import Section
 from echelon.config.algorithms import AlgorithmName
 
+Baseline = Literal[
+    "benchmark", "buy_and_hold", "equal_weight", "min_variance", "hrp", "momentum", "random", "cash"
+]
+SummaryMeasure = Literal["total_return", "sharpe", "volatility", "max_drawdown"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
-ENCODERS: Mapping[str, str] = MappingProxyType(
-    {
-        "TimeCNN": "encoders:TimeCNN",
-        "Transformer": "encoders:TransformerEncoder",
-        "TimesNet": "timesnet:TimesNet",
-    }
-)
+ENCODERS: Mapping[str, str] = {
+    "TimeCNN": "encoders:TimeCNN",
+    "Transformer": "encoders:TransformerEncoder",
+    "TimesNet": "timesnet:TimesNet",
+}
 """Every encoder: its file in `models`, and its class there."""
 
 if TYPE_CHECKING:
@@ -151,14 +145,13 @@ class ExpertConfig(Section):
             raise ValueError(f"must be a multiple of 4, such as {4 * (hidden // 4 + 1)}")
         return hidden
 
-    @model_validator(mode="after")
-    def _holds_a_batch(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """A batch larger than the buffer."""
         if self.batch_size > self.buffer_size:
-            raise ValueError(
+            yield (
                 f"batch_size ({self.batch_size:,}) exceeds buffer_size ({self.buffer_size:,}): a "
                 "batch would hold transitions more than once"
             )
-        return self
 
 
 class TrainConfig(Section):
@@ -223,19 +216,18 @@ class TrainConfig(Section):
     """Threads of one agent's training. One is fastest for small networks, and results are the
     same only for the same number."""
 
-    @model_validator(mode="after")
-    def _groups_divide_books(self) -> TrainConfig:
+    def contradictions(self) -> Iterator[str]:
+        """Groups that do not divide the books, or that have nobody to compare."""
         if self.books % self.offset_groups:
-            raise ValueError(
+            yield (
                 f"train.offset_groups ({self.offset_groups}) does not divide train.books "
                 f"({self.books})"
             )
         if self.peer_baseline and self.books == self.offset_groups:
-            raise ValueError(
+            yield (
                 "train.peer_baseline compares the books of a group, but each of the "
                 f"{self.offset_groups} groups has one book. Take more books or fewer groups."
             )
-        return self
 
 
 class RewardConfig(Section):
@@ -265,35 +257,9 @@ class EvalConfig(Section):
     """Take the most probable action instead of sampling."""
     use_fee: bool = True
     """Charge fees in evaluation."""
-    metrics: tuple[Literal["total_return", "sharpe", "volatility", "max_drawdown"], ...] = (
-        "total_return",
-        "sharpe",
-        "volatility",
-        "max_drawdown",
-    )
+    metrics: tuple[SummaryMeasure, ...] = get_args(SummaryMeasure)
     """Measures in the summary."""
-    baselines: tuple[
-        Literal[
-            "benchmark",
-            "buy_and_hold",
-            "equal_weight",
-            "min_variance",
-            "hrp",
-            "momentum",
-            "random",
-            "cash",
-        ],
-        ...,
-    ] = (
-        "benchmark",
-        "buy_and_hold",
-        "equal_weight",
-        "min_variance",
-        "hrp",
-        "momentum",
-        "random",
-        "cash",
-    )
+    baselines: tuple[Baseline, ...] = get_args(Baseline)
     """What every agent is compared with."""
     rebalance_bars: PositiveInt = 21
     """Bars between the rebalancings of the baselines that hold target weights."""

@@ -8,11 +8,7 @@ seconds. To add one, write its module and a line here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
-
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 Family = Literal["flat", "expert", "hierarchy", "sb3"]
 ExperienceStore = Literal["rollout", "replay", "horizon", "population"]
@@ -41,37 +37,27 @@ class Algorithm(NamedTuple):
 
 
 _EXPERT = "echelon.config.sizes:refuse_idle_expert"
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {
-        "A2C": Algorithm("echelon.agents.a2c:A2C", "flat", "rollout"),
-        "SB3-PPO": Algorithm("echelon.agents.sb3:Sb3PPO", "sb3", None),
-        "SB3-SAC": Algorithm("echelon.agents.sb3:Sb3SAC", "sb3", "replay"),
-        "SAC": Algorithm("echelon.agents.expert:SACLearner", "expert", "replay", _EXPERT),
-        "TD3": Algorithm("echelon.agents.expert:TD3Learner", "expert", "replay", _EXPERT),
-        "APG": Algorithm("echelon.agents.apg:APG", "expert", "horizon"),
-        "HIERARCHY": Algorithm(
-            "echelon.population.learner:HierarchyLearner",
-            "hierarchy",
-            "population",
-            "echelon.population.settings:refuse_hierarchy",
-        ),
-    }
-)
+ALGORITHMS: Mapping[str, Algorithm] = {
+    "A2C": Algorithm("echelon.agents.a2c:A2C", "flat", "rollout"),
+    "SB3-PPO": Algorithm("echelon.agents.sb3:Sb3PPO", "sb3", None),
+    "SB3-SAC": Algorithm("echelon.agents.sb3:Sb3SAC", "sb3", "replay"),
+    "SAC": Algorithm("echelon.agents.expert:SACLearner", "expert", "replay", _EXPERT),
+    "TD3": Algorithm("echelon.agents.expert:TD3Learner", "expert", "replay", _EXPERT),
+    "APG": Algorithm("echelon.agents.apg:APG", "expert", "horizon"),
+    "HIERARCHY": Algorithm(
+        "echelon.population.learner:HierarchyLearner",
+        "hierarchy",
+        "population",
+        "echelon.population.settings:refuse_hierarchy",
+    ),
+}
 """Value of `train.algo` → what it is."""
 
 
-class _Named:
-    """A key of `ALGORITHMS`, checked and documented as a Literal of them all would be."""
-
-    def __get_pydantic_core_schema__(
-        self,
-        source: object,
-        handler: GetCoreSchemaHandler,
-    ) -> CoreSchema:
-        return core_schema.literal_schema(list(ALGORITHMS))
-
-
-AlgorithmName = Annotated[str, _Named()]
+if TYPE_CHECKING:
+    AlgorithmName: TypeAlias = str
+else:
+    AlgorithmName = Literal[tuple(ALGORITHMS)]
 
 FLAT_SETTINGS = (
     *("window=20", "fee_rate=0.0005", "buy_pct=0.20", "sell_pct=0.50"),

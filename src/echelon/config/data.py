@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from zoneinfo import available_timezones
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, field_validator
 
 from echelon.config._base import Section
 from echelon.sources import SourceName
@@ -57,17 +51,16 @@ class SyntheticConfig(Section):
     index_size: PositiveInt = 20
     """How many symbols are in the index; its membership changes over time."""
 
-    @model_validator(mode="after")
-    def _within_the_calendar(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Sessions before or after what calendars hold."""
         if not _FIRST_DAY <= self.start <= _LAST_DAY:
-            raise ValueError(f"start ({self.start}) must be from {_FIRST_DAY} to {_LAST_DAY}")
+            yield f"start ({self.start}) must be from {_FIRST_DAY} to {_LAST_DAY}"
         fits = int((_LAST_DAY - self.start).days * _SESSIONS_A_DAY) + 1
         if self.n_days > fits:
-            raise ValueError(
+            yield (
                 f"n_days ({self.n_days:,}) sessions from {self.start} end after {_LAST_DAY}, where "
                 f"calendars end; at most {fits:,} fit"
             )
-        return self
 
 
 class TicksConfig(Section):
@@ -169,8 +162,7 @@ class DataConfig(Section):
             return value
         import exchange_calendars
 
-        names = exchange_calendars.get_calendar_names(include_aliases=False)
-        if value not in names:
+        if value not in exchange_calendars.get_calendar_names(include_aliases=False):
             raise ValueError(
                 f"unknown calendar {value!r}; use an exchange code such as XNYS or XSHG, "
                 "24/7, data or auto"
@@ -180,10 +172,8 @@ class DataConfig(Section):
     @field_validator("timezone")
     @classmethod
     def _timezone_exists(cls, value: str | None) -> str | None:
-        if value is None:
-            return value
         known = available_timezones()
-        if value not in known:
+        if value is not None and value not in known:
             raise ValueError(f"unknown time zone {value!r}; {_near_zone(value, known)}")
         return value
 

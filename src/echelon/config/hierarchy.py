@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.config.agents import Fraction
@@ -108,28 +102,19 @@ class MetaRouterConfig(Section):
     episode_decisions: PositiveInt = 100
     """Decisions of an episode."""
 
-    @model_validator(mode="after")
-    def _rollout_divides(self) -> Self:
-        if self.n_steps % self.n_envs:
-            raise ValueError(
-                f"meta_router.n_envs ({self.n_envs}) does not divide meta_router.n_steps "
-                f"({self.n_steps})"
-            )
-        if self.n_steps % self.batch_size:
-            raise ValueError(
-                f"meta_router.batch_size ({self.batch_size}) does not divide meta_router.n_steps "
-                f"({self.n_steps})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _bonus_within_its_bound(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """A rollout that does not divide, a bonus above its bound."""
+        for name in ("n_envs", "batch_size"):
+            if self.n_steps % getattr(self, name):
+                yield (
+                    f"meta_router.{name} ({getattr(self, name)}) does not divide "
+                    f"meta_router.n_steps ({self.n_steps})"
+                )
         if self.kl_lambda > self.kl_lambda_max:
-            raise ValueError(
+            yield (
                 f"meta_router.kl_lambda ({self.kl_lambda:g}) is above meta_router.kl_lambda_max "
                 f"({self.kl_lambda_max:g}). Lower the one or raise the other"
             )
-        return self
 
 
 class UpdateSchedule(Section):
@@ -189,23 +174,19 @@ class EvolutionConfig(Section):
     gamma: tuple[Discount, Discount] = (0.8, 0.995)
     """Discount of experts, per bar."""
 
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Bounds out of order, and members that do not divide into subpopulations."""
         for name in ("lr", "router_lr", "target_entropy", "mi_reward_weight", "kl_lambda", "gamma"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"trainer.evolution.{name}: {low:g} is above {high:g}")
+                yield f"trainer.evolution.{name}: {low:g} is above {high:g}"
         if len(self.paces) != self.subpopulations:
-            raise ValueError(
+            yield (
                 f"trainer.evolution.paces names {len(self.paces)} for "
                 f"{self.subpopulations} subpopulation(s)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _members_divide(self) -> Self:
         if list(self.paces) != sorted(set(self.paces)):
-            raise ValueError(
+            yield (
                 f"trainer.evolution.paces = {list(self.paces)}: each must be greater than the one "
                 "before, such as [1, 5]"
             )
@@ -213,12 +194,11 @@ class EvolutionConfig(Section):
         step = _QUARTERS * parts
         if members % step and (members, parts) != (1, 1):
             fitting = sorted({max(members // step, 1) * step, (members // step + 1) * step})
-            raise ValueError(
+            yield (
                 f"trainer.evolution.members_per_niche = {members} does not divide into "
                 f"trainer.evolution.subpopulations = {parts} of four equal quarters. Take "
                 f"{' or '.join(map(str, fitting))} members, or 1 member and 1 subpopulation"
             )
-        return self
 
 
 class TrainerConfig(Section):
@@ -271,11 +251,10 @@ class RiskConfig(Section):
     turnover_per_month: PositiveFloat = 40.0
     """Two-way turnover of 20 bars; 40 is no limit."""
 
-    @model_validator(mode="after")
-    def _release_below_limit(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """A release above the limit."""
         if self.drawdown_release > self.drawdown_limit:
-            raise ValueError(
+            yield (
                 f"risk.drawdown_release ({self.drawdown_release:g}) is above risk.drawdown_limit "
                 f"({self.drawdown_limit:g})"
             )
-        return self

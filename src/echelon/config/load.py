@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -33,14 +33,12 @@ from echelon.errors import ConfigError, UsageError, shorten
 _SHOWN = 20
 """Problems of a configuration that a message lists."""
 REGISTRY = "logging.registry"
-PLACES: Mapping[str, Sequence[str]] = MappingProxyType(
-    {
-        "data.store": ("*/CURRENT.json",),
-        "data.cache.dir": ("*/entry.json",),
-        "data.ticks.parquet_dir": ("*.parquet",),
-        REGISTRY: ("trials.json", "reads.json"),
-    }
-)
+PLACES: Mapping[str, Sequence[str]] = {
+    "data.store": ("*/CURRENT.json",),
+    "data.cache.dir": ("*/entry.json",),
+    "data.ticks.parquet_dir": ("*.parquet",),
+    REGISTRY: ("trials.json", "reads.json"),
+}
 """Key of a directory that is written to → what is in it where it is Echelon's already."""
 _CODE_KEYS = (("features", "modules"), ("execution", "extensions"))
 """Where a configuration names Python files: section and key."""
@@ -67,12 +65,7 @@ def load_run_config(
     named: dict[str, Any] = {}
     for item in overrides:
         _override(named, item)
-    sections = [named.get(name) or {} for name, _ in _CODE_KEYS]
-    files = [
-        file
-        for section, (_, key) in zip(sections, _CODE_KEYS, strict=True)
-        for file in section.get(key) or ()
-    ]
+    files = [file for name, key in _CODE_KEYS for file in (named.get(name) or {}).get(key) or ()]
     run_code = name_files(path.parent, [*trust_code, *files])
     return _with_code(config, {name: run_code for name, _ in _CODE_KEYS})
 
@@ -189,9 +182,10 @@ def refuse_places(
     """
     defaults = type(config)()
     for key in keys:
-        place = _value(config, key)
+        value = attrgetter(key)
+        place: Path | None = value(config)
         named = any(item.partition("=")[0].strip() == key for item in overrides)
-        if place is None or named or place == _value(defaults, key):
+        if place is None or named or place == value(defaults):
             continue
         if not _is_ours(place, PLACES[key]) and not _is_new(place, run):
             raise UsageError(
@@ -200,14 +194,6 @@ def refuse_places(
                 f"written there unless you name it: add -o {key}={place}, or change to the "
                 "directory above it."
             )
-
-
-def _value(config: Config, key: str) -> Path | None:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    assert value is None or isinstance(value, Path)
-    return value
 
 
 def _is_ours(place: Path, marks: Sequence[str]) -> bool:

@@ -2,57 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.errors import ConfigError, shorten
 
 Preset = Literal["us", "cn", "crypto", "paper", "hierarchical"]
-PresetSetting = Literal["auto", "us", "cn", "crypto", "paper", "hierarchical"]
+PresetSetting = Literal["auto", Preset]
 SlippageModel = Literal["none", "fixed", "linear", "sqrt"]
 
-ALIASES: Mapping[str, Preset] = MappingProxyType(
-    {"ashare": "cn", "a-share": "cn", "a_share": "cn", "china": "cn", "usa": "us"}
-)
+ALIASES: Mapping[str, Preset] = {
+    **dict.fromkeys(("ashare", "a-share", "a_share", "china"), "cn"),
+    "usa": "us",
+}
 """Other names of presets; the configuration keeps the preset's own, so that hashes agree."""
-CALENDARS: Mapping[str, Preset] = MappingProxyType(
-    {
-        **dict.fromkeys(("XSHG", "XSHE"), "cn"),
-        **dict.fromkeys(("XNYS", "XNAS", "XASE"), "us"),
-        "24/7": "crypto",
-    }
-)
+CALENDARS: Mapping[str, Preset] = {
+    **dict.fromkeys(("XSHG", "XSHE"), "cn"),
+    **dict.fromkeys(("XNYS", "XNAS", "XASE"), "us"),
+    "24/7": "crypto",
+}
 """Calendar of the data → the market it is of, by the name of its preset."""
-_FITTING: Mapping[Preset, tuple[Preset, ...]] = MappingProxyType(
-    {
-        # paper and hierarchical know nothing of stamp duty, lots and T+1, which A-shares have.
-        "cn": ("cn",),
-        "us": ("us", "paper", "hierarchical"),
-        "crypto": ("crypto", "paper", "hierarchical"),
-    }
-)
+_FITTING: Mapping[Preset, tuple[Preset, ...]] = {
+    # paper and hierarchical know nothing of stamp duty, lots and T+1, which A-shares have.
+    "cn": ("cn",),
+    "us": ("us", "paper", "hierarchical"),
+    "crypto": ("crypto", "paper", "hierarchical"),
+}
 """Market → presets that can be meant there without a word of confirmation."""
-_KNOWN_BY: Mapping[Preset, str] = MappingProxyType(
-    {
-        "us": "US stocks",
-        "cn": "A-shares: stamp duty, lots, T+1, price limits",
-        "crypto": "a market that never closes",
-        "paper": "a fee and nothing else",
-        "hierarchical": "a fee and linear slippage",
-    }
-)
+_KNOWN_BY: Mapping[Preset, str] = {
+    "us": "US stocks",
+    "cn": "A-shares: stamp duty, lots, T+1, price limits",
+    "crypto": "a market that never closes",
+    "paper": "a fee and nothing else",
+    "hierarchical": "a fee and linear slippage",
+}
 
 
 def _preset_name(value: object) -> object:
@@ -159,27 +146,24 @@ class MarketConfig(Section):
             "market.preset_confirmed=true (of a run that exists: in its config.yaml)."
         )
 
-    @model_validator(mode="after")
-    def _executor_has_what_it_needs(self) -> Self:
-        if self.executor == "immediate" and self.executor_dataset is None:
-            return self
-        if self.executor_dataset is None:
-            raise ValueError(
+    def contradictions(self) -> Iterator[str]:
+        """An executor without what it needs."""
+        if self.executor != "immediate" and self.executor_dataset is None:
+            yield (
                 f"market.executor is {self.executor!r}, which works orders through the day, but "
                 "market.executor_dataset does not name a dataset of intraday bars"
             )
-        if self.fill == "close":
-            raise ValueError(
+        elif self.executor_dataset is not None and self.fill == "close":
+            yield (
                 "market.executor and market.executor_dataset are about the day after the decision, "
                 f"but market.fill is 'close' (executor {self.executor!r}). Set it to 'open', or "
                 "leave them out"
             )
         if self.executor == "learned" and self.executor_policy is None:
-            raise ValueError(
+            yield (
                 "market.executor is 'learned', but market.executor_policy does not name the "
                 "policy's directory"
             )
-        return self
 
 
 EXECUTOR_KEYS = tuple(f"market.{name}" for name in MarketConfig.model_fields if "executor" in name)

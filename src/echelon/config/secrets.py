@@ -7,7 +7,6 @@ prints as asterisks, and only the code that speaks to the service unwraps them.
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from pydantic import SecretStr
@@ -17,13 +16,11 @@ from echelon.errors import ConfigError
 
 SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_cache_key"]
 
-_WHAT = MappingProxyType(
-    {
-        "tushare_token": "the token of your tushare.pro account (its user page shows it)",
-        "echelon_redis_url": "the URL of the Redis cache, such as redis://:password@host:6379/0",
-        "echelon_cache_key": "the key that signs entries of the Redis cache, a long random text",
-    }
-)
+_WHAT = {
+    "tushare_token": "the token of your tushare.pro account (its user page shows it)",
+    "echelon_redis_url": "the URL of the Redis cache, such as redis://:password@host:6379/0",
+    "echelon_cache_key": "the key that signs entries of the Redis cache, a long random text",
+}
 
 
 class Secrets(BaseSettings):

@@ -13,8 +13,12 @@ import importlib
 import os
 import resource
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
+
+from rich.filesize import decimal
 
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.tree import Config
@@ -40,7 +44,12 @@ class Need(NamedTuple):
 
 def refuse_sizes(config: Config) -> None:
     """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
-    for key, count, most in _counts(config):
+    for key, most in (
+        ("train.threads", MOST_PROCESSES),
+        ("trainer.workers", MOST_PROCESSES),
+        ("train.seeds", MOST_SEEDS),
+    ):
+        count = attrgetter(key)(config)
         if count > most:
             raise ConfigError(
                 f"{key} = {count:,}: at most {most:,} can be asked for (this machine has "
@@ -63,8 +72,8 @@ def refuse_need(need: Need, available: int) -> None:
     if not fits:
         remedy = f"Not even 1 would fit: lower what {need.key} is multiplied with."
     raise ConfigError(
-        f"{need.key} = {need.value:,} needs at least {_in_units(needed)} of memory; "
-        f"{_in_units(available)} are available. {remedy}"
+        f"{need.key} = {need.value:,} needs at least {decimal(needed)} of memory; "
+        f"{decimal(available)} are available. {remedy}"
     )
 
 
@@ -152,13 +161,8 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
     return plain + (2 * n_assets * _FLOAT + 3 * _FLOAT if behaviour else 0)
 
 
-def _counts(config: Config) -> Iterator[tuple[str, int, int]]:
-    yield "train.threads", config.train.threads, MOST_PROCESSES
-    yield "trainer.workers", config.trainer.workers, MOST_PROCESSES
-    yield "train.seeds", config.train.seeds, MOST_SEEDS
-
-
 def _needs(config: Config) -> Iterator[Need]:
+    need = partial(_need, config)
     synthetic = config.data.source == "synthetic"
     n_assets = len(config.assets) or (config.data.synthetic.n_symbols if synthetic else 1)
     if synthetic:
@@ -168,104 +172,94 @@ def _needs(config: Config) -> Iterator[Need]:
     if memory == "rollout":
         # A rollout keeps, of each book and asset, what was held and what was done.
         each = n_assets * 3 * _FLOAT
-        yield Need("train.books", train.books, lambda n: n * train.rollout_steps * each)
-        yield Need("train.rollout_steps", train.rollout_steps, lambda n: n * train.books * each)
+        yield need("train.books", lambda n: n * train.rollout_steps * each)
+        yield need("train.rollout_steps", lambda n: n * train.books * each)
     else:
-        yield Need("train.books", train.books, lambda n: n * n_assets * 8 * _FLOAT)
+        yield need("train.books", lambda n: n * n_assets * 8 * _FLOAT)
     yield from _expert_needs(config, n_assets)
     yield from _execution_needs(config)
 
 
 def _market_needs(config: Config) -> Iterator[Need]:
+    need = partial(_need, config)
     market, freq = config.data.synthetic, config.data.freq
     day = {"1d": 1, "5min": -(-market.minutes_per_day // 5), "1min": market.minutes_per_day}[freq]
     minutes = market.minutes_per_day * 8
-    yield Need("data.synthetic.minutes_per_day", market.minutes_per_day, lambda n: n * 8 * 64)
-    for key, value, factor in (
-        ("n_symbols", market.n_symbols, market.n_days),
-        ("n_days", market.n_days, market.n_symbols),
-    ):
-        yield Need(
-            f"data.synthetic.{key}",
-            value,
-            lambda n, factor=factor: n * factor * day * _BAR + minutes,  # type: ignore[misc]
-        )
+    yield need("data.synthetic.minutes_per_day", lambda n: n * 8 * 64)
+    bars = market.n_days * day * _BAR
+    yield need("data.synthetic.n_symbols", lambda n: n * bars + minutes)
+    bars_of_day = market.n_symbols * day * _BAR
+    yield need("data.synthetic.n_days", lambda n: n * bars_of_day + minutes)
+
+
+def _need(config: Config, key: str, bytes_of: Callable[[int], int]) -> Need:
+    return Need(key, attrgetter(key)(config), bytes_of)
 
 
 def _model_needs(config: Config) -> Iterator[Need]:
-    model, window = config.model, config.window
+    need = partial(_need, config)
+    model = config.model
 
     def encoder(width: int, layers: int) -> int:
         inner = max(layers - 1, 0) * _KERNEL * width * width
         return (inner + width * model.hidden) * _LEARNED
 
-    yield Need("model.d_model", model.d_model, lambda n: encoder(n, model.n_layers))
-    yield Need("model.n_layers", model.n_layers, lambda n: encoder(model.d_model, n))
-    yield Need("model.hidden", model.hidden, lambda n: n * (n + model.d_model) * _LEARNED)
+    yield need("model.d_model", lambda n: encoder(n, model.n_layers))
+    yield need("model.n_layers", lambda n: encoder(model.d_model, n))
+    yield need("model.hidden", lambda n: n * (n + model.d_model) * _LEARNED)
     if config.model.encoder != "TimeCNN":  # whose positions are learned
-        yield Need("window", window, lambda n: n * model.d_model * _LEARNED)
+        yield need("window", lambda n: n * model.d_model * _LEARNED)
     if config.lora.enabled:
-        yield Need("lora.rank", config.lora.rank, lambda n: 2 * n * model.d_model * _LEARNED)
+        yield need("lora.rank", lambda n: 2 * n * model.d_model * _LEARNED)
 
 
 def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
+    need = partial(_need, config)
     memory, expert, experts = ALGORITHMS[config.train.algo].memory, config.expert, config.experts
     if memory in (None, "rollout"):
         return
     width, d_model = expert.hidden, config.model.d_model
     if memory == "replay":
         each = bytes_of_transition(n_assets)
-        yield Need("expert.buffer_size", expert.buffer_size, lambda n: n * each)
+        yield need("expert.buffer_size", lambda n: n * each)
     batch = n_assets * d_model * _FLOAT
-    yield Need("expert.batch_size", expert.batch_size, lambda n: n * batch)
-    yield Need("expert.hidden", width, lambda n: n * (n + d_model) * 3 * _LEARNED)
+    yield need("expert.batch_size", lambda n: n * batch)
+    yield need("expert.hidden", lambda n: n * (n + d_model) * 3 * _LEARNED)
     if memory == "horizon":
         books = config.train.books * n_assets * _FLOAT
-        yield Need("expert.horizon", expert.horizon, lambda n: n * books)
+        yield need("expert.horizon", lambda n: n * books)
     if memory != "population":
         return
     router, sharing = config.meta_router, experts.sharing
     if sharing.enabled and not sharing.on_disk:
         shared = bytes_of_transition(n_assets, behaviour=True)
-        yield Need("experts.sharing.buffer_size", sharing.buffer_size, lambda n: n * shared)
+        yield need("experts.sharing.buffer_size", lambda n: n * shared)
     network = width * (width + d_model) * 3 * _LEARNED
     members = config.trainer.evolution.members_per_niche
-    yield Need("experts.n_experts", experts.n_experts, lambda n: n * members * network)
-    key = "trainer.evolution.members_per_niche"
-    yield Need(key, members, lambda n: n * experts.n_experts * network)
-    yield Need("experts.skill_dim", experts.skill_dim, lambda n: n * width * _LEARNED)
+    yield need("experts.n_experts", lambda n: n * members * network)
+    niches = experts.n_experts * network
+    yield need("trainer.evolution.members_per_niche", lambda n: n * niches)
+    yield need("experts.skill_dim", lambda n: n * width * _LEARNED)
     seen = experts.n_experts * len(router.horizons) * _FLOAT
-    yield Need("meta_router.n_steps", router.n_steps, lambda n: n * seen)
-    yield Need("meta_router.n_envs", router.n_envs, lambda n: n * n_assets * experts.n_experts * 8)
+    yield need("meta_router.n_steps", lambda n: n * seen)
+    yield need("meta_router.n_envs", lambda n: n * n_assets * experts.n_experts * 8)
     probe = n_assets * experts.n_experts * 8
-    yield Need("trainer.probe_states", config.trainer.probe_states, lambda n: n * probe)
+    yield need("trainer.probe_states", lambda n: n * probe)
     books = experts.n_experts * router.n_envs * 8
-    yield Need("risk.cvar_window", config.risk.cvar_window, lambda n: n * books)
-    yield Need("risk.drawdown_window", config.risk.drawdown_window, lambda n: n * books)
-    longest = max(router.horizons)
-    yield Need("meta_router.horizons", longest, lambda n: n * books)
+    yield need("risk.cvar_window", lambda n: n * books)
+    yield need("risk.drawdown_window", lambda n: n * books)
+    yield Need("meta_router.horizons", max(router.horizons), lambda n: n * books)
 
 
 def _execution_needs(config: Config) -> Iterator[Need]:
+    need = partial(_need, config)
     execution = config.execution
     learner = execution.learner
-    yield Need("execution.hidden", execution.hidden, lambda n: n * n * 6 * _LEARNED)
+    yield need("execution.hidden", lambda n: n * n * 6 * _LEARNED)
     state = execution.hidden * _FLOAT
-    orders = "execution.learner.orders"
-    yield Need(orders, learner.orders, lambda n: n * learner.copies * state)
-    copies = "execution.learner.copies"
-    yield Need(copies, learner.copies, lambda n: n * learner.orders * state)
-    yield Need("execution.learner.memory", learner.memory, lambda n: n * 16 * _FLOAT)
-
-
-def _in_units(count: int) -> str:
-    """Bytes in the unit that fits: 1.5 GB."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.0f} PB" if size < 1e6 else "more than a million PB"
+    yield need("execution.learner.orders", lambda n: n * learner.copies * state)
+    yield need("execution.learner.copies", lambda n: n * learner.orders * state)
+    yield need("execution.learner.memory", lambda n: n * 16 * _FLOAT)
 
 
 def _number(path: Path) -> int | None:

@@ -28,8 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.config.tree import DateSpan, SplitConfig
-from echelon.config.walkforward import WalkForwardConfig
+from echelon.config.tree import DateSpan, SplitConfig, WalkForwardConfig
 from echelon.errors import ConfigError, DataError
 from echelon.types import Times
 

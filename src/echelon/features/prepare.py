@@ -33,13 +33,14 @@ from echelon.errors import DataError, SourceError, StoreError, UsageError
 from echelon.features.cache import Cache, empty_directory, open_caches
 from echelon.features.engine import FeaturePlan, GridFile, SymbolProgress, compute, load_exogenous
 from echelon.features.prepared import (
+    ARRAYS,
     MANIFEST,
+    OPTIONAL,
     PREPARED_FORMAT,
     Prepared,
     content_hash,
     facts_hash,
     file_hashes,
-    open_whole,
 )
 from echelon.features.registry import LeftOut, Selection, select
 from echelon.features.scaler import RunningMoments, Scaler
@@ -164,11 +165,17 @@ def source_ids(selection: Selection) -> list[str]:
 
 def _standing(target: Path, key: str) -> Prepared | None:
     """The set of `key` that is there already; one that is damaged is made again."""
+    if not (target / MANIFEST).is_file():
+        return None
+    prepared = Prepared(target)
     try:
-        return open_whole(target, key)
+        if prepared.manifest["key"] != key:
+            return None
+        prepared.verify()
     except StoreError as error:
         log.warning("%s It is made again now.", error)
         return None
+    return prepared
 
 
 def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
@@ -372,22 +379,15 @@ def scale_file(path: Path, shape: tuple[int, int, int], scaler: Scaler, present:
 
 
 def _write_arrays(panel: Panel, present: Bools, first_row: int, out: Path) -> None:
-    arrays = {
-        "times": panel.times,
-        "close": panel.valuation_close(),
-        "member": panel.member,
-        "tradable": panel.tradable,
-        "suspended": panel.suspended,
-        "delisted": panel.delisted,
-    }
-    optional = ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down")
-    for name in (*optional, "benchmark"):
-        array = getattr(panel, name)
+    made = {"present": present, "close": panel.valuation_close()[first_row:]}
+    for name in (*ARRAYS, *OPTIONAL):
+        array = getattr(panel, name, None)
+        if name in made:
+            array = made[name]
+        elif array is not None:
+            array = array[first_row:]
         if array is not None:
-            arrays[name] = array
-    for name, array in arrays.items():
-        np.save(out / f"{name}.npy", array[first_row:], allow_pickle=False)
-    np.save(out / "present.npy", present, allow_pickle=False)
+            np.save(out / f"{name}.npy", array, allow_pickle=False)
 
 
 def cache_key(config: Config, dataset: Manifest, sources: Sequence[str]) -> str:

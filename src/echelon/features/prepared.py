@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NotRequired
 
 import numpy as np
@@ -43,23 +42,19 @@ PREPARE_AGAIN = (
     "Make it again: `echelon prepare --resume RUN` where agents were trained on it, else "
     "`echelon prepare`."
 )
-_ARRAYS = MappingProxyType(
-    {
-        "X": ("TNF", "<f4"),
-        "times": ("T", "<M8[us]"),
-        "close": ("TN", "<f8"),
-        **dict.fromkeys(("present", "member", "tradable", "suspended", "delisted"), ("TN", "|b1")),
-    }
-)
+ARRAYS: Mapping[str, tuple[str, str]] = {
+    "X": ("TNF", "<f4"),
+    "times": ("T", "<M8[us]"),
+    "close": ("TN", "<f8"),
+    **dict.fromkeys(("present", "member", "tradable", "suspended", "delisted"), ("TN", "|b1")),
+}
 """Array → its axes and type."""
-_OPTIONAL = MappingProxyType(
-    dict.fromkeys(
-        ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down"),
-        ("TN", "<f8"),
-    )
-    | {"benchmark": ("T", "<f8")}
-)
-"""As `_ARRAYS`, of what a source may lack."""
+_GRIDS = ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down")
+OPTIONAL: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(_GRIDS, ("TN", "<f8")),
+    "benchmark": ("T", "<f8"),
+}
+"""As `ARRAYS`, of what a source may lack."""
 
 
 class DatasetFacts(TypedDict):
@@ -249,7 +244,7 @@ class Prepared:
         manifest = self.manifest
         sizes = {"T": manifest["T"], "N": manifest["N"], "F": manifest["F"]}
         there = {name.removesuffix(".npy") for name in manifest["files"] if name.endswith(".npy")}
-        wanted = {**_ARRAYS, **{name: _OPTIONAL[name] for name in there & set(_OPTIONAL)}}
+        wanted = {**ARRAYS, **{name: OPTIONAL[name] for name in there & set(OPTIONAL)}}
         for name in sorted(there | set(wanted)):
             if name not in wanted:
                 raise self._damage(f"{name}.npy", "no array of a prepared set is called so")
@@ -306,17 +301,6 @@ def file_hashes(path: Path) -> dict[str, str]:
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error), PREPARE_AGAIN) from None
     return {file.name: digest for file, digest in zip(files, digests, strict=True)}
-
-
-def open_whole(path: Path, key: str) -> Prepared | None:
-    """The set of `key` in `path`; None where there is none, or another, or one that is damaged."""
-    if not (path / MANIFEST).is_file():
-        return None
-    prepared = Prepared(path)
-    if prepared.manifest["key"] != key:
-        return None
-    prepared.verify()
-    return prepared
 
 
 def content_hash(files: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from echelon.backtest.files import AGENT
-from echelon.config.walkforward import WalkForwardConfig
+from echelon.config.tree import WalkForwardConfig
 from echelon.evaluation.folds import Fold
 from echelon.files import write_atomic
 from echelon.report.charts.chart import DATES, MOST_LABELS, Axis, Chart, Plot, Points, Spans
