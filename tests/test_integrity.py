@@ -17,7 +17,7 @@ from markets import qtmrl_config
 from shells import Shell, tiny
 from worlds import prepared_run, reseal
 
-from echelon import digests
+from echelon import files as files_module
 from echelon.data.store import Store
 from echelon.errors import DamagedError, StoreError
 from echelon.features import Prepared, prepare
@@ -222,8 +222,8 @@ def test_contents_are_hashed_once_a_command(
         hashed.append(path)
         return "not what it was"
 
-    monkeypatch.setattr(digests, "sha256_file", count)
-    monkeypatch.setattr(digests, "_KNOWN", digests.known_digests())
+    monkeypatch.setattr(files_module, "sha256_file", count)
+    monkeypatch.setattr(files_module, "_KNOWN", files_module.known_digests())
     Prepared.open(run)
     Prepared.open(other)  # hard links are the same files
     assert hashed == []
@@ -237,7 +237,7 @@ def _open_in_worker(pipe: Connection, run: Path) -> None:
     def refuse(path: Path) -> str:
         raise AssertionError(f"{path} was hashed again")
 
-    digests.sha256_file = refuse  # type: ignore[assignment]
+    files_module.sha256_file = refuse  # type: ignore[assignment]
     try:
         pipe.send(Prepared.open(run).manifest["content_hash"])
     except AssertionError as error:

@@ -33,7 +33,7 @@ import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -584,3 +584,50 @@ def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content, read in pieces, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+Mark = tuple[str, int, int, int, int]
+"""Kind of digest, device, inode, size and time of a file, by which it is known.
+
+A second name (a hard link, a renamed directory) is the same file, one that was written to is
+another: contents are verified whenever something is opened, and read once a command. Worker
+processes begin with what their parent knows.
+"""
+
+_KNOWN: dict[Mark, str] = {}
+
+
+def digest_once(path: Path, kind: str, compute: Callable[[Path], str]) -> str:
+    """`compute(path)`, or what it gave before in this command. kind: names the computation"""
+    mark = _file_mark(path, kind)
+    if mark in _KNOWN:
+        return _KNOWN[mark]
+    digest = compute(path)
+    if _file_mark(path, kind) == mark:  # else it was written to meanwhile
+        _KNOWN[mark] = digest
+    return digest
+
+
+def sha256_once(path: Path) -> str:
+    """SHA-256 of a file's content, as hex."""
+    return digest_once(path, "sha256", sha256_file)
+
+
+def note_sha256(path: Path, digest: str) -> None:
+    """Keep the digest of a file that was computed while it was written."""
+    _KNOWN[_file_mark(path, "sha256")] = digest
+
+
+def known_digests() -> dict[Mark, str]:
+    """All that this process knows, for a worker's `adopt_digests`."""
+    return dict(_KNOWN)
+
+
+def adopt_digests(known: Mapping[Mark, str]) -> None:
+    """Begin with what another process of this command has computed."""
+    _KNOWN.update(known)
+
+
+def _file_mark(path: Path, kind: str) -> Mark:
+    facts = path.stat()
+    return kind, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

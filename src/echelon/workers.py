@@ -69,9 +69,15 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from echelon.digests import Mark, adopt_digests, known_digests
 from echelon.errors import EchelonError, TrainingError
-from echelon.files import Closing, scratch_directory, share_directory
+from echelon.files import (
+    Closing,
+    Mark,
+    adopt_digests,
+    known_digests,
+    scratch_directory,
+    share_directory,
+)
 from echelon.stopping import SIGNALS, stop_requests
 
 _A = TypeVar("_A")

@@ -35,9 +35,9 @@ import numpy as np
 import polars as pl
 
 from echelon.data.bars import SCHEMA, SourceInfo
-from echelon.digests import digest_once
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import (
+    digest_once,
     exclusive_lock,
     link_or_copy,
     read_json,

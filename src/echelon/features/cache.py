@@ -37,12 +37,13 @@ from pydantic import AfterValidator, Field, NonNegativeInt
 
 from echelon.config.data import CacheConfig
 from echelon.config.secrets import secrets
-from echelon.digests import note_sha256, sha256_once
 from echelon.errors import ConfigError, DamagedError, shorten
 from echelon.files import (
     link_or_copy,
+    note_sha256,
     parse_json,
     read_json,
+    sha256_once,
     staging_directory,
     sweep,
     sync,

@@ -10,7 +10,7 @@
     splits.json, scaler.json, manifest.json
 
 Arrays are opened memory-mapped and read-only: a rolling window costs what it touches. What a set
-holds is verified when it is opened, once a command (`echelon.digests`): the content of every file
+holds is verified when it is opened, once a command (`echelon.files`): the content of every file
 against the manifest, and whether manifest, arrays, splits and scaler fit each other.
 """
 
@@ -29,10 +29,9 @@ from typing import Any, NotRequired
 import numpy as np
 from typing_extensions import TypedDict
 
-from echelon.digests import sha256_once
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.features.scaler import Scaler
-from echelon.files import read_array, read_json
+from echelon.files import read_array, read_json, sha256_once
 from echelon.types import Bools, Floats, Floats32, Freq, PriceBasis, Times
 
 PREPARED_FORMAT = 1
