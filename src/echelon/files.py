@@ -281,10 +281,8 @@ def read_table(path: Path, columns: Mapping[str, ColumnKind], remedy: str) -> pl
 def _holds(dtype: pl.DataType, kind: ColumnKind) -> bool:
     import polars as pl
 
-    if kind == "text":
-        return dtype == pl.String
-    if kind == "flag":
-        return dtype == pl.Boolean
+    if kind in ("text", "flag"):
+        return dtype == (pl.String if kind == "text" else pl.Boolean)
     return dtype.is_temporal() if kind == "time" else dtype.is_numeric()
 
 
@@ -383,7 +381,8 @@ def _sweep(directory: Path, patterns: tuple[re.Pattern[str], ...], *, deep: bool
     looked, removed, size = 0, 0, 0
     for place, folders, files in os.walk(directory):
         looked += len(folders) + len(files)
-        ours = {name: match for name in (*folders, *files) if (match := _match(patterns, name))}
+        names = [(name, pattern) for name in (*folders, *files) for pattern in patterns]
+        ours = {name: match for name, pattern in names if (match := pattern.fullmatch(name))}
         for name, match in ours.items():
             freed = _remove_dead(Path(place, name), match["token"])
             if freed is not None:
@@ -392,16 +391,8 @@ def _sweep(directory: Path, patterns: tuple[re.Pattern[str], ...], *, deep: bool
         if looked > _MAX_ENTRIES:
             break
     if removed:
-        log.info(
-            "%s: removed %d leftover(s) of a killed process, %.1f MB",
-            directory,
-            removed,
-            size / 1e6,
-        )
-
-
-def _match(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] | None:
-    return next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
+        what = "%s: removed %d leftover(s) of a killed process, %.1f MB"
+        log.info(what, directory, removed, size / 1e6)
 
 
 def _remove_dead(path: Path, token: str | None) -> int | None:

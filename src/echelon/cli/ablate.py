@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import options
-from echelon.cli.batch import BatchOptions, open_batch, work_through
+from echelon.cli.batch import open_batch, work_through
 from echelon.cli.console import add_row, number_table, out, warn
 from echelon.cli.evaluate import MEASURE_COLUMNS
 from echelon.errors import UsageError
@@ -29,20 +29,8 @@ _MEASURES = ("total_return", "max_drawdown", "turnover_annual")
 _LONG_NAME = 24
 
 
-def ablate(
-    config: options.ConfigFile = None,
-    override: options.Overrides = None,
-    output_dir: options.OutputDir = None,
-    grid: _Grid = False,
-    variants: _VariantsFile = None,
-    seeds: options.Seeds = None,
-    workers: options.Workers = None,
-    resume: options.ResumeBatch = None,
-    trust_code: options.TrustCode = None,
-    overwrite: options.Overwrite = False,
-    quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
-) -> None:
+@options.with_run_options
+def ablate(given: options.RunOptions, grid: _Grid = False, variants: _VariantsFile = None) -> None:
     """Train variants of a configuration and compare them on the validation window.
 
     By default one factor at a time around the configuration: window 20, 30, 60; OHLCV or all
@@ -52,10 +40,6 @@ def ablate(
     from echelon.evaluation.ablation import Ablation
     from echelon.report.charts.variants import draw_ablation
 
-    given = BatchOptions(
-        *(config, override, output_dir, seeds, workers, resume),
-        *(trust_code, overwrite, quarantine, log_level),
-    )
     ablation = open_batch(
         Ablation,
         given,

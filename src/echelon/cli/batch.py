@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from echelon.cli import options
 from echelon.cli.console import err, progress_bar, say_rules, set_up_logging, watching
@@ -18,24 +18,9 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound="RunBatch")
 
 
-class BatchOptions(NamedTuple):
-    """Options that the three commands have alike."""
-
-    config: Path | None
-    override: list[str] | None
-    output_dir: Path | None
-    seeds: int | None
-    workers: int | None
-    resume: Path | None
-    trust_code: list[Path] | None
-    overwrite: bool
-    quarantine: bool
-    log_level: options.LogLevel
-
-
 def open_batch(
     kind: type[B],
-    given: BatchOptions,
+    given: options.RunOptions,
     make: Callable[[Path, Config], B],
     *own: object,
     also: str = "--seeds",
@@ -47,13 +32,7 @@ def open_batch(
     also, changes: options that may, and the fields they change
     """
     if given.resume is None:
-        tree = options.read_config(
-            given.config,
-            given.override,
-            given.log_level,
-            trust_code=given.trust_code,
-            seeds=given.seeds,
-        )
+        tree = given.read_config(None)
         parent = tree.logging.output_dir
         place = options.run_directory(given.config, given.output_dir, None, parent, f"-{kind.noun}")
         return make(place, tree)
@@ -69,7 +48,7 @@ def open_batch(
 
 @contextmanager
 def work_through(
-    batch: RunBatch, given: BatchOptions, before: Callable[[], None] = lambda: None
+    batch: RunBatch, given: options.RunOptions, before: Callable[[], None] = lambda: None
 ) -> Iterator[Course]:
     """Train and evaluate the runs, and hold their directory until what came out is written.
 
@@ -100,7 +79,7 @@ def work_through(
         _raise_failures(batch, course)
 
 
-def _run_steps(batch: RunBatch, course: Course, given: BatchOptions) -> None:
+def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> None:
     from echelon.evaluation.batch import evaluate_runs, plan_training, prepare_runs, train_runs
     from echelon.training.loop import Outcome, Progress
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import options
-from echelon.cli.batch import BatchOptions, open_batch, work_through
+from echelon.cli.batch import open_batch, work_through
 from echelon.cli.console import add_row, err, number_table, out, say_rules, set_up_logging
 from echelon.cli.evaluate import MEASURE_COLUMNS
 from echelon.errors import DamagedError, UsageError
@@ -69,21 +69,13 @@ _Split = Annotated[
 _MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
 
 
+@options.with_run_options
 def compare(
+    given: options.RunOptions,
     runs: _Runs = None,
-    config: options.ConfigFile = None,
-    override: options.Overrides = None,
-    output_dir: options.OutputDir = None,
     agents: _Agents = None,
     steps: _Steps = None,
     split: _Split = None,
-    seeds: options.Seeds = None,
-    workers: options.Workers = None,
-    resume: options.ResumeBatch = None,
-    trust_code: options.TrustCode = None,
-    overwrite: options.Overwrite = False,
-    quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Compare agents on one market: of several kinds, trained for it, or of runs that exist.
 
@@ -98,22 +90,16 @@ def compare(
     them and the baselines. Ctrl-C stops in order, and `--resume` goes on, also with another
     `--split`: nothing is trained again for it.
     """
+    window: SplitName = split.value if split is not None else "valid"
     if runs:
-        training = {
-            **{"--config": config, "--override": override, "--agents": agents, "--steps": steps},
-            **{"--seeds": seeds, "--workers": workers, "--resume": resume},
-            **{"--overwrite": overwrite, "--quarantine": quarantine},
-        }
-        set_up_logging(log_level.value)
-        window = split or _Window.valid
-        compare_trained(runs, window.value, output_dir, training, trust_code or ())
+        values = given._asdict() | {"agents": agents, "steps": steps}
+        kept = ("output_dir", "trust_code", "log_level")
+        training = {f"--{name}": value for name, value in values.items() if name not in kept}
+        set_up_logging(given.log_level.value)
+        compare_trained(runs, window, given.output_dir, training, given.trust_code or ())
         return
     from echelon.evaluation.comparison import AGENTS, Comparison
 
-    given = BatchOptions(
-        *(config, override, output_dir, seeds, workers, resume),
-        *(trust_code, overwrite, quarantine, log_level),
-    )
     comparison = open_batch(
         Comparison,
         given,
@@ -122,7 +108,7 @@ def compare(
             base,
             tuple(AGENTS) if agents is None else _names(agents),
             _steps(steps or []),
-            split=(split or _Window.valid).value,
+            split=window,
         ),
         *(agents, steps),
         also="--split, --seeds",

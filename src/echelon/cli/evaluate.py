@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,7 @@ from echelon.files import sweep
 if TYPE_CHECKING:
     from echelon.evaluation.evaluate import Evaluation
     from echelon.evaluation.test_access import SplitName
+    from echelon.report.run.trust import Span
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a trained run.")]
 ReportPath = Annotated[
@@ -295,27 +297,16 @@ def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
 
 def companion_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
     """The agent's Sharpe ratio vs those of its companions, as trust.json has them."""
+    from echelon.report.run.trust import span_of
+
     titles = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}
     for name, title in titles.items():
-        if (interval := wider_interval(differences.get(name))) is not None:
-            yield difference_line(title, interval, annual)
+        span = span_of(differences[name], annual) if name in differences else None
+        if span is not None and not math.isnan(span.low):
+            yield difference_line(title, span)
 
 
-def wider_interval(both: Mapping[str, Any] | None) -> tuple[float, float, float] | None:
-    """(estimate, low, high) of a difference at both block lengths; None where a bound is unknown.
-
-    The wider bounds: what is said must hold at either.
-    """
-    if both is None:
-        return None
-    lows, highs = ([part[end] for part in both.values()] for end in ("low", "high"))
-    if None in (*lows, *highs):
-        return None
-    return both["single"]["estimate"], min(lows), max(highs)
-
-
-def difference_line(name: str, interval: tuple[float, float, float], annual: float) -> str:
-    """A difference of Sharpe ratios in words. annual: what makes it one of a year"""
-    number = MEASURE_COLUMNS["sharpe_annual"].format
-    estimate, low, high = (number(value * annual) for value in interval)
+def difference_line(name: str, span: Span) -> str:
+    """A difference of Sharpe ratios a year in words."""
+    estimate, low, high = map(MEASURE_COLUMNS["sharpe_annual"].format, span)
     return f"Sharpe vs {name}: {estimate}; over other days, 95 %: {low} to {high}"

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
+from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    get_type_hints,
+)
 
 import typer
 
@@ -16,6 +27,8 @@ from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 if TYPE_CHECKING:
     from echelon.config import Config
+
+P = ParamSpec("P")
 
 
 class LogLevel(StrEnum):
@@ -52,7 +65,11 @@ Level = Annotated[
 ]
 Resume = Annotated[
     Path | None,
-    typer.Option("--resume", help="Go on in this run directory, with the configuration in it."),
+    typer.Option(
+        "--resume",
+        help="Go on in this directory, with the configuration in it; `train` also from one "
+        "checkpoint (RUN/seeds/SEED/checkpoints/step-…).",
+    ),
 ]
 TrustCode = Annotated[
     list[Path] | None,
@@ -81,9 +98,6 @@ Workers = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start again where the directory holds results.")
 ]
-ResumeBatch = Annotated[
-    Path | None, typer.Option("--resume", help="Go on with what this directory holds of it.")
-]
 Quarantine = Annotated[
     bool,
     typer.Option("--quarantine", help="Set bad rows aside in a file instead of refusing all."),
@@ -91,6 +105,47 @@ Quarantine = Annotated[
 DatasetName = Annotated[
     str | None, typer.Option("--dataset", help="Name in the store; default: made from the source.")
 ]
+
+
+class RunOptions(NamedTuple):
+    """The options of every command that trains agents."""
+
+    config: ConfigFile = None
+    override: Overrides = None
+    output_dir: OutputDir = None
+    seeds: Seeds = None
+    workers: Workers = None
+    resume: Resume = None
+    trust_code: TrustCode = None
+    overwrite: Overwrite = False
+    quarantine: Quarantine = False
+    log_level: Level = LogLevel.INFO
+
+    def read_config(self, resume: Path | None) -> Config:
+        """The configuration that they name, or that of the run directory `resume`."""
+        return read_config(
+            self.config, self.override, self.log_level, resume, self.trust_code, self.seeds
+        )
+
+
+def with_run_options(command: Callable[Concatenate[RunOptions, P], None]) -> Callable[..., None]:
+    """A command for Typer that has the options of `RunOptions` besides its own."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    types, defaults = get_type_hints(RunOptions, include_extras=True), RunOptions()._asdict()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(name, kind, default=value, annotation=types[name])
+        for name, value in defaults.items()
+    ]
+
+    @wraps(command)
+    def run(**values: Any) -> None:  # noqa: ANN401 (as Typer read them)
+        given = RunOptions(*(values.pop(name) for name in RunOptions._fields))
+        command(given, **values)  # type: ignore[call-arg]
+
+    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in (*own, *shared)}
+    return run
 
 
 def read_config(

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
@@ -25,47 +25,28 @@ if TYPE_CHECKING:
     from echelon.training.many import SeedJob
     from echelon.workers import Failure, Report, ShouldStop
 
-_ResumeTraining = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        help="Go on in this run directory, each agent from its latest checkpoint; or from this "
-        "very checkpoint (RUN/seeds/SEED/checkpoints/step-…).",
-    ),
-]
 
-
-def train(
-    config: options.ConfigFile = None,
-    override: options.Overrides = None,
-    output_dir: options.OutputDir = None,
-    seeds: options.Seeds = None,
-    workers: options.Workers = None,
-    resume: _ResumeTraining = None,
-    trust_code: options.TrustCode = None,
-    overwrite: options.Overwrite = False,
-    quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
-) -> None:
+@options.with_run_options
+def train(given: options.RunOptions) -> None:
     """Train agents, one per seed, and choose each one's best checkpoint on the validation window.
 
     Features are prepared first where they are not there yet. Ctrl-C writes a checkpoint and stops;
     `--resume` goes on as if nothing had happened.
     """
-    run, checkpoint = _split_resume(resume)
-    if run is not None and (config is not None or overwrite):
+    run, checkpoint = _split_resume(given.resume)
+    if run is not None and (given.config is not None or given.overwrite):
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
-    tree = options.read_config(config, override, log_level, run, trust_code, seeds)
-    directory = options.run_directory(config, output_dir, run, tree.logging.output_dir)
+    tree = given.read_config(run)
+    directory = options.run_directory(given.config, given.output_dir, run, tree.logging.output_dir)
     outcomes = train_run(
         tree,
         directory,
         "train",
-        workers=workers,
+        workers=given.workers,
         resume=run is not None,
         checkpoint=checkpoint,
-        overwrite=overwrite,
-        quarantine=quarantine,
+        overwrite=given.overwrite,
+        quarantine=given.quarantine,
     )
     print_outcomes(outcomes, tree.train.select_by)
     from echelon.cli.evaluate import evaluate_run

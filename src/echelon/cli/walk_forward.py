@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import options
-from echelon.cli.batch import BatchOptions, open_batch, work_through
+from echelon.cli.batch import open_batch, work_through
 from echelon.cli.console import add_row, err, number_table, out
 from echelon.cli.evaluate import (
     MEASURE_COLUMNS,
@@ -18,7 +18,6 @@ from echelon.cli.evaluate import (
     add_mean_rows,
     companion_lines,
     difference_line,
-    wider_interval,
 )
 
 if TYPE_CHECKING:
@@ -34,19 +33,8 @@ _BASELINES = ("equal_weight", "benchmark")
 """Baselines whose Sharpe ratio stands next to each fold's."""
 
 
-def walk_forward(
-    config: options.ConfigFile = None,
-    override: options.Overrides = None,
-    output_dir: options.OutputDir = None,
-    seeds: options.Seeds = None,
-    workers: options.Workers = None,
-    resume: options.ResumeBatch = None,
-    trust_code: options.TrustCode = None,
-    overwrite: options.Overwrite = False,
-    plan_only: _PlanOnly = False,
-    quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
-) -> None:
+@options.with_run_options
+def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> None:
     """Train and test fold by fold through the data, and put the test windows together.
 
     The section `walk_forward` of the configuration says which windows; by default a test year at
@@ -57,14 +45,10 @@ def walk_forward(
     from echelon.evaluation.walkforward import WalkForward, plan_walk
     from echelon.report.charts.walkforward import draw_splits
 
-    given = BatchOptions(
-        *(config, override, output_dir, seeds, workers, resume),
-        *(trust_code, overwrite, quarantine, log_level),
-    )
     walk = open_batch(
         WalkForward,
         given,
-        lambda place, base: WalkForward(place, base, plan_walk(base, quarantine=quarantine)),
+        lambda place, base: WalkForward(place, base, plan_walk(base, quarantine=given.quarantine)),
     )
     if plan_only:
         print_plan(walk.folds)
@@ -161,17 +145,19 @@ def _print_stitched(result: WalkForwardResult) -> None:
 
 def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
     """The stitched Sharpe ratio over seeds, and its distance to the baselines, in words."""
+    from echelon.report.run.trust import span_of
+
     number = MEASURE_COLUMNS["sharpe_annual"].format
     sharpe = statistics["sharpe_annual"]
     if sharpe is not None and sharpe["low"] is not None:
-        span = f"{number(sharpe['low'])} to {number(sharpe['high'])}"
-        yield f"Sharpe {number(sharpe['estimate'])} a year; over other seeds, 95 %: {span}"
+        bounds = f"{number(sharpe['low'])} to {number(sharpe['high'])}"
+        yield f"Sharpe {number(sharpe['estimate'])} a year; over other seeds, 95 %: {bounds}"
     yield from companion_lines(statistics.get("companions", {}), annual)
     for name, both in statistics["differences"].items():
-        if (interval := wider_interval(both)) is None:
+        span = span_of(both, annual)
+        if math.isnan(span.low):
             continue
-        _, low, high = interval
-        words = "no significant difference at these costs"
-        if low > 0 or high < 0:
-            words = f"{'above' if low > 0 else 'below'} it, what was tried before not counted"
-        yield f"{difference_line(name, interval, annual)}: {words}"
+        words = "no significant difference"
+        if span.low > 0 or span.high < 0:
+            words = f"{'above' if span.low > 0 else 'below'} it, what was tried before not counted"
+        yield f"{difference_line(name, span)}: {words}"

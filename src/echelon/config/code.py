@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +59,6 @@ class CodeSection(Section):
         section = self.model_copy()
         section._run_code = run_code
         return section
-
-
-def name_files(run: Path, files: Iterable[str | Path]) -> RunCode:
-    """The code of a run, of which the user has named these files, here and now."""
-    return RunCode(run, tuple(real_path(Path(file)) for file in files))
 
 
 def describe_file(path: Path) -> str:

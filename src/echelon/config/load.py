@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from echelon.config.code import RunCode, name_files, real_path
+from echelon.config.code import RunCode, real_path
 from echelon.config.tree import Config
 from echelon.config.yaml_reader import MAX_DEPTH, parse_yaml, read_yaml
 from echelon.errors import ConfigError, UsageError, shorten
@@ -66,7 +66,7 @@ def load_run_config(
     for item in overrides:
         _override(named, item)
     files = [file for name, key in _CODE_KEYS for file in (named.get(name) or {}).get(key) or ()]
-    run_code = name_files(path.parent, [*trust_code, *files])
+    run_code = RunCode(path.parent, tuple(real_path(Path(f)) for f in (*trust_code, *files)))
     return _with_code(config, {name: run_code for name, _ in _CODE_KEYS})
 
 

@@ -16,15 +16,12 @@ from echelon.errors import ConfigError
 
 SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_cache_key"]
 
-_WHAT = {
-    "tushare_token": "the token of your tushare.pro account (its user page shows it)",
-    "echelon_redis_url": "the URL of the Redis cache, such as redis://:password@host:6379/0",
-    "echelon_cache_key": "the key that signs entries of the Redis cache, a long random text",
-}
-
 
 class Secrets(BaseSettings):
-    """Every secret Echelon knows; None where its environment variable is unset or empty."""
+    """Every secret Echelon knows, by the name of its environment variable in lower case.
+
+    None where the variable is unset or empty.
+    """
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -35,20 +32,20 @@ class Secrets(BaseSettings):
     )
 
     tushare_token: SecretStr | None = None
-    """TUSHARE_TOKEN: for `data.source: tushare`."""
+    """the token of your tushare.pro account (its user page shows it)"""
     echelon_redis_url: SecretStr | None = None
-    """ECHELON_REDIS_URL: for `data.cache.redis`; it may hold a password."""
+    """the URL of the Redis cache, such as redis://:password@host:6379/0"""
     echelon_cache_key: SecretStr | None = None
-    """ECHELON_CACHE_KEY: signs entries of the Redis cache; any long random text, the same on every
-    machine that shares them."""
+    """the key that signs entries of the Redis cache, a long random text, the same wherever it is
+    used"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""
         value: SecretStr | None = getattr(self, name)
         if value is None or not value.get_secret_value().strip():
-            variable = name.upper()
+            variable, what = name.upper(), type(self).model_fields[name].description
             raise ConfigError(
-                f"the environment variable {variable} is not set; it must hold {_WHAT[name]}. "
+                f"the environment variable {variable} is not set; it must hold {what}. "
                 f"Set it for this shell with `export {variable}=…`; secrets are never read from "
                 "configuration files."
             )

@@ -32,6 +32,7 @@ from typing_extensions import TypedDict
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.features.scaler import Scaler
 from echelon.files import read_array, read_json, sha256_once
+from echelon.runs.directory import DataFacts
 from echelon.types import Bools, Floats, Floats32, Freq, PriceBasis, Times
 
 PREPARED_FORMAT = 1
@@ -56,13 +57,6 @@ OPTIONAL: Mapping[str, tuple[str, str]] = {
 """As `ARRAYS`, of what a source may lack."""
 
 
-class DatasetFacts(TypedDict):
-    """The dataset that a set was made from."""
-
-    name: str
-    content_hash: str
-
-
 class PreparedManifest(TypedDict):
     """What manifest.json holds: axes, names, hashes, what was left out and why.
 
@@ -76,7 +70,7 @@ class PreparedManifest(TypedDict):
     key: str
     content_hash: str
     files: dict[str, str]
-    dataset: DatasetFacts
+    dataset: DataFacts
     freq: Freq
     calendar: str
     timezone: str

@@ -41,6 +41,7 @@ _CLOCKS = frozenset({"seconds", "cpu_seconds", "steps_per_second", "finished", "
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
 _Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
+_SPELLED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _MOST_STEPS = 2**63 - 1
 """That a column of a table can hold."""
 _REMEDY = "Delete it to go on without the rows so far, or start the run again."
@@ -166,14 +167,8 @@ def _row(line: bytes, path: Path) -> dict[str, float]:
 
 
 def _line(row: Mapping[str, float]) -> str:
-    plain = {name: value if math.isfinite(value) else _spell(value) for name, value in row.items()}
+    plain = {name: _SPELLED.get(str(value), value) for name, value in row.items()}
     return json_line(plain) + "\n"
-
-
-def _spell(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _frame(rows: list[dict[str, float]]) -> pl.DataFrame:
