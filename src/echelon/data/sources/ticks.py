@@ -47,7 +47,7 @@ from echelon.data.sources import Source, required_path
 from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_read import ProblemLog, TickLayout, read_blocks, sniff
 from echelon.errors import Problem, SourceError
-from echelon.files import atomic_file, scratch_directory, sha256_once, sweep
+from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq
 
 _NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
