@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,19 +208,17 @@ def only_allowed(actions: NDArray[Any], held: Holdings) -> NDArray[np.int8]:
     return np.where(allowed, actions, Action.HOLD).astype(np.int8)
 
 
-_MAKERS: Mapping[str, Callable[[Config], Policy]] = MappingProxyType(
-    {
-        "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None),
-        "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
-        "min_variance": lambda c: _Rebalanced(
-            "min_variance", c.eval.rebalance_bars, c.eval.estimation_bars, _min_variance
-        ),
-        "hrp": lambda c: _Rebalanced("hrp", c.eval.rebalance_bars, c.eval.estimation_bars, _hrp),
-        "momentum": lambda c: Momentum(c.eval.momentum_bars),
-        "random": lambda c: Random(c.seed),
-        "cash": lambda c: Cash(),
-    }
-)
+_MAKERS: Mapping[str, Callable[[Config], Policy]] = {
+    "buy_and_hold": lambda c: _Rebalanced("buy_and_hold", None, 0, None),
+    "equal_weight": lambda c: _Rebalanced("equal_weight", c.eval.rebalance_bars, 0, None),
+    "min_variance": lambda c: _Rebalanced(
+        "min_variance", c.eval.rebalance_bars, c.eval.estimation_bars, _min_variance
+    ),
+    "hrp": lambda c: _Rebalanced("hrp", c.eval.rebalance_bars, c.eval.estimation_bars, _hrp),
+    "momentum": lambda c: Momentum(c.eval.momentum_bars),
+    "random": lambda c: Random(c.seed),
+    "cash": lambda c: Cash(),
+}
 
 
 def make_baseline(name: str, config: Config) -> Policy:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import polars as pl
@@ -18,21 +17,19 @@ from echelon.types import Freq, PriceBasis
 
 PRICES = ("open", "high", "low", "close")
 
-SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
-    {
-        "time": pl.Datetime("us"),
-        "symbol": pl.String(),
-        "open": pl.Float64(),
-        "high": pl.Float64(),
-        "low": pl.Float64(),
-        "close": pl.Float64(),
-        "volume": pl.Float64(),  # shares, on the same basis as the prices
-        "amount": pl.Float64(),  # traded value in money; null: close × volume stands in
-        "factor": pl.Float64(),  # close × factor is the total-return price, at any anchor
-        "pre_close": pl.Float64(),  # the exchange's reference price of the day (ex-right)
-        "st": pl.Boolean(),  # A-share special treatment on that day; null: not
-    }
-)
+SCHEMA: Mapping[str, pl.DataType] = {
+    "time": pl.Datetime("us"),
+    "symbol": pl.String(),
+    "open": pl.Float64(),
+    "high": pl.Float64(),
+    "low": pl.Float64(),
+    "close": pl.Float64(),
+    "volume": pl.Float64(),  # shares, on the same basis as the prices
+    "amount": pl.Float64(),  # traded value in money; null: close × volume stands in
+    "factor": pl.Float64(),  # close × factor is the total-return price, at any anchor
+    "pre_close": pl.Float64(),  # the exchange's reference price of the day (ex-right)
+    "st": pl.Boolean(),  # A-share special treatment on that day; null: not
+}
 """Columns and types of a bar frame. Only time, symbol and close are always filled."""
 
 
@@ -48,13 +45,11 @@ class ValueRange(NamedTuple):
         return beyond & (values > 0) & values.is_finite()
 
 
-BOUNDS: Mapping[str, ValueRange] = MappingProxyType(
-    {
-        **dict.fromkeys((*PRICES, "pre_close", "factor"), ValueRange(1e-12, 1e12)),
-        "volume": ValueRange(1e-12, 1e18),
-        "amount": ValueRange(1e-12, 1e24),
-    }
-)
+BOUNDS: Mapping[str, ValueRange] = {
+    **dict.fromkeys((*PRICES, "pre_close", "factor"), ValueRange(1e-12, 1e12)),
+    "volume": ValueRange(1e-12, 1e18),
+    "amount": ValueRange(1e-12, 1e24),
+}
 """Field → what it can be. Wider than any market: a coin at 1e-10 bitcoin, an index in rials, a
 fund whose reverse splits make its first price 1e11. Price × volume, and price × factor anchored
 anywhere, then stay within what single precision holds (1e-38 to 3e38), so nothing overflows later.

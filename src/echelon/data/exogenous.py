@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -39,15 +38,13 @@ from echelon.types import Bools, Floats, Times
 
 log = logging.getLogger(__name__)
 
-SERIES_SCHEMA: Mapping[str, pl.DataType] = MappingProxyType(
-    {
-        "series": pl.String(),
-        "period": pl.Date(),  # last day of the period the value describes
-        "published": pl.Datetime("us"),  # from when on it counts as known
-        "value": pl.Float64(),
-        "symbol": pl.String(),  # null: market-wide
-    }
-)
+SERIES_SCHEMA: Mapping[str, pl.DataType] = {
+    "series": pl.String(),
+    "period": pl.Date(),  # last day of the period the value describes
+    "published": pl.Datetime("us"),  # from when on it counts as known
+    "value": pl.Float64(),
+    "symbol": pl.String(),  # null: market-wide
+}
 """Columns and types of an exogenous frame."""
 
 MAX_VALUE = 1e30

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType
 from typing import NoReturn
 
 import polars as pl
@@ -373,9 +372,12 @@ def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_FACTS: Mapping[str, pl.DataType] = MappingProxyType(
-    {"listed": pl.Date(), "delisted": pl.Date(), "reason": pl.String(), "name": pl.String()}
-)
+_FACTS: Mapping[str, pl.DataType] = {
+    "listed": pl.Date(),
+    "delisted": pl.Date(),
+    "reason": pl.String(),
+    "name": pl.String(),
+}
 
 
 def _with_stored_facts(facts: pl.DataFrame | None, stored: pl.DataFrame) -> pl.DataFrame:

@@ -24,7 +24,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,9 +48,9 @@ from echelon.files import finite_or_none, finite_values, write_json
 from echelon.ops.measures import LABELS
 from echelon.types import Floats
 
-AGENTS: Mapping[str, str] = MappingProxyType(
-    {algo.lower(): algo for algo, it in ALGORITHMS.items() if it.family != "hierarchy"}
-)
+AGENTS: Mapping[str, str] = {
+    algo.lower(): algo for algo, it in ALGORITHMS.items() if it.family != "hierarchy"
+}
 """Name → `train.algo`."""
 REFERENCE = "sac"
 _BASES = (

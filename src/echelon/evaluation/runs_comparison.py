@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,12 +47,10 @@ from echelon.training.run import TrainedRun
 RUNS_FORMAT = 1
 RUNS_RESULT = "comparison.json"
 LEVEL = 0.95
-METHODS: Mapping[str, str] = MappingProxyType(
-    {
-        "days": "studentised stationary block bootstrap of paired returns",
-        "seeds": "Welch's t",
-    }
-)
+METHODS: Mapping[str, str] = {
+    "days": "studentised stationary block bootstrap of paired returns",
+    "seeds": "Welch's t",
+}
 """What each interval of a difference is."""
 _NAMED = 5
 

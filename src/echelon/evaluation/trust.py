@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -73,7 +72,7 @@ def assess_trust(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
-    companions: Mapping[int, Mapping[str, Floats]] = MappingProxyType({}),
+    companions: Mapping[int, Mapping[str, Floats]] = {},
 ) -> dict[str, Any]:
     """Everything in trust.json, of backtests just made; `look` has their entry already.
 

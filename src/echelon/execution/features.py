@@ -413,7 +413,7 @@ def load_extensions(paths: Iterable[str | Path], run_code: RunCode | None = None
                 f"{path}: the file declares neither a feature nor a metric. Put "
                 '@execution_feature("name") or @metric("name") above a function.'
             )
-    return Extensions(MappingProxyType(features), digest.hexdigest()) if files else Extensions()
+    return Extensions(features, digest.hexdigest()) if files else Extensions()
 
 
 def _check_names(

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -37,22 +36,22 @@ TRAILING_DAYS = 20
 LEAST_DAYS = 5
 """Fewest earlier days that the size of a drawn order needs."""
 
-ORDER_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "symbol": "symbol ticker code instrument stock_code ts_code 代码 股票代码 证券代码 标的",
-        "date": "date day trade_date datetime 日期 交易日期 交易日",
-        "direction": "direction side order_type 方向 买卖 买卖方向",
-        "amount": "amount quantity qty shares volume size 数量 股数 委托数量 成交数量",
-        "start": "start start_time begin from 开始 开始时间",
-        "end": "end end_time until to 结束 结束时间",
-    }
-)
+ORDER_COLUMNS: Mapping[str, str] = {
+    "symbol": "symbol ticker code instrument stock_code ts_code 代码 股票代码 证券代码 标的",
+    "date": "date day trade_date datetime 日期 交易日期 交易日",
+    "direction": "direction side order_type 方向 买卖 买卖方向",
+    "amount": "amount quantity qty shares volume size 数量 股数 委托数量 成交数量",
+    "start": "start start_time begin from 开始 开始时间",
+    "end": "end end_time until to 结束 结束时间",
+}
 """Our name → aliases of an order file's columns; start and end may be absent: the whole day."""
 
-DIRECTIONS: Mapping[str, bool] = MappingProxyType(
-    {"buy": True, "b": True, "买": True, "买入": True}
-    | {"sell": False, "s": False, "卖": False, "卖出": False}
-)
+DIRECTIONS: Mapping[str, bool] = {"buy": True, "b": True, "买": True, "买入": True} | {
+    "sell": False,
+    "s": False,
+    "卖": False,
+    "卖出": False,
+}
 """Spelling → whether it buys."""
 
 _MIDNIGHT = ("24:00", "24:00:00")

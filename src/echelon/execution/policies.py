@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -216,13 +215,11 @@ class ScheduleInputs(NamedTuple):
     kappa: float
 
 
-SCHEDULES: Mapping[str, Callable[[ScheduleInputs], ExecutionPolicy]] = MappingProxyType(
-    {
-        "twap": lambda _: Twap(),
-        "vwap": lambda given: Vwap(VolumeProfile.fit(given.train)),
-        "almgren_chriss": lambda given: AlmgrenChriss(given.kappa / given.n_steps),
-    }
-)
+SCHEDULES: Mapping[str, Callable[[ScheduleInputs], ExecutionPolicy]] = {
+    "twap": lambda _: Twap(),
+    "vwap": lambda given: Vwap(VolumeProfile.fit(given.train)),
+    "almgren_chriss": lambda given: AlmgrenChriss(given.kappa / given.n_steps),
+}
 """Name → maker."""
 
 

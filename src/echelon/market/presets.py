@@ -9,7 +9,6 @@ said wherever the rules are: on the command line, in run.json, in summary.json a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -59,21 +58,17 @@ class MarketRules(NamedTuple):
         )
 
 
-PRESETS: Mapping[Preset, MarketRules] = MappingProxyType(
-    {
-        # 1 bp and a dollar an order, square-root impact of 100 bp at the whole volume.
-        "us": MarketRules(1.0, 1.0, False, "sqrt", 100.0, 0.10, False, False, False, 100.0),
-        # 2.5 bp and 5 yuan an order, stamp duty, lots, T+1, limits.
-        "cn": MarketRules(2.5, 5.0, True, "sqrt", 100.0, 0.10, True, True, True, 1000.0),
-        # 5 bp taker fee, one tick of spread and more.
-        "crypto": MarketRules(5.0, 0.0, False, "fixed", 1.0, 0.10, False, False, False, 10.0),
-        "paper": MarketRules(5.0, 0.0, False, "none", 0.0, None, False, False, False, 0.0),
-        # 3 bp a side; at a tenth of the volume slippage is another 10 bp.
-        "hierarchical": MarketRules(
-            3.0, 0.0, False, "linear", 100.0, 0.25, False, False, True, 0.0
-        ),
-    }
-)
+PRESETS: Mapping[Preset, MarketRules] = {
+    # 1 bp and a dollar an order, square-root impact of 100 bp at the whole volume.
+    "us": MarketRules(1.0, 1.0, False, "sqrt", 100.0, 0.10, False, False, False, 100.0),
+    # 2.5 bp and 5 yuan an order, stamp duty, lots, T+1, limits.
+    "cn": MarketRules(2.5, 5.0, True, "sqrt", 100.0, 0.10, True, True, True, 1000.0),
+    # 5 bp taker fee, one tick of spread and more.
+    "crypto": MarketRules(5.0, 0.0, False, "fixed", 1.0, 0.10, False, False, False, 10.0),
+    "paper": MarketRules(5.0, 0.0, False, "none", 0.0, None, False, False, False, 0.0),
+    # 3 bp a side; at a tenth of the volume slippage is another 10 bp.
+    "hierarchical": MarketRules(3.0, 0.0, False, "linear", 100.0, 0.25, False, False, True, 0.0),
+}
 
 
 def resolve_rules(config: Config, *, calendar: str | None) -> MarketRules:

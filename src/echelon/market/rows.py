@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -18,9 +17,13 @@ from echelon.data.limits import board_of
 from echelon.market.types import MarketRows
 from echelon.types import Bools, Floats, PriceBasis, Times
 
-HAIRCUTS: Mapping[str, float] = MappingProxyType(
-    {"merger": 0.0, "acquisition": 0.0, "privatization": 0.0, "transfer": 0.0, "bankruptcy": 1.0}
-)
+HAIRCUTS: Mapping[str, float] = {
+    "merger": 0.0,
+    "acquisition": 0.0,
+    "privatization": 0.0,
+    "transfer": 0.0,
+    "bankruptcy": 1.0,
+}
 """Share of the last price lost at a delisting, by reason."""
 
 _NOISE = 1e-5

@@ -23,7 +23,6 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -391,46 +390,44 @@ def _decimal(value: float, digits: int) -> str:
     return text.replace("-", "−") if float(text.replace(",", "")) else text.lstrip("-")
 
 
-LABELS: Mapping[str, Label] = MappingProxyType(
-    {
-        "total_return": Label("Total return", "percent", True, "Gain over the whole period."),
-        "annual_return": Label("Annual return", "percent", True, "Compound growth a year."),
-        "volatility_period": Label(
-            "Volatility (per period)", "percent", False, "Standard deviation of the returns."
-        ),
-        "volatility_annual": Label(
-            "Volatility (annual)", "percent", False, "Per period, times √periods a year."
-        ),
-        "sharpe_period": Label(
-            "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised.", 4
-        ),
-        "sharpe_annual": Label(
-            "Sharpe (annual)", "ratio", True, "Mean / standard deviation · √periods a year."
-        ),
-        "sortino_annual": Label(
-            "Sortino (annual)", "ratio", True, "Mean / downside deviation · √periods a year."
-        ),
-        "calmar": Label("Calmar", "ratio", True, "Annual return / maximum drawdown."),
-        "max_drawdown": Label(
-            "Maximum drawdown", "percent", False, "Deepest fall from a high of the equity."
-        ),
-        "cvar95": Label("CVaR 95 %", "percent", False, "Mean loss of the worst 5 % of periods."),
-        "turnover_annual": Label(
-            "Turnover (a year, two-way)", "multiple", None, "Buys plus sells a year / value."
-        ),
-        "hit_rate": Label("Hit rate", "percent", True, "Share of gains among non-zero periods."),
-        "exposure": Label("Exposure", "percent", None, "Mean share of the value not in cash."),
-        "cost_total": Label("Costs paid", "number", False, "All costs, in money."),
-        "cost_share": Label(
-            "Costs / initial value", "percent", False, "All costs over the value at the start."
-        ),
-        "cost_commission": Label("Commission", "number", False, "Commission paid, in money."),
-        "cost_stamp": Label("Stamp duty", "number", False, "Stamp duty on sells, in money."),
-        "cost_slippage": Label(
-            "Slippage", "number", False, "Money lost by prices worse than the quoted ones."
-        ),
-    }
-)
+LABELS: Mapping[str, Label] = {
+    "total_return": Label("Total return", "percent", True, "Gain over the whole period."),
+    "annual_return": Label("Annual return", "percent", True, "Compound growth a year."),
+    "volatility_period": Label(
+        "Volatility (per period)", "percent", False, "Standard deviation of the returns."
+    ),
+    "volatility_annual": Label(
+        "Volatility (annual)", "percent", False, "Per period, times √periods a year."
+    ),
+    "sharpe_period": Label(
+        "Sharpe (per period)", "ratio", True, "Mean / standard deviation, not annualised.", 4
+    ),
+    "sharpe_annual": Label(
+        "Sharpe (annual)", "ratio", True, "Mean / standard deviation · √periods a year."
+    ),
+    "sortino_annual": Label(
+        "Sortino (annual)", "ratio", True, "Mean / downside deviation · √periods a year."
+    ),
+    "calmar": Label("Calmar", "ratio", True, "Annual return / maximum drawdown."),
+    "max_drawdown": Label(
+        "Maximum drawdown", "percent", False, "Deepest fall from a high of the equity."
+    ),
+    "cvar95": Label("CVaR 95 %", "percent", False, "Mean loss of the worst 5 % of periods."),
+    "turnover_annual": Label(
+        "Turnover (a year, two-way)", "multiple", None, "Buys plus sells a year / value."
+    ),
+    "hit_rate": Label("Hit rate", "percent", True, "Share of gains among non-zero periods."),
+    "exposure": Label("Exposure", "percent", None, "Mean share of the value not in cash."),
+    "cost_total": Label("Costs paid", "number", False, "All costs, in money."),
+    "cost_share": Label(
+        "Costs / initial value", "percent", False, "All costs over the value at the start."
+    ),
+    "cost_commission": Label("Commission", "number", False, "Commission paid, in money."),
+    "cost_stamp": Label("Stamp duty", "number", False, "Stamp duty on sells, in money."),
+    "cost_slippage": Label(
+        "Slippage", "number", False, "Money lost by prices worse than the quoted ones."
+    ),
+}
 """Every field of `Measures`, in its order."""
 
 

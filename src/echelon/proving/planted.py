@@ -44,7 +44,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -302,13 +301,11 @@ class CrossSectionMarket:
 
 FilteredMarket: TypeAlias = PlantedMarket | ReversionMarket | CrossSectionMarket
 
-PLANTED: Mapping[str, type[FilteredMarket]] = MappingProxyType(
-    {kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)}
-)
+PLANTED: Mapping[str, type[FilteredMarket]] = {
+    kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)
+}
 """Name of the signal → market; `PLANTED["trend"]()` has the default strength."""
-HURDLES: Mapping[str, float] = MappingProxyType(
-    {"trend": 0.65, "reversion": 0.5, "cross_section": 1.0}
-)
+HURDLES: Mapping[str, float] = {"trend": 0.65, "reversion": 0.5, "cross_section": 1.0}
 """Signal → hurdle of its reference by target weights."""
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -24,9 +23,7 @@ from echelon.report.charts.interactive import PlotlyTree, page_chart
 from echelon.report.charts.palette import DARK, LIGHT, css_variables
 from echelon.report.texts import Words, file_name
 
-_TITLES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"en": ("en", "English"), "zh": ("zh-CN", "中文")}
-)
+_TITLES: Mapping[str, tuple[str, str]] = {"en": ("en", "English"), "zh": ("zh-CN", "中文")}
 """Language → its code in HTML, and its own name."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SCRIPT = "; script-src 'unsafe-inline'; img-src data: blob:; font-src data:"

@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
@@ -190,7 +189,7 @@ def pieces(
     facts: FileFacts,
     columns: Sequence[str],
     block_bytes: int | None = None,
-    types: Mapping[str, pa.DataType] = MappingProxyType({}),
+    types: Mapping[str, pa.DataType] = {},
 ) -> Iterator[TableBlock]:
     """Yield the named columns of a file in blocks, with row numbers in `ROW`.
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import polars as pl
@@ -51,7 +50,7 @@ from echelon.data.validate import validate
 from echelon.errors import InvalidDataError, Problem, SourceError, UniverseError
 from echelon.types import Freq, PriceBasis
 
-_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+_NO_COLUMNS: Mapping[str, str] = {}
 _A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)
 _A_SHARE_NUMBER = re.compile(r"(?:00|30|60|68|20|90|43|83|87|92)\d{4}")
 # Only BTC is safe without its counter currency: ETH, SOL and others are, or were, stock tickers.

@@ -32,7 +32,6 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +49,7 @@ from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq
 
-_NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+_NO_COLUMNS: Mapping[str, str] = {}
 _PART_BYTES = 64 << 20
 _GZIP_RATIO = 8
 _SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
