@@ -73,7 +73,7 @@ def test_setting_beyond_memory_is_refused_and_the_number_named_fits(
         refuse_sizes(_config(*more, f"{key}={value}"))
     text = str(caught.value)
     assert text.startswith(f"{key} = {value:,} needs at least ")
-    assert "8 GB are available" in text
+    assert "8.0 GB are available" in text
     fits = re.search(r"At most ([\d,]+) would fit: lower (\S+)\.", text)
     assert fits is not None
     number = int(fits[1].replace(",", ""))
