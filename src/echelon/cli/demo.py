@@ -74,17 +74,14 @@ def demo(
         _train_hierarchy(above, _sibling(directory), directory, workers)
     _report(directory, above is not None)
     if execution is not None:
-        _work_orders(options.read_config(execution, _elsewhere(override), log_level), directory)
+        # What says where things are, the execution policy shares.
+        shared = [text for text in override or () if text.startswith(("data.store=", "logging."))]
+        _work_orders(options.read_config(execution, shared, log_level), directory)
 
 
 def _sibling(directory: Path, what: str = "hierarchy") -> Path:
     """Where the run of the hierarchy, or of the execution policy, goes."""
     return directory.parent / f"{directory.resolve().name}-{what}"
-
-
-def _elsewhere(override: list[str] | None) -> list[str]:
-    """Overrides that say where things are, which the execution policy shares."""
-    return [text for text in override or () if text.startswith(("data.store=", "logging."))]
 
 
 def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:

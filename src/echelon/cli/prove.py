@@ -28,7 +28,6 @@ from echelon.errors import EchelonError
 from echelon.runs import RunDirectory
 
 if TYPE_CHECKING:
-    from echelon.config import Config
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
     from echelon.proving.sizes import Sizes
@@ -103,6 +102,7 @@ def prove(
     a feature that knows tomorrow, and with costs not worth paying. Ctrl-C keeps what is done; the
     same command in the same directory goes on. Leaves with 1 where a market is not passed.
     """
+    from echelon.config.algorithms import FLAT_SETTINGS
     from echelon.market import drawn_market
     from echelon.proving.prove import PROOF_MARKETS, plan
     from echelon.proving.prove import prove as prove_markets
@@ -110,12 +110,14 @@ def prove(
     from echelon.report.texts import Words
 
     words = Words(lang)
-    tree = _configure(config, override, log_level)
+    shipped = () if config is not None else FLAT_SETTINGS
+    tree = options.read_config(config, [*shipped, *(override or ())], log_level)
     chosen = {choice.value for choice in markets or ()}
     sizes = _only_named(sizes_for(tree, quick=quick), chosen).adjust(
         planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws
     )
-    directory = output_dir or tree.logging.output_dir / _name(config, quick)
+    parts = ("prove", config.stem if config is not None else "", "quick" if quick else "")
+    directory = output_dir or tree.logging.output_dir / "-".join(filter(None, parts))
     RunDirectory.claim(directory)
     say_rules(drawn_market(tree).facts())
     named = {"planted" if choice in _SIGNALS else choice for choice in chosen}
@@ -176,24 +178,10 @@ class PartsDisplay:
         self._bar.show(sum(self._steps.values()), self._total)
 
 
-def _configure(config: Path | None, override: list[str] | None, level: options.LogLevel) -> Config:
-    """The configuration named, or the shipped agent; overrides go over either."""
-    from echelon.config.algorithms import FLAT_SETTINGS
-
-    shipped = () if config is not None else FLAT_SETTINGS
-    return options.read_config(config, [*shipped, *(override or ())], level)
-
-
 def _only_named(sizes: Sizes, chosen: set[str]) -> Sizes:
     """Signals that are named alone are the only ones."""
     named = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
     return replace(sizes, signals=named) if named and "planted" not in chosen else sizes
-
-
-def _name(config: Path | None, quick: bool) -> str:
-    """Of the directory: after the configuration and the mode."""
-    parts = ["prove", *([config.stem] if config is not None else []), *(["quick"] if quick else [])]
-    return "-".join(parts)
 
 
 def _print(certificate: Certificate, words: Words) -> None:
@@ -236,11 +224,8 @@ def study(
     from echelon.market import drawn_market
     from echelon.proving.study import STUDY_SIZES, plan_study, run_study
 
-    tree = options.read_config(config, override, log_level)
-    if steps is not None:
-        from echelon.config import override_config
-
-        tree = override_config(tree, [f"train.total_env_steps={steps}"])
+    shorter = () if steps is None else (f"train.total_env_steps={steps}",)
+    tree = options.read_config(config, [*(override or ()), *shorter], log_level)
     directory = output_dir or tree.logging.output_dir / f"study-{config.stem}"
     RunDirectory.claim(directory)
     say_rules(drawn_market(tree).facts())

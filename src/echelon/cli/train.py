@@ -90,7 +90,7 @@ def train_run(
         workers=workers,
         resume=resume,
         checkpoint=checkpoint,
-        tell=_TellOnce(directory),
+        tell=_tell_once(directory),
     )
     manifest = report.prepared.manifest
     RunDirectory(directory).record(
@@ -153,25 +153,23 @@ def train_all_seeds(
     return outcomes
 
 
-class _TellOnce:
-    """Says of a run's experts what is the same for all, as soon as the first of them trains."""
+def _tell_once(run: Path) -> Callable[[int], None]:
+    """Say of a run's experts what is the same for all, as soon as the first of them trains."""
+    said: list[int] = []
 
-    def __init__(self, run: Path) -> None:
-        self._run: Path | None = run
-
-    def __call__(self, seed: int) -> None:
-        """seed: one that trains"""
+    def tell(seed: int) -> None:
         from echelon.agents.pretrain import read_encoder_facts, summary
         from echelon.training.learner_facts import read_learner_facts
         from echelon.training.run import seed_directory
 
-        if self._run is None:
-            return
-        run, self._run = self._run, None
-        encoder = read_encoder_facts(run)
-        lines = [] if encoder is None else summary(encoder)
-        for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
-            err.print(Text(line), soft_wrap=True)
+        if not said:
+            said.append(seed)
+            encoder = read_encoder_facts(run)
+            lines = [] if encoder is None else summary(encoder)
+            for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
+                err.print(Text(line), soft_wrap=True)
+
+    return tell
 
 
 def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None]) -> None:

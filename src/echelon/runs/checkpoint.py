@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -289,19 +289,11 @@ def _advice(path: Path) -> str:
     if not _STEP.search(path.name):
         return "The best weights are kept nowhere else: train the run again (--overwrite)."
     periodic = list_checkpoints(path.parent)
-    periodic = [earlier for earlier in periodic if _step_of(earlier) < _step_of(path)]
-    usable = next((saved for saved in reversed(periodic) if _is_whole(saved)), None)
-    if usable is None:
-        return "No earlier checkpoint next to it is whole: start the run again."
-    return f"Resume from an earlier one: --resume {usable}"
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        _FILES.read(path, "")
-    except StoreError:
-        return False
-    return True
+    for saved in reversed([saved for saved in periodic if _step_of(saved) < _step_of(path)]):
+        with suppress(StoreError):
+            _FILES.read(saved, "")
+            return f"Resume from an earlier one: --resume {saved}"
+    return "No earlier checkpoint next to it is whole: start the run again."
 
 
 def _require_same_parameters(
