@@ -170,7 +170,11 @@ def read_config(
         tree = load_run_config(resume / "config.yaml", overrides, trust_code or ())
         refuse_places(tree, resume, overrides)
     else:
-        refuse_trust(trust_code)
+        if trust_code:
+            raise UsageError(
+                "--trust-code is for the code that the run of --resume names; what your own "
+                "configuration names runs anyway. Leave it out."
+            )
         tree = load_config(config, overrides)
         if tree.logging.registry is not None:
             TrialRegistry(tree.logging.registry).begin()
@@ -181,15 +185,6 @@ def read_config(
 def default_workers(config: Config) -> int:
     """One agent per core, or per `train.threads` of them."""
     return max(1, (os.cpu_count() or 1) // config.train.threads)
-
-
-def refuse_trust(trust_code: list[Path] | None) -> None:
-    """Refuse --trust-code with a configuration of the user's own."""
-    if trust_code:
-        raise UsageError(
-            "--trust-code is for the code that the run of --resume names; what your own "
-            "configuration names runs anyway. Leave it out."
-        )
 
 
 def trust_flags(config: Config) -> str:

@@ -39,13 +39,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.config.code import RunCode
+from echelon.config.code import RunCode, read_user_file, run_user_file
 from echelon.errors import FeatureError
 from echelon.execution.days import Days
 from echelon.execution.metrics import METRICS
 from echelon.execution.orders import TRAILING_DAYS
 from echelon.features.scaler import RunningMoments, Scaler
-from echelon.features.user_files import read_user_file, run_user_file
 from echelon.types import Bools, Floats, Floats32, Ints
 
 SCALED_MOST = 10.0

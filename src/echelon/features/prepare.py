@@ -126,7 +126,14 @@ def prepare(
             hit = _fetch(caches, key, staging)
             if hit is None:
                 _make(config, dataset, selection, key, staging, on_symbols)
-            _refuse_other(Prepared(staging), expected, directory)
+            content = Prepared(staging).manifest["content_hash"]
+            if expected not in (None, content):
+                raise StoreError(
+                    f"{directory}: its agents were trained on the prepared set "
+                    f"{str(expected)[:12]}, but preparing gives {content[:12]} now: the dataset, a "
+                    "factor's file, a library or Echelon itself has changed. What is there was "
+                    "left alone. Train in another directory."
+                )
             for known in caches[:hit]:
                 known.put(key, staging)
             swap_directory(staging, target)
@@ -191,16 +198,6 @@ def _fetch(caches: Sequence[Cache], key: str, staging: Path) -> int | None:
             continue
         return k
     return None
-
-
-def _refuse_other(made: Prepared, expected: str | None, directory: Path) -> None:
-    content = made.manifest["content_hash"]
-    if expected not in (None, content):
-        raise StoreError(
-            f"{directory}: its agents were trained on the prepared set {str(expected)[:12]}, but "
-            f"preparing gives {content[:12]} now: the dataset, a factor's file, a library or "
-            "Echelon itself has changed. What is there was left alone. Train in another directory."
-        )
 
 
 def panel_fields(config: Config, dataset: Manifest) -> frozenset[str]:

@@ -24,7 +24,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from echelon.config.code import RunCode
+from echelon.config.code import RunCode, line_in, read_user_file, run_user_file
 from echelon.config.features import FeaturesConfig
 from echelon.errors import FeatureError
 from echelon.features import _kernels
@@ -38,7 +38,6 @@ from echelon.features.base import (
     Group,
 )
 from echelon.features.indicators import shipped_features
-from echelon.features.user_files import line_in, read_user_file, run_user_file
 from echelon.types import Bools, Floats
 
 
@@ -269,7 +268,7 @@ def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> t
     """Return the features that have a column or function named in `wanted`, or all if empty."""
     if not wanted:
         return features
-    known = {name: f for f in features for name in (_function_name(f), *f.names)}
+    known = {name: f for f in features for name in (getattr(f.compute, "__name__", ""), *f.names)}
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -279,10 +278,6 @@ def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> t
             )
     chosen = [known[name] for name in wanted]
     return tuple(f for f in features if any(f is c for c in chosen))
-
-
-def _function_name(feature: Feature) -> str:
-    return cast(str, getattr(feature.compute, "__name__", feature.names[0]))
 
 
 def _check_declaration(
