@@ -36,8 +36,7 @@ class Secrets(BaseSettings):
     echelon_redis_url: SecretStr | None = None
     """the URL of the Redis cache, such as redis://:password@host:6379/0"""
     echelon_cache_key: SecretStr | None = None
-    """the key that signs entries of the Redis cache, a long random text, the same wherever it is
-    used"""
+    """the key that signs entries of the Redis cache, a long random text"""
 
     def require(self, name: SecretName) -> SecretStr:
         """Return the secret, or say which environment variable to set and how."""
