@@ -107,8 +107,8 @@ def test_akshare_instruments_name_the_delisted() -> None:
     facts = source.instruments()
     assert facts is not None
     assert facts.rows() == [
-        ("000003.SZ", date(1991, 7, 3), date(2002, 6, 14), None, "PT金田A"),
-        ("600001.SH", date(1998, 1, 22), date(2009, 12, 29), None, "邯郸钢铁"),
+        ("000003.SZ", date(1991, 7, 3), date(2002, 6, 14), "PT金田A"),
+        ("600001.SH", date(1998, 1, 22), date(2009, 12, 29), "邯郸钢铁"),
     ]
 
 

@@ -46,7 +46,7 @@ def frame(*rows: tuple[str, date, datetime, float, str | None]) -> pl.DataFrame:
 
 
 def column(joined: Exogenous, n: int = 0, k: int = 0) -> list[float | None]:
-    line = zip(joined.values[:, n, k], joined.known[:, n, k], strict=True)
+    line = zip(joined.values[:, n, k], ~np.isnan(joined.values[:, n, k]), strict=True)
     return [float(v) if known else None for v, known in line]
 
 
@@ -58,7 +58,7 @@ def test_value_is_known_from_the_bar_whose_close_follows_its_publication(tmp_pat
     times = days("2020-03-10", "2020-03-11", "2020-04-09", "2020-04-10")
     joined = join_as_of(read, times, ["A"], close_offset=CLOSE)
     assert joined.names == ("CPI",)
-    assert joined.values.shape == joined.known.shape == (4, 1, 1)
+    assert joined.values.shape == (4, 1, 1)
     assert column(joined) == [None, 2.3, 2.3, 1.5]
 
 
@@ -108,16 +108,16 @@ def test_market_wide_series_reach_every_symbol_and_others_only_their_own() -> No
     )
     joined = join_as_of(read, days("2020-01-02"), ["A", "B"], close_offset=CLOSE)
     assert joined.names == ("CPI", "mood")
-    assert joined.known[0].tolist() == [[True, False], [True, True]]
+    assert np.isnan(joined.values[0]).tolist() == [[False, True], [False, False]]
     assert joined.values[0, 1].tolist() == [1.0, 0.5]
 
 
 def test_named_series_keep_their_place_even_without_rows() -> None:
     read = frame(("b", date(2020, 1, 1), datetime(2020, 1, 2, 8), 1.0, None))
     joined = join_as_of(read, days("2020-01-03"), ["A"], names=["a", "b"])
-    assert joined.known[0, 0].tolist() == [False, True]
+    assert np.isnan(joined.values[0, 0]).tolist() == [True, False]
     nothing = join_as_of(read.clear(), days("2020-01-03"), ["A"], names=["a"])
-    assert not nothing.known.any()
+    assert np.isnan(nothing.values).all()
 
 
 # --- the slow twin and the future -------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_fast_join_equals_the_slow_one(rows: pl.DataFrame, age: int | None) -> N
     slow = slow_join(rows, TIMES, ["A", "B"], age)
     for t, n, k in np.ndindex(joined.values.shape):
         key = (t, n, joined.names[k])
-        assert joined.known[t, n, k] == (key in slow)
+        assert np.isnan(joined.values[t, n, k]) == (key not in slow)
         if key in slow:
             assert joined.values[t, n, k] == slow[key]
 
@@ -266,7 +266,7 @@ def test_nothing_published_after_the_last_bars_decision_is_seen(tmp_path: Path) 
     assert column(joined) == [2.3] * 4  # 11 March's own morning release is still seen
     early = join_all([config], times, ["A"], "XNYS", published_until=datetime(2019, 1, 2))
     assert early.names == ("CPI",)
-    assert not early.known.any()
+    assert np.isnan(early.values).all()
 
 
 def test_intraday_bars_are_decided_on_at_their_end(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_tushare_instruments_include_the_delisted() -> None:
     facts = pro(tushare_client(), "000001.SZ", "000003.SZ").instruments()
     assert facts is not None
     assert facts.rows() == [
-        ("000001.SZ", date(1991, 4, 3), None, None, "平安银行"),
-        ("000003.SZ", date(1991, 7, 3), date(2002, 6, 14), None, "PT金田A(退)"),
+        ("000001.SZ", date(1991, 4, 3), None, "平安银行"),
+        ("000003.SZ", date(1991, 7, 3), date(2002, 6, 14), "PT金田A(退)"),
     ]
     with pytest.raises(SourceError, match=r"stock_basic knows no 000009\.SZ"):
         pro(tushare_client(), "000009.SZ").instruments()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime
-from datetime import time as time_of_day
 from pathlib import Path
 
 import polars as pl
@@ -26,6 +25,7 @@ from echelon.data.store import Store
 from echelon.data.validate import validate
 from echelon.errors import DataError, Problem, StoreError
 
+_REIMPORT = "Import the dataset again"
 _CHUNK_ROWS = 5_000_000
 """So many bars, about half a gigabyte, are looked at together for what is odd about them."""
 
@@ -47,7 +47,8 @@ def check_source(
         if not problems:
             raise
         return list(problems)
-    return [*report.problems, *_odd(store, "check", source.info().name)]
+    chunks, info = _chunks(store, "check"), report.manifest.info
+    return [*report.problems, *find_oddities(chunks, info, source.info().name)]
 
 
 def check_stored(store: Store, name: str) -> list[Problem]:
@@ -61,7 +62,7 @@ def check_stored(store: Store, name: str) -> list[Problem]:
         try:
             frame = store.read_bars(name, part.key)
         except StoreError as error:
-            problems.append(_broken(path, str(error)))
+            problems.append(Problem(str(path), None, None, str(error), _REIMPORT))
             continue
         numbered = frame.with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
         problems += validate(RawFrame(numbered, str(path)), manifest.info).problems
@@ -69,18 +70,11 @@ def check_stored(store: Store, name: str) -> list[Problem]:
         try:
             store.table(name, table)
         except StoreError as error:
-            problems.append(_broken(home / f"{table}.parquet", str(error)))
+            path = home / f"{table}.parquet"
+            problems.append(Problem(str(path), None, None, str(error), _REIMPORT))
     if any(p.severity == "error" for p in problems):
         return problems
-    return [*problems, *_odd(store, name, name)]
-
-
-def _broken(path: Path, message: str) -> Problem:
-    return Problem(str(path), None, None, message, "Import the dataset again")
-
-
-def _odd(store: Store, name: str, label: str) -> list[Problem]:
-    return find_oddities(_chunks(store, name), store.manifest(name).info, label)
+    return [*problems, *find_oddities(_chunks(store, name), manifest.info, name)]
 
 
 def _chunks(store: Store, name: str) -> Iterator[pl.DataFrame]:
@@ -97,7 +91,6 @@ JUMP = 0.5
 STALE = 20
 """So many bars in a row with the same close are worth a look."""
 _SHOWN = 100
-_MIDNIGHT = time_of_day(0)
 _ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better than this
 
 
@@ -113,10 +106,9 @@ def find_oddities(
     for chunk in chunks:
         if chunk.is_empty():
             continue
-        if "row" in chunk.columns:
-            frame = chunk.sort("symbol", "time")
-        else:
-            frame = chunk.sort("symbol", "time").with_columns(row=pl.lit(None, dtype=pl.Int64))
+        frame = chunk.sort("symbol", "time")
+        if "row" not in chunk.columns:
+            frame = frame.with_columns(row=pl.lit(None, dtype=pl.Int64))
         days = frame.select(pl.col("time").dt.date().unique().alias("day"))
         pieces.append((_jumps(frame), _runs(frame), _factors(frame), days, _ratios(frame)))
     if not pieces:
@@ -137,7 +129,7 @@ def _warn(origin: str, row: int | None, field: str, message: str, remedy: str) -
 
 
 def _time_text(time: datetime) -> str:
-    return f"{time:%Y-%m-%d}" if time.time() == _MIDNIGHT else f"{time:%Y-%m-%d %H:%M}"
+    return f"{time:%Y-%m-%d %H:%M}".removesuffix(" 00:00")
 
 
 def _jumps(frame: pl.DataFrame) -> pl.DataFrame:

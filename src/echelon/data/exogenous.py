@@ -34,7 +34,7 @@ from echelon.data.calendars import FROM_DATA, ROUND_THE_CLOCK, hours, timezone_o
 from echelon.data.sources._columns import SERIES, Sheet
 from echelon.data.sources._times import parse_times
 from echelon.errors import ConfigError, SourceError
-from echelon.types import Bools, Floats, Times
+from echelon.types import Floats, Times
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,10 @@ class Exogenous:
 
     names[K]: the series
     values[T,N,K]: the value in force, NaN where there is none
-    known[T,N,K]: whether there is one
     """
 
     names: tuple[str, ...]
     values: Floats
-    known: Bools
 
 
 def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:
@@ -145,7 +143,7 @@ def join_as_of(
             values[:, :, layer[series]] = line[:, None]
         else:
             values[:, column[symbol], layer[series]] = line
-    return Exogenous(names, values, ~np.isnan(values))
+    return Exogenous(names, values)
 
 
 def join_all(
@@ -192,7 +190,7 @@ def join_all(
         )
     empty = np.empty((len(times), len(symbols), 0))
     values = np.concatenate([empty, *(p.values for p in parts)], axis=2)
-    return Exogenous(tuple(n for p in parts for n in p.names), values, ~np.isnan(values))
+    return Exogenous(tuple(n for p in parts for n in p.names), values)
 
 
 def close_offsets(
@@ -309,13 +307,9 @@ def _publication_times(sheet: Sheet, timezone: str | None) -> pl.Series:
     remedy = "Write it as 2020-04-12 08:30:00 (or 2020-04-12 where the hour is unknown)"
     unread = times.is_null() & sheet.text("published").is_not_null()
     sheet.note_unread("published", unread, "is no date or time", remedy)
-    return _day_after_if_hourless(times)
-
-
-def _day_after_if_hourless(published: pl.Series) -> pl.Series:
-    """Midnight means that the hour is unknown: known from the next day on."""
-    midnight = published == published.dt.truncate("1d")
-    return published.dt.offset_by("1d").zip_with(midnight.fill_null(False), published)
+    # Midnight means that the hour is unknown: known from the next day on.
+    midnight = (times == times.dt.truncate("1d")).fill_null(False)
+    return times.dt.offset_by("1d").zip_with(midnight, times)
 
 
 def _values(sheet: Sheet) -> pl.Series:

@@ -148,12 +148,16 @@ class _Import:
         return self.staging / "spill"
 
     def read(self, source: Source, *, quarantine: bool, progress: RowProgress | None) -> None:
-        since = self._since()
+        since = None
+        if self.base is not None:
+            table = self.store.symbols(self.base.name)
+            since = dict(zip(table["symbol"], table["last"], strict=True))
         buffer: list[pl.DataFrame] = []
         rows = total = 0
         for raw in source.frames(since):
             checked = validate(raw, self.info)
-            self._note(checked.problems, checked.bad, raw.origin)
+            self.problems.extend(checked.problems)
+            self._set_aside(checked.bad.with_columns(pl.lit(raw.origin).alias("file")))
             good = checked.good.with_columns(pl.lit(raw.origin).alias("origin"))
             if good.height:
                 buffer.append(good)
@@ -166,33 +170,27 @@ class _Import:
                 buffer, rows = [], 0
         self._spill(buffer)
         self.problems.extend(source.problems())
-        self._refuse_unless(quarantine)
+        if not quarantine:
+            n = sum(p.severity == "error" for p in self.problems)
+            self._refuse_errors(
+                f"{n} problem(s); nothing was imported. Mend the data, or set bad rows aside with "
+                "--quarantine:"
+            )
         self._note_unreadable(source)
         if not self._spills:
             self._refuse_all()
 
     def _refuse_all(self) -> NoReturn:
         """Raise for a source of which nothing can be kept."""
-        errors = [p for p in self.problems if p.severity == "error"]
-        if errors:
-            raise InvalidDataError(
-                errors, f"{self.info.name}: not one row is good; nothing was imported:"
-            )
+        self._refuse_errors(f"{self.info.name}: not one row is good; nothing was imported:")
         raise DataError(
             f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
         )
 
-    def _since(self) -> dict[str, datetime] | None:
-        if self.base is None:
-            return None
-        table = self.store.symbols(self.base.name)
-        return dict(zip(table["symbol"], table["last"], strict=True))
-
-    def _note(self, problems: list[Problem], bad: pl.DataFrame, origin: str) -> None:
-        self.problems.extend(problems)
-        if bad.height:
-            self.n_bad += bad.height
-            self._bad.append(bad.with_columns(pl.lit(origin).alias("file")))
+    def _set_aside(self, rows: pl.DataFrame) -> None:
+        if rows.height:
+            self.n_bad += rows.height
+            self._bad.append(rows)
 
     def _note_unreadable(self, source: Source) -> None:
         """Rows that never became bars count and are kept like any other bad row.
@@ -202,21 +200,16 @@ class _Import:
         rows = source.rejected_rows()
         if rows is None:
             self.n_bad += sum(p.severity == "error" for p in source.problems())
-        elif rows.height:
-            self.n_bad += rows.height
-            self._bad.append(rows)
+        else:
+            self._set_aside(rows)
 
-    def _refuse_unless(self, quarantine: bool) -> None:
+    def _refuse_errors(self, summary: str) -> None:
         errors = [p for p in self.problems if p.severity == "error"]
-        if errors and not quarantine:
-            raise InvalidDataError(
-                errors,
-                f"{len(errors)} problem(s); nothing was imported. Mend the data, or set bad rows "
-                "aside with --quarantine:",
-            )
+        if errors:
+            raise InvalidDataError(errors, summary)
 
     def final_info(self) -> SourceInfo:
-        """What the source said of itself, less the fields in which it has no value at all."""
+        """What the source said of itself, minus the fields in which it has no value at all."""
         fields = self.info.fields & (self._filled | {"close"})
         if self.base is not None:
             fields |= self.base.info.fields
@@ -294,16 +287,11 @@ class _Import:
             return frame
         key = pl.struct("time", "symbol")
         twice = frame.filter(key.is_duplicated())
-        problems = [
-            Problem(
-                str(rows["origin"][-1]),
-                int(rows["row"][-1]),
-                "time, symbol",
-                f"{symbol} at {time} is also in {rows['origin'][0]}, row {rows['row'][0]}",
-                "Keep one of the two rows",
-            )
-            for (time, symbol), rows in twice.group_by("time", "symbol", maintain_order=True)
-        ]
+        problems = []
+        for (time, symbol), rows in twice.group_by("time", "symbol", maintain_order=True):
+            message = f"{symbol} at {time} is also in {rows['origin'][0]}, row {rows['row'][0]}"
+            file, row, remedy = rows["origin"][-1], rows["row"][-1], "Keep one of the two rows"
+            problems.append(Problem(file, row, "time, symbol", message, remedy))
         if not quarantine:
             raise InvalidDataError(
                 problems, f"{len(problems)} duplicate bar(s); nothing was imported:"
@@ -311,31 +299,28 @@ class _Import:
         values = [c for c in STORED_COLUMNS if c not in ("time", "symbol")]
         alike = pl.struct(values).n_unique().over("time", "symbol") == 1
         again = key.is_duplicated() & ~(alike & key.is_first_distinct())
-        bad = frame.filter(again)
-        self._bad.append(
-            bad.rename({"origin": "file"}).with_columns(problem=pl.lit("duplicate bar"))
-        )
-        self.n_bad += bad.height
+        bad = frame.filter(again).rename({"origin": "file"})
+        self._set_aside(bad.with_columns(problem=pl.lit("duplicate bar")))
         self.problems.extend(problems)
         return frame.filter(~again)
 
     def tables(self, source: Source, extras: Extras) -> dict[str, str]:
         """Write the tables next to the bars; returns their digests."""
         facts = extras.instruments if extras.instruments is not None else source.instruments()
-        membership = extras.membership if extras.membership is not None else source.membership()
-        benchmark = extras.benchmark if extras.benchmark is not None else source.benchmark()
         if self.base is not None:
-            name = self.base.name
-            facts = _with_stored_facts(facts, self.store.symbols(name))
-            if membership is None:
-                membership = self.store.table(name, "membership")
-            if benchmark is None:
-                benchmark = self.store.table(name, "benchmark")
+            facts = _with_stored_facts(facts, self.store.symbols(self.base.name))
         tables = {"symbols": symbols_table(self.staging / "bars", facts)}
-        if membership is not None:
-            tables["membership"] = membership
-        if benchmark is not None:
-            tables["benchmark"] = _sound_benchmark(benchmark, self.info)
+        for name, given, own in (
+            ("membership", extras.membership, source.membership),
+            ("benchmark", extras.benchmark, source.benchmark),
+        ):
+            table = given if given is not None else own()
+            if table is None and self.base is not None:
+                table = self.store.table(self.base.name, name)
+            if table is not None:
+                tables[name] = table
+        if "benchmark" in tables:
+            tables["benchmark"] = _sound_benchmark(tables["benchmark"], self.info)
         for name, frame in tables.items():
             frame.write_parquet(self.staging / f"{name}.parquet", compression="zstd")
         return {name: digest_frame(frame) for name, frame in tables.items()}
@@ -383,16 +368,17 @@ _FACTS: Mapping[str, pl.DataType] = {
 def _with_stored_facts(facts: pl.DataFrame | None, stored: pl.DataFrame) -> pl.DataFrame:
     """New facts where there are any, else those an earlier import brought."""
     known = stored.select("symbol", *_FACTS)
-    if facts is None:
-        return known
-    new = facts.select("symbol", *(c for c in _FACTS if c in facts.columns))
-    both = known.join(new, on="symbol", how="full", coalesce=True, suffix="_new")
-    return both.select(
-        "symbol",
-        *(
-            pl.coalesce(f"{c}_new", c).alias(c) if f"{c}_new" in both.columns else pl.col(c)
-            for c in _FACTS
-        ),
+    both = known.join(_all_facts(facts), on="symbol", how="full", coalesce=True, suffix="_new")
+    return both.select("symbol", *(pl.coalesce(f"{c}_new", c).alias(c) for c in _FACTS))
+
+
+def _all_facts(facts: pl.DataFrame | None) -> pl.DataFrame:
+    """Symbol and every fact, null where the source has none."""
+    facts = pl.DataFrame(schema={"symbol": pl.String}) if facts is None else facts
+    absent = {c: dtype for c, dtype in _FACTS.items() if c not in facts.columns}
+    return facts.select(
+        *("symbol", *(c for c in _FACTS if c not in absent)),
+        *(pl.lit(None, dtype=dtype).alias(c) for c, dtype in absent.items()),
     )
 
 
@@ -421,22 +407,25 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
         )
         .sort("symbol")
     )
-    columns = _FACTS
-    if facts is None:
-        return table.with_columns(pl.lit(None, dtype=t).alias(c) for c, t in columns.items())
+    facts = _all_facts(facts)
     twice = facts.filter(pl.col("symbol").is_duplicated())["symbol"].unique().sort()
     if len(twice):
         raise DataError(
             f"instruments: {', '.join(twice.head(5))} more than once. Keep one row a symbol."
         )
-    have = [c for c in columns if c in facts.columns]
-    table = table.join(facts.select("symbol", *have), on="symbol", how="left")
-    return table.with_columns(
-        pl.lit(None, dtype=t).alias(c) for c, t in columns.items() if c not in have
-    ).select("symbol", "first", "last", "bars", "anchor", *columns)
+    table = table.join(facts, on="symbol", how="left")
+    return table.select("symbol", "first", "last", "bars", "anchor", *_FACTS)
 
 
 _LONG_GAP = timedelta(days=15)  # longer than any holiday
+_LAST: Mapping[str, pl.DataType] = MappingProxyType(
+    {
+        "symbol": pl.String(),
+        "last_time": pl.Datetime("us"),
+        "last_close": pl.Float64(),
+        "last_factor": pl.Float64(),
+    }
+)
 
 
 @dataclass
@@ -464,13 +453,9 @@ class Joiner:
         """
         chain = "factor" not in info.fields and "pre_close" in info.fields
         if base is None:
-            scale = firsts.select(
-                "symbol",
-                price=pl.lit(1.0),
-                volume=pl.lit(1.0),
-                factor=1.0 / pl.col("factor"),
-            )
-            return Joiner(scale, _no_last(), chain)
+            one = {"price": pl.lit(1.0), "volume": pl.lit(1.0)}
+            scale = firsts.select("symbol", **one, factor=1.0 / pl.col("factor"))
+            return Joiner(scale, pl.DataFrame(schema=_LAST), chain)
         stored = _stored_at(store, base, firsts)
         both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
         _refuse_without_overlap(both, store.symbols(base.name), base)
@@ -545,17 +530,6 @@ class Joiner:
             )
             remedy = "Right after a suspension; after a hole in the file, fill in the missing bars"
             self.warnings.append(Problem(origin, row, "pre_close", message, remedy, "warning"))
-
-
-def _no_last() -> pl.DataFrame:
-    return pl.DataFrame(
-        schema={
-            "symbol": pl.String,
-            "last_time": pl.Datetime("us"),
-            "last_close": pl.Float64,
-            "last_factor": pl.Float64,
-        }
-    )
 
 
 def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFrame:

@@ -15,7 +15,7 @@ counted. What is not wrong but looks odd is for `data.checking`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import NamedTuple
@@ -216,17 +216,11 @@ def _duplicate_rules() -> list[_Rule]:
     """Equal copies: the first stays. Different ones: nobody knows which is right, so none does."""
     known = pl.col("time").is_not_null() & pl.col("symbol").is_not_null()
     later = known & (pl.col("row") != pl.col("_twin"))
-    same = pl.format("{} at {} repeats row {}", "symbol", pl.col("time").cast(pl.String), "_twin")
-    differs = pl.format(
-        "{} at {} is also in row {}, with other values",
-        "symbol",
-        pl.col("time").cast(pl.String),
-        "_twin",
-    )
+    bar = ("symbol", pl.col("time").cast(pl.String))
+    same = pl.format("{} at {} repeats row {}", *bar, "_twin")
+    differs = pl.format("{} at {} is also in row {}, with other values", *bar, "_twin")
     first = known & ~pl.col("_same") & (pl.col("row") == pl.col("_twin"))
-    several = pl.format(
-        "{} at {} comes again below, with other values", "symbol", pl.col("time").cast(pl.String)
-    )
+    several = pl.format("{} at {} comes again below, with other values", *bar)
     remedy = "Keep one of the rows, or set them aside with --quarantine"
     return [
         _Rule("time, symbol", later & pl.col("_same"), same, remedy),
@@ -280,13 +274,9 @@ def _grid_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
     share = float((times != times.dt.truncate(step)).mean() or 0)  # type: ignore[arg-type]
     whole = None
     if share > _TOO_MANY and share * len(times) >= _FEW:
-        whole = Problem(
-            origin,
-            None,
-            "time",
-            f"{share:.0%} of the times are not on the grid of {info.freq} bars",
-            "Set data.freq to the length of the bars in the file; times are when a bar ends",
-        )
+        message = f"{share:.0%} of the times are not on the grid of {info.freq} bars"
+        remedy = "Set data.freq to the length of the bars in the file; times are when a bar ends"
+        whole = Problem(origin, None, "time", message, remedy)
     text = pl.format("{} is not on the grid of " + info.freq + " bars", _time_text())
     return _Rule("time", off, text, whole=whole)
 
@@ -334,14 +324,12 @@ def _wrong_calendar(days: pl.Series, closed: pl.Series, origin: str, calendar: s
         misfits[name] = 20 * strangers + len(known) - (len(days) - strangers)
     best = min(misfits, key=misfits.__getitem__)
     fits = f"{best} fits" if best != calendar else "no other that we tried fits better"
-    return Problem(
-        origin,
-        None,
-        "time",
+    message = (
         f"the calendar looks wrong: {len(closed)} of {len(days)} days, the first {closed[0]}, are "
-        f"not sessions of {calendar}; {fits}",
-        f"Set data.calendar: {best if best != calendar else 'data'}",
+        f"not sessions of {calendar}; {fits}"
     )
+    remedy = f"Set data.calendar: {best if best != calendar else 'data'}"
+    return Problem(origin, None, "time", message, remedy)
 
 
 def _hours_rules(
@@ -355,10 +343,12 @@ def _hours_rules(
     distinct = times.unique().sort()
     state = _place(distinct, info, info.timezone)
     counts = times.value_counts(name="n").join(state, on="time")
-    n_all, n_closed = len(times), _sum(counts, pl.col("closed"))
-    n_outside = _sum(counts, pl.col("outside"))
+    n_closed, n_outside = counts.select(
+        pl.col("n").filter(where).sum().cast(pl.Int64).alias(where)
+        for where in ("closed", "outside")
+    ).row(0)
     whole = None
-    if n_closed + n_outside > _TOO_MANY * n_all and n_closed + n_outside >= _FEW:
+    if n_closed + n_outside > _TOO_MANY * len(times) and n_closed + n_outside >= _FEW:
         whole = _wrong_zone(distinct, origin, info)
         closed_days = state.filter("closed")["time"].dt.date().unique().sort()
         days = distinct.dt.date().unique()
@@ -370,10 +360,8 @@ def _hours_rules(
     text = pl.format("{} is not in a session of " + info.calendar, _time_text())
     remedy = "Correct the time, or set data.calendar to the exchange the bars come from"
     rules = [_Rule("time", off, text, remedy, whole)]
-    if whole is not None:
-        return rules, []
-    warnings = [*_outside_hours(state, n_outside, origin, info), *_starts(state, origin)]
-    return rules, warnings
+    warnings = [] if whole is not None else _hours_warnings(state, n_outside, info)
+    return rules, [Problem(origin, None, "time", *said, severity="warning") for said in warnings]
 
 
 def _place(times: pl.Series, info: SourceInfo, zone: str) -> pl.DataFrame:
@@ -415,50 +403,31 @@ def _wrong_zone(times: pl.Series, origin: str, info: SourceInfo) -> Problem | No
             continue
         state = _place(times, info, zone)
         if state.select((pl.col("closed") | pl.col("outside")).mean()).item() <= _TOO_MANY:
-            return Problem(
-                origin,
-                None,
-                "time",
+            message = (
                 f"the time zone looks wrong: the bars lie within the hours of {info.calendar} in "
-                f"{zone}, not in {info.timezone}",
-                f"Write the times with their offset, or set data.timezone: {zone}",
+                f"{zone}, not in {info.timezone}"
             )
+            remedy = f"Write the times with their offset, or set data.timezone: {zone}"
+            return Problem(origin, None, "time", message, remedy)
     return None
 
 
-def _outside_hours(state: pl.DataFrame, count: int, origin: str, info: SourceInfo) -> list[Problem]:
-    if not count:
-        return []
-    first = state.filter("outside")["time"][0]
-    return [
-        Problem(
-            origin,
-            None,
-            "time",
-            f"{count} bar(s), the first at {first}, lie outside the trading hours of "
-            f"{info.calendar}",
-            "Remove them unless you mean to trade before and after hours",
-            severity="warning",
-        )
-    ]
-
-
-def _starts(state: pl.DataFrame, origin: str) -> list[Problem]:
-    """A warning where bars seem to be labelled by their start: they would be known too early."""
+def _hours_warnings(
+    state: pl.DataFrame, n_outside: int, info: SourceInfo
+) -> Iterator[tuple[str, str]]:
+    """What is odd about times within a day, and what to do."""
+    if n_outside:
+        first = state.filter("outside")["time"][0]
+        message = f"{n_outside} bar(s), the first at {first}, lie outside the trading hours of "
+        remedy = "Remove them unless you mean to trade before and after hours"
+        yield message + info.calendar, remedy
     opening, closing = int(state["first"].sum()), int(state["last"].sum())
-    if opening < _FEW or closing > 0.1 * opening:
-        return []
-    return [
-        Problem(
-            origin,
-            None,
-            "time",
+    if opening >= _FEW and closing <= 0.1 * opening:  # they would be known too early
+        yield (
             f"{opening} session(s) have a bar at the opening and {closing} one at the close: the "
             "times look like the start of each bar",
             "Echelon takes a time as the bar's end, when it became known: add one bar's length",
-            severity="warning",
         )
-    ]
 
 
 def _span(days: pl.Series) -> tuple[date, date]:
@@ -468,15 +437,6 @@ def _span(days: pl.Series) -> tuple[date, date]:
     return first, last
 
 
-def _sum(counts: pl.DataFrame, where: pl.Expr) -> int:
-    return int(counts.select(pl.col("n").filter(where).sum()).item())
-
-
 def _time_text() -> pl.Expr:
     """The time as a user would write it."""
-    midnight = pl.col("time") == pl.col("time").dt.truncate("1d")
-    return (
-        pl.when(midnight)
-        .then(pl.col("time").dt.strftime("%Y-%m-%d"))
-        .otherwise(pl.col("time").dt.strftime("%Y-%m-%d %H:%M:%S"))
-    )
+    return pl.col("time").dt.strftime("%Y-%m-%d %H:%M:%S").str.strip_suffix(" 00:00:00")

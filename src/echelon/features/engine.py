@@ -246,7 +246,7 @@ def _add_exogenous(
         return
     width = len(exogenous.names)
     here = slice(first_row + rows.start, first_row + rows.stop)
-    values = np.where(exogenous.known[here], exogenous.values[here], np.nan)
+    values = exogenous.values[here]
     block[:, :, block.shape[2] - width :] = np.where(present[:, :, None], values, 0.0)
 
 
@@ -333,7 +333,7 @@ def load_exogenous(
         published_until,
     )
     for k, name in enumerate(joined.names):
-        if published_until is None and not joined.known[:, :, k].any():
+        if published_until is None and np.isnan(joined.values[:, :, k]).all():
             log.warning(
                 "exogenous series %s is known at no bar of these symbols: check its publication "
                 "times, its symbols and max_age_days",

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import polars as pl
 
@@ -25,6 +25,7 @@ from echelon.config import Config, DataConfig
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.errors import ConfigError, Problem
 from echelon.sources import SOURCES
+from echelon.types import Freq
 
 _OPTIONS = ("columns", "price_basis", "symbols", "membership_index", "qlib_market")
 """What only some sources read; elsewhere it must not be set."""
@@ -58,7 +59,8 @@ class Source(Protocol):
     def instruments(self) -> pl.DataFrame | None:
         """Facts about symbols: symbol, listed, delisted (Date, nullable), reason, name; or None.
 
-        `delisted` is the first day on which the symbol no longer trades.
+        `delisted` is the first day on which the symbol no longer trades. Columns of which the
+        source knows nothing may be left out.
         """
         return None
 
@@ -71,15 +73,27 @@ class Source(Protocol):
         return None
 
 
-def required_path(config: Config) -> Path:
-    """`data.path`, which a source of files cannot do without."""
-    path = config.data.path
-    if path is None:
-        raise ConfigError(
-            f"data.source is {config.data.source!r} but data.path is not set. "
-            "Add `-o data.path=FILE`."
-        )
-    return path
+class PathSource(Source):
+    """Base of the sources that read files; timezone: of their times, None: the calendar's."""
+
+    def __init__(
+        self, path: Path, *, freq: Freq, calendar: str = "auto", timezone: str | None = None
+    ) -> None:
+        self._path = path
+        self._freq: Freq = freq
+        self._wanted_calendar = calendar
+        self._wanted_timezone = timezone
+
+    @classmethod
+    def from_config(cls, config: Config, **options: Any) -> Self:  # noqa: ANN401 (of the source)
+        """The source of the `data` section; `options`: what this one takes beside the rest."""
+        data = config.data
+        if data.path is None:
+            raise ConfigError(
+                f"data.source is {data.source!r} but data.path is not set. Add `-o data.path=FILE`."
+            )
+        market: dict[str, Any] = {"calendar": data.calendar, "timezone": data.timezone}
+        return cls(data.path, freq=data.freq, **market, **options)
 
 
 def open_source(config: Config) -> Source:

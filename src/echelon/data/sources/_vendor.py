@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.calendars import MINUTES
 from echelon.data.sources import Source
 from echelon.data.sources._times import drop_absurd
 from echelon.errors import ConfigError, EchelonError, SourceError, shorten
@@ -43,22 +44,27 @@ _CHANGED = (
     "`pip install 'echelon[vendors]'`."
 )
 
-BAR: Mapping[Freq, timedelta] = {
-    "1d": timedelta(days=1),
-    "5min": timedelta(minutes=5),
-    "1min": timedelta(minutes=1),
-}
+BAR: Mapping[Freq, timedelta] = {freq: timedelta(minutes=m) for freq, m in MINUTES.items()}
 
 
 class RequestFailure(enum.Enum):
     """What a failure calls for."""
 
-    FATAL = "fatal"
-    """Trying again cannot help."""
-    TRANSIENT = "transient"
-    """The network or the server stumbled."""
-    RATE_LIMIT = "rate limit"
-    """Too many calls: wait until the vendor's window has passed."""
+    FATAL = "fatal"  # trying again cannot help
+    TRANSIENT = "transient"  # the network or the server stumbled
+    RATE_LIMIT = "rate limit"  # too many calls: wait until the vendor's window has passed
+
+
+class KnownFailure(NamedTuple):
+    """A failure by what names it: a class of errors, words of the message, or `HTTP 404`.
+
+    kind: what it calls for; None: as for any error of its class
+    advice: what the user can do once it is final; empty: what the base class says
+    """
+
+    pattern: str
+    kind: RequestFailure | None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,9 @@ class Vendor(Source):
     name: ClassVar[str]
     package: ClassVar[str]
     price_basis: ClassVar[PriceBasis] = "raw"
+    fields: ClassVar[frozenset[str]]
+    """The columns of `bars.SCHEMA` that this source fills, beside pre_close of daily bars."""
+    failures: ClassVar[tuple[KnownFailure, ...]] = ()
     settled: ClassVar[time] = time(15, 30)
     """Local time from which the day's bar no longer changes; around the clock: the next day."""
 
@@ -196,30 +205,27 @@ class Vendor(Source):
     def _market(self) -> tuple[str, str]:
         """Calendar and time zone of the symbols."""
 
-    @abstractmethod
-    def _fields(self) -> frozenset[str]:
-        """The columns of `bars.SCHEMA` that this source fills."""
-
     def _extras(self) -> tuple[str | None, ...]:
         """What else the answer depends on."""
         return (self._benchmark,)
 
-    def _new_client(self) -> Any:  # noqa: ANN401
-        """Import the vendor's library."""
-        return self._import()
+    def _known(self, error: Exception) -> KnownFailure | None:
+        """What the vendor's table of failures says of an error."""
+        names = " ".join(c.__name__ for c in type(error).__mro__)  # a vendor's own are not imported
+        text = f"{names} HTTP {_http_status(error)} {error}"
+        return next((f for f in self.failures if re.search(f.pattern, text)), None)
 
     def _classify(self, error: Exception) -> RequestFailure:
         """Say whether a failed request is worth another try."""
-        status = http_status(error)
+        known, status = self._known(error), _http_status(error)
+        if known is not None and known.kind is not None:
+            return known.kind
         if status == 429:
             return RequestFailure.RATE_LIMIT
         refused = status is not None and 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
-        return (
-            RequestFailure.TRANSIENT
-            if isinstance(error, OSError) and not refused
-            else RequestFailure.FATAL
-        )
+        worth_it = isinstance(error, OSError) and not refused
+        return RequestFailure.TRANSIENT if worth_it else RequestFailure.FATAL
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -233,7 +239,7 @@ class Vendor(Source):
             calendar=calendar,
             timezone=timezone,
             price_basis=self.price_basis,
-            fields=self._fields(),
+            fields=self.fields - ({"pre_close"} if self._freq != "1d" else set()),
             fingerprint=hashlib.sha256(text.encode()).hexdigest(),
         )
 
@@ -287,7 +293,8 @@ class Vendor(Source):
             self._given_client = self._new_client()
         return self._given_client
 
-    def _import(self) -> Any:  # noqa: ANN401
+    def _new_client(self) -> Any:  # noqa: ANN401
+        """Import the vendor's library."""
         module = self.package.partition("==")[0]
         try:
             return importlib.import_module(module)
@@ -304,11 +311,8 @@ class Vendor(Source):
         except EchelonError:
             raise
         except Exception as error:
-            tried = (
-                ""
-                if self._classify(error) is RequestFailure.FATAL
-                else f" {self._retry.attempts} times"
-            )
+            again = self._classify(error) is not RequestFailure.FATAL
+            tried = f" {self._retry.attempts} times" if again else ""
             raise SourceError(
                 f"{self.name}: {what} failed{tried} for {symbol}: "
                 f"{type(error).__name__}: {self._redact(str(error))}. {self._advice(error)}"
@@ -379,9 +383,25 @@ class Vendor(Source):
         """Remove what must not be printed."""
         return text
 
+    @property
+    def _last_day(self) -> date:
+        """The last day to ask for."""
+        today = self._local_now().date()
+        return min(self._end or today, today)
+
+    def _spans(self, start: date, days: int) -> Iterator[tuple[date, date]]:
+        """Cut `start` to the last day into spans of at most `days` days; there is always one."""
+        while start + timedelta(days=days - 1) < self._last_day:
+            yield start, start + timedelta(days=days - 1)
+            start += timedelta(days=days)
+        yield start, max(start, self._last_day)
+
     def _advice(self, error: Exception) -> str:
         """What the user can do about a request that failed for good."""
-        if isinstance(error, OSError) and http_status(error) != 404:
+        known = self._known(error)
+        if known is not None and known.advice:
+            return known.advice
+        if isinstance(error, OSError) and _http_status(error) != 404:
             return "Check the network connection and try again; nothing was imported."
         return (
             "Check that the symbol exists; if it does, the vendor's answer has changed: compare "
@@ -404,12 +424,7 @@ class Vendor(Source):
         )
 
 
-def class_names(error: Exception) -> set[str]:
-    """Names of an error's class and of those above it: a vendor's own are not imported here."""
-    return {c.__name__ for c in type(error).__mro__}
-
-
-def http_status(error: Exception) -> int | None:
+def _http_status(error: Exception) -> int | None:
     """The status code of a failed HTTP request; None where there was no answer."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
@@ -508,26 +523,25 @@ def _market_of(code: str, index: bool) -> str:
     return "SH" if code.startswith(("6", "9")) else "SZ"
 
 
-def distinct_a_shares(symbols: Sequence[str], vendor: str) -> dict[str, AShare]:
-    """Map each symbol as the user writes it to its parts; two spellings of one are refused.
+def distinct_a_shares(symbols: Sequence[str], vendor: str) -> dict[AShare, str]:
+    """The parts of each symbol → as the user writes it; two spellings of one are refused.
 
     So is a number that is no stock of its exchange: 000001.SH is an index, and a vendor that
     drops the suffix would deliver 000001.SZ, a bank, in its place.
     """
-    shares = {s: a_share(s, vendor) for s in symbols}
-    for symbol, share in shares.items():
+    shares: dict[AShare, str] = {}
+    for symbol in symbols:
+        share = a_share(symbol, vendor)
         if share.market != _market_of(share.code, index=False):
             raise SourceError(
                 f"{vendor}: {symbol!r} is no stock of its exchange (an index, perhaps). Stocks "
                 "are 6xxxxx.SH, 0xxxxx.SZ, 3xxxxx.SZ, 8xxxxx.BJ; an index goes to data.benchmark."
             )
-    by_share: dict[AShare, str] = {}
-    for symbol, share in shares.items():
-        if share in by_share:
+        if share in shares:
             raise SourceError(
-                f"{vendor}: {by_share[share]!r} and {symbol!r} are the same stock. Name it once."
+                f"{vendor}: {shares[share]!r} and {symbol!r} are the same stock. Name it once."
             )
-        by_share[share] = symbol
+        shares[share] = symbol
     return shares
 
 
@@ -539,7 +553,7 @@ class AShareVendor(Vendor):
 
     @cached_property
     def _shares(self) -> dict[str, AShare]:
-        return distinct_a_shares(self._symbols, self.name)
+        return {s: share for share, s in distinct_a_shares(self._symbols, self.name).items()}
 
     def _index(self, symbol: str) -> AShare:
         return a_share(symbol, self.name, index=True)

@@ -20,8 +20,8 @@ import polars as pl
 from echelon.data.sources._vendor import (
     AShare,
     AShareVendor,
+    KnownFailure,
     RequestFailure,
-    class_names,
     fold_opening_auction,
     join_latest_day,
     reading_answers,
@@ -61,6 +61,13 @@ class AkshareSource(AShareVendor):
 
     name: ClassVar[str] = "akshare"
     package: ClassVar[str] = "akshare==1.19.5"
+    # Minute bars have no reference price of their own.
+    fields = frozenset({*_QUOTES.values(), "factor", "pre_close"})
+    failures = (
+        KnownFailure(
+            "RateLimitError|NetworkError|APIError|DataParsingError", RequestFailure.TRANSIENT
+        ),
+    )
 
     @reading_answers("akshare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
@@ -77,8 +84,7 @@ class AkshareSource(AShareVendor):
                 table.filter(pl.col("code").is_in(list(mine))).select(
                     pl.col("code").replace_strict(mine, return_dtype=pl.String).alias("symbol"),
                     *("listed", "delisted"),
-                    reason=pl.lit(None, dtype=pl.String),
-                    name=pl.col("name").cast(pl.String),
+                    pl.col("name").cast(pl.String),
                 )
             )
         return pl.concat(tables).sort("symbol") if tables else None
@@ -109,11 +115,6 @@ class AkshareSource(AShareVendor):
             raise self._nothing(symbol, first)
         form = "%Y-%m-%d" if self._freq == "1d" else "%Y-%m-%d %H:%M:%S"
         return self._table(raw, columns, symbol, function, time=form)
-
-    def _fields(self) -> frozenset[str]:
-        # Minute bars have no reference price of their own.
-        both = {"open", "high", "low", "close", "volume", "amount", "factor"}
-        return frozenset(both | {"pre_close"} if self._freq == "1d" else both)
 
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         share, function, options = self._shares[symbol], "stock_zh_a_hist", {"adjust": ""}
@@ -177,11 +178,6 @@ class AkshareSource(AShareVendor):
         start = datetime.combine(day, time(0)) if day else datetime(1990, 1, 1)
         end = datetime.combine(self._end, time(23, 59)) if self._end else datetime(2050, 1, 1)
         return f"{start:%Y-%m-%d %H:%M:%S}", f"{end:%Y-%m-%d %H:%M:%S}"
-
-    def _classify(self, error: Exception) -> RequestFailure:
-        if class_names(error) & {"RateLimitError", "NetworkError", "APIError", "DataParsingError"}:
-            return RequestFailure.TRANSIENT
-        return super()._classify(error)
 
 
 from_config = AkshareSource.from_config

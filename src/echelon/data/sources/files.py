@@ -19,19 +19,19 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
-from echelon.data.sources import Source, required_path
+from echelon.data.sources import PathSource
 from echelon.data.sources._columns import INSTRUMENTS, MEMBERS, ColumnMap, Reader, Sheet, recognise
 from echelon.data.sources._tables import (
     PARQUET_SUFFIXES,
@@ -66,7 +66,7 @@ class _File:
     columns: ColumnMap
 
 
-class _FileSource(Source):
+class _FileSource(PathSource):
     """What CSV and Parquet have in common: everything but the suffixes.
 
     path: a file, a directory (searched with its subdirectories) or a pattern such as data/*.csv
@@ -83,16 +83,11 @@ class _FileSource(Source):
         self,
         path: Path,
         *,
-        freq: Freq,
-        calendar: str = "auto",
-        timezone: str | None = None,
         columns: Mapping[str, str] = _NO_COLUMNS,
         price_basis: PriceBasis | Literal["auto"] = "auto",
+        **market: Any,  # noqa: ANN401 (see PathSource)
     ) -> None:
-        self._path = path
-        self._freq = freq
-        self._calendar_wanted = calendar
-        self._timezone_wanted = timezone
+        super().__init__(path, **market)
         self._own = dict(columns)
         self._basis_wanted = price_basis
         self._problems: list[Problem] = []
@@ -108,7 +103,14 @@ class _FileSource(Source):
         info = self._info
         self._problems, self._rejected = [], []
         for file in self._files:
-            yield from self._read(file, info.calendar, info.timezone)
+            origin = str(file.facts.path)
+            reader = self._reader(file, info.timezone, pad_symbols=pads_symbols(info.calendar))
+            for piece in pieces(file.facts, file.columns.names):
+                bars, problems, rejected_rows = reader.to_bars(piece.frame)
+                self._problems += [*piece.problems, *problems]
+                self._rejected += [r for r in (piece.rejected_rows, rejected_rows) if r.height]
+                if bars.height:
+                    yield RawFrame(self._whole_days(bars, origin), origin)
 
     def problems(self) -> list[Problem]:
         """Lines and cells that could not be read, after `frames`."""
@@ -117,16 +119,6 @@ class _FileSource(Source):
     def rejected_rows(self) -> pl.DataFrame:
         """The rows of `problems`, as they stood: file, row, problem, cells."""
         return pl.concat([rejects(str(self._path)), *self._rejected])
-
-    def _read(self, file: _File, calendar: str, timezone: str) -> Iterator[RawFrame]:
-        origin = str(file.facts.path)
-        reader = self._reader(file, timezone, pad_symbols=pads_symbols(calendar))
-        for piece in pieces(file.facts, file.columns.names):
-            bars, problems, rejected_rows = reader.to_bars(piece.frame)
-            self._problems += [*piece.problems, *problems]
-            self._rejected += [r for r in (piece.rejected_rows, rejected_rows) if r.height]
-            if bars.height:
-                yield RawFrame(self._whole_days(bars, origin), origin)
 
     def _reader(self, file: _File, timezone: str, *, pad_symbols: bool) -> Reader:
         path = file.facts.path
@@ -201,14 +193,14 @@ class _FileSource(Source):
 
     @cached_property
     def _info(self) -> SourceInfo:
-        calendar = self._calendar_wanted
+        calendar = self._wanted_calendar
         if calendar == "auto":
             calendar = self._guess_calendar()
         return SourceInfo(
             name=self.name,
             freq=self._freq,
             calendar=calendar,
-            timezone=self._timezone_wanted or timezone_of(calendar),
+            timezone=self._wanted_timezone or timezone_of(calendar),
             price_basis=self._price_basis(),
             fields=self._files[0].columns.fields,
             fingerprint=self._fingerprint(calendar),
@@ -247,7 +239,7 @@ class _FileSource(Source):
             "reader": 2,  # counts changes in what is made of the same bytes
             "freq": self._freq,
             "calendar": calendar,
-            "timezone": self._timezone_wanted,
+            "timezone": self._wanted_timezone,
             "columns": self._own,
             "price_basis": self._price_basis(),
             "files": [[stem_of(f.facts.path), f.facts.digest] for f in self._files],
@@ -277,14 +269,7 @@ def from_config(config: Config) -> _FileSource:
     """The source of the `data` section."""
     data = config.data
     kind = next(k for k in (CsvSource, ParquetSource) if k.name == data.source)
-    return kind(
-        required_path(config),
-        freq=data.freq,
-        calendar=data.calendar,
-        timezone=data.timezone,
-        columns=data.columns,
-        price_basis=data.price_basis,
-    )
+    return kind.from_config(config, columns=data.columns, price_basis=data.price_basis)
 
 
 def pads_symbols(calendar: str) -> bool:
@@ -292,18 +277,13 @@ def pads_symbols(calendar: str) -> bool:
     return calendar == "XSHG"
 
 
-def _uneven(files: Iterable[_File]) -> list[Problem]:
+def _uneven(files: Sequence[_File]) -> list[Problem]:
     """Files that lack a field which others have: their bars would be half empty."""
-    files = list(files)
     union = frozenset[str]().union(*(f.columns.fields for f in files))
+    message = "the file has no such column, others next to it have"
+    remedy = "Add the column, or map it to 'ignore' in data.columns"
     return [
-        Problem(
-            str(file.facts.path),
-            None,
-            lacking,
-            "the file has no such column, others next to it have",
-            "Add the column, or map it to 'ignore' in data.columns",
-        )
+        Problem(str(file.facts.path), None, lacking, message, remedy)
         for file in files
         for lacking in sorted(union - file.columns.fields)
     ]

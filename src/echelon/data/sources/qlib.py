@@ -26,10 +26,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -37,11 +37,11 @@ import polars as pl
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import MAX_SYMBOL, PRICES, RawFrame, SourceInfo, conform
-from echelon.data.sources import Source, required_path
+from echelon.data.sources import PathSource
 from echelon.data.sources._tables import reading_file
 from echelon.errors import Problem, SourceError, shorten
 from echelon.files import sha256_file
-from echelon.types import Floats, Floats32, Freq, Times
+from echelon.types import Floats, Floats32, Times
 
 _FREQS: Mapping[str, str] = {"1d": "day", "1min": "1min"}
 _RESERVED = frozenset(
@@ -71,7 +71,7 @@ class InstrumentSpan(NamedTuple):
     last: date
 
 
-class QlibSource(Source):
+class QlibSource(PathSource):
     """Bars of a Qlib data directory.
 
     market: which instruments file: all, csi300 …; the intervals of the latter are its membership
@@ -84,15 +84,14 @@ class QlibSource(Source):
         self,
         path: Path,
         *,
-        freq: Freq,
-        calendar: str = "auto",
-        timezone: str | None = None,
         market: str = _ALL,
         benchmark: str | None = None,
+        **query: Any,  # noqa: ANN401 (see PathSource)
     ) -> None:
-        if freq not in _FREQS:
+        super().__init__(path, **query)
+        if self._freq not in _FREQS:
             raise SourceError(
-                f"data.freq: a Qlib directory has day and 1min bars, not {freq}. "
+                f"data.freq: a Qlib directory has day and 1min bars, not {self._freq}. "
                 "Use data.freq=1d or data.freq=1min."
             )
         if not path.is_dir():
@@ -100,11 +99,7 @@ class QlibSource(Source):
                 f"{path}: no such directory. Set data.path to a Qlib data directory, the one with "
                 "calendars, instruments and features in it."
             )
-        self._path = path
-        self._freq: Freq = freq
-        self._suffix = _FREQS[freq]
-        self._wanted_calendar = calendar
-        self._wanted_timezone = timezone
+        self._suffix = _FREQS[self._freq]
         self._market = market
         self._benchmark = benchmark
         self._problems: list[Problem] = []
@@ -149,32 +144,25 @@ class QlibSource(Source):
     def instruments(self) -> pl.DataFrame | None:
         """First day of each symbol by instruments/all.txt; nothing where there is no such file.
 
-        `delisted` is null: the file does not know it (see the top of this module).
+        The file does not know when one is delisted (see the top of this module).
         """
         if not self._whole.exists():
             return None
         rows = _read_instruments(self._whole)
         table = pl.DataFrame(rows, schema=["symbol", "listed", "last"], orient="row")
-        return (
-            table.filter(pl.col("symbol").is_in(set(self._symbols)))
-            .group_by("symbol")
-            .agg(pl.col("listed").min())
-            .with_columns(
-                delisted=pl.lit(None, dtype=pl.Date),
-                reason=pl.lit(None, dtype=pl.String),
-                name=pl.lit(None, dtype=pl.String),
-            )
-            .sort("symbol")
-        )
+        known = table.filter(pl.col("symbol").is_in(set(self._symbols)))
+        return known.group_by("symbol").agg(pl.col("listed").min()).sort("symbol")
 
     def membership(self) -> pl.DataFrame | None:
         """The intervals of a named market; open-ended where they reach the calendar's last day."""
         if self._market.lower() == _ALL:
             return None
         table = pl.DataFrame(self._intervals, schema=["symbol", "start", "last"], orient="row")
+        last_day: datetime = self._stamps[-1].astype(datetime)
+        over = pl.col("last") < last_day.date()
         return (
             table.filter(pl.col("symbol") != (self._benchmark or ""))
-            .select("symbol", "start", end=_day_after("last", self._last_day))
+            .select("symbol", "start", end=pl.when(over).then(pl.col("last").dt.offset_by("1d")))
             .sort("symbol", "start")
         )
 
@@ -196,12 +184,6 @@ class QlibSource(Source):
         shift = np.timedelta64(1, "m") if self._starts else np.timedelta64(0, "m")
         return np.asarray(self._stamps + shift)
 
-    def feature(self, symbol: str, field: str) -> pl.DataFrame:
-        """One field as stored, float32 and adjusted: time (as in the calendar), value."""
-        stored = read_bin(self._bin_path(symbol, field), len(self._stamps))
-        stamps = self._stamps[stored.start : stored.start + len(stored.values)]
-        return pl.DataFrame({"time": stamps, "value": stored.values})
-
     @cached_property
     def _stamps(self) -> Times:
         return _read_calendar(self._path / "calendars" / f"{self._suffix}.txt")
@@ -209,11 +191,6 @@ class QlibSource(Source):
     @property
     def _whole(self) -> Path:
         return self._path / "instruments" / f"{_ALL}.txt"
-
-    @property
-    def _last_day(self) -> date:
-        last: datetime = self._stamps[-1].astype(datetime)
-        return last.date()
 
     @cached_property
     def _intervals(self) -> list[InstrumentSpan]:
@@ -278,7 +255,8 @@ class QlibSource(Source):
                 problems.append(Problem(str(path), None, field, what, _REDUMP))
                 return None
             spans[field] = (stored.start, len(stored.values))
-            columns[field] = _align(stored, len(times))
+            columns[field] = np.full(len(times), np.nan)
+            columns[field][stored.start : stored.start + len(stored.values)] = stored.values
         start, length = spans["close"]
         for field, (first, count) in spans.items():
             if first < start or first + count > start + length:
@@ -294,12 +272,13 @@ class QlibSource(Source):
             {"time": times[rows]} | {name: values[rows] for name, values in columns.items()},
         ).with_columns(symbol=pl.lit(symbol), row=pl.Series(rows - start + 1))
         assert frame["row"].is_between(1, length).all()
-        frame = _money(frame.with_columns(pl.col(*columns).fill_nan(None)))
-        return (
-            self._undo_adjustment(frame, symbol, problems)
-            if self._has_factor
-            else frame.drop("factor", strict=False)
-        )
+        frame = frame.with_columns(pl.col(*columns).fill_nan(None))
+        if "amount" not in columns and {"vwap", "volume"} <= columns.keys():
+            # In the product the adjustment cancels out.
+            frame = frame.with_columns(amount=pl.col("vwap") * pl.col("volume"))
+        if self._has_factor:
+            frame = self._undo_adjustment(frame, symbol, problems)
+        return frame if self._has_factor else frame.drop("factor", strict=False)
 
     def _no_close(self, symbol: str, path: Path) -> Problem:
         listed = f"{symbol} is in instruments/{self._market.lower()}.txt"
@@ -319,23 +298,17 @@ class QlibSource(Source):
         """Undo Qlib's adjustment; days without a usable factor are noted and left out."""
         usable = pl.col("factor").is_not_null() & (pl.col("factor") > 0)
         path = str(self._bin_path(symbol, "factor"))
-        problems += [
-            Problem(
-                path,
-                int(row),
-                "factor",
-                f"{symbol} has a close at {time} but the factor is {factor}",
-                "Dump the symbol again: the traded price is close / factor",
-            )
-            for row, time, factor in frame.filter(~usable).select("row", "time", "factor").rows()
-        ]
+        remedy = "Dump the symbol again: the traded price is close / factor"
+        for row, time, factor in frame.filter(~usable).select("row", "time", "factor").rows():
+            what = f"{symbol} has a close at {time} but the factor is {factor}"
+            problems.append(Problem(path, int(row), "factor", what, remedy))
         frame = frame.filter(usable)
         factor = frame["factor"].to_numpy()
-        prices = {p: (2, 3, 4) for p in PRICES if p in frame.columns}
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are judged like any bar
             changed = {
-                name: shortest_decimal(frame[name].to_numpy() / factor, decimals)
-                for name, decimals in prices.items()
+                name: shortest_decimal(frame[name].to_numpy() / factor, (2, 3, 4))
+                for name in PRICES
+                if name in frame.columns
             }
             if "volume" in frame.columns:
                 changed["volume"] = shortest_decimal(frame["volume"].to_numpy() * factor, (0,))
@@ -348,10 +321,7 @@ class QlibSource(Source):
         digest = hashlib.sha256(f"qlib-{_VERSION} {self._freq} {self._market}".encode())
         digest.update(f" {self._calendar} {self._timezone} {self._benchmark}".encode())
         market = self._path / "instruments" / f"{self._market.lower()}.txt"
-        files = [
-            self._path / "calendars" / f"{self._suffix}.txt",
-            *sorted({market, self._whole}),
-        ]
+        files = [self._path / "calendars" / f"{self._suffix}.txt", *sorted({market, self._whole})]
         for symbol in sorted({*self._symbols, *([self._benchmark] if self._benchmark else [])}):
             folder = self._bin_path(symbol, "close").parent
             files += sorted(folder.glob(f"*.{self._suffix}.bin"))
@@ -364,14 +334,7 @@ class QlibSource(Source):
 def from_config(config: Config) -> QlibSource:
     """The source of the `data` section."""
     data = config.data
-    return QlibSource(
-        required_path(config),
-        freq=data.freq,
-        calendar=data.calendar,
-        timezone=data.timezone,
-        market=data.qlib_market,
-        benchmark=data.benchmark,
-    )
+    return QlibSource.from_config(config, market=data.qlib_market, benchmark=data.benchmark)
 
 
 def read_bin(path: Path, n_times: int) -> Bin:
@@ -411,27 +374,6 @@ def shortest_decimal(values: Floats, decimals: tuple[int, ...]) -> Floats:
         near = np.abs(values - rounded) <= _NOISE * np.abs(values)
         result = np.where(near, rounded, result)
     return result
-
-
-def _align(stored: Bin, n_times: int) -> Floats:
-    """Values on the whole calendar, NaN outside the file's range: float64[T]."""
-    whole = np.full(n_times, np.nan)
-    whole[stored.start : stored.start + len(stored.values)] = stored.values
-    return whole
-
-
-def _money(frame: pl.DataFrame) -> pl.DataFrame:
-    """Amount as stored or as vwap × volume, in which the adjustment cancels out."""
-    if "vwap" not in frame.columns:
-        return frame
-    if "amount" not in frame.columns and "volume" in frame.columns:
-        frame = frame.with_columns(amount=pl.col("vwap") * pl.col("volume"))
-    return frame.drop("vwap")
-
-
-def _day_after(column: str, last_day: date) -> pl.Expr:
-    """The day after an interval's last, null where the interval reaches the data's end."""
-    return pl.when(pl.col(column) < last_day).then(pl.col(column) + timedelta(days=1))
 
 
 def _read_calendar(path: Path) -> Times:

@@ -162,13 +162,7 @@ class SyntheticSource(Source):
                 "reason": market.reasons,
                 "name": [market.name(n) for n in range(market.n_symbols)],
             },
-            schema={
-                "symbol": pl.String,
-                "listed": pl.Date,
-                "delisted": pl.Date,
-                "reason": pl.String,
-                "name": pl.String,
-            },
+            schema_overrides={"listed": pl.Date, "delisted": pl.Date, "reason": pl.String},
         )
 
     def membership(self) -> pl.DataFrame:

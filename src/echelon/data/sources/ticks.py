@@ -2,8 +2,8 @@
 
 Files are read once, in blocks (`_ticks_read`), which come in any order, and never held in memory:
 
-1. `TradeFilter` picks the trades out of a block: cancellations and quotes without a trade are
-   counted, impossible rows are logged, cumulative volume is differenced per symbol and day.
+1. `TradeFilter` picks the trades out of a block: cancellations and quotes without a trade go,
+   impossible rows are logged, cumulative volume is differenced per symbol and day.
 2. `partial_bars` aggregates the block's trades to bars that remember when their first and last
    trade were.
 3. `BarMerger` joins partial bars of the same symbol and time. Beyond a limit it spills them to
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -42,7 +42,7 @@ import pyarrow.parquet as pq
 from echelon.config import Config
 from echelon.data import calendars
 from echelon.data.bars import BOUNDS, RawFrame, SourceInfo, conform
-from echelon.data.sources import Source, required_path
+from echelon.data.sources import PathSource
 from echelon.data.sources._tables import files_below
 from echelon.data.sources._ticks_read import ProblemLog, TickLayout, read_blocks, sniff
 from echelon.errors import Problem, SourceError
@@ -55,7 +55,7 @@ _GZIP_RATIO = 8
 _SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
 
 
-class TicksSource(Source):
+class TicksSource(PathSource):
     """Bars of tick files.
 
     path: a CSV or CSV.gz, a directory of them, or a pattern such as ticks/**/逐笔成交.csv
@@ -68,24 +68,21 @@ class TicksSource(Source):
         self,
         path: Path,
         *,
-        freq: Freq,
-        calendar: str = "XSHG",
-        timezone: str | None = None,
         columns: Mapping[str, str] = _NO_COLUMNS,
         parquet_dir: Path | None = None,
         price_scale: float | None = None,
         block_bytes: int | None = None,
+        **query: Any,  # noqa: ANN401 (see PathSource)
     ) -> None:
-        self._path = path
-        self._freq: Freq = freq
+        super().__init__(path, **query)
+        calendar = self._wanted_calendar
         self._calendar = "XSHG" if calendar == "auto" else calendar
-        self._timezone = timezone or calendars.timezone_of(self._calendar)
+        self._timezone = self._wanted_timezone or calendars.timezone_of(self._calendar)
         self._columns = dict(columns)
         self._parquet_dir = parquet_dir
         self._price_scale = price_scale
         self._block_bytes = block_bytes
         self._problems = ProblemLog()
-        self._counts = TickCounts()
 
     def info(self) -> SourceInfo:
         """Describe the bars; reads the files once, for their hash."""
@@ -109,7 +106,6 @@ class TicksSource(Source):
         fields = self._fields()
         self._problems = ProblemLog()
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
-        self._counts = trades.counts
         with scratch_directory("ticks") as spill:
             merger = BarMerger(spill, _parts(layouts))
             offsets: list[int] = []  # rows are counted across files, to know which came first
@@ -120,7 +116,9 @@ class TicksSource(Source):
                     merger.add(partial_bars(trades.trades(block, layout), offsets[-1]))
                     end = offsets[-1] + int(block["row"][-1]) + 1
             for bars in merger.finish():
-                for number, piece in _by_file(_with_reference(bars), offsets):
+                # A session's reference price is one, though a row may leave it out or write 0.
+                reference = pl.col("pre_close").max().over("symbol", "date")
+                for number, piece in _by_file(bars.with_columns(reference), offsets):
                     yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
@@ -133,10 +131,6 @@ class TicksSource(Source):
     def rejected_rows(self) -> pl.DataFrame:
         """All rows with an error, as they stood: file, row, problem, cells (the line)."""
         return self._problems.rejected_rows()
-
-    def counts(self) -> TickCounts:
-        """Where the rows went, after `frames`."""
-        return self._counts
 
     def _fields(self) -> frozenset[str]:
         roles = self._layouts[0].roles
@@ -196,16 +190,9 @@ class TicksSource(Source):
 
 def from_config(config: Config) -> TicksSource:
     """The source of the `data` section."""
-    data = config.data
-    return TicksSource(
-        required_path(config),
-        freq=data.freq,
-        calendar=data.calendar,
-        timezone=data.timezone,
-        columns=data.columns,
-        parquet_dir=data.ticks.parquet_dir,
-        price_scale=data.ticks.price_scale,
-    )
+    data, ticks = config.data, config.data.ticks
+    options = {"parquet_dir": ticks.parquet_dir, "price_scale": ticks.price_scale}
+    return TicksSource.from_config(config, columns=data.columns, **options)
 
 
 def ticks_to_parquet(
@@ -260,28 +247,20 @@ def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.Dat
         yield write
 
 
-def _with_reference(bars: pl.DataFrame) -> pl.DataFrame:
-    """Every bar of a session gets its reference price, which is one and known before the open.
-
-    An export may leave it out, or write 0, in some of the session's rows.
-    """
-    return bars.with_columns(pl.col("pre_close").max().over("symbol", "date"))
-
-
 def _by_file(bars: pl.DataFrame, offsets: list[int]) -> Iterator[tuple[int, pl.DataFrame]]:
     """Split bars by the file of their first trade; gives its number and the bars with `row`."""
-    rows = bars.select(row_of(pl.col("first"))).to_series().to_numpy()
+    rows = bars["first"].to_numpy() % _ROWS
     files = np.searchsorted(offsets, rows, side="right") - 1
     bars = bars.with_columns(file=pl.Series(files), row=pl.Series(rows - np.array(offsets)[files]))
-    for (number,), piece in bars.group_by("file", maintain_order=True):
-        assert isinstance(number, int)
-        yield number, piece
+    for number in np.unique(files).tolist():
+        yield number, bars.filter(pl.col("file") == number)
 
 
 def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
     time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
     absent = [c for c in ("volume", "amount", "pre_close") if c not in fields]
-    return conform(bars.with_columns(time=time).drop(absent).sort("symbol", "time"))
+    bars = bars.with_columns(pl.col("symbol").cast(pl.String), time=time).drop(absent)
+    return conform(bars.sort("symbol", "time"))
 
 
 def _tick_files(path: Path) -> list[Path]:
@@ -337,16 +316,6 @@ class Sessions(NamedTuple):
     after: tuple[int, int] | None = None
 
 
-@dataclass
-class TickCounts:
-    """Where the rows of a tick file went; bad rows are counted in the `ProblemLog`."""
-
-    rows: int = 0
-    trades: int = 0
-    quotes: int = 0
-    cancels: int = 0
-
-
 def sessions_of(calendar: str) -> Sessions:
     """Trading hours: A-shares with their auctions, round the clock, or an exchange's regular ones.
 
@@ -361,13 +330,14 @@ def sessions_of(calendar: str) -> Sessions:
         return Sessions((Hours(0, _DAY, 0, _DAY),))
     zone = calendars.timezone_of(calendar)
     table = calendars.hours(calendar, date(2019, 1, 1), date(2019, 12, 31), zone)
-    usual = {
-        name: None if (at := table[name].dt.time().mode().first()) is None else _of_day(at)
-        for name in ("open", "break_start", "break_end", "close")
-    }
-    opens = [t for t in (usual["open"], usual["break_end"]) if t is not None]
-    closes = [t for t in (usual["break_start"], usual["close"]) if t is not None]
-    return Sessions(tuple(Hours(o, c, o, c + _GRACE) for o, c in zip(opens, closes, strict=True)))
+
+    def usual(*names: str) -> list[int]:
+        """Milliseconds of the most frequent times of day, where there are any."""
+        times = (table[name].dt.time().mode().first() for name in names)
+        return [_ms(at.hour, at.minute) for at in times if isinstance(at, time)]
+
+    both = zip(usual("open", "break_end"), usual("break_start", "close"), strict=True)
+    return Sessions(tuple(Hours(o, c, o, c + _GRACE) for o, c in both))
 
 
 def bar_end(sessions: Sessions, freq: Freq) -> pl.Expr:
@@ -394,17 +364,16 @@ class TradeFilter:
     sessions: Sessions
     freq: Freq
     problems: ProblemLog
-    counts: TickCounts = field(default_factory=TickCounts)
     _running: pl.DataFrame | None = None
 
     def trades(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """The trades of a block: symbol, date, bar, ms, row, price, volume, amount, pre_close."""
-        self.counts.rows += block.height
         block = block.select(c for c in (*_PLACES, *BAR_COLUMNS) if c in block.columns)
         if block["bad"].any():
             block = block.filter(~pl.col("bad"))
         if "trade_code" in layout.roles:
-            block = self._without_cancels(block)
+            cancels = pl.col("trade_code").is_in(["C", "c"]).fill_null(False)
+            block = block.filter(~cancels)
         block = self._per_row(block, layout)
         block = block.with_columns(bar=bar_end(self.sessions, self.freq))
         block = self._without_nonsense(block, layout)
@@ -412,18 +381,7 @@ class TradeFilter:
         if not layout.roles & {"volume", "acc_volume"}:
             # Without volumes every price counts; zeros before the open are quotes.
             traded = pl.col("bar").is_not_null() | (pl.col("price") > 0)
-        candidates = block.filter(traded)
-        self.counts.quotes += block.height - candidates.height
-        trades = self._place_trades(candidates, layout)
-        self.counts.trades += trades.height
-        return trades
-
-    def _without_cancels(self, block: pl.DataFrame) -> pl.DataFrame:
-        kept = block.filter(
-            pl.col("trade_code").is_null() | ~pl.col("trade_code").is_in(["C", "c"])
-        )
-        self.counts.cancels += block.height - kept.height
-        return kept
+        return self._place_trades(block.filter(traded), layout)
 
     def _per_row(self, block: pl.DataFrame, layout: TickLayout) -> pl.DataFrame:
         """Give every row its own volume and amount, differencing cumulative columns."""
@@ -527,23 +485,12 @@ class TradeFilter:
         if self.sessions.after is not None:
             after = pl.col("ms").is_between(*self.sessions.after, closed="left")
         column = layout.clock_column
-        self.problems.report(
-            layout,
-            outside.filter(after),
-            column,
-            "is after-hours trading, which is in no bar",
-            "Nothing to do: bars hold the continuous session and its auctions",
-            value="at",
-            severity="warning",
-        )
-        self.problems.report(
-            layout,
-            outside.filter(~after),
-            column,
-            "is outside the session",
-            "Check the time zone and data.calendar, or remove the row",
-            value="at",
-        )
+        late, what = outside.filter(after), "is after-hours trading, which is in no bar"
+        remedy = "Nothing to do: bars hold the continuous session and its auctions"
+        self.problems.report(layout, late, column, what, remedy, value="at", severity="warning")
+        wrong, what = outside.filter(~after), "is outside the session"
+        remedy = "Check the time zone and data.calendar, or remove the row"
+        self.problems.report(layout, wrong, column, what, remedy, value="at")
 
 
 def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
@@ -553,34 +500,18 @@ def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
     millisecond keep the order of the file. `offset` is added to rows, to count across files.
     """
     place = pl.col("ms").cast(pl.Int64) * _ROWS + pl.col("row") + offset
-    price = pl.col("price")
-    return (
-        trades.lazy()
-        .with_columns(key=_key(), place=place)
-        .group_by("key")
-        .agg(
-            pl.col(_KEYS).first(),
-            open=price.min_by("place"),
-            high=price.max(),
-            low=price.min(),
-            close=price.max_by("place"),
-            volume=pl.col("volume").sum(),
-            amount=pl.col("amount").sum(),
-            pre_close=pl.col("pre_close").max(),
-            first=pl.col("place").min(),
-            last=pl.col("place").max(),
-        )
-        .drop("key")
-        .collect()
-    )
+    prices = {name: pl.col("price") for name in ("open", "high", "low", "close")}
+    return merge_bars([trades.with_columns(**prices, first=place, last=place)])
 
 
 def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """One bar per symbol and time out of partial bars, in no order."""
+    # Symbol, date and bar as one integer: grouped faster than three columns.
+    code, day = (pl.col(c).to_physical().cast(pl.Int64) for c in _SYMBOL_DAY)
     return (
         pl.concat(parts)
         .lazy()
-        .with_columns(key=_key())
+        .with_columns(key=code * 2**36 + day * 1441 + pl.col("bar") // _MINUTE)
         .group_by("key")
         .agg(
             pl.col(_KEYS).first(),
@@ -596,23 +527,6 @@ def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
         .drop("key")
         .collect()
     )
-
-
-def _sort_bars(bars: pl.DataFrame) -> pl.DataFrame:
-    """By symbol as text, and time."""
-    return bars.with_columns(pl.col("symbol").cast(pl.String)).sort(_KEYS)
-
-
-def row_of(place: pl.Expr) -> pl.Expr:
-    """The row, counted across files, of a place."""
-    return place % _ROWS
-
-
-def _key() -> pl.Expr:
-    """Symbol, date and bar as one integer: grouped faster than three columns."""
-    code = pl.col("symbol").to_physical().cast(pl.Int64)
-    day = pl.col("date").to_physical().cast(pl.Int64)
-    return code * 2**36 + day * 1441 + pl.col("bar") // _MINUTE
 
 
 @dataclass
@@ -646,10 +560,10 @@ class BarMerger:
             self._spill(merged)
 
     def finish(self) -> Iterator[pl.DataFrame]:
-        """Yield the merged bars in pieces, sorted; all bars of a symbol are in one piece."""
+        """Yield the merged bars in pieces, in no order; a symbol's bars are in one piece."""
         if not self._spills:
             if self._pending:
-                yield _sort_bars(merge_bars(self._pending))
+                yield merge_bars(self._pending)
             return
         if self._pending:
             self._spill(pl.concat(self._pending))
@@ -657,7 +571,7 @@ class BarMerger:
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
                 pieces = [pl.read_parquet(f, memory_map=False, glob=False) for f in files]
-                yield _sort_bars(merge_bars(pieces))
+                yield merge_bars(pieces)
 
     def _spill(self, bars: pl.DataFrame) -> None:
         split = bars.with_columns(part=pl.col("symbol").to_physical() % self.parts)
@@ -671,8 +585,3 @@ class BarMerger:
 
 def _ms(hour: int, minute: int) -> int:
     return (hour * 60 + minute) * _MINUTE
-
-
-def _of_day(at: object) -> int:
-    assert isinstance(at, time)
-    return _ms(at.hour, at.minute)

@@ -12,8 +12,8 @@ frame without columns where the HTTP request failed: both are distinguished here
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
 
 import polars as pl
@@ -23,6 +23,7 @@ from echelon.config.secrets import secrets
 from echelon.data.sources._vendor import (
     AShare,
     AShareVendor,
+    KnownFailure,
     RequestFailure,
     fold_opening_auction,
     join_latest_day,
@@ -59,6 +60,27 @@ class TushareSource(AShareVendor):
 
     name: ClassVar[str] = "tushare"
     package: ClassVar[str] = "tushare==1.4.29"
+    fields = frozenset({*_PRICES, "volume", "amount", "factor", "st", "pre_close"})
+    failures = (
+        KnownFailure(
+            "每分钟最多访问|频率过高",
+            RequestFailure.RATE_LIMIT,
+            "The account's rate limit did not clear; wait some minutes and try again.",
+        ),
+        KnownFailure(
+            "每小时最多访问|每天最多访问",
+            None,
+            "The account's quota is used up; try again when it has renewed.",
+        ),
+        KnownFailure(
+            "权限|积分",
+            None,
+            "The account may not use this table: it needs more points (积分) at tushare.pro.",
+        ),
+        # A body that is no JSON (a proxy's error page).
+        KnownFailure("ValueError", RequestFailure.TRANSIENT),
+        KnownFailure("(?i)token", None, "Check the environment variable TUSHARE_TOKEN."),
+    )
 
     def __init__(
         self,
@@ -104,10 +126,7 @@ class TushareSource(AShareVendor):
             )
         return facts.select(
             pl.col("code").replace_strict(mine, return_dtype=pl.String).alias("symbol"),
-            "listed",
-            "delisted",
-            reason=pl.lit(None, dtype=pl.String),
-            name="name",
+            *("listed", "delisted", "name"),
         ).sort("symbol")
 
     @reading_answers("tushare", "the index's members")
@@ -119,7 +138,7 @@ class TushareSource(AShareVendor):
         if self._membership_index is None:
             return None
         index = self._index(self._membership_index)
-        spans = self._spans(self._start or _FIRST_DAY, days=_LIST_DAYS)
+        spans = self._spans(self._start or _FIRST_DAY, _LIST_DAYS)
         lists = pl.concat([self._lists(index, *span) for span in spans]).unique()
         if lists.is_empty():
             raise self._nothing(index.dotted)
@@ -155,10 +174,6 @@ class TushareSource(AShareVendor):
         function = "index_daily" if self._freq == "1d" else "idx_mins"
         return self._quotes(function, index, index.dotted, ("close",), self._start)
 
-    def _fields(self) -> frozenset[str]:
-        both = {*_PRICES, "volume", "amount", "factor", "st"}
-        return frozenset(both | {"pre_close"} if self._freq == "1d" else both)
-
     def _extras(self) -> tuple[str | None, ...]:
         return (self._benchmark, self._membership_index)
 
@@ -184,54 +199,32 @@ class TushareSource(AShareVendor):
         self, function: str, share: AShare, symbol: str, columns: Sequence[str], start: date | None
     ) -> pl.DataFrame:
         """One table for one code, in as many requests as needed: time, `columns` and row."""
-        minutes = function.endswith("mins")
-        stamp = "trade_time" if minutes else "trade_date"
-        wanted = {stamp: "time", **{c: c for c in columns}}
-        extra = {"freq": self._freq} if minutes else {}
-        form = "%Y-%m-%d %H:%M:%S" if minutes else "%Y%m%d"
+        freq: Freq = self._freq if function.endswith("mins") else "1d"
+        stamp = "trade_date" if freq == "1d" else "trade_time"
+        form = "%Y%m%d" if freq == "1d" else "%Y-%m-%d %H:%M:%S"
         pieces = []
-        for begin, until in self._spans(start or _FIRST_DAY, days=_DAYS_AT_ONCE[self._freq]):
-            last = datetime.combine(until, datetime.max.time())
+        for begin, until in self._spans(start or _FIRST_DAY, _DAYS_AT_ONCE[freq]):
             raw = self._query(
                 *(function, symbol),
                 ts_code=share.dotted,
-                start_date=datetime.combine(begin, datetime.min.time()).strftime(form),
-                end_date=last.strftime(form),
-                **extra,
+                start_date=datetime.combine(begin, time.min).strftime(form),
+                end_date=datetime.combine(until, time.max).strftime(form),
+                **({} if freq == "1d" else {"freq": freq}),
             )
-            if len(raw) >= _ROW_LIMIT[self._freq]:
+            if len(raw) >= _ROW_LIMIT[freq]:
                 raise SourceError(
                     f"tushare: {function} for {symbol} returned {len(raw)} rows for {begin} to "
                     f"{until}, its row limit: the answer may be cut off. Please report it."
                 )
+            wanted = {stamp: "time", **{c: c for c in columns}}
             pieces.append(self._table(raw, wanted, symbol, function, time=form))
         return pl.concat(pieces)
-
-    def _spans(self, start: date, *, days: int) -> Iterator[tuple[date, date]]:
-        """Cut `start` … `end` into spans of at most `days` days."""
-        today = self._local_now().date()
-        end = min(self._end or today, today)
-        while True:
-            until = min(start + timedelta(days=days - 1), end)
-            yield start, max(start, until)
-            start = until + timedelta(days=1)
-            if start > end:
-                return
 
     def _with_factor(
         self, bars: pl.DataFrame, share: AShare, symbol: str, start: date | None
     ) -> pl.DataFrame:
-        factors = []
-        for begin, until in self._spans(start or _FIRST_DAY, days=_DAYS_AT_ONCE["1d"]):
-            raw = self._query(
-                *("adj_factor", symbol),
-                ts_code=share.dotted,
-                start_date=f"{begin:%Y%m%d}",
-                end_date=f"{until:%Y%m%d}",
-            )
-            columns = {"trade_date": "day", "adj_factor": "factor"}
-            factors.append(self._table(raw, columns, symbol, "adj_factor", day="%Y%m%d"))
-        known = pl.concat(factors)
+        factors = self._quotes("adj_factor", share, symbol, ("adj_factor",), start)
+        known = factors.select(day=pl.col("time").dt.date(), factor="adj_factor")
         days = bars["time"].dt.date().unique().sort()
         missing = days.filter(~days.is_in(known["day"].implode()))
         if missing.len():
@@ -264,33 +257,12 @@ class TushareSource(AShareVendor):
         return self._ask(call, symbol, function)
 
     def _new_client(self) -> Any:  # noqa: ANN401
-        module = self._import()
+        module = super()._new_client()
         self._token = secrets().require("tushare_token").get_secret_value()
         return module.pro_api(self._token)
 
     def _redact(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text
-
-    def _classify(self, error: Exception) -> RequestFailure:
-        text = str(error)
-        if "每分钟最多访问" in text or "频率过高" in text:
-            return RequestFailure.RATE_LIMIT
-        # A body that is no JSON (a proxy's error page) is a ValueError.
-        return (
-            RequestFailure.TRANSIENT if isinstance(error, ValueError) else super()._classify(error)
-        )
-
-    def _advice(self, error: Exception) -> str:
-        text = str(error)
-        if "每分钟最多访问" in text or "频率过高" in text:
-            return "The account's rate limit did not clear; wait some minutes and try again."
-        if "每小时最多访问" in text or "每天最多访问" in text:
-            return "The account's quota is used up; try again when it has renewed."
-        if "权限" in text or "积分" in text:
-            return "The account may not use this table: it needs more points (积分) at tushare.pro."
-        if "token" in text.lower():
-            return "Check the environment variable TUSHARE_TOKEN."
-        return super()._advice(error)
 
 
 def from_config(config: Config) -> TushareSource:

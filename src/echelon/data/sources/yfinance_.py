@@ -11,7 +11,7 @@ what you follow, or use a source that lists the dead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
@@ -20,10 +20,9 @@ import polars as pl
 
 from echelon.data.sources._vendor import (
     BAR,
+    KnownFailure,
     RequestFailure,
     Vendor,
-    class_names,
-    http_status,
     join_latest_day,
 )
 from echelon.errors import SourceError
@@ -79,6 +78,21 @@ class YFinanceSource(Vendor):
     package: ClassVar[str] = "yfinance==1.7.0"
     price_basis: ClassVar[PriceBasis] = "split_adjusted"
     settled: ClassVar[time] = time(18, 0)
+    fields = frozenset({"open", "high", "low", "close", "volume", "factor"})
+    failures = (
+        KnownFailure(
+            "YFRateLimitError",
+            RequestFailure.RATE_LIMIT,
+            "Yahoo limits calls by address: wait an hour, or download fewer symbols.",
+        ),
+        KnownFailure(
+            "YFTickerMissingError|HTTP 404",
+            None,
+            "Yahoo knows no such symbol (or has dropped it after a delisting); look it up there "
+            "and correct data.symbols.",
+        ),
+        KnownFailure("YFDataException", RequestFailure.TRANSIENT),
+    )
 
     def _index_bars(self, symbol: str) -> pl.DataFrame:
         return self._history(symbol, None)
@@ -93,31 +107,31 @@ class YFinanceSource(Vendor):
             )
         return next(iter(markets))
 
-    def _fields(self) -> frozenset[str]:
-        return frozenset({"open", "high", "low", "close", "volume", "factor"})
-
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         bars = self._history(symbol, first)
         if self._freq == "1d":
             return bars
-        days, reason = self._request(symbol, "1d", *self._days(bars))
+        begin, until = bars["time"].dt.date().sort()[[0, -1]]
+        # A week more than the bars: each of them then has a daily factor at or before it.
+        days, reason = self._request(symbol, "1d", begin - timedelta(days=7), until)
         if days is None:
             raise self._nothing(symbol, first, reason)
         return join_latest_day(
             bars.drop("factor"), days.select(day=pl.col("time").dt.date(), factor="factor")
         )
 
-    def _days(self, bars: pl.DataFrame) -> tuple[date, date]:
-        # A week more than the bars: each of them then has a daily factor at or before it.
-        first, last = bars["time"].min(), bars["time"].max()
-        assert isinstance(first, datetime)
-        assert isinstance(last, datetime)
-        return first.date() - timedelta(days=7), last.date()
-
     def _history(self, symbol: str, first: datetime | None) -> pl.DataFrame:
         """Bars in as many requests as Yahoo's limits ask for."""
         pieces, reason = [], ""
-        for begin, until in self._spans(symbol, first):
+        start = first.date() if first else self._start
+        spans: Iterable[tuple[date | None, date]] = [(start, self._last_day)]
+        if self._freq != "1d":
+            reach, days = _REACH[self._freq]
+            earliest = self._local_now().date() - timedelta(days=reach)
+            if start is not None and start < earliest:
+                self._refuse_depth(symbol, start, earliest, stored=first is not None)
+            spans = self._spans(start or earliest, days)
+        for begin, until in spans:
             bars, said = self._request(symbol, _INTERVAL[self._freq], begin, until)
             reason = said or reason
             if bars is not None:
@@ -125,23 +139,6 @@ class YFinanceSource(Vendor):
         if not pieces:
             raise self._nothing(symbol, first, reason)
         return pl.concat(pieces)
-
-    def _spans(self, symbol: str, first: datetime | None) -> Iterator[tuple[date | None, date]]:
-        """First and last day of each request; no first day: as far back as there is."""
-        today = self._local_now().date()
-        end = min(self._end or today, today)
-        if self._freq == "1d":
-            yield (first.date() if first else self._start), end
-            return
-        reach, piece = _REACH[self._freq]
-        earliest = today - timedelta(days=reach)
-        begin = first.date() if first else self._start or earliest
-        if begin < earliest:
-            self._refuse_depth(symbol, begin, earliest, stored=first is not None)
-        while begin <= end:
-            until = min(begin + timedelta(days=piece - 1), end)
-            yield begin, until
-            begin = until + timedelta(days=1)
 
     def _refuse_depth(self, symbol: str, begin: date, earliest: date, *, stored: bool) -> None:
         why = "the stored bars end there" if stored else "data.start asks for it"
@@ -202,23 +199,6 @@ class YFinanceSource(Vendor):
     def _market_timezone(self, symbol: str) -> str:
         # Indices trade on the clock of the market they measure.
         return self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
-
-    def _classify(self, error: Exception) -> RequestFailure:
-        names = class_names(error)
-        if "YFRateLimitError" in names:
-            return RequestFailure.RATE_LIMIT
-        return RequestFailure.TRANSIENT if "YFDataException" in names else super()._classify(error)
-
-    def _advice(self, error: Exception) -> str:
-        names = class_names(error)
-        if "YFRateLimitError" in names:
-            return "Yahoo limits calls by address: wait an hour, or download fewer symbols."
-        if "YFTickerMissingError" in names or http_status(error) == 404:
-            return (
-                "Yahoo knows no such symbol (or has dropped it after a delisting); look it up "
-                "there and correct data.symbols."
-            )
-        return super()._advice(error)
 
 
 from_config = YFinanceSource.from_config

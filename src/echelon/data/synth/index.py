@@ -34,19 +34,12 @@ class MembershipSpan(NamedTuple):
     end: int | None
 
 
-class _Prior(NamedTuple):
-    """What is known of a symbol before each session opens, [T]; 0 before it lists."""
-
-    price: Floats
-    capital: Floats
-
-
 def index_membership(market: SyntheticMarket) -> tuple[MembershipSpan, ...]:
     """Membership intervals of all symbols, by symbol and then by start."""
     reviews = set(range(0, market.n_days, REVIEW_EVERY))
     exits = {int(d) for d in market.delisted if d < market.n_days}
     days = np.array(sorted(reviews | exits))
-    capital = np.stack([_prior(trace(market, n)).capital[days] for n in range(market.n_symbols)])
+    capital = np.stack([_prior(trace(market, n))[1][days] for n in range(market.n_symbols)])
     since: dict[int, int] = {}
     intervals: list[MembershipSpan] = []
     for at, day in enumerate(days.tolist()):
@@ -55,7 +48,10 @@ def index_membership(market: SyntheticMarket) -> tuple[MembershipSpan, ...]:
         intervals.extend(MembershipSpan(n, since.pop(n), day) for n in gone)
         # Between reviews incumbents stay whatever their size; only free places are filled.
         bonus = INCUMBENT_BONUS if day in reviews else np.inf
-        chosen = _choose(capital[:, at], alive, since, market.config.index_size, bonus)
+        score = np.where(alive, capital[:, at], -1.0)
+        score[list(since)] *= bonus
+        places = min(market.config.index_size, int(alive.sum()))
+        chosen: list[int] = np.argsort(-score, kind="stable")[:places].tolist()
         dropped = [n for n in since if n not in chosen]
         intervals.extend(MembershipSpan(n, since.pop(n), day) for n in dropped)
         for n in chosen:
@@ -74,18 +70,19 @@ def index_levels(
     engine = MinuteEngine(market)
     bars = 1 if step is None else -(-market.config.minutes_per_day // step)
     worth, before = np.zeros((market.n_days, bars)), np.zeros(market.n_days)
-    member = _member_days(market, intervals)
+    member: dict[int, Bools] = {}
+    for n, start, end in intervals:
+        member.setdefault(n, np.zeros(market.n_days, dtype=np.bool_))[start:end] = True
     for n in sorted(member):
-        path, inside = trace(market, n), member[n]
-        prior = _prior(path)
-        days = np.flatnonzero(inside)
+        path, days = trace(market, n), np.flatnonzero(member[n])
+        price, capital = _prior(path)
         if step is None:
             prices = _carried_close(path)[:, None]
         else:
-            prices = _bar_prices(engine, path, prior.price, step)
-        growth = prices[days] / prior.price[days, None]
-        worth[days] += prior.capital[days, None] * growth
-        before[days] += prior.capital[days]
+            prices = _bar_prices(engine, path, price, step)
+        growth = prices[days] / price[days, None]
+        worth[days] += capital[days, None] * growth
+        before[days] += capital[days]
     # A day without any member leaves the level where it was.
     growth = np.divide(worth, before[:, None], out=np.ones_like(worth), where=before[:, None] > 0)
     opening = np.concatenate([[1.0], np.cumprod(growth[:-1, -1])])
@@ -93,31 +90,13 @@ def index_levels(
     return levels[:, 0] if step is None else levels
 
 
-def _choose(
-    capital: Floats, alive: Bools, members: Iterable[int], size: int, bonus: float
-) -> list[int]:
-    score = np.where(alive, capital, -1.0)
-    score[list(members)] *= bonus
-    ranked = np.argsort(-score, kind="stable")[: min(size, int(alive.sum()))]
-    return [int(n) for n in ranked]
-
-
-def _member_days(market: SyntheticMarket, intervals: Iterable[MembershipSpan]) -> dict[int, Bools]:
-    """Which sessions each symbol is a member in: n → [T]."""
-    member: dict[int, Bools] = {}
-    for n, start, end in intervals:
-        days = member.setdefault(n, np.zeros(market.n_days, dtype=np.bool_))
-        days[start:end] = True
-    return member
-
-
 def _carried_close(path: SymbolPath) -> Floats:
     """Total-return close, carried through suspensions and after the end, [T]."""
     return forward_fill((path.close_ticks / TICKS_PER_UNIT * path.factor)[:, None])[:, 0]
 
 
-def _prior(path: SymbolPath) -> _Prior:
-    """Total-return price and market capitalisation at the close before each session."""
+def _prior(path: SymbolPath) -> tuple[Floats, Floats]:
+    """Total-return price and capitalisation at the close before each session, [T]; 0 unlisted."""
     price, capital = np.zeros(len(path.trades)), np.zeros(len(path.trades))
     close = forward_fill((path.close_ticks / TICKS_PER_UNIT)[:, None])[:, 0]
     first = path.listed
@@ -126,7 +105,7 @@ def _prior(path: SymbolPath) -> _Prior:
     price[first + 1 :] = _carried_close(path)[first:-1]
     worth = close * forward_fill(path.shares[:, None])[:, 0]
     capital[first + 1 :] = worth[first:-1]
-    return _Prior(price, capital)
+    return price, capital
 
 
 def _bar_prices(engine: MinuteEngine, path: SymbolPath, prior: Floats, step: int) -> Floats:

@@ -20,7 +20,6 @@ from itertools import accumulate
 from typing import Literal
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from echelon.config import SyntheticConfig
@@ -84,24 +83,17 @@ def make_trading_hours(
             f"sessions from {start} on; take fewer days or an earlier data.synthetic.start"
         )
     sessions = sessions[:n_days]
-    closes = _closes(calendar, sessions)
-    ends = _minute_ends(calendar, sessions[0].item().date(), minutes_per_day)
+    first, last = (sessions[k].item().date() for k in (0, -1))
+    ends, closes = _minute_ends(calendar, first, minutes_per_day), np.full(n_days, 24 * 60)
+    if calendar != calendars.ROUND_THE_CLOCK:  # minutes after midnight, [T]
+        table = calendars.hours(calendar, first, last, calendars.timezone_of(calendar))
+        closes = (table["close"] - table["session"]).dt.total_minutes().to_numpy()
     return TradingHours(
         sessions=sessions.astype("datetime64[D]"),
         minute_ends=ends,
         open_minutes=np.maximum(np.searchsorted(ends, closes, side="right"), 1),
         timezone=calendars.timezone_of(calendar),
     )
-
-
-def _closes(calendar: str, sessions: Times) -> NDArray[np.int64]:
-    """Minutes after midnight at which each session closes, [T]."""
-    if calendar == calendars.ROUND_THE_CLOCK:
-        return np.full(len(sessions), 24 * 60)
-    first, last = (sessions[k].item().date() for k in (0, -1))
-    table = calendars.hours(calendar, first, last, calendars.timezone_of(calendar))
-    minutes = (pl.col("close") - pl.col("session")).dt.total_minutes()
-    return np.asarray(table.select(minutes).to_series().to_numpy(), dtype=np.int64)
 
 
 def _minute_ends(calendar: str, day: date, minutes_per_day: int) -> NDArray[np.int64]:
@@ -190,18 +182,6 @@ def regime_path(seed: int, n_days: int) -> Ints:
             state = int(np.searchsorted(onward[state], where, side="right"))
         path[day] = state
     return path
-
-
-def market_factor(seed: int, regime: Ints) -> Factor:
-    """Make the market factor of a regime path [T]."""
-    level, drift = MARKET_VOLATILITY[regime], MARKET_DRIFT[regime]
-    return _factor(seed, "market", level, drift, leverage=LEVERAGE)
-
-
-def sector_factor(seed: int, sector: int, regime: Ints) -> Factor:
-    """Make the factor of one sector: what its members share beyond the market."""
-    level = SECTOR_SCALE * MARKET_VOLATILITY[regime]
-    return _factor(seed, f"sector {sector}", level, np.zeros(len(regime)), leverage=0.0)
 
 
 def _factor(seed: int, name: str, level: Floats, drift: Floats, leverage: float) -> Factor:
@@ -325,6 +305,7 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
         raise ConfigError(f"the seed of a synthetic market is {seed}; use 0 or more")
     clock = make_trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
     regime = regime_path(seed, config.n_days)
+    level = MARKET_VOLATILITY[regime]
     width = max(4, len(str(config.n_symbols - 1)))
     symbols = tuple(f"S{n:0{width}d}" for n in range(config.n_symbols))
     traits = np.array([_traits(seed, n) for n in range(config.n_symbols)])
@@ -336,8 +317,12 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
         seed=seed,
         clock=clock,
         regime=regime,
-        market=market_factor(seed, regime),
-        sectors=tuple(sector_factor(seed, s, regime) for s in range(len(SECTORS))),
+        market=_factor(seed, "market", level, MARKET_DRIFT[regime], LEVERAGE),
+        # What the members of a sector share beyond the market.
+        sectors=tuple(
+            _factor(seed, f"sector {s}", SECTOR_SCALE * level, np.zeros(config.n_days), 0.0)
+            for s in range(len(SECTORS))
+        ),
         symbols=symbols,
         sector=np.arange(config.n_symbols) % len(SECTORS),
         beta=np.clip(1.0 + 0.25 * traits[:, 0], 0.3, 2.0),

@@ -103,20 +103,21 @@ class MinuteEngine:
         prices = self._prices(path, block, days, moves)
         spread = path.session_volatility[days, None] * profile.root[rows]
         before, after = prices[:, :-1], prices[:, 1:]
-        bars = _round_bars(before, after, after * spread, up, down)
-        self._pin(bars, path, days)
         lots = path.lots[days, None] * profile.volume[rows]
         lots *= (0.35 + 0.65 * size) * (0.6 + 0.5 * np.abs(moves[rows]))
         lots = np.floor(lots) + (profile.volume[rows] > 0)
+        high, low = _extremes(before, after, after * spread, up, down)
+        bars = BarBlock(days, np.rint(before), high, low, np.rint(after), lots, amount=lots)
+        self._pin(bars, path)
         typical = np.rint((bars.open + bars.high + bars.low + bars.close) / 4.0)
-        return BarBlock(days, *bars, lots=lots, amount=typical * lots)
+        return bars._replace(amount=typical * lots)
 
-    def _pin(self, bars: _Rounded, path: SymbolPath, days: Ints) -> None:
+    def _pin(self, bars: BarBlock, path: SymbolPath) -> None:
         """Give days their own open and close, rounded where corporate actions were worked out."""
-        close = path.close_ticks[days]
-        bars.open[:, 0] = path.open_ticks[days]
+        close = path.close_ticks[bars.days]
+        bars.open[:, 0] = path.open_ticks[bars.days]
         bars.close[:, -1] = close
-        ends = self.market.clock.open_minutes[days]
+        ends = self.market.clock.open_minutes[bars.days]
         for row in np.flatnonzero(ends < self._minutes):
             bars.close[row, ends[row] - 1 :] = close[row]
             for values in (bars.open, bars.high, bars.low):
@@ -169,21 +170,16 @@ class MinuteEngine:
             ends = self.market.clock.open_minutes[block * BLOCK : (block + 1) * BLOCK]
             # Days beyond the last are drawn but never shown.
             ends = np.pad(ends, (0, BLOCK - len(ends)), constant_values=self._minutes)
-            self._profiles[block] = _session_profile(ends, self._minutes)
+            within = np.arange(self._minutes) < ends[:, None]
+            variance = np.where(within, variance_profile(self._minutes), 0.0)
+            variance /= variance.sum(axis=1, keepdims=True)
+            volume = np.where(within, volume_profile(self._minutes), 0.0)
+            volume /= volume.sum(axis=1, keepdims=True)
+            clock = np.cumsum(variance, axis=1)
+            # A bridge must end at zero exactly, and stay there.
+            clock[np.arange(self._minutes) >= ends[:, None] - 1] = 1.0
+            self._profiles[block] = _Profile(clock, np.sqrt(variance), volume)
         return self._profiles[block]
-
-
-def _session_profile(ends: Ints, minutes: int) -> _Profile:
-    """Profile of sessions that have `ends` [B] of the `minutes` of a regular one."""
-    within = np.arange(minutes) < ends[:, None]
-    variance = np.where(within, variance_profile(minutes), 0.0)
-    variance /= variance.sum(axis=1, keepdims=True)
-    volume = np.where(within, volume_profile(minutes), 0.0)
-    volume /= volume.sum(axis=1, keepdims=True)
-    clock = np.cumsum(variance, axis=1)
-    # A bridge must end at zero exactly, and stay there.
-    clock[np.arange(minutes) >= ends[:, None] - 1] = 1.0
-    return _Profile(clock, np.sqrt(variance), volume)
 
 
 class _Profile(NamedTuple):
@@ -198,19 +194,10 @@ class _Profile(NamedTuple):
     volume: Floats
 
 
-class _Rounded(NamedTuple):
-    """Prices of bars in ticks, each [B,M]."""
-
-    open: Floats
-    high: Floats
-    low: Floats
-    close: Floats
-
-
-def _round_bars(
+def _extremes(
     before: Floats, after: Floats, spread: Floats, up: Floats, down: Floats
-) -> _Rounded:
-    """Round prices at the start and end of bars, and draw the extremes between them; all [B,M].
+) -> tuple[Floats, Floats]:
+    """Highs and lows in ticks between prices at the start and end of bars; all [B,M].
 
     The maximum of a Brownian bridge from a to b with variance s² is distributed as
     (a + b + √((b−a)² + 2s²E)) / 2 with E standard exponential; the minimum mirrors it.
@@ -218,7 +205,7 @@ def _round_bars(
     middle, gap2, scale = before + after, (after - before) ** 2, 2.0 * spread * spread
     high = np.rint(0.5 * (middle + np.sqrt(gap2 + scale * up)))
     low = np.maximum(np.rint(0.5 * (middle - np.sqrt(gap2 + scale * down))), FLOOR_TICKS)
-    return _Rounded(np.rint(before), high, low, np.rint(after))
+    return high, low
 
 
 def aggregate(block: BarBlock, step: int) -> BarBlock:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,47 +59,15 @@ class Suspension(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SymbolPath:
-    """One symbol's latent days and what the tape shows of them; arrays of shape [T].
+class _Risk:
+    """What the returns of the days are drawn with, each [T].
 
-    trades: has bars that day
     volatility: conditional standard deviation of the day's log return
     own_volatility: the idiosyncratic part of it, without the gaps of quarterly results
     session_volatility: conditional standard deviation of the log return from open to close
     tied: share of the factors' moves that reaches the symbol; small once a bid fixes its price
     drift: expected log return of the day
-    log_open, log_close: log of the unrounded total-return price; NaN outside the listing
-    open_ticks, close_ticks, pre_ticks: raw open, close and reference price in ticks, NaN where
-        the symbol does not trade
-    factor: close × factor is the total-return price, 1 at the first bar; carried through
-        suspensions, NaN outside the listing
-    shares: shares outstanding, like `factor`
-    lots: expected volume of the day in lots of 100
     """
-
-    n: int
-    listed: int
-    delisted: int
-    trades: Bools
-    volatility: Floats
-    own_volatility: Floats
-    session_volatility: Floats
-    tied: Floats
-    drift: Floats
-    log_open: Floats
-    log_close: Floats
-    open_ticks: Floats
-    close_ticks: Floats
-    pre_ticks: Floats
-    factor: Floats
-    shares: Floats
-    lots: Floats
-    suspensions: tuple[Suspension, ...]
-    actions: tuple[CorporateAction, ...]
-
-
-class _Risk(NamedTuple):
-    """What the returns of the days are drawn with, each [T]; see `SymbolPath`."""
 
     volatility: Floats
     own_volatility: Floats
@@ -116,8 +85,16 @@ class _Returns(NamedTuple):
     results: Bools
 
 
-class _Tape(NamedTuple):
-    """What a tape shows of the days, each [T]."""
+@dataclass(frozen=True)
+class _Tape:
+    """What a tape shows of the days, each [T].
+
+    open_ticks, close_ticks, pre_ticks: raw open, close and reference price in ticks, NaN where
+        the symbol does not trade
+    factor: close × factor is the total-return price, 1 at the first bar; carried through
+        suspensions, NaN outside the listing
+    shares: shares outstanding, like `factor`
+    """
 
     open_ticks: Floats
     close_ticks: Floats
@@ -125,6 +102,25 @@ class _Tape(NamedTuple):
     factor: Floats
     shares: Floats
     actions: tuple[CorporateAction, ...]
+
+
+@dataclass(frozen=True)
+class SymbolPath(_Tape, _Risk):
+    """One symbol's latent days and what the tape shows of them; arrays of shape [T].
+
+    trades: has bars that day
+    log_open, log_close: log of the unrounded total-return price; NaN outside the listing
+    lots: expected volume of the day in lots of 100
+    """
+
+    n: int
+    listed: int
+    delisted: int
+    trades: Bools
+    log_open: Floats
+    log_close: Floats
+    lots: Floats
+    suspensions: tuple[Suspension, ...]
 
 
 def trace(market: SyntheticMarket, n: int) -> SymbolPath:
@@ -150,8 +146,8 @@ def trace(market: SyntheticMarket, n: int) -> SymbolPath:
         log_close=log_close,
         lots=_lots(market, n, moves, tape.shares),
         suspensions=suspensions,
-        **moves.risk._asdict(),
-        **tape._asdict(),
+        **vars(moves.risk),
+        **vars(tape),
     )
 
 
@@ -244,17 +240,16 @@ def _plan(market: SyntheticMarket, n: int, days: Ints) -> tuple[dict[int, float]
     phase, generosity = int(rng.integers(DIVIDEND_EVERY)), rng.uniform(0.5, 1.5)
     draws = rng.random((market.n_days, 2))
     first = int(days[0])
-    splits: dict[int, float] = {}
-    for day in np.flatnonzero(draws[:, 0] < config.split_rate).tolist():
-        position = int(np.searchsorted(days, day))
-        if first < day < end and position < len(days):
-            splits[position] = float(draws[day, 1])
-    dividends: dict[int, float] = {}
-    for day in range(phase, market.n_days, DIVIDEND_EVERY) if config.dividend_yield else ():
-        position = int(np.searchsorted(days, day))
-        if first < day < end and position < len(days):
-            dividends[position] = float(config.dividend_yield * generosity)
-    return splits, dividends
+
+    def positions(planned: Iterable[int]) -> Iterator[tuple[int, int]]:
+        at = ((int(np.searchsorted(days, day)), day) for day in planned if first < day < end)
+        return ((position, day) for position, day in at if position < len(days))
+
+    split_days = np.flatnonzero(draws[:, 0] < config.split_rate).tolist()
+    splits = {position: float(draws[day, 1]) for position, day in positions(split_days)}
+    paid = range(phase, market.n_days, DIVIDEND_EVERY) if config.dividend_yield else ()
+    amount = float(config.dividend_yield * generosity)
+    return splits, {position: amount for position, _ in positions(paid)}
 
 
 def _ratio(price: float, pick: float) -> float:
