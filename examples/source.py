@@ -23,13 +23,13 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
-from echelon.config import Config
 from echelon.data.bars import SCHEMA, RawFrame, SourceInfo, conform
 from echelon.data.calendars import timezone_of
-from echelon.data.sources import Source, required_path
+from echelon.data.sources import PathSource
 from echelon.errors import Problem, SourceError
 
 # (1) The canonical names (`bars.SCHEMA`) of what your format holds, in its order. Leave out what
@@ -37,14 +37,15 @@ from echelon.errors import Problem, SourceError
 _FIELDS = ("open", "high", "low", "close", "volume")
 
 
-# (2) `Source` answers "none" for instruments, membership and benchmark: override what you have.
-# A vendor, who is asked over the network, is a subclass of `_vendor.Vendor` instead.
-class TemplateSource(Source):
+# (2) `PathSource` takes path, calendar and time zone from the `data` section, and answers "none"
+# for instruments, membership and benchmark: override what you have. A vendor, who is asked over
+# the network, is a subclass of `_vendor.Vendor` instead; what makes its own bars is a `Source`.
+class TemplateSource(PathSource):
     """Daily bars of one symbol from a file of the format above."""
 
-    def __init__(self, path: Path, *, calendar: str = "XNYS") -> None:
-        self._path = path
-        self._calendar = calendar
+    def __init__(self, path: Path, *, calendar: str = "auto", **query: Any) -> None:  # noqa: ANN401
+        super().__init__(path, calendar=calendar, **query)
+        self._calendar = "XNYS" if calendar == "auto" else calendar
         self._problems: list[Problem] = []
 
     # (3) What you have, before a bar is read. `price_basis` matters: as traded ("raw"), adjusted
@@ -133,9 +134,4 @@ class TemplateSource(Source):
 
 
 # (8) How the `data` section of a configuration becomes the source.
-def from_config(config: Config) -> TemplateSource:
-    """The source of the `data` section."""
-    calendar = config.data.calendar
-    return TemplateSource(
-        required_path(config), calendar="XNYS" if calendar == "auto" else calendar
-    )
+from_config = TemplateSource.from_config

@@ -458,8 +458,7 @@ class Joiner:
             return Joiner(scale, pl.DataFrame(schema=_LAST), chain)
         stored = _stored_at(store, base, firsts)
         both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
-        _refuse_without_overlap(both, store.symbols(base.name), base)
-        _refuse_restated(both, base)
+        _refuse_apart(both, store.symbols(base.name)["symbol"], base)
         # A vendor that restates history (a split, a dividend) changes units: stay in the old ones.
         price = (pl.col("close_stored") / pl.col("close")).fill_null(1.0)
         restated = (price - 1).abs() > 1e-9
@@ -563,11 +562,12 @@ def refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
             )
 
 
-def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manifest) -> None:
-    """A symbol's update must begin with a bar that is stored: factors are joined there."""
-    apart = both.filter(
-        pl.col("close_stored").is_null() & pl.col("symbol").is_in(known["symbol"].implode())
-    )
+def _refuse_apart(both: pl.DataFrame, known: pl.Series, base: Manifest) -> None:
+    """A symbol's update must begin with a bar that is stored: factors are joined there.
+
+    Raw prices cannot change after the fact; adjusted ones are restated by the vendor.
+    """
+    apart = both.filter(pl.col("close_stored").is_null(), pl.col("symbol").is_in(known.implode()))
     if apart.height:
         names = ", ".join(apart["symbol"].head(5)) + (" …" if apart.height > 5 else "")
         raise DataError(
@@ -575,14 +575,8 @@ def _refuse_without_overlap(both: pl.DataFrame, known: pl.DataFrame, base: Manif
             "stored, so its adjustment cannot be joined. Include the last stored bar of every "
             "symbol, or import it again, without --update."
         )
-
-
-def _refuse_restated(both: pl.DataFrame, base: Manifest) -> None:
-    """Raw prices cannot change after the fact; adjusted ones are restated by the vendor."""
-    if base.info.price_basis != "raw":
-        return
     changed = both.filter((pl.col("close") / pl.col("close_stored") - 1).abs() > 1e-6)
-    if changed.height:
+    if base.info.price_basis == "raw" and changed.height:
         names = ", ".join(changed["symbol"].head(5))
         raise DataError(
             f"dataset {base.name!r}: the source now gives other raw closes than it did for "

@@ -77,7 +77,7 @@ class PathSource(Source):
     """Base of the sources that read files; timezone: of their times, None: the calendar's."""
 
     def __init__(
-        self, path: Path, *, freq: Freq, calendar: str = "auto", timezone: str | None = None
+        self, path: Path, *, freq: Freq = "1d", calendar: str = "auto", timezone: str | None = None
     ) -> None:
         self._path = path
         self._freq: Freq = freq

@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -186,31 +187,29 @@ def recognise(
     Raises `InvalidDataError` with everything that is wrong: a required field that no column
     fills, two columns for one field, an entry of `own` that fits nothing.
     """
-    problems: list[Problem] = []
-    mapped = _own_columns(columns, own or {}, aliases, file, problems, key)
+    match = _Matcher(columns, aliases, file, key, ranked=ranked)
+    mapped = match.own_columns(own or {})
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
     claims: dict[str, list[FileColumn]] = {}
-    by_alias = _Aliases(columns, aliases, ranked=ranked)
     for name, count in Counter(columns).items():
-        column = mapped.get(name) or by_alias.column(name)
+        column = mapped.get(name) or match.column(name)
         if column is not None and column.field != _IGNORE:
             if name not in mapped and column.field in settled:
                 continue  # the user's own map has that field already
-            claims.setdefault(column.field, []).append(column)
-            if count > 1:
-                claims[column.field].append(column)
+            claims.setdefault(column.field, []).extend([column] * min(count, 2))
     if "clock" in aliases:
         _settle_times(claims)
     for ours, claimed in claims.items():
         if len(claimed) > 1:
             names = " and ".join(repr(c.name) for c in claimed)
             remedy = f"Map one of them to {_IGNORE!r} in {key}, or remove it"
-            problems.append(Problem(file, None, ours, f"columns {names} both mean it", remedy))
+            match.note(ours, f"columns {names} both mean it", remedy)
     have = {*claims, *("time" for whole in ("clock", "datetime") if whole in claims)}
-    absent = [ours for ours in required if ours not in have]
-    problems += [_missing(file, ours, columns, claims, aliases, key) for ours in absent]
-    if problems:
-        raise InvalidDataError(problems, f"{file}: the columns cannot be used")
+    for ours in required:
+        if ours not in have:
+            match.note_missing(ours, {c.name for claimed in claims.values() for c in claimed})
+    if match.problems:
+        raise InvalidDataError(match.problems, f"{file}: the columns cannot be used")
     return ColumnMap({ours: claimed[0] for ours, claimed in claims.items()})
 
 
@@ -225,10 +224,20 @@ def _settle_times(claims: dict[str, list[FileColumn]]) -> None:
         del claims["time"]
 
 
-class _Aliases:
-    """What each of a file's columns is by its name alone."""
+class _Matcher:
+    """What each of a file's columns is: by the user's own map, or by its name alone."""
 
-    def __init__(self, columns: Sequence[str], aliases: Mapping[str, str], *, ranked: bool) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str],
+        aliases: Mapping[str, str],
+        file: str,
+        key: str,
+        *,
+        ranked: bool,
+    ) -> None:
+        self._columns, self._aliases, self._file, self._key = columns, aliases, file, key
+        self.problems: list[Problem] = []
         table = {normalise(a): ours for ours, names in aliases.items() for a in names.split()}
         self._split = {c: _split_unit(normalise(c)) for c in columns}
         self._fields = {c: table.get(base) for c, (base, _) in self._split.items()}
@@ -237,91 +246,66 @@ class _Aliases:
             best = sorted(self._fields, key=lambda c: -rank.get(self._split[c][0], 0))
             first = {self._fields[c]: c for c in best}
             self._fields = {c: f if first[f] == c else None for c, f in self._fields.items()}
-        self._strong = frozenset(self._fields.values())
-        self._known = frozenset(aliases)
+
+    def note(self, field: str, message: str, remedy: str) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(self._file, None, field, message, remedy))
 
     def column(self, name: str) -> FileColumn | None:
         """The column, or None where its name says nothing, or another's says it better."""
         (base, scale), ours = self._split[name], self._fields[name]
-        if ours is None and _WEAK.get(base) in self._known - self._strong:
-            ours = _WEAK[base]
-        if ours is None or not _fits(ours, scale):
-            return None
-        return FileColumn(name, ours, scale or 1.0)
+        weak = _WEAK.get(base)
+        if ours is None and weak in self._aliases and weak not in self._fields.values():
+            ours = weak
+        return None if ours is None or not _fits(ours, scale) else FileColumn(name, ours, scale)
+
+    def own_columns(self, own: Mapping[str, str]) -> dict[str, FileColumn]:
+        """What the user says of columns, by their names."""
+        known = [*self._aliases, _IGNORE]
+        mapped = {}
+        for theirs, value in own.items():
+            alike = [c for c in self._columns if normalise(c) == normalise(theirs)]
+            base, scale = _split_unit(value.strip().casefold())
+            if not alike:
+                listed = _listing(self._columns)
+                message = f"{self._key} names {theirs!r}, but the columns are {listed}"
+                self.note(theirs, message, _did_you_mean(theirs, self._columns))
+            elif base not in known or not _fits(base, scale):
+                message = f"{self._key} maps it to {value!r}, which is no field of ours"
+                remedy = f"{_did_you_mean(base, known)}. Ours are {_listing(known)}; volume(lots) "
+                self.note(theirs, message, remedy + "or amount(thousand) scale")
+            else:
+                name = theirs if theirs in alike else alike[0]
+                mapped[name] = FileColumn(name, base, scale)
+        return mapped
+
+    def note_missing(self, ours: str, taken: Collection[str]) -> None:
+        """Add the problem that no column is `ours`; those that are something else are `taken`."""
+        free = {normalise(c): c for c in self._columns if c not in taken}
+        names = self._aliases[ours].split()
+        if ours == "time":
+            names += self._aliases["date"].split()
+        near = (difflib.get_close_matches(normalise(n), free, n=1, cutoff=0.6) for n in names)
+        hint = next((f"Did you mean {free[m[0]]!r}? " for m in near if m), "")
+        found, some = _listing(self._columns), ", ".join(names[:8])
+        message = f"no column for it; found {found}; expected one of {some} …"
+        remedy = f"{hint}Rename the column, or map it: {self._key}: {{your_name: {ours}}}"
+        self.note(ours, message, remedy)
 
 
-def _fits(ours: str, scale: float | None) -> bool:
-    """Whether a unit is known, and means something for the field."""
-    return scale == 1.0 or (scale is not None and ("volume" in ours or "amount" in ours))
+def _fits(ours: str, scale: float) -> bool:
+    """Whether a unit is known (not NaN), and means something for the field."""
+    return scale == 1.0 or (scale > 0.0 and ("volume" in ours or "amount" in ours))
 
 
-def _split_unit(name: str) -> tuple[str, float | None]:
-    """Base name and scale; the scale is None where the unit is unknown."""
+def _split_unit(name: str) -> tuple[str, float]:
+    """Base name and scale; the scale is NaN where the unit is unknown."""
     match = re.fullmatch(r"(.+?)[(\[/](.+?)[)\]]?", name)
-    if match is None:
-        return name, 1.0
-    return match[1], _UNITS.get(match[2])
+    return (name, 1.0) if match is None else (match[1], _UNITS.get(match[2], math.nan))
 
 
-def _own_columns(
-    columns: Sequence[str],
-    own: Mapping[str, str],
-    aliases: Mapping[str, str],
-    file: str,
-    problems: list[Problem],
-    key: str,
-) -> dict[str, FileColumn]:
-    known = [*aliases, _IGNORE]
-    mapped = {}
-    for theirs, value in own.items():
-        name = theirs if theirs in columns else None
-        if name is None:
-            name = next((c for c in columns if normalise(c) == normalise(theirs)), None)
-        if name is None:
-            message = f"{key} names {theirs!r}, but the columns are {_listing(columns)}"
-            problems.append(Problem(file, None, theirs, message, _did_you_mean(theirs, columns)))
-            continue
-        base, scale = _split_unit(value.strip().casefold())
-        if base not in known or not _fits(base, scale):
-            message = f"{key} maps it to {value!r}, which is no field of ours"
-            hint = _did_you_mean(base, known)
-            remedy = f"{hint}. Ours are {_listing(known)}; volume(lots) or amount(thousand) scale"
-            problems.append(Problem(file, None, theirs, message, remedy))
-            continue
-        mapped[name] = FileColumn(name, base, scale or 1.0)
-    return mapped
-
-
-def _missing(
-    file: str,
-    ours: str,
-    columns: Sequence[str],
-    claims: Mapping[str, list[FileColumn]],
-    aliases: Mapping[str, str],
-    key: str,
-) -> Problem:
-    taken = {c.name for claimed in claims.values() for c in claimed}
-    free = {normalise(c): c for c in columns if c not in taken}
-    names = aliases[ours].split()
-    if ours == "time":
-        names += aliases["date"].split()
-    near = [
-        free[m]
-        for n in names
-        for m in difflib.get_close_matches(normalise(n), list(free), n=1, cutoff=0.6)
-    ]
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return Problem(
-        file,
-        None,
-        ours,
-        f"no column for it; found {_listing(columns)}; expected one of {', '.join(names[:8])} …",
-        f"{hint}Rename the column, or map it: {key}: {{your_name: {ours}}}",
-    )
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else "Correct the name"
 
 
@@ -395,16 +379,14 @@ class Reader:
             row, cell = wrong.row(0)
             message = f"none of {len(rows)} cells can be read as {check.what}, the first: {cell!r}"
             return [Problem(self.file, row, check.name, message, check.remedy)]
-        problems = [
-            Problem(
-                self.file, row, check.name, f"{cell!r} cannot be read as {check.what}", check.remedy
-            )
+        rows_said = [
+            (row, f"{cell!r} cannot be read as {check.what}")
             for row, cell in wrong.head(MAX_PROBLEMS).iter_rows()
         ]
         if wrong.height > MAX_PROBLEMS:
-            message = f"{wrong.height - MAX_PROBLEMS} more cells cannot be read as {check.what}"
-            problems.append(Problem(self.file, None, check.name, message, check.remedy))
-        return problems
+            more = f"{wrong.height - MAX_PROBLEMS} more cells cannot be read as {check.what}"
+            rows_said.append((None, more))
+        return [Problem(self.file, row, check.name, said, check.remedy) for row, said in rows_said]
 
     def _mixed_zones(
         self, rows: pl.Series, aware: pl.Series, name: str

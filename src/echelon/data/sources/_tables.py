@@ -168,14 +168,11 @@ def inspect(path: Path) -> FileFacts:
     if path.stat().st_size == 0:
         raise SourceError(f"{path}: the file is empty. Export it again.")
     with reading_file(path):
-        facts = _inspect_parquet(path) if _is_parquet(path) else _inspect_text(path)
+        is_parquet = suffix_of(path, PARQUET_SUFFIXES) is not None
+        facts = _inspect_parquet(path) if is_parquet else _inspect_text(path)
     if len(facts.columns) > MAX_COLUMNS:
         raise _too_wide(path, f"{len(facts.columns):,} columns")
     return facts
-
-
-def _is_parquet(path: Path) -> bool:
-    return suffix_of(path, PARQUET_SUFFIXES) is not None
 
 
 def _too_wide(path: Path, what: str) -> SourceError:
@@ -272,18 +269,15 @@ def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableB
 
 def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse needed columns whose cells are no single number, text, date, time or yes-or-no."""
-    kinds = {c: schema.field(c).type for c in columns}
-    problems = [
-        Problem(
-            str(path),
-            None,
-            column,
-            f"the column holds {shorten(kind, 80)}; expected numbers, text, dates or times",
-            "Write one plain value per row and column (text as text, not as bytes)",
-        )
-        for column, kind in kinds.items()
-        if not _is_plain(kind.value_type if pa.types.is_dictionary(kind) else kind)
-    ]
+    problems = []
+    remedy = "Write one plain value per row and column (text as text, not as bytes)"
+    for column in columns:
+        kind = schema.field(column).type
+        if not _is_plain(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            message = (
+                f"the column holds {shorten(kind, 80)}; expected numbers, text, dates or times"
+            )
+            problems.append(Problem(str(path), None, column, message, remedy))
     if problems:
         raise InvalidDataError(problems, f"{path}: the columns cannot be used")
 
@@ -370,7 +364,9 @@ def _inspect_text(path: Path) -> FileFacts:
             f"{path}: the first line holds NUL characters: a binary file, or UTF-16 without its "
             "mark. Save it as UTF-8 text."
         )
-    delimiter = "\t" if suffix_of(path, (".tsv", ".tsv.gz")) else _delimiter_of(line)
+    delimiter = max(_DELIMITERS, key=line.count)  # the first of equals: a comma where there is none
+    if suffix_of(path, (".tsv", ".tsv.gz")):
+        delimiter = "\t"
     columns = tuple(c.strip() for c in next(csv.reader([line], delimiter=delimiter), []))
     if not any(columns):
         raise SourceError(f"{path}: the first line is blank; it must name the columns.")
@@ -406,10 +402,6 @@ def _decodes(path: Path, encoding: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _delimiter_of(header: str) -> str:
-    return max(_DELIMITERS, key=header.count)  # the first of equals: a comma where there is none
 
 
 class _Ragged(NamedTuple):

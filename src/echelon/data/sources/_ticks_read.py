@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _TEXT = frozenset({"symbol", "trade_code", "bs_flag", "date", "time", "datetime"})
 _NEEDED = frozenset({"price", "volume", "amount", "acc_volume", "acc_amount", "pre_close"})
+_OTHER_PRICES = frozenset({"pre_close", "day_open", "day_high", "day_low"})
 _BLANK = " \t\x00"
 _SNIFFED = 256 << 10
 
@@ -81,12 +82,8 @@ class TickLayout:
     def numbers(self) -> dict[str, float]:
         """The columns that hold numbers → what makes shares and money of them."""
         scales = {n: c.scale for n, c in self.columns.by_field.items() if n not in _TEXT}
-        prices = {n: self.price_scale for n in scales if n not in _TEXT and _is_price(n)}
-        return scales | prices
-
-
-def _is_price(ours: str) -> bool:
-    return "price" in ours or ours in ("pre_close", "day_open", "day_high", "day_low")
+        prices = {n for n in scales if "price" in n or n in _OTHER_PRICES}
+        return scales | dict.fromkeys(prices, self.price_scale)
 
 
 def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = None) -> TickLayout:

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from zoneinfo import ZoneInfo
@@ -127,10 +127,6 @@ class Retry:
             self.sleep(pause)
 
 
-def _utc_now() -> datetime:
-    return datetime.now(ZoneInfo("UTC"))
-
-
 class Vendor(Source):
     """Base of the vendor sources: the query, the client and how requests are made."""
 
@@ -152,7 +148,7 @@ class Vendor(Source):
         freq: Freq,
         benchmark: str | None = None,
         client: Any = None,  # noqa: ANN401 (a vendor's module or api object)
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         retry: Retry = Retry(),  # noqa: B008 (frozen)
     ) -> None:
         """See the class. `start` and `end` are days, both included; null: as far as there is.

@@ -381,16 +381,14 @@ def read_benchmark(
     *,
     freq: Freq = "1d",
     timezone: str = "UTC",
-    own: Mapping[str, str] | None = None,
     pad_symbols: bool = False,
 ) -> pl.DataFrame:
     """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one.
 
-    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
+    pad_symbols: as for the bars, see `symbols_of`
     """
     facts = inspect(path)
-    fitting = {theirs: ours for theirs, ours in (own or {}).items() if theirs in facts.columns}
-    columns = recognise(facts.columns, file=str(path), own=fitting)
+    columns = recognise(facts.columns, file=str(path))
     reader = Reader(
         columns, str(path), freq, timezone, symbol or stem_of(path), pad_symbols=pad_symbols
     )
@@ -413,12 +411,12 @@ def _rows_of(bars: pl.DataFrame, symbol: str | None, path: Path) -> pl.DataFrame
     """The bars of `symbol`, which may be left out where there is but one."""
     symbols = bars["symbol"].drop_nulls().unique().sort().to_list()
     shown = ", ".join(symbols[:20]) + (" …" if len(symbols) > 20 else "")
+    if symbol is None and len(symbols) != 1:
+        raise UniverseError(
+            f"{path}: holds {len(symbols)} symbols ({shown}). Say which is the benchmark: "
+            "data.benchmark."
+        )
     if symbol is None:
-        if len(symbols) != 1:
-            raise UniverseError(
-                f"{path}: holds {len(symbols)} symbols ({shown}). Say which is the benchmark: "
-                "data.benchmark."
-            )
         return bars
     if symbol not in symbols:
         near = difflib.get_close_matches(symbol, symbols, n=1, cutoff=0.5)

@@ -39,9 +39,9 @@ class SampleSource(Source):
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
         """Yield the sample in one piece."""
-        wide = _stocks()
         long = (
-            wide.with_row_index("row")
+            _load("load_sp500_dataset")
+            .with_row_index("row")
             .unpivot(index=["time", "row"], variable_name="symbol", value_name="close")
             .sort("symbol", "time")
         )
@@ -49,7 +49,8 @@ class SampleSource(Source):
 
     def benchmark(self) -> pl.DataFrame | None:
         """The S&P 500 index."""
-        return _index()
+        index = _load("load_sp500_index")
+        return index.select("time", pl.col(index.columns[1]).cast(pl.Float64).alias("close"))
 
 
 def from_config(config: Config) -> SampleSource:
@@ -59,22 +60,11 @@ def from_config(config: Config) -> SampleSource:
 
 
 @cache
-def _stocks() -> pl.DataFrame:
-    from skfolio.datasets import load_sp500_dataset
+def _load(name: str) -> pl.DataFrame:
+    """A dataset of skfolio: time, and a column of each of its series."""
+    from skfolio import datasets
 
-    return _with_time(load_sp500_dataset())
-
-
-@cache
-def _index() -> pl.DataFrame:
-    from skfolio.datasets import load_sp500_index
-
-    frame = _with_time(load_sp500_index())
-    return frame.rename({frame.columns[1]: "close"}).with_columns(pl.col("close").cast(pl.Float64))
-
-
-def _with_time(table: object) -> pl.DataFrame:
-    frame = pl.from_pandas(table, include_index=True)
+    frame = pl.from_pandas(getattr(datasets, name)(), include_index=True)
     assert isinstance(frame, pl.DataFrame)
     first = frame.columns[0]
     return frame.rename({first: "time"}).with_columns(pl.col("time").cast(pl.Datetime("us")))

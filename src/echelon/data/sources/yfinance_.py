@@ -180,7 +180,9 @@ class YFinanceSource(Vendor):
 
     def _canonical(self, frame: Any, symbol: str, interval: str) -> pl.DataFrame:  # noqa: ANN401
         bars = self._table(frame, _COLUMNS, symbol, f"history({interval})")
-        zone, given = self._market_timezone(symbol), str(getattr(frame.index, "tz", None))
+        # Indices trade on the clock of the market they measure.
+        zone = self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
+        given = str(getattr(frame.index, "tz", None))
         if given != zone:
             raise SourceError(
                 f"yfinance: {symbol} came in time zone {given}, the import is in {zone}. Import "
@@ -195,10 +197,6 @@ class YFinanceSource(Vendor):
             pl.col("close").is_not_null()
         )
         return bars.with_columns(factor=pl.col("adj_close") / pl.col("close")).drop("adj_close")
-
-    def _market_timezone(self, symbol: str) -> str:
-        # Indices trade on the clock of the market they measure.
-        return self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
 
 
 from_config = YFinanceSource.from_config

@@ -308,7 +308,9 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
     level = MARKET_VOLATILITY[regime]
     width = max(4, len(str(config.n_symbols - 1)))
     symbols = tuple(f"S{n:0{width}d}" for n in range(config.n_symbols))
-    traits = np.array([_traits(seed, n) for n in range(config.n_symbols)])
+    # Seven standard normals from each symbol's own stream.
+    draws = (stream(seed, "synthetic", "traits", n) for n in range(config.n_symbols))
+    traits = np.array([np.clip(draw.standard_normal(7), -3.0, 3.0) for draw in draws])
     price = np.round(40.0 * np.exp(0.5 * traits[:, 4]), 2)
     capital = 5e9 * np.exp(1.1 * traits[:, 5])
     listed, delisted, reasons = _lives(config, seed)
@@ -336,11 +338,6 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
         delisted=delisted,
         reasons=reasons,
     )
-
-
-def _traits(seed: int, n: int) -> Floats:
-    """Seven standard normals, clipped to ±3, from the symbol's own stream."""
-    return np.clip(stream(seed, "synthetic", "traits", n).standard_normal(7), -3.0, 3.0)
 
 
 def _lives(
