@@ -418,14 +418,12 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
 
 
 _LONG_GAP = timedelta(days=15)  # longer than any holiday
-_LAST: Mapping[str, pl.DataType] = MappingProxyType(
-    {
-        "symbol": pl.String(),
-        "last_time": pl.Datetime("us"),
-        "last_close": pl.Float64(),
-        "last_factor": pl.Float64(),
-    }
-)
+_LAST: Mapping[str, pl.DataType] = {
+    "symbol": pl.String(),
+    "last_time": pl.Datetime("us"),
+    "last_close": pl.Float64(),
+    "last_factor": pl.Float64(),
+}
 
 
 @dataclass

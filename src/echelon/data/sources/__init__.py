@@ -86,7 +86,7 @@ class PathSource(Source):
 
     @classmethod
     def from_config(cls, config: Config, **options: Any) -> Self:  # noqa: ANN401 (of the source)
-        """The source of the `data` section; `options`: what this one takes beside the rest."""
+        """The source of the `data` section; `options`: what this one takes besides the rest."""
         data = config.data
         if data.path is None:
             raise ConfigError(

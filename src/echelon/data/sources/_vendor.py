@@ -134,7 +134,7 @@ class Vendor(Source):
     package: ClassVar[str]
     price_basis: ClassVar[PriceBasis] = "raw"
     fields: ClassVar[frozenset[str]]
-    """The columns of `bars.SCHEMA` that this source fills, beside pre_close of daily bars."""
+    """The columns of `bars.SCHEMA` that this source fills; pre_close in daily bars alone."""
     failures: ClassVar[tuple[KnownFailure, ...]] = ()
     settled: ClassVar[time] = time(15, 30)
     """Local time from which the day's bar no longer changes; around the clock: the next day."""
