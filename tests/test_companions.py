@@ -43,7 +43,7 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HEDGE, HedgeRouter, companions_of
 from echelon.report.run.gather import gather
 from echelon.report.texts import Words
-from echelon.report.walkforward.page import write_walk_forward_report
+from echelon.report.walkforward import write_walk_forward_report
 
 CONFIG = make_config("meta_router.horizons=[2,5]", "meta_router.every_bars=2")
 NAMES = (HEDGE, "expert-0", "expert-1")

@@ -31,9 +31,8 @@ from echelon.execution.policies import SCHEDULES, Twap, run_orders
 from echelon.execution.rewards import reward_from_config
 from echelon.execution.simulator import ExecutionRules
 from echelon.files import exclusive_lock
-from echelon.report.charts.execution import day_chart
 from echelon.report.charts.slides import Slide, draw_slide
-from echelon.report.execution import render, write_execution_report
+from echelon.report.execution import day_chart, render, write_execution_report
 from echelon.report.texts import Words
 from echelon.training.execution import (
     is_trained,

@@ -37,7 +37,7 @@ from echelon.features.scaler import Scaler
 from echelon.market import MarketRows, Reason, cost_split, new_book, step_worked
 from echelon.market.types import Orders
 from echelon.population.policy import HierarchyPolicy
-from echelon.report.run.execution_costs import execution_costs
+from echelon.report.run.tables import execution_costs
 from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor
 from echelon.training.learners import Worlds

@@ -27,15 +27,7 @@ from echelon.proving.planted import PLANTED
 from echelon.proving.planted_proof import SHOWN_RULES
 from echelon.proving.regime_proof import BLIND, CHOOSING
 from echelon.report.certificate import check_rows, render, write_certificate
-from echelon.report.charts.svg import (
-    Lane,
-    LaneWords,
-    PolicyRow,
-    Threshold,
-    dots,
-    lanes,
-    strip,
-)
+from echelon.report.charts.svg import PolicyRow, dots, lanes, strip
 from echelon.report.texts import Words
 
 ABOUT = {
@@ -341,7 +333,7 @@ def test_other_languages_are_refused() -> None:
 
 def test_dots_stand_where_their_values_are() -> None:
     line = PolicyRow("a", (0.0, 1.0), strong=True)
-    picture = dots([line], unit="share", thresholds=[Threshold(0.5, "50 %")])
+    picture = dots([line], unit="share", thresholds={0.5: "50 %"}).__html__()
     rings = [float(x) for x in re.findall(r'class="ring strong" cx="([\d.]+)"', picture)]
     (mean,) = [float(x) for x in re.findall(r'class="mean strong" cx="([\d.]+)"', picture)]
     (bar,) = [float(x) for x in re.findall(r'class="bar" x1="([\d.]+)"', picture)]
@@ -350,7 +342,8 @@ def test_dots_stand_where_their_values_are() -> None:
 
 
 def test_strip_draws_a_tick_a_value_and_zero() -> None:
-    picture = strip([PolicyRow("<b>", (-1.0, -0.5, 1.0), right="1 / 3")], head="claims")
+    row = PolicyRow("<b>", (-1.0, -0.5, 1.0), right="1 / 3")
+    picture = strip([row], head="claims").__html__()
     assert picture.count('class="tick"') == 3
     assert picture.count('class="bar"') == 1
     assert "&lt;b&gt;" in picture
@@ -358,9 +351,10 @@ def test_strip_draws_a_tick_a_value_and_zero() -> None:
 
 
 def test_lanes_are_filled_where_their_choice_was_in_charge_in_the_colour_of_the_hidden() -> None:
-    words = LaneWords("hidden", "up", "<down>", "bars", "of these up")
-    choices = [Lane("a", 0), Lane("b", 1), Lane("cash", 2)]
-    picture = lanes([1, 1, -1, -1, 1], [0, 0, 0, 1, 1], choices, words)
+    texts = {"hidden": "hidden", "up": "up", "down": "<down>"}
+    texts |= {"in_charge": "bars", "of_that": "of these up"}
+    choices = {"a": 0, "b": 1, "cash": 2}
+    picture = lanes([1, 1, -1, -1, 1], [0, 0, 0, 1, 1], choices, texts).__html__()
     key, *paths = re.findall(r'<path class="(?:up|down)" d="([^"]+)"/>', picture)[1:]
     assert key.startswith("M625 3")
     # The band up and down, then the lane of each choice; cash was never in charge.

@@ -35,12 +35,11 @@ from echelon.market import Reason, TradedData, rules_in_force
 from echelon.ops.measures import LABELS, MeanStd
 from echelon.report.charts.books import MOST_POINTS
 from echelon.report.charts.palette import BASELINES, DARK, LIGHT
-from echelon.report.run import write as write_module
+from echelon.report.run import page as page_module
+from echelon.report.run.facts import encoder_lines, learner_lines
 from echelon.report.run.gather import RunData, gather
-from echelon.report.run.headline import lead, rivals, verdict
-from echelon.report.run.page import render
-from echelon.report.run.tables import best_of, encoder_lines, learner_lines
-from echelon.report.run.write import command_for, write_report
+from echelon.report.run.page import command_for, render, write_report
+from echelon.report.run.tables import best_of, lead, rivals, verdict
 from echelon.report.series import (
     action_shares,
     largest_weights,
@@ -450,7 +449,7 @@ def test_lead_names_best_baseline_and_benchmark_with_their_values(run: Path) -> 
     assert said.startswith(f"Sharpe (annual) {label.format(*agent)} over 3 seeds; ")
     assert f"{Words('en').in_text(best)} (best baseline) {label.format(sharpe[best])}" in said
     assert label.format(sharpe["benchmark"]) in said
-    word = {"above": "above", "below": "below", "level": "no further from"}
+    word = {"above": "above", "below": "below", "level": "within one standard deviation of"}
     assert word[verdict(agent, sharpe[best])] in said
 
 
@@ -758,7 +757,7 @@ def test_full_disk_leaves_the_earlier_report(
         assert (directory / "report.zh.html").exists()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write_module, "draw_slides", full)
+    monkeypatch.setattr(page_module, "draw_slides", full)
     with pytest.raises(StoreError, match=r"No space left on device.*echelon report"):
         write_report(copy, lang="zh")
     assert (copy / "report" / "report.html").read_text(encoding="utf-8") == page

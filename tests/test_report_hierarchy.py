@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 from command_records import make_book, make_history, make_record
 from test_report import data_of, days, figures, make_run, three_splits
-from worlds import make_world
+from worlds import make_config, make_world
 
 from echelon.agents.mfpbt import FOUNDER, DecisionKind, Life
 from echelon.backtest.baselines import Momentum
@@ -33,7 +33,8 @@ from echelon.population.record import (
     has_record,
     remove_record,
 )
-from echelon.report.charts.hierarchy import router_sentence
+from echelon.report.charts.chart import Cells
+from echelon.report.charts.hierarchy import correlation_plot
 from echelon.report.charts.interactive import page_chart
 from echelon.report.charts.population import (
     LIFE_SYMBOLS,
@@ -42,27 +43,24 @@ from echelon.report.charts.population import (
     population_slide,
     rounds_chart,
 )
-from echelon.report.charts.run import draw_slides, run_slides
 from echelon.report.charts.slides import draw_slide
-from echelon.report.hierarchy import page as hierarchy_module
-from echelon.report.hierarchy.data import (
+from echelon.report.hierarchy import (
     MARKS,
     attribution_of,
-    correlations,
     family_tree,
     market_baseline,
     market_returns,
     plane,
     recent_entropy,
     reigns,
+    router_sentence,
     trailing_mean,
     usage,
     whole_entropy,
 )
-from echelon.report.hierarchy.page import attribution_card, risk_card
-from echelon.report.run.gather import gather
-from echelon.report.run.page import render
-from echelon.report.run.write import write_report
+from echelon.report.pages import render_part
+from echelon.report.run.gather import Record, SplitData, gather
+from echelon.report.run.page import PARTS, draw_slides, render, run_slides, write_report
 from echelon.report.texts import Words, catalogue
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
@@ -138,6 +136,11 @@ def page(run: Path) -> str:
 
 def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
+
+
+def risk_card(split: SplitData, agent: Record) -> str:
+    """The card of risk events of an agent alone."""
+    return render_part("risk", EN, split=split, agents={agent.key: agent}, **PARTS)
 
 
 # What is written
@@ -315,11 +318,11 @@ def test_risk_events_are_shown_newest_first_and_capped(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = gather(run, None).main
-    said = text_of(risk_card(split, split.agents[:1], EN).__html__())
+    said = text_of(risk_card(split, split.agents[0]))
     assert said.index("Resumed Portfolio") < said.index("Halted Portfolio")
     assert said.index("Halted Portfolio") < said.index("Forced decision Reversal")
-    monkeypatch.setattr(hierarchy_module, "MOST_EVENTS", 3)
-    html = risk_card(split, split.agents[:1], EN).__html__()
+    monkeypatch.setattr("echelon.report.hierarchy.MOST_EVENTS", 3)
+    html = risk_card(split, split.agents[0])
     assert html.count("<tr>") == 1 + 3
     assert "the last 3 of" in html
     assert "seed-42.risk_events.jsonl" in html
@@ -330,7 +333,7 @@ def test_run_without_events_says_so(run: Path) -> None:
     agent = split.agents[0]
     assert agent.command is not None
     quiet = replace(agent, command=replace(agent.command, events=()))
-    assert EN("risk_events_none") in risk_card(split, [quiet], EN).__html__()
+    assert EN("risk_events_none") in risk_card(split, quiet)
 
 
 def test_names_from_files_are_escaped(run: Path) -> None:
@@ -340,14 +343,15 @@ def test_names_from_files_are_escaped(run: Path) -> None:
     values = {"event": "<b>x", "subject": "<b>x", "error": "<script>"}
     event = RiskEvent(1, RiskKind.ALERT_FAILED, "<b>x</b>", 0.2, 0.1, 0, values)
     odd = replace(agent, command=replace(agent.command, events=(event,)))
-    html = risk_card(data.main, [odd], EN).__html__()
+    html = risk_card(data.main, odd)
     assert "<b>x" not in html
     assert "<script>" not in html
 
 
 def test_book_that_lost_everything_is_said_not_to_be_attributable(run: Path) -> None:
     split = gather(run, None).main
-    html = attribution_card(split, {"seed-42": None}, EN).__html__()
+    lost = {"seed-42": None}
+    html = render_part("attribution", EN, split=split, attributions=lost, **PARTS)
     assert EN("attribution_none") in html
 
 
@@ -390,7 +394,9 @@ def test_correlation_of_a_still_book_is_not_known() -> None:
     record = make_record(50, 3)
     values = record.own_values.copy()
     values[:, 1] = 1.0
-    found = correlations(replace(record, own_values=values))
+    (cells,) = correlation_plot(replace(record, own_values=values), EN).layers
+    assert isinstance(cells, Cells)
+    found = cells.values
     assert np.isnan(found[1]).all()
     assert found[0, 0] == pytest.approx(1.0)
     expected = np.corrcoef(record.own_returns[:, 0], record.own_returns[:, 2])[0, 1]
@@ -452,7 +458,9 @@ def test_members_of_a_niche_are_numbered() -> None:
 
 
 def test_few_rounds_are_marked_on_the_lines_of_a_population() -> None:
-    few, many = (page_chart(rounds_chart(make_history(3, 1, n), 0.25, 0.4, EN)) for n in (1, 200))
+    few, many = (
+        page_chart(rounds_chart(make_history(3, 1, n), make_config(), EN)) for n in (1, 200)
+    )
     assert {t["mode"] for t in few["data"] if t["name"] == "MAPD"} == {"lines+markers"}
     assert {t["mode"] for t in many["data"] if t["name"] == "MAPD"} == {"lines"}
 
@@ -463,5 +471,5 @@ def test_thirty_two_members_can_be_drawn(run: Path) -> None:
     chart = lineage_chart(history, EN)
     assert chart is not None
     assert len(page_chart(chart)["layout"]["yaxis"]["ticktext"]) == 32
-    slide = population_slide(replace(data, populations={42: history}), 42, EN)
+    slide = population_slide(replace(data, populations={"seed-42": history}), "seed-42", EN)
     assert draw_slide(slide).startswith(b"\x89PNG")

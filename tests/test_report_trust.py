@@ -22,14 +22,10 @@ from echelon.cli.evaluate import how_sure
 from echelon.errors import StoreError
 from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
+from echelon.report.pages import render_part
 from echelon.report.run.gather import SplitData, gather
-from echelon.report.run.trust import (
-    search_lines,
-    seeds_part,
-    span_of,
-    trust_card,
-    verdict_sentence,
-)
+from echelon.report.run.page import PARTS
+from echelon.report.run.trust import search_lines, span_of, verdict_sentence
 from echelon.report.texts import Words
 
 EN, ZH = Words("en"), Words("zh")
@@ -61,9 +57,13 @@ def trust(splits: dict[str, SplitData]) -> dict[str, Any]:
     return copy.deepcopy(dict(splits["test"].trust))
 
 
+def trust_card(split: SplitData, words: Words = EN) -> str:
+    return render_part("trust_card", words, split=split, **PARTS)
+
+
 def card(split: SplitData, words: Words = EN) -> str:
     """The section as text without markup, a space between cells."""
-    html = trust_card(Path("RUN"), split, words).__html__()
+    html = trust_card(split, words)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
 
 
@@ -108,12 +108,12 @@ def test_verdict_is_one_sentence_with_the_wider_interval(
     trust: dict[str, Any], key: str, low: float, high: float, said: str, chinese: str
 ) -> None:
     tree = differing(trust, low, high, key)
-    sentence = verdict_sentence(tree, EN, tried=7)
+    sentence = verdict_sentence(tree, EN, 7)
     assert sentence.startswith(said)
     middle, first, last = shown((low + high) / 2), shown(low - 0.1), shown(high + 0.1)
     assert sentence.endswith(f" (ΔSharpe {middle}, 95 % CI {first}…{last}).")
-    assert chinese in verdict_sentence(tree, ZH, tried=7)
-    assert f"95 % 置信区间 {first}…{last}" in verdict_sentence(tree, ZH, tried=7)
+    assert chinese in verdict_sentence(tree, ZH, 7)
+    assert f"95 % 置信区间 {first}…{last}" in verdict_sentence(tree, ZH, 7)
 
 
 def test_lead_whose_search_is_not_known_is_not_claimed(trust: dict[str, Any]) -> None:
@@ -154,9 +154,9 @@ def test_verdict_of_a_window_that_proves_nothing_has_no_colour(
 ) -> None:
     tree = differing(trust, 0.5, 1.1, "better")
     test = replace(splits["test"], trust=tree)
-    assert '<p class="verdict good">' in trust_card(Path("RUN"), test, EN).__html__()
+    assert '<p class="verdict good">' in trust_card(test)
     valid = replace(splits["valid"], trust=tree | {"split": "valid"})
-    assert '<p class="verdict open">' in trust_card(Path("RUN"), valid, EN).__html__()
+    assert '<p class="verdict open">' in trust_card(valid)
 
 
 # Numbers
@@ -241,7 +241,7 @@ def test_what_has_no_number_is_a_dash_with_its_reason(
     trust["claim"]["deflated"] = None
     trust["superiority"] = None
     trust["differences"]["cash"]["single"] |= {"low": None, "high": None}
-    html = trust_card(Path("RUN"), replace(splits["test"], trust=trust), EN).__html__()
+    html = trust_card(replace(splits["test"], trust=trust))
     assert html.count(f'<td title="{EN("no_number")}">–</td>') == 4
     assert html.count(f'<td title="{EN("no_error")}">–</td>') == 1
     lines = {line.name: line for line in search_lines(trust, EN)}
@@ -272,14 +272,18 @@ def test_seeds_have_interval_and_interquartile_mean(splits: dict[str, SplitData]
         assert f"{low.removesuffix(label.suffix)} to {high} {iqm}" in text, name
 
 
-def test_many_seeds_say_bootstrap_and_one_seed_says_there_is_no_interval() -> None:
+def test_many_seeds_say_bootstrap_and_one_seed_says_there_is_no_interval(
+    splits: dict[str, SplitData], trust: dict[str, Any]
+) -> None:
     one = {"estimate": 1.0, "low": 0.5, "high": 1.5, "iqm": 1.1, "n": 12, "method": "bootstrap"}
-    seeds = {"n": 12, "measures": {"sharpe_annual": one}}
-    assert "studentised bootstrap over 12 seeds" in seeds_part(seeds, EN).__html__()
-    single = seeds_part({"n": 1, "measures": {"sharpe_annual": one | {"low": None}}}, EN).__html__()
+    trust["seeds"] = {"n": 12, "measures": {"sharpe_annual": one}}
+    many = trust_card(replace(splits["test"], trust=trust))
+    assert "studentised bootstrap over 12 seeds" in many
+    trust["seeds"] = {"n": 1, "measures": {"sharpe_annual": one | {"low": None}}}
+    single = trust_card(replace(splits["test"], trust=trust))
     assert "no interval" in single
     assert "Train more (--seeds 5)" in single
-    assert "<table" not in single
+    assert single.count("<table") == many.count("<table") - 1
 
 
 def test_cost_sweep_shows_agents_and_equal_weight(splits: dict[str, SplitData]) -> None:

@@ -21,8 +21,13 @@ from walks import make_walk
 from echelon.errors import StoreError
 from echelon.ops.measures import LABELS
 from echelon.report.texts import Words
-from echelon.report.walkforward.data import WalkData, gather_walk
-from echelon.report.walkforward.page import render_walk, verdict_of, write_walk_forward_report
+from echelon.report.walkforward import (
+    WalkData,
+    gather_walk,
+    render_walk,
+    verdict_of,
+    write_walk_forward_report,
+)
 
 EN = Words("en")
 FOLDS = ("fold-0", "fold-1", "fold-2")

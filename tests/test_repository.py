@@ -333,7 +333,7 @@ JSON_BY_HAND = {
     "files.py": "the one place that does",
     "config/load.py": "the text a configuration's hash is of",
     "cli/data.py": "a value as YAML of an override takes it",
-    "report/blocks.py": "data inside a page, in one line",
+    "report/pages.py": "data inside a page, in one line",
 }
 """Modules that may use `json` or read tables themselves, and why."""
 

@@ -123,7 +123,7 @@ def _work_orders(config: Config, agents: Path) -> None:
 def _report(directory: Path, with_hierarchy: bool) -> None:
     from echelon.features import Prepared
     from echelon.report.prepared import draw_prepared
-    from echelon.report.run.write import write_report
+    from echelon.report.run.page import write_report
 
     picture = directory / "prepared.png"
     draw_prepared(Prepared.open(directory), picture)

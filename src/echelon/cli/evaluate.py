@@ -91,8 +91,8 @@ def report(
 
     A run's also has pictures; a walk-forward's is of its test windows, one after another.
     """
-    from echelon.report.run.write import write_report
-    from echelon.report.walkforward.page import is_walk_forward, write_walk_forward_report
+    from echelon.report.run.page import write_report
+    from echelon.report.walkforward import is_walk_forward, write_walk_forward_report
 
     set_up_logging(log_level.value)
     if is_walk_forward(run):
@@ -143,7 +143,7 @@ def evaluate_run(
 
 def _execution_costs(result: Evaluation) -> Iterator[str]:
     """What the agents' execution cost, mean over seeds, where the executor reports it."""
-    from echelon.report.run.execution_costs import PARTS, execution_costs
+    from echelon.report.run.tables import PARTS, execution_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]
     split = [execution_costs(blotter) for blotter in blotters if "arrival" in blotter.columns]

@@ -43,7 +43,7 @@ def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> Non
     `--resume` goes on.
     """
     from echelon.evaluation.walkforward import WalkForward, plan_walk
-    from echelon.report.charts.walkforward import draw_splits
+    from echelon.report.walkforward import draw_splits
 
     walk = open_batch(
         WalkForward,
@@ -64,7 +64,7 @@ def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> Non
 
 def _show_walk(walk: WalkForward, course: Course) -> None:
     """Put the test windows together, write, report and print."""
-    from echelon.report.walkforward.page import write_walk_forward_report
+    from echelon.report.walkforward import write_walk_forward_report
 
     directory = walk.directory
     with err.status("putting the test windows together"):

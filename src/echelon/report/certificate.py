@@ -2,6 +2,7 @@
 
 One file that loads nothing: style inside, pictures as inline SVG in the page's own colours, so
 light, dark and paper need no script. The same findings give the same page, byte for byte.
+templates/certificate.html says what is on it.
 """
 
 from __future__ import annotations
@@ -11,37 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from echelon.files import write_atomic
 from echelon.proving.certificate import Bar, Certificate, Check, MarketResult
 from echelon.proving.null import CHEAP
 from echelon.proving.prove import PROOF_MARKETS
-from echelon.report.blocks import (
-    Badge,
-    Block,
-    Card,
-    Content,
-    Facts,
-    Lead,
-    Page,
-    Picture,
-    Summary,
-    Table,
-    Text,
-)
-from echelon.report.charts.svg import (
-    Lane,
-    LaneWords,
-    PolicyRow,
-    Threshold,
-    dots,
-    lanes,
-    strip,
-)
+from echelon.report.charts.svg import Picture, PolicyRow, dots, lanes, strip
+from echelon.report.pages import render_page
 from echelon.report.rules import rules_line
-from echelon.report.run.trust import DASH
-from echelon.report.texts import Words, file_name, languages_with
+from echelon.report.texts import DASH, Words, file_name, languages_with
 
 STEM = "certificate"
 HEADS = ("market", "check", "result", "interval_95", "bar", "verdict")
@@ -63,13 +41,29 @@ def write_certificate(certificate: Certificate, directory: Path, lang: str = "en
 
 def render(certificate: Certificate, words: Words, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
-    title = words("proof_title")
-    body: list[Block] = [_summary(certificate, words)]
-    body += [_market(market, words) for market in certificate.markets]
-    body.append(Card(words("proof_facts"), "", [_facts(certificate, words)]))
-    footer = words("proof_footer")
-    page = Page(STEM, title, "Echelon", body, footer, written=written, interactive=False)
-    return page.render(words)
+    cheap = ", ".join(policy_name(name, words) for name in CHEAP)
+    markets = []
+    for market in certificate.markets:
+        agents = market.facts.get("claims", {}).get("agent", [0, 0])[1]
+        notes = [words(f"proof_note_{note}", cheap=cheap, agents=agents) for note in market.notes]
+        pictures = list(_PICTURES[market.name](market, words))
+        markets.append((market, pictures, notes, " · ".join(_sizes(market, words))))
+    return render_page(
+        "certificate",
+        words,
+        words("proof_title"),
+        stem=STEM,
+        written=written,
+        interactive=False,
+        certificate=certificate,
+        lead=_lead(certificate, words),
+        heads=HEADS,
+        rows=check_rows(certificate, words),
+        checks=[check.passed for market in certificate.markets for check in market.checks],
+        verdict=_verdict,
+        markets=markets,
+        facts=_facts(certificate, words),
+    )
 
 
 def check_rows(certificate: Certificate, words: Words) -> list[list[str]]:
@@ -98,11 +92,8 @@ def mode_text(certificate: Certificate, words: Words) -> str:
 
 def time_text(about: Mapping[str, Any], words: Words) -> str:
     """How long it took. about: the certificate's"""
-    numbers = {name: f"{about[key]:,.0f}" for name, key in _TIMES.items()}
-    return words("proof_time", cores=about["cores"], **numbers)
-
-
-_TIMES = {"seconds": "seconds", "cpu": "cpu_seconds"}
+    seconds, cpu = f"{about['seconds']:,.0f}", f"{about['cpu_seconds']:,.0f}"
+    return words("proof_time", cores=about["cores"], seconds=seconds, cpu=cpu)
 
 
 def policy_name(name: str, words: Words) -> str:
@@ -157,12 +148,8 @@ def _verdict(passed: bool | None, words: Words) -> str:
     return DASH if passed is None else words("proof_passed" if passed else "proof_failed")
 
 
-def _badge(passed: bool | None, words: Words) -> Badge:
-    kind = "neutral" if passed is None else "good" if passed else "bad"
-    return Badge(_verdict(passed, words), kind)
-
-
-def _summary(certificate: Certificate, words: Words) -> Summary:
+def _lead(certificate: Certificate, words: Words) -> list[str]:
+    """What came out, and how large the proof is."""
     names = {
         passed: [words(f"proof_market_{m.name}") for m in certificate.markets if m.passed == passed]
         for passed in (True, False)
@@ -179,29 +166,7 @@ def _summary(certificate: Certificate, words: Words) -> Summary:
     if left_out:
         below.append(words("proof_left_out", markets=", ".join(left_out)))
     text = " ".join(text for text in (*below, mode_text(certificate, words)) if text)
-    checks = [check for market in certificate.markets for check in market.checks]
-    rows: list[list[Content]] = [
-        [*row[:-1], _badge(check.passed, words)]
-        for row, check in zip(check_rows(certificate, words), checks, strict=True)
-    ]
-    table = Table([words(f"proof_{head}") for head in HEADS], rows, "checks")
-    return Summary("", [Lead([lead, text], _badge(certificate.passed, words)), table])
-
-
-def _market(market: MarketResult, words: Words) -> Card:
-    cheap = ", ".join(policy_name(name, words) for name in CHEAP)
-    agents = market.facts.get("claims", {}).get("agent", [0, 0])[1]
-    notes = [words(f"proof_note_{note}", cheap=cheap, agents=agents) for note in market.notes]
-    body = [
-        *(
-            Picture(title, Markup(svg))  # noqa: S704 (drawn by charts.svg, which escapes)
-            for title, svg in _PICTURES[market.name](market, words)
-        ),
-        *(Text(note) for note in notes),
-        Text(" · ".join(_sizes(market, words)), "sizes"),
-    ]
-    title, about = (words(f"proof_{kind}_{market.name}") for kind in ("market", "about"))
-    return Card(title, about, body, [_badge(market.passed, words)])
+    return [lead, text]
 
 
 def _sizes(market: MarketResult, words: Words) -> Iterator[str]:
@@ -232,7 +197,11 @@ def _sizes(market: MarketResult, words: Words) -> Iterator[str]:
     yield words("proof_spent", cpu=f"{market.cpu_seconds:,.0f}")
 
 
-def _planted_lines(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+_Pictures = Iterator[tuple[str, Picture]]
+"""Titles and pictures of a market."""
+
+
+def _planted_lines(market: MarketResult, words: Words) -> _Pictures:
     lines = []
     checks = {check.name: check for check in market.checks}
     for signal in dict.fromkeys(key.split("/")[0] for key in market.rows):
@@ -246,7 +215,7 @@ def _planted_lines(market: MarketResult, words: Words) -> Iterator[tuple[str, st
             label = f"{policy_name(signal, words)}: {policy_name(name, words)}"
             lines.append(PolicyRow(label, tuple(shares), _ends(check), strong=check is not None))
     asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
-    marks = [Threshold(value, f"{100 * value:.0f} %") for value in reversed(asked)]
+    marks = {value: f"{100 * value:.0f} %" for value in reversed(asked)}
     yield words("proof_pic_share"), dots(lines, unit="share", thresholds=marks)
 
 
@@ -257,7 +226,7 @@ def _ends(check: Check | None) -> tuple[float, float] | None:
     return check.low, check.high
 
 
-def _regime(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+def _regime(market: MarketResult, words: Words) -> _Pictures:
     strong = [name for name in market.rows if name.endswith(("agent", "hierarchy"))]
     title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
     yield words(f"proof_{title}"), _sharpes(market.rows, strong, 0.0, words)
@@ -267,16 +236,16 @@ def _regime(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
 
 def _sharpes(
     rows: Mapping[str, Sequence[float]], strong: Sequence[str], bar: float, words: Words
-) -> str:
+) -> Picture:
     """A line a policy, with a mark at the bar. strong: those that stand out"""
     lines = [
         PolicyRow(policy_name(name, words), tuple(values), strong=name in strong)
         for name, values in rows.items()
     ]
-    return dots(lines, unit="sharpe", thresholds=[Threshold(bar, f"{bar:g}" if bar else "")])
+    return dots(lines, unit="sharpe", thresholds={bar: f"{bar:g}" if bar else ""})
 
 
-def _in_charge(facts: Mapping[str, Any], words: Words) -> tuple[str, str]:
+def _in_charge(facts: Mapping[str, Any], words: Words) -> tuple[str, Picture]:
     """Who was in charge at each bar of one draw, over the regime that nobody saw."""
     shown, seeds = facts["shown"], facts["information"]
     own = seeds[str(shown["seed"])]
@@ -297,14 +266,14 @@ def _in_charge(facts: Mapping[str, Any], words: Words) -> tuple[str, str]:
             high=f"{max(shares):.0%}",
         )
     experts = shown["experts"]
-    choices = [Lane(words("proof_lane_expert", number=k), k) for k in range(experts)]
-    choices.append(Lane(words("proof_lane_cash"), experts))
+    choices = {words("proof_lane_expert", number=k): k for k in range(experts)}
+    choices[words("proof_lane_cash")] = experts
     names = ("hidden", "up", "down", "in_charge", "of_that")
-    texts = LaneWords(*(words(f"proof_lane_{name}") for name in names))
+    texts = {name: words(f"proof_lane_{name}") for name in names}
     return title, lanes(shown["regime"], shown["in_charge"], choices, texts)
 
 
-def _null(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+def _null(market: MarketResult, words: Words) -> _Pictures:
     lines = []
     power = [n for check in market.checks if check.name == "null_power" for n in check.count or ()]
     for key, values in market.rows.items():
@@ -316,11 +285,11 @@ def _null(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
     yield words("proof_pic_low"), strip(lines, head=words("proof_claims"))
 
 
-def _leaky(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+def _leaky(market: MarketResult, words: Words) -> _Pictures:
     yield words("proof_pic_sharpe"), _sharpes(market.rows, ["peeking"], 5.0, words)
 
 
-def _costly(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
+def _costly(market: MarketResult, words: Words) -> _Pictures:
     for kind, title in (("sharpes", "pic_sharpe"), ("turnover", "pic_turnover")):
         lines = []
         for key, values in market.rows.items():
@@ -328,10 +297,10 @@ def _costly(market: MarketResult, words: Words) -> Iterator[tuple[str, str]]:
             if own == kind:
                 label = words("proof_at_fee", policy=policy_name(name, words), fee=fee)
                 lines.append(PolicyRow(label, tuple(values), strong=name == "agent"))
-        yield words(f"proof_{title}"), dots(lines, unit="sharpe", thresholds=[Threshold(0.0, "")])
+        yield words(f"proof_{title}"), dots(lines, unit="sharpe", thresholds={0.0: ""})
 
 
-_PICTURES: Mapping[str, Callable[[MarketResult, Words], Iterator[tuple[str, str]]]] = {
+_PICTURES: Mapping[str, Callable[[MarketResult, Words], _Pictures]] = {
     "planted": _planted_lines,
     "regime": _regime,
     "null": _null,
@@ -341,7 +310,7 @@ _PICTURES: Mapping[str, Callable[[MarketResult, Words], Iterator[tuple[str, str]
 """Market → its pictures, each a title and an SVG."""
 
 
-def _facts(certificate: Certificate, words: Words) -> Facts:
+def _facts(certificate: Certificate, words: Words) -> list[tuple[str, list[str]]]:
     about = certificate.about
     facts = {
         "command": about["command"],
@@ -353,5 +322,4 @@ def _facts(certificate: Certificate, words: Words) -> Facts:
         "time": time_text(about, words),
         "platform": f"Echelon {about['echelon']}, Python {about['python']}, {about['platform']}",
     }
-    rows = {words(f"proof_fact_{name}"): [value] for name, value in facts.items()}
-    return Facts(rows, frozenset(rows))
+    return [(f"proof_fact_{name}", [value]) for name, value in facts.items()]

@@ -1,28 +1,38 @@
-"""The page of execution: measures with intervals, trajectories, distributions, hours.
+"""The report of execution: measures with intervals, trajectories, distributions, hours.
 
 DIR/report.html        everything, self-contained; in Chinese report.zh.html, and so the pictures
 DIR/execution.png      trajectories and the distribution of PA, for slides
 DIR/day.png            one order's day: price, volume, and what each policy did
+
+templates/execution.html says what is on the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from echelon.evaluation.execution import ExecutionEvaluation, Mean, PolicyOrders
-from echelon.files import write_atomic
-from echelon.report.blocks import Card, Cell, ChartBox, Content, Facts, Page, Table, Text, Two
-from echelon.report.charts import execution as charts
-from echelon.report.charts.slides import Slide, draw_slide, slide_words
-from echelon.report.rules import execution_line
-from echelon.report.run.page import STEM, footer_of
-from echelon.report.run.tables import named_facts
-from echelon.report.run.trust import DASH
-from echelon.report.texts import Words, file_name, languages_with
+import numpy as np
 
-PICTURE, DAY = "execution", "day"
+from echelon.evaluation.execution import ExecutionEvaluation, Mean, PolicyOrders
+from echelon.execution import History
+from echelon.files import write_atomic
+from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
+from echelon.report.charts.slides import Slide, draw_slide, slide_words
+from echelon.report.pages import Cell, Content, Table, render_page
+from echelon.report.rules import execution_line
+from echelon.report.run.facts import CODE, FactRows
+from echelon.report.run.page import STEM
+from echelon.report.texts import DASH, Words, file_name, languages_with
+from echelon.types import Floats
+
 _MEASURES = ("gain_twap", "gain_vwap", "gain_arrival", "shortfall", "pa")
+_BINS = 41
+_LARGEST = 48
+"""Pixels across of a fill that is the whole order."""
+_ROLES = ("equal_weight", "momentum", "min_variance", "hrp", "buy_and_hold")
+"""Colours of schedules and of further policies; the first learned one has the accent."""
 
 
 def write_execution_report(
@@ -39,9 +49,8 @@ def write_execution_report(
         words = Words(language)
         shown = slide_words(words)
         for stem, slide in _slides(evaluation, name, shown).items():
-            write_atomic(
-                directory / file_name(stem, "png", language), draw_slide(slide, shown.lang)
-            )
+            path = directory / file_name(stem, "png", language)
+            write_atomic(path, draw_slide(slide, shown.lang))
         page = render(evaluation, name, words, written)
         write_atomic(directory / file_name(STEM, "html", language), page)
     return directory / file_name(STEM, "html", lang)
@@ -51,32 +60,24 @@ def render(
     evaluation: ExecutionEvaluation, name: str, words: Words, written: Sequence[str] = ()
 ) -> str:
     """The whole page. written: languages that there are pages in"""
-
-    def card(key: str, *body: Content | None) -> Card:
-        return Card(words(f"execution_{key}"), words(f"execution_{key}_note"), body)
-
-    day = charts.day_chart(evaluation.example, words, charts.first_learned(evaluation))
-    title = charts.day_title(evaluation.example, words)
-    body = [
-        Text(_span(evaluation, words), ""),
-        card(
-            "measures",
-            _measures_table(evaluation, words),
-            _seeds_table(evaluation, words),
-            Text(words("execution_intervals")),
-            Text(words("execution_rest")),
-        ),
-        card("differences", _differences_table(evaluation, words)),
-        Two(
-            card("paths", ChartBox("paths", charts.paths_chart(evaluation, words))),
-            card("spread", ChartBox("spread", charts.spread_chart(evaluation, words))),
-        ),
-        Card(title, words("execution_day_note"), [ChartBox("day", day)]),
-        card("hours", _hours_table(evaluation, words)),
-        Card(words("execution_facts"), "", [_facts(evaluation, words)]),
-    ]
-    eyebrow = f"Echelon · {words('execution_title')}"
-    return Page(STEM, name, eyebrow, body, footer_of(words), written=written).render(words)
+    return render_page(
+        "execution",
+        words,
+        name,
+        stem=STEM,
+        written=written,
+        span=_span(evaluation, words),
+        measures=_measures_table(evaluation, words),
+        seeds=_seeds_table(evaluation, words),
+        differences=_differences_table(evaluation, words),
+        paths=_paths_plot(evaluation, words),
+        spread=_spread_plot(evaluation, words),
+        day=day_chart(evaluation.example, words, _first_learned(evaluation)),
+        day_title=_day_title(evaluation.example, words),
+        hours=_hours_table(evaluation, words),
+        facts=_facts(evaluation, words),
+        code=CODE,
+    )
 
 
 def _span(evaluation: ExecutionEvaluation, words: Words) -> str:
@@ -94,11 +95,17 @@ def _span(evaluation: ExecutionEvaluation, words: Words) -> str:
 def _slides(evaluation: ExecutionEvaluation, name: str, words: Words) -> dict[str, Slide]:
     """By the stems of their files."""
     title = f"{name} · {words('execution_title')}"
-    day = charts.day_chart(evaluation.example, words, charts.first_learned(evaluation))
+    left = _paths_plot(evaluation, words, words("execution_paths"))
+    right = _spread_plot(evaluation, words, words("execution_spread"))
+    both = Chart(((left, right),), 0)
+    day = day_chart(evaluation.example, words, _first_learned(evaluation))
     return {
-        PICTURE: charts.execution_slide(evaluation, title, _span(evaluation, words), words),
-        DAY: Slide(charts.day_title(evaluation.example, words), title, day),
+        "execution": Slide(title, _span(evaluation, words), both, height=6.2),
+        "day": Slide(_day_title(evaluation.example, words), title, day),
     }
+
+
+# --- tables
 
 
 def _measures_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
@@ -152,13 +159,125 @@ def _hours_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
     return Table(head, rows, "measures grouped", [policy.name for policy in shown])
 
 
-def _facts(evaluation: ExecutionEvaluation, words: Words) -> Facts:
+def _facts(evaluation: ExecutionEvaluation, words: Words) -> FactRows:
     facts = evaluation.facts
-    runs = [f"{name}: {', '.join(map(str, seeds))}" for name, seeds in facts["runs"].items()]
-    rows: list[tuple[str, Sequence[str]]] = [
-        ("execution_seeds", runs),
+    return [
+        (
+            "execution_seeds",
+            [f"{name}: {', '.join(map(str, seeds))}" for name, seeds in facts["runs"].items()],
+        ),
         ("execution_symbols", [", ".join(facts["symbols"][:20])]),
         ("execution_rules", [execution_line(facts["rules"], facts["price"], words)]),
         ("fact_data", [facts["content"][:20]]),
     ]
-    return named_facts(rows, words)
+
+
+# --- charts
+
+
+def _look(learned: bool, k: int) -> tuple[str, float]:
+    """Role of the colour and width of the lines of policy k. learned: the first that is"""
+    return ("accent", 2.4) if learned else (_ROLES[k % len(_ROLES)], 1.6)
+
+
+def _first_learned(evaluation: ExecutionEvaluation) -> str | None:
+    """Name of the policy with the accent."""
+    return next((policy.name for policy in _learned_policies(evaluation)), None)
+
+
+def _looks(evaluation: ExecutionEvaluation) -> list[tuple[str, float]]:
+    learned = _first_learned(evaluation)
+    return [_look(policy.name == learned, k) for k, policy in enumerate(evaluation.policies)]
+
+
+def _clock_axis(clock: Floats) -> Axis:
+    """Times of day; ticks are evenly apart, so that a lunch break takes no room."""
+    labels = [f"{int(m) // 60:02d}:{int(m) % 60:02d}" for m in clock]
+    return Axis(kind="category", labels=labels, ticks=8)
+
+
+def _paths_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") -> Plot:
+    """What share of an order each policy has executed by each tick, on average."""
+    axis = _clock_axis(evaluation.clock)
+    layers: list[Layer] = [_volume_line(axis, evaluation.volume.cumsum(), words)]
+    for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
+        path = policy.path.cumsum()
+        layers.append(Curve(axis.labels, path, width, name=policy.name, role=role, hover=".1%"))
+    y = Axis(words("execution_of_order"), form="percent", low=0)
+    return Plot(layers, axis, y, title, legend="inside")
+
+
+def _volume_line(axis: Axis, volume: Floats, words: Words) -> Curve:
+    name = words("execution_volume")
+    return Curve(axis.labels, volume, 1.5, "dot", name=name, role="faint", hover=".1%")
+
+
+def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") -> Plot:
+    """The distribution of PA over the orders, a line a policy.
+
+    Bins hold 98 % of all orders; those outside are in the outermost.
+    """
+    every = np.concatenate([policy.measures["pa"] for policy in evaluation.policies])
+    reach = max(1.0, float(np.quantile(np.abs(every), 0.98)))
+    edges = np.linspace(-reach, reach, _BINS + 1)
+    middles = np.asarray((edges[1:] + edges[:-1]) / 2)
+    layers = []
+    for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
+        own = policy.measures["pa"]
+        share = np.histogram(np.clip(own, -reach, reach), edges)[0] / len(own)
+        line = Curve(middles, share, width, step=True, name=policy.name, role=role, hover=".1%")
+        layers.append(line)
+    y = Axis(form="percent", low=0)
+    return Plot(layers, Axis(words("execution_bp")), y, title, legend="inside")
+
+
+def day_chart(
+    histories: Mapping[str, History], words: Words, learned: str | None = None, e: int = 0
+) -> Chart:
+    """One order's day: above the price and each policy's fills, below how far each had come.
+
+    histories: policy → its history; learned: the policy with the accent
+    """
+    first = next(iter(histories.values()))
+    axis = _clock_axis(first.days.clock)
+    price = Curve(axis.labels, first.market_price[e], 1.2, role="ink", group="market", hover=".4g")
+    twap = RefLine(float(first.benchmarks.twap[e]), width=1.0, name="TWAP", role="faint")
+    above: list[Layer] = [replace(price, name=words("execution_market_price")), twap]
+    volume = first.market_volume[e].cumsum()
+    below = [_volume_line(axis, volume / max(float(volume[-1]), 1e-12), words)]
+    for k, (name, history) in enumerate(histories.items()):
+        role, width = _look(name == learned, k)
+        assert history.ticks is not None, "the chart needs ticks"
+        share = history.ticks.executed[e] / history.orders.amount[e]
+        done = np.flatnonzero(share > 0.0)
+        fills = Points(
+            [axis.labels[tick] for tick in done.tolist()],
+            history.ticks.price[e, done],
+            size=_LARGEST * np.sqrt(share[done]),
+            opacity=0.4,
+            texts=[f"{name}: {part:.1%}" for part in share[done].tolist()],
+        )
+        above.append(replace(fills, name=name, role=role, group=name, listed=False))
+        label = f"{name} ({_gain(history, e):+.1f} bp)"
+        line = Curve(axis.labels, share.cumsum(), width, name=label, role=role, hover=".1%")
+        below.append(replace(line, group=name))
+    y = Axis(words("execution_of_order"), form="percent", low=0)
+    prices = Plot(above, axis, Axis(words("execution_market_price")))
+    return Chart(((prices,), (Plot(below, axis, y),)), 560, (1.5, 1), shared=True)
+
+
+def _gain(history: History, e: int) -> float:
+    """Gain over TWAP of one order, in basis points of the arrival price."""
+    apart = float(history.price[e]) - float(history.benchmarks.twap[e])
+    return -float(history.side[e]) * apart / float(history.benchmarks.arrival[e]) * 1e4
+
+
+def _day_title(histories: Mapping[str, History], words: Words) -> str:
+    """Which asset, day, side and amount."""
+    first = next(iter(histories.values()))
+    return words(
+        "execution_day",
+        name=first.days.name(int(first.orders.day[0])),
+        side=words("execution_buy" if first.orders.buying[0] else "execution_sell"),
+        amount=f"{first.orders.amount[0]:,.0f}",
+    )

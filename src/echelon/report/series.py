@@ -19,8 +19,6 @@ from echelon.types import Floats, Times
 Period = Literal["bar", "day", "week", "month", "quarter", "year"]
 Index = NDArray[np.intp]
 
-MEAN = "mean"
-"""Key of what is a mean over seeds."""
 _PERIODS: tuple[Period, ...] = ("bar", "day", "week", "month", "quarter", "year")
 _MOVED = 0.001
 """A target weight this far from the holding, as a share of the book, is a wish to trade."""

@@ -30,6 +30,10 @@ except ImportError:  # PyYAML built without libyaml: the same, slower
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 Lang = Literal["en", "zh"]
+DASH = "–"
+"""Stands for a number that there is not."""
+MEAN = "mean"
+"""Key of what is a mean over seeds."""
 
 _EXPERT = re.compile(r"expert (\d+)")
 
@@ -70,7 +74,9 @@ class Words:
         return self._text_or("meaning", name, label.meaning if label else name.replace("_", " "))
 
     def name(self, key: str) -> str:
-        """What a baseline, or an agent (`seed-42`), is called."""
+        """What a baseline, an agent (`seed-42`) or the mean of agents is called."""
+        if key == MEAN:
+            return self("mean_of_seeds")
         if key.startswith("seed-"):
             return self("seed_n", seed=key.removeprefix("seed-"))
         return self._text_or("book", key, key.replace("_", " "))
@@ -87,6 +93,11 @@ class Words:
         """What an expert, the portfolio or the router is called; other names are their own."""
         match = _EXPERT.fullmatch(name)
         return self("expert_n", n=match[1]) if match else self._text_or("who", name, name)
+
+    def reference(self, name: str) -> str:
+        """What a reference policy is called: Fixed-Share, or an expert by its number."""
+        kind, _, n = name.partition("-")
+        return self("expert_n", n=n) if n else self(f"row_{kind}")
 
     def event(self, code: str, values: Mapping[str, float | str]) -> str:
         """The sentence of an event, made of its code and values; without a text, both."""

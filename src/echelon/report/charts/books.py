@@ -25,17 +25,15 @@ from echelon.report.charts.chart import (
 from echelon.report.charts.palette import ASSET_COLOURS, colour_of
 from echelon.report.charts.slides import Slide
 from echelon.report.run.gather import Record, RunData, SplitData
-from echelon.report.run.headline import lead, rivals
-from echelon.report.run.tables import monthly_by_key
+from echelon.report.run.tables import lead, monthly_by_key, rivals
 from echelon.report.series import (
-    MEAN,
     action_shares,
     decisions,
     largest_weights,
     rows_to_show,
     shortest_period,
 )
-from echelon.report.texts import Words
+from echelon.report.texts import MEAN, Words
 from echelon.types import Floats
 
 MOST_POINTS = 3000
@@ -116,7 +114,8 @@ def _per_cent(value: float, unit: str = "") -> str:
 def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
     """Key of an agent, or `mean` → stacked shares: assets from the bottom up, the rest, cash.
 
-    An asset has one place and one colour, whichever seed is looked at: by its mean over all.
+    The median agent comes first. An asset has one place and one colour, whichever seed is looked
+    at: by its mean over all.
     """
     stacks = {r.key: _weights(split, r) for r in split.agents}
     overall = np.mean(list(stacks.values()), axis=0)
@@ -125,17 +124,17 @@ def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
     symbols = [c for c in split.agents[0].tables.weights.columns if c != "time"]
     shown, rest = largest_weights(overall[:, :-1], ASSET_COLOURS)
     rows = rows_to_show(split.times, MOST_AREA_POINTS)
-    times = split.times[rows]
     axis = Axis(words("share"), form="percent", low=0, high=1)
+    median = split.median_agent.key
     charts = {}
-    for key, stack in stacks.items():
+    for key, stack in ({median: stacks[median]} | stacks).items():
         parts = [(symbols[n], f"asset{k}", stack[:, n]) for k, n in enumerate(shown)]
         if len(rest):
             parts.append((words("other_assets", n=len(rest)), "rest", stack[:, rest].sum(axis=1)))
         parts.append((words("free_cash"), "free_cash", stack[:, -1]))
         layers = [
-            Curve(times, share[rows], fill="stack", name=name, role=role, hover=".1%")
-            for name, role, share in parts
+            Curve(split.times[rows], y[rows], fill="stack", name=name, role=role, hover=".1%")
+            for name, role, y in parts
         ]
         charts[key] = Chart([[Plot(layers, DATES, axis)]], 430, legend="right")
     return charts
@@ -145,12 +144,11 @@ def _weights(split: SplitData, record: Record) -> Floats:
     """[T,N+1] shares of the assets and, last, of cash; a ruined book stays where it ended."""
     weights = record.tables.weights.drop("time").to_numpy().astype(np.float64)
     cash = record.tables.equity["cash_share"].to_numpy().astype(np.float64)
-    columns = [*weights.T, cash]
-    return np.stack([split.over_span(column) for column in columns], axis=1)
+    return np.stack([split.over_span(column) for column in (*weights.T, cash)], axis=1)
 
 
 def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
-    """Key of an agent, or `mean` → share of buys, holds and sells by period."""
+    """Key of an agent, or `mean`, which is first → share of buys, holds and sells by period."""
     period = shortest_period(split.times, MOST_BARS)
     shares, starts = {}, split.times[:0]
     for record in split.agents:
@@ -160,57 +158,33 @@ def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
         shares[record.key] = own.shares
         starts = max(starts, own.starts, key=len)
     if len(shares) > 1:
-        shares[MEAN] = _mean_known(list(shares.values()))
+        # Some end early: of every period the mean of those that have it.
+        every = np.full((len(shares), len(starts), len(Action)), np.nan)
+        for k, part in enumerate(shares.values()):
+            every[k, : len(part)] = part
+        shares = {MEAN: np.asarray(np.nanmean(every, axis=0))} | shares
     axis = Axis(words("decided"), form="percent", low=0, high=1)
-    return {
-        key: Chart(
-            [
-                [
-                    Plot(
-                        [
-                            BarStack(
-                                starts[: len(own)],
-                                own[:, action],
-                                name=words(action.name.lower()),
-                                role=action.name.lower(),
-                                hover=".1%",
-                            )
-                            for action in (Action.BUY, Action.HOLD, Action.SELL)
-                        ],
-                        DATES,
-                        axis,
-                    )
-                ]
-            ],
-            300,
-        )
-        for key, own in shares.items()
-    }
-
-
-def _mean_known(parts: Sequence[Floats]) -> Floats:
-    """[P,3] mean of several tables, of which some end early, over those that have the row."""
-    most = max(len(part) for part in parts)
-    total, count = np.zeros((most, len(Action))), np.zeros((most, 1))
-    for part in parts:
-        total[: len(part)] += part
-        count[: len(part)] += 1
-    return np.asarray(total / count)
+    charts = {}
+    for key, part in shares.items():
+        layers = [
+            BarStack(starts[: len(part)], part[:, a], name=words(name), role=name, hover=".1%")
+            for a, name in ((a, a.name.lower()) for a in (Action.BUY, Action.HOLD, Action.SELL))
+        ]
+        charts[key] = Chart([[Plot(layers, DATES, axis)]], 300)
+    return charts
 
 
 def costs_over_time(split: SplitData, words: Words) -> dict[str, Chart]:
-    """Key of an agent, or `mean` → costs so far, stacked, in per cent of the initial value."""
+    """Key of an agent, or `mean`, which is first → costs so far, stacked, in % of initial value."""
     paid = {r.key: _costs(split, r) for r in split.agents}
     if len(paid) > 1:
-        paid[MEAN] = np.mean(list(paid.values()), axis=0)
+        paid = {MEAN: np.mean(list(paid.values()), axis=0)} | paid
     rows = rows_to_show(split.times, MOST_AREA_POINTS)
-    axis = Axis(words("of_initial"), low=0)
+    times, axis = split.times[rows], Axis(words("of_initial"), low=0)
     charts = {}
     for key, costs in paid.items():
         layers = [
-            Curve(
-                split.times[rows], costs[rows, k], fill="stack", name=name, role=kind, hover=".2f"
-            )
+            Curve(times, costs[rows, k], fill="stack", name=name, role=kind, hover=".2f")
             for k, kind, name in _kinds(split, words)
         ]
         charts[key] = Chart([[Plot(layers, DATES, axis)]], 320)
@@ -281,19 +255,16 @@ def book_slides(run: RunData, words: Words) -> dict[str, Slide]:
     """Equity, monthly returns and holdings on the main split, by the names of their files."""
     split = run.main
     span = span_text(split, words)
-    first = next(iter(monthly_by_key(split)))
-    who = words("mean_of_seeds") if first == MEAN else words.name(first)
+    who = f"{words.name(next(iter(monthly_by_key(split))))} · {span}"
     median = split.median_agent
     headline = lead(split, words, "sharpe_annual")
-    equity = Slide(f"{run.name} · {words('equity')}", headline, equity_chart(split, words), span)
-    monthly = f"{run.name} · {words('monthly')} (%)"
+    below = agent_text(split, median, words)
     holdings = holdings_charts(split, words)[median.key]
+    name = f"{run.name} · {words('equity')}"
     return {
-        "equity": equity,
-        "monthly": Slide(monthly, f"{who} · {span}", monthly_chart(split, words)),
-        "holdings": Slide(
-            f"{run.name} · {words('holdings')}", f"{agent_text(split, median, words)}", holdings
-        ),
+        "equity": Slide(name, headline, equity_chart(split, words), span),
+        "monthly": Slide(f"{run.name} · {words('monthly')} (%)", who, monthly_chart(split, words)),
+        "holdings": Slide(f"{run.name} · {words('holdings')}", below, holdings),
     }
 
 

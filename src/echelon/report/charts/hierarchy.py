@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
-from echelon.ops.measures import Label
-from echelon.population.attribution import SUMMED, Attribution, HitRate
+from echelon.population.attribution import SUMMED, Attribution
+from echelon.population.measurement import return_correlations
 from echelon.population.record import CommandRecord
 from echelon.report.charts.books import MOST_BARS, MOST_POINTS, agent_text
 from echelon.report.charts.chart import (
@@ -28,18 +28,19 @@ from echelon.report.charts.chart import (
     padded_range,
 )
 from echelon.report.charts.slides import Slide
-from echelon.report.hierarchy.data import (
+from echelon.report.hierarchy import (
     DISTANCE_BARS,
     ENTROPY_DECISIONS,
     Plane,
     attribution_of,
-    correlations,
+    choice_name,
     expert_role,
     marked_events,
     plane,
     portfolio_plane,
     recent_entropy,
     reigns,
+    router_sentence,
     trailing_mean,
     usage,
 )
@@ -47,79 +48,44 @@ from echelon.report.run.gather import Record, RunData
 from echelon.report.series import rows_to_show, shortest_period
 from echelon.report.texts import Words
 
-_SHARE = Label("", "percent", None, "", 1)
-
-
-def choice_name(name: str, k: int, record: CommandRecord, words: Words) -> str:
-    """What an expert, or cash, is called."""
-    return words("free_cash") if k == len(record.experts) else words.who(name)
-
 
 def command_chart(agent: Record, words: Words) -> Chart:
     """Growth of the real book and of the experts' own; below it a band of who was in charge."""
-    record = _record(agent)
-    plots = ((_growth_plot(agent, record, words),), (_band_plot(agent, record, words),))
+    plots = ((_growth_plot(agent, words),), (_band_plot(agent, words),))
     return Chart(plots, 520, (8.3, 1), shared=True)
 
 
-def _record(agent: Record) -> CommandRecord:
-    assert agent.command is not None, f"{agent.key} commands nobody"
-    return agent.command
-
-
-def _growth_plot(agent: Record, record: CommandRecord, words: Words) -> Plot:
+def _growth_plot(agent: Record, words: Words) -> Plot:
+    record = agent.commanded
     rows = rows_to_show(agent.times, MOST_POINTS)
     times = agent.times[rows]
     own = record.own_values / record.own_values[0]
     layers: list[Layer] = []
     for k, name in enumerate(record.experts):
-        shown = words.who(name)
-        layers.append(
-            Curve(
-                times,
-                own[rows, k],
-                1.2,
-                name=words("own_book", name=shown),
-                role=expert_role(k, len(record.experts)),
-                group=shown,
-                listed=False,
-                hover=".3f",
-            )
-        )
+        shown, role = words.who(name), expert_role(k, len(record.experts))
+        line = Curve(times, own[rows, k], 1.2, name=words("own_book", name=shown), role=role)
+        layers.append(replace(line, group=shown, listed=False, hover=".3f"))
     real = Curve(times, agent.growth[rows], 2.6, name=words("real_book"), lead=True, hover=".3f")
-    return Plot([*layers, real, *_mark_points(agent, record, words)], DATES, Axis(words("growth")))
+    return Plot([*layers, real, *_mark_points(agent, words)], DATES, Axis(words("growth")))
 
 
-def _mark_points(agent: Record, record: CommandRecord, words: Words) -> list[Points]:
+def _mark_points(agent: Record, words: Words) -> Iterator[Points]:
     """What risk control did, on the curve where it did."""
-    points = []
-    for kind in marked_events(record):
-        rows = list(kind.rows)
-        frequent = kind.mark.key == "mark_cut"
+    for (key, role, symbol), rows, every in marked_events(agent.commanded):
+        at, frequent = list(rows), key == "mark_cut"
+        points = Points(agent.times[at], agent.growth[at], symbol, 6.0 if frequent else 11.0)
         texts = [
             "<br>".join(f"{words(f'risk_{e.kind}')}: {words.who(e.who)}" for e in events)
-            for events in kind.events
+            for events in every
         ]
-        points.append(
-            Points(
-                agent.times[rows],
-                agent.growth[rows],
-                kind.mark.symbol,
-                6.0 if frequent else 11.0,
-                at_foot=frequent,
-                name=words(kind.mark.key),
-                role=kind.mark.role,
-                texts=texts,
-            )
-        )
-    return points
+        yield replace(points, at_foot=frequent, name=words(key), role=role, texts=texts)
 
 
-def _band_plot(agent: Record, record: CommandRecord, words: Words) -> Plot:
+def _band_plot(agent: Record, words: Words) -> Plot:
     """The reigns of each choice."""
-    layers = []
+    record, layers = agent.commanded, []
     for k, name in enumerate(record.choices):
-        shown = choice_name(name, k, record, words)
+        shown = choice_name(name, k, len(record.experts), words)
         mine = [reign for reign in reigns(record) if reign.who == k]
         first = agent.times[[reign.first for reign in mine]]
         stop = agent.times[[reign.stop for reign in mine]]
@@ -138,7 +104,7 @@ def usage_chart(record: CommandRecord, words: Words) -> Chart:
         BarStack(
             used.starts,
             used.shares[:, k],
-            name=choice_name(name, k, record, words),
+            name=choice_name(name, k, len(record.experts), words),
             role=expert_role(k, len(record.experts)),
             hover=".0%",
         )
@@ -157,12 +123,8 @@ def _entropy_plot(record: CommandRecord, title: str, words: Words) -> Plot:
     return Plot([line], DATES, Axis(title, low=0, high=1.05, ticks=4))
 
 
-def distance_chart(record: CommandRecord, threshold: float, words: Words) -> Chart:
+def distance_plot(record: CommandRecord, threshold: float, words: Words) -> Plot:
     """How far apart the experts' portfolios are at each bar, and how far they should be."""
-    return Chart([[_distance_plot(record, threshold, words)]], 380)
-
-
-def _distance_plot(record: CommandRecord, threshold: float, words: Words) -> Plot:
     distance = record.portfolios.distance
     mean = trailing_mean(distance, DISTANCE_BARS)
     rows = rows_to_show(record.times, MOST_POINTS)
@@ -176,24 +138,16 @@ def _distance_plot(record: CommandRecord, threshold: float, words: Words) -> Plo
     return Plot(layers, DATES, Axis(words("mapd_axis"), low=0, ticks=5), legend="inside")
 
 
-def correlation_chart(record: CommandRecord, words: Words) -> Chart:
-    """Correlations of the returns of the experts' own books, as a coloured matrix."""
-    return Chart([[_correlation_plot(record, words)]], 360, legend="none")
-
-
-def _correlation_plot(record: CommandRecord, words: Words, title: str = "") -> Plot:
-    values = correlations(record)
+def correlation_plot(record: CommandRecord, words: Words, title: str = "") -> Plot:
+    """Correlations of the returns of the experts' own books; NaN for one that never moved."""
+    values = return_correlations(record.own_returns.T)
     written = [["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values.tolist()]
     names = Axis(kind="category", labels=[words.who(name) for name in record.experts])
     return Plot([Cells(values, written)], names, names, title)
 
 
-def plane_chart(flat: Plane, names: Sequence[str], words: Words) -> Chart:
+def plane_plot(flat: Plane | None, names: Sequence[str], words: Words, title: str = "") -> Plot:
     """Experts as points in the plane in which they differ most. names[K]: of their files"""
-    return Chart([[_plane_plot(flat, names, words)]], 360, legend="none", hover="closest")
-
-
-def _plane_plot(flat: Plane | None, names: Sequence[str], words: Words, title: str = "") -> Plot:
     if flat is None:
         return Plot([], title=title, note=words("no_map"))
     ends = [padded_range(flat.points[:, n], 0.22) for n in range(2)]
@@ -226,12 +180,8 @@ def _names_below(flat: Plane, ends: Sequence[tuple[float, float]]) -> list[bool]
     return below
 
 
-def attribution_chart(attribution: Attribution, words: Words) -> Chart:
+def parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot:
     """The parts of the result as bars with intervals; the total at the bottom."""
-    return Chart([[_parts_plot(attribution, words)]], 300, legend="none", hover="closest")
-
-
-def _parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot:
     parts = {name: attribution.parts[name] for name in SUMMED} | {"total": attribution.total}
     values, low, high = (
         100.0 * np.array([getattr(part, end) for part in parts.values()])
@@ -257,53 +207,37 @@ def _parts_plot(attribution: Attribution, words: Words, title: str = "") -> Plot
     return Plot([zero, bars], Axis(words("log_return_axis")), Axis(labels=names), title)
 
 
-def router_sentence(hits: HitRate, words: Words) -> str:
-    """How often the router chose right, and how often chance would have."""
-    if not hits.decisions:
-        return words("router_hits_none")
-    fields = {
-        "rate": _SHARE.format(hits.rate),
-        "n": f"{hits.decisions:,}",
-        "chance": _SHARE.format(hits.random_rate),
-    }
-    if math.isnan(hits.low):
-        return words("router_hits_bare", **fields)
-    low, high = _SHARE.format(hits.low), _SHARE.format(hits.high)
-    return words("router_hits", low=low.removesuffix(" %"), high=high, **fields)
-
-
 # --- slides
 
 
 def hierarchy_slides(run: RunData, agent: Record, words: Words) -> dict[str, Slide]:
     """Who was in charge, and how the experts differ, by the names of their files."""
-    record = _record(agent)
+    record = agent.commanded
     who = agent_text(run.main, agent, words)
     threshold = run.config.trainer.diversity_threshold
     plots = (
-        _growth_plot(agent, record, words),
-        _band_plot(agent, record, words),
+        _growth_plot(agent, words),
+        _band_plot(agent, words),
         _entropy_plot(record, words("entropy_short"), words),
-        _distance_plot(record, threshold, words),
+        distance_plot(record, threshold, words),
     )
     command = Chart([[plot] for plot in plots], 0, (3.3, 0.32, 0.85, 0.95), shared=True)
     attribution = attribution_of(run.main, agent, run.config)
-    title = f"{words('over_run')} · {words('interval_95')}"
     below = who
     parts = Plot([], title=words("attribution"), note=words("attribution_none"))
     if attribution is not None:
         # A number is not parted from its sign where the line is broken.
         said = router_sentence(attribution.router, words).replace(" %", "\N{NO-BREAK SPACE}%")
         below += f" · {said}"
-        parts = _parts_plot(attribution, words, title)
-    related = _correlation_plot(record, words, words("correlations"))
+        title = f"{words('over_run')} · {words('interval_95')}"
+        parts = parts_plot(attribution, words, title)
+    related = correlation_plot(record, words, words("correlations"))
     flat = portfolio_plane(record)
-    portfolios = _plane_plot(flat, record.experts, words, words("portfolio_map"))
-    history = run.populations.get(agent.seed) if agent.seed is not None else None
+    portfolios = plane_plot(flat, record.experts, words, words("portfolio_map"))
     skills = None
-    if history is not None:
-        flat = plane(history.skills)
-        skills = _plane_plot(flat, history.experts, words, words("skill_map"))
+    if agent.key in run.populations:
+        history = run.populations[agent.key]
+        skills = plane_plot(plane(history.skills), history.experts, words, words("skill_map"))
     experts = Chart(((parts, related), (portfolios, skills)), 0, legend="none")
     return {
         "command": Slide(f"{run.name} · {words('command')}", who, command),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from echelon.config import Config
 from echelon.population.record import PopulationHistory
 from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
 from echelon.report.charts.slides import Slide
-from echelon.report.hierarchy.data import FamilyTree, expert_role, family_tree
+from echelon.report.hierarchy import FamilyTree, expert_role, family_tree
 from echelon.report.run.gather import RunData
 from echelon.report.texts import Words
 
@@ -30,9 +31,9 @@ _MOST_MARKED_ROUNDS = 20
 """Rounds that are marked on a line: one alone would not be seen."""
 
 
-def rounds_chart(history: PopulationHistory, threshold: float, floor: float, words: Words) -> Chart:
+def rounds_chart(history: PopulationHistory, config: Config, words: Words) -> Chart:
     """MAPD, population volume, entropy of usage and fitness by round, a plot each."""
-    mapd, entropy, fitness = _round_plots(history, threshold, floor, words)
+    mapd, entropy, fitness = _round_plots(history, config, words)
     watched = [look.round for look in history.watched]
     volumes = [look.volume for look in history.watched]
     volume = _round_plot([_round_line(watched, volumes, words("volume"))], words("volume"))
@@ -43,9 +44,10 @@ def rounds_chart(history: PopulationHistory, threshold: float, floor: float, wor
 
 
 def _round_plots(
-    history: PopulationHistory, threshold: float, floor: float, words: Words
+    history: PopulationHistory, config: Config, words: Words
 ) -> tuple[Plot, Plot, Plot]:
     """MAPD, entropy of usage and fitness."""
+    threshold, floor = config.trainer.diversity_threshold, config.meta_router.entropy_floor
     rounds = [r.round for r in history.rounds]
     watched = [look.round for look in history.watched]
     most = math.log(len(history.experts)) or 1.0
@@ -138,38 +140,29 @@ def _copy_lines(tree: FamilyTree, words: Words) -> list[Curve]:
     return lines
 
 
-def _life_points(tree: FamilyTree, words: Words) -> list[Points]:
-    points = []
+def _life_points(tree: FamilyTree, words: Words) -> Iterator[Points]:
     for kind in [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
         lives = [branch for branch in tree.branches if branch.kind == kind]
         if lives:
-            name = words.event_kind(kind)
-            points.append(
-                Points(
-                    np.array([branch.mark for branch in lives]),
-                    [branch.member for branch in lives],
-                    LIFE_SYMBOLS.get(kind, "diamond"),
-                    13.0 if kind == "reseed" else 9.0,
-                    name=name,
-                    role="loss" if kind == "reseed" else "ink",
-                    texts=[f"{name}, {words('round')} {branch.first}" for branch in lives],
-                )
-            )
-    return points
+            name, restart = words.event_kind(kind), kind == "reseed"
+            marks = np.array([branch.mark for branch in lives])
+            members, symbol = [branch.member for branch in lives], LIFE_SYMBOLS.get(kind, "diamond")
+            points = Points(marks, members, symbol, 13.0 if restart else 9.0, name=name)
+            texts = [f"{name}, {words('round')} {branch.first}" for branch in lives]
+            yield replace(points, role="loss" if restart else "ink", texts=texts)
 
 
-def population_slide(run: RunData, seed: int, words: Words) -> Slide:
-    """Rounds above, lineage below."""
-    history = run.populations[seed]
-    threshold, floor = run.config.trainer.diversity_threshold, run.config.meta_router.entropy_floor
-    mapd, entropy, fitness = _round_plots(history, threshold, floor, words)
+def population_slide(run: RunData, key: str, words: Words) -> Slide:
+    """Rounds above, lineage below. key: of the agent whose population it is"""
+    history = run.populations[key]
+    mapd, entropy, fitness = _round_plots(history, run.config, words)
     tree = family_tree(history)
-    rows: list[list[Plot | None]] = [[mapd, entropy, fitness]]
     if tree is not None or len(history.experts) > 8:
         # The lineage names the same colours.
-        rows = [[mapd, entropy, replace(fitness, legend="none")]]
+        fitness = replace(fitness, legend="none")
+    rows = [[mapd, entropy, fitness]]
     if tree is not None:
         rows.append([replace(_lineage_plot(tree, history, words), title=words("lineage"))])
-    below = f"{words('seed_n', seed=seed)} · {words('lineage_note')}"
+    below = f"{words.name(key)} · {words('lineage_note')}"
     ratios = (1.0, 1.9)[: len(rows)]
     return Slide(f"{run.name} · {words('population')}", below, Chart(rows, 0, ratios))

@@ -12,8 +12,7 @@ import polars as pl
 from echelon.report.charts.chart import Axis, Chart, Curve, Plot, Points
 from echelon.report.charts.slides import Slide
 from echelon.report.run.gather import RunData
-from echelon.report.series import MEAN
-from echelon.report.texts import Words
+from echelon.report.texts import MEAN, Words
 
 _Curves = Mapping[int, pl.DataFrame]
 """Seed → `step` and `value` of a metric."""

@@ -65,6 +65,17 @@ class Record:
         """[T] what 1 invested at the start has become."""
         return np.asarray(self.value / self.value[0])
 
+    @property
+    def commanded(self) -> CommandRecord:
+        """Who was in charge."""
+        assert self.command is not None, f"{self.key} commands nobody"
+        return self.command
+
+    @property
+    def sets_targets(self) -> bool:
+        """Whether the actions are target weights."""
+        return any(dtype.is_float() for dtype in self.tables.actions.drop("time").dtypes)
+
 
 @dataclass(frozen=True)
 class SplitData:
@@ -126,7 +137,7 @@ class RunData:
     """A run, as a report needs it.
 
     path: as the user wrote it, for commands; logs: seed → training log
-    populations: seed → what training left of a population, where it did
+    populations: key of an agent → what training left of its population, where it did
     """
 
     path: Path
@@ -135,7 +146,7 @@ class RunData:
     facts: Mapping[str, Any]
     splits: tuple[SplitData, ...]
     logs: Mapping[int, pl.DataFrame]
-    populations: Mapping[int, PopulationHistory] = field(default_factory=dict)
+    populations: Mapping[str, PopulationHistory] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -167,8 +178,8 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
     loaded = tuple(_split(run, name) for name in names)
     seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
     logs = {seed: _log(run, seed) for seed in seeds}
-    histories = {seed: PopulationHistory.find(seed_directory(run, seed)) for seed in seeds}
-    populations = {seed: history for seed, history in histories.items() if history is not None}
+    histories = {f"seed-{s}": PopulationHistory.find(seed_directory(run, s)) for s in seeds}
+    populations = {key: history for key, history in histories.items() if history is not None}
     text = config_file.read_text(encoding="utf-8")
     return RunData(run, config, text, facts, loaded, logs, populations)
 

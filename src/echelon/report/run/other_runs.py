@@ -7,10 +7,9 @@ there where that is a comparison of runs on the split, this run among them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 from typing_extensions import TypedDict
 
 from echelon.errors import DamagedError
@@ -18,13 +17,12 @@ from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
 from echelon.evaluation.saved import MeasureValues, Number, Seed
 from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
-from echelon.report.blocks import Card, Content, Named, Table
+from echelon.report.pages import Content, Named, Table
 from echelon.report.run.gather import RunData, SplitData
-from echelon.report.run.trust import DASH, range_text
-from echelon.report.texts import Words
+from echelon.report.run.trust import number, range_text
+from echelon.report.texts import DASH, Words
 
 _MEASURES = ("sharpe_annual", "total_return", "max_drawdown")
-_RATIO = LABELS["sharpe_annual"]
 
 
 class _Gap(TypedDict):
@@ -55,78 +53,62 @@ class _Comparison(TypedDict):
     baselines: dict[str, MeasureValues]
 
 
-def other_runs_card(run: RunData, split: SplitData, words: Words) -> Card | None:
+class OtherRuns(NamedTuple):
+    """The run beside others."""
+
+    table: Table
+    note: str
+
+
+def other_runs(run: RunData, split: SplitData, words: Words) -> OtherRuns | None:
     """Measures of the runs and baselines, and differences to the first run; None without."""
-    comparison = _comparison(run, split.name)
-    if comparison is None:
+    comparison = _read_comparison(run.path, split.name)
+    lines = [] if comparison is None else comparison["runs"]
+    own = next((line for line in lines if line["name"] == run.name), None)
+    if comparison is None or own is None:
         return None
-    first = str(comparison["first_run"])
-    note = words("other_runs_note", first=first)
-    if _stale(comparison, run, split):
-        note = words("other_runs_stale")
+    first = comparison["first_run"]
+    stale = own["best_steps"] != split.facts["best_steps"]  # trained again since
+    note = words("other_runs_stale") if stale else words("other_runs_note", first=first)
     head = [words("other_runs_run"), *(words.measure(name) for name in _MEASURES)]
     head += [words("other_runs_difference", first=first)]
     head += [words("other_runs_days"), words("other_runs_seeds")]
-    rows = [_run_row(line, words) for line in comparison["runs"]]
-    rows += [_baseline_row(name, values, words) for name, values in comparison["baselines"].items()]
-    return Card(words("other_runs"), note, [Table(head, rows)])
+    rows = [_run_row(line, words) for line in lines]
+    for key, values in comparison["baselines"].items():
+        cells = [LABELS[name].format(number(values.get(name))) for name in _MEASURES]
+        rows.append([words.name(key), *cells, "", "", ""])
+    return OtherRuns(Table(head, rows), note)
 
 
-def _comparison(run: RunData, split: str) -> _Comparison | None:
-    path = run.path / RUNS_RESULT
+def _read_comparison(run: Path, split: str) -> _Comparison | None:
+    path = run / RUNS_RESULT
     if not path.exists():
         return None
-    remedy = (
-        f"Delete it, or compare the runs again (echelon compare RUN RUN --output-dir {run.path})."
-    )
+    remedy = f"Delete it, or compare the runs again (echelon compare RUN RUN --output-dir {run})."
     tree = read_json(path, dict[str, Any], remedy)
     if tree.get("kind") != "runs" or tree.get("split") != split:
         return None
     comparison = check_tree(tree, _Comparison, path, remedy)
     if comparison["format"] != RUNS_FORMAT:
         raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
-    return comparison if _own_line(comparison, run) is not None else None
-
-
-def _own_line(tree: _Comparison, run: RunData) -> _Run | None:
-    """The run's own line."""
-    return next((line for line in tree["runs"] if line["name"] == run.name), None)
-
-
-def _stale(tree: _Comparison, run: RunData, split: SplitData) -> bool:
-    """Whether the run was trained again since."""
-    own = _own_line(tree, run)
-    assert own is not None
-    return bool(own["best_steps"] != split.facts["best_steps"])
+    return comparison
 
 
 def _run_row(line: _Run, words: Words) -> list[Content]:
     seeds = list(line["seeds"].values())
     cells = []
     for name in _MEASURES:
-        over = mean_std([_number(values.get(name)) for values in seeds])
+        over = mean_std([number(values.get(name)) for values in seeds])
         cells.append(LABELS[name].format(over.mean, over.std if len(seeds) > 1 else math.nan))
     difference = line["difference"]
-    cells += [DASH] * 3 if difference is None else _difference(difference, words)
+    if difference is None:
+        cells += [DASH] * 3
+    else:
+        days, other = difference["days"], difference["seeds"]
+        estimate = other["estimate"] if days["estimate"] is None else days["estimate"]
+        cells.append(LABELS["sharpe_annual"].format(number(estimate)))
+        for gap in (days, other):
+            low, high = number(gap["low"]), number(gap["high"])
+            cells.append(DASH if math.isnan(low) else range_text(low, high, words))
     about = words("other_runs_of", algo=line["algo"], seeds=words.count("n_seeds", len(seeds)))
     return [Named(line["name"] + about, strong=True), *cells]
-
-
-def _difference(difference: _Difference, words: Words) -> list[str]:
-    days, seeds = difference["days"], difference["seeds"]
-    estimate = seeds["estimate"] if days["estimate"] is None else days["estimate"]
-    return [_RATIO.format(_number(estimate)), _range(days, words), _range(seeds, words)]
-
-
-def _range(gap: _Gap, words: Words) -> str:
-    low, high = _number(gap["low"]), _number(gap["high"])
-    return DASH if math.isnan(low) else range_text(low, high, words)
-
-
-def _baseline_row(key: str, values: Mapping[str, float | None], words: Words) -> list[Content]:
-    cells = [LABELS[name].format(_number(values.get(name))) for name in _MEASURES]
-    return [words.name(key), *cells, "", "", ""]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(np.float64(value))

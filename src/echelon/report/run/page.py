@@ -1,205 +1,128 @@
-"""The page of a run: its texts, tables and charts, a tab a split."""
+"""The report of a trained run: one HTML page, and pictures for slides.
+
+    RUN/report/report.html      everything, self-contained; in Chinese report.zh.html
+    RUN/report/equity.png       equity and drawdown on the main split
+    RUN/report/monthly.png, holdings.png, training.png
+    RUN/report/command.png, experts.png, population.png   of a hierarchy
+
+Pictures in Chinese are equity.zh.png and so on. What is there in another language stays as it is.
+templates/run.html says what is on the page.
+
+The directory is made beside its place and moved there whole. The same results give the same page,
+byte for byte: no clock of the report's own is written into it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from echelon.report.blocks import (
-    Block,
-    Body,
-    Buttons,
-    Card,
-    ChartBox,
-    Choice,
-    Folded,
-    Lead,
-    Page,
-    Panes,
-    Part,
-    Section,
-    Source,
-    Summary,
-    Tab,
-    Text,
-    Two,
+from echelon.errors import StoreError
+from echelon.files import (
+    exclusive_lock,
+    link_or_copy,
+    recover_directory,
+    staging_directory,
+    swap_directory,
+    sync_tree,
 )
+from echelon.report import hierarchy
 from echelon.report.charts import books as charts
-from echelon.report.charts.chart import Chart
-from echelon.report.charts.training import training_chart
-from echelon.report.hierarchy.page import hierarchy_cards, population_card
+from echelon.report.charts import hierarchy as hierarchy_charts
+from echelon.report.charts import population as population_charts
+from echelon.report.charts.slides import Slide, draw_slide, slide_words
+from echelon.report.charts.training import training_chart, training_slide
+from echelon.report.pages import render_page
 from echelon.report.rules import idle_text, recorded_rules
-from echelon.report.run import tables
-from echelon.report.run.execution_costs import execution_card
-from echelon.report.run.gather import RunData, SplitData
-from echelon.report.run.headline import lead
-from echelon.report.run.other_runs import other_runs_card
-from echelon.report.run.reference_policies import reference_card
-from echelon.report.run.trust import trust_card
-from echelon.report.series import MEAN, shortest_period
-from echelon.report.texts import Words
+from echelon.report.run import tables, trust
+from echelon.report.run.facts import CODE, run_facts
+from echelon.report.run.gather import RunData, gather
+from echelon.report.run.other_runs import other_runs
+from echelon.report.texts import Words, file_name, language_of, languages_with
 
 STEM = "report"
 """Of the names of a page in all languages."""
-LEADS = ("sharpe_annual", "total_return")
-"""Measures that a page begins with, a sentence each."""
-_RANGES = {1: "range_1m", 3: "range_3m", 6: "range_6m", 12: "range_1y", 36: "range_3y"}
-"""Months that a button shows."""
+PARTS: dict[str, Any] = {
+    "charts": charts,
+    "tables": tables,
+    "trust": trust,
+    "hierarchy": hierarchy,
+    "hierarchy_charts": hierarchy_charts,
+    "population_charts": population_charts,
+    "other_runs": other_runs,
+    "training_chart": training_chart,
+    "idle_text": idle_text,
+    "recorded_rules": recorded_rules,
+    "code": CODE,
+}
+"""What templates of results take their tables, charts and texts from."""
+
+
+def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en") -> Path:
+    """Write RUN/report and return the path of the page asked for.
+
+    splits: of test, valid and train; None: all the run was evaluated on
+    lang: en or zh
+    """
+    words = Words(lang)
+    data = gather(run, splits)
+    target = run / "report"
+    with exclusive_lock(run / ".report.lock", f"the report of {run}"):
+        recover_directory(target)
+        written = languages_with(target, STEM, lang)
+        page = render(data, words, command_for(run, splits, lang), written)
+        try:
+            with staging_directory(run, ".report-") as staging:
+                (staging / file_name(STEM, "html", lang)).write_text(page, encoding="utf-8")
+                draw_slides(data, words, staging)
+                for file in target.iterdir() if target.is_dir() else ():
+                    if file.is_file() and language_of(file.name) != lang:
+                        link_or_copy(file, staging / file.name)
+                sync_tree(staging)
+                swap_directory(staging, target)
+        except OSError as error:
+            raise StoreError(
+                f"{target}: cannot be written ({error.strerror or error}). Make room or mend the "
+                f"disk, then run `echelon report {run}` again."
+            ) from error
+    return target / file_name(STEM, "html", lang)
+
+
+def command_for(path: Path, splits: Sequence[str] | None, lang: str) -> str:
+    """The command that makes the report, as the report names it."""
+    parts = ["echelon", "report", str(path)]
+    for split in splits or ():
+        parts += ["--split", split]
+    if lang != "en":
+        parts += ["--lang", lang]
+    return shlex.join(parts)
 
 
 def render(run: RunData, words: Words, command: str, written: Sequence[str] = ()) -> str:
     """The whole page. written: languages that there are pages in"""
-    note = words("training_note" if len(run.main.agents) > 1 else "training_note_one")
-    facts = [tables.facts_list(run, words, command), source_of(run.config_text, words)]
-    page = Page(
-        STEM,
-        run.name,
-        f"Echelon · {words('title')}",
-        [
-            *(Section(split.name, _split(run, split, words), tab=True) for split in run.splits),
-            Card(words("training"), note, [ChartBox("training", training_chart(run, words))]),
-            population_card(run, words),
-            Card(words("facts"), "", facts),
-        ],
-        footer_of(words),
-        [_tab(split, words) for split in run.splits],
-        written,
-    )
-    return page.render(words)
+    facts = run_facts(run, words, command)
+    own = {"run": run, "facts": facts}
+    return render_page("run", words, run.name, stem=STEM, written=written, **PARTS | own)
 
 
-def footer_of(words: Words) -> str:
-    """What every page of results ends with."""
-    return f"{words('footer')} {words('past')}"
+def draw_slides(run: RunData, words: Words, directory: Path) -> None:
+    """Write every slide as NAME.png, or as its name is in the language of `words`."""
+    said = slide_words(words)
+    for name, slide in run_slides(run, said).items():
+        path = directory / file_name(name, "png", words.lang)
+        path.write_bytes(draw_slide(slide, said.lang))
 
 
-def source_of(text: str, words: Words) -> Folded:
-    """A configuration, folded."""
-    return Folded(words("config_folded"), [Source(text)])
-
-
-def _tab(split: SplitData, words: Words) -> Tab:
-    span = f"{split.facts['first']} – {split.facts['last']}"
-    return Tab(split.name, words(f"split_{split.name}"), span)
-
-
-def _split(run: RunData, split: SplitData, words: Words) -> Body:
-    """Everything about one split."""
-    return [
-        _summary(run, split, words),
-        trust_card(run.path, split, words),
-        equity_card(split, words),
-        other_runs_card(run, split, words),
-        reference_card(split, words),
-        *hierarchy_cards(run, split, words),
-        measures_card(split, words),
-        monthly_card(split, words),
-        _holdings(split, words),
-        _actions(split, words),
-        _costs(run, split, words),
-        execution_card(split, words),
-        _orders(split, words),
-    ]
-
-
-def _summary(run: RunData, split: SplitData, words: Words) -> Summary:
-    looked = words.count("reads", int(split.facts["reads"]))
-    stale = None
-    if split.facts["run"] != run.facts:
-        command = f"echelon evaluate {run.path} --split {split.name}"
-        stale = Text(words("stale", command=command), "notice")
-    body = [
-        Lead([lead(split, words, name) for name in LEADS]),
-        stale,
-        tables.headlines(split, words),
-        Text(f"{words(f'caution_{split.name}')} {looked}"),
-    ]
-    return Summary(charts.span_text(split, words), body)
-
-
-def equity_card(split: SplitData, words: Words, fold_starts: Sequence[str] = ()) -> Card:
-    """Growth and drawdown, with buttons for the span and the scale.
-
-    fold_starts: days on which a new fold begins
-    """
-    key = f"{split.name}/equity"
-    note = words("equity_note" if len(split.agents) > 1 else "equity_note_one")
-    period = shortest_period(split.times, charts.MOST_POINTS)
-    if period != "bar":
-        note += " " + words("thinned", period=words(f"period_{period}"))
-    months = (split.times[-1] - split.times[0]).astype("timedelta64[D]").astype(int) / 30.4
-    spans = {str(n): words(text) for n, text in _RANGES.items() if n < months}
-    spans["0"] = words("range_all")
-    scales = {scale: words(scale) for scale in ("linear", "log")}
-    tools = [Buttons("range", key, spans, "0"), Buttons("scale", key, scales, "linear")]
-    chart = charts.equity_chart(split, words, fold_starts)
-    return Card(words("equity"), note, [ChartBox(key, chart)], tools)
-
-
-def measures_card(split: SplitData, words: Words) -> Card:
-    """Every measure of agents and baselines, and of each seed."""
-    several = len(split.agents) > 1
-    note = words("measures_note" if several else "measures_note_one")
-    by_seed = Folded(words("by_seed"), [tables.seeds_table(split, words)]) if several else None
-    return Card(words("measures"), note, [tables.measures_table(split, words), by_seed])
-
-
-def monthly_card(split: SplitData, words: Words) -> Card:
-    """Heat maps of the monthly returns."""
-    maps = tables.monthly_tables(split, words)
-    group = f"{split.name}/monthly"
-    tools = book_choice(group, maps, words)
-    return Card(words("monthly"), words("monthly_note"), [Panes(group, maps)], [tools])
-
-
-def book_choice(
-    group: str, keys: Mapping[str, Chart | Block], words: Words, median: str | None = None
-) -> Choice:
-    """A choice among agents, baselines and their mean. median: key of the median agent"""
-    names = {key: words("mean_of_seeds") if key == MEAN else words.name(key) for key in keys}
-    if median is not None:
-        names[median] = words("median_seed", name=names[median])
-    return Choice(group, names, words("show"))
-
-
-def _holdings(split: SplitData, words: Words) -> Card:
-    key = f"{split.name}/holdings"
-    median = split.median_agent.key
-    by_book = charts.holdings_charts(split, words)
-    by_book = {median: by_book[median]} | by_book
-    tools = book_choice(key, by_book, words, median if len(split.agents) > 1 else None)
-    return Card(words("holdings"), words("holdings_note"), [ChartBox(key, by_book)], [tools])
-
-
-def _actions(split: SplitData, words: Words) -> Card:
-    key = f"{split.name}/actions"
-    by_book = _mean_first(charts.actions_charts(split, words))
-    period = shortest_period(split.times, charts.MOST_BARS)
-    note = words("actions_note", period=words(f"period_{period}"))
-    if tables.is_targets(split.agents[0]):
-        note += " " + words("actions_targets")
-    tools = book_choice(key, by_book, words)
-    return Card(words("actions"), note, [ChartBox(key, by_book)], [tools])
-
-
-def _costs(run: RunData, split: SplitData, words: Words) -> Card:
-    over, total = f"{split.name}/costs", f"{split.name}/costs-by-book"
-    by_book = _mean_first(charts.costs_over_time(split, words))
-    both = Two(
-        Part(words("costs_over_time"), [ChartBox(over, by_book)]),
-        Part(words("costs_by_book"), [ChartBox(total, charts.costs_by_book(split, words))]),
-    )
-    note = words("costs_note" if split.facts["fees"] else "costs_free")
-    idle = idle_text(recorded_rules(split.facts, run.config), words)
-    if idle:
-        note += " " + words("costs_idle", idle=idle)
-    return Card(words("costs"), note, [both], [book_choice(over, by_book, words)])
-
-
-def _orders(split: SplitData, words: Words) -> Card:
-    table = tables.orders_table(split, words)
-    note = words("rejected_none" if table is None else "rejected_note")
-    return Card(words("rejected"), note, [table])
-
-
-def _mean_first(by_book: Mapping[str, Chart]) -> Mapping[str, Chart]:
-    return {MEAN: by_book[MEAN], **by_book} if MEAN in by_book else by_book
+def run_slides(run: RunData, words: Words) -> dict[str, Slide]:
+    """Slides of the main split and its median agent; a hierarchy's where there is one."""
+    slides = charts.book_slides(run, words) | {"training": training_slide(run, words)}
+    agents = hierarchy.commanding_agents(run.main)
+    if agents:
+        slides |= hierarchy_charts.hierarchy_slides(run, next(iter(agents.values())), words)
+    if run.populations:
+        first = next(iter(agents), "")
+        key = first if first in run.populations else next(iter(run.populations))
+        slides["population"] = population_charts.population_slide(run, key, words)
+    return slides

@@ -1,51 +1,128 @@
-"""The tables of a report: readable without JavaScript, on paper and by screen readers."""
+"""The tables of a report: readable without JavaScript, on paper and by screen readers.
+
+The lead says what came out in plain words that claim no more than the numbers do. The agent is held
+to two others: the benchmark index and the baseline with the best annualised Sharpe ratio on the
+same span (chosen afterwards, which favours the baseline).
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
 import numpy as np
-from typing_extensions import TypedDict
+import polars as pl
 
-from echelon.files import blaming, read_json
-from echelon.ops.measures import LABELS
-from echelon.report.blocks import Cell, Content, Facts, Headline, Headlines, Named, Table
-from echelon.report.rules import idle_text, recorded_rules, rules_text
-from echelon.report.run.gather import Record, RunData, SplitData
-from echelon.report.run.headline import MEASURES, rivals
-from echelon.report.series import MonthlyReturns, Rejections, mean_monthly, monthly_returns
+from echelon.evaluation.reference_policies import with_best
+from echelon.ops.measures import LABELS, MeanStd, mean_std
+from echelon.report.pages import Cell, Content, Headline, Named, Table
+from echelon.report.run.gather import SplitData
+from echelon.report.series import MonthlyReturns, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
-from echelon.report.texts import Words
-from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
-from echelon.training.run import seed_directory
+from echelon.report.texts import DASH, MEAN, Words
 
-_REMEDY = "Train the run again."
+LEADS = ("sharpe_annual", "total_return")
+"""Measures that a page begins with, a sentence each."""
+HEADLINES = ("sharpe_annual", "total_return", "max_drawdown", "volatility_period", "sharpe_period")
+"""Those of the design notes, and the annualised Sharpe ratio."""
+REFERENCES = (
+    *("total_return", "annual_return", "sharpe_annual", "calmar", "max_drawdown"),
+    *("turnover_annual", "cost_share"),
+)
+"""Measures of reference policies over the same experts."""
+PARTS = ("spread", "impact", "timing", "fees", "total", "against_twap", "against_vwap")
+"""Of the cost of execution."""
+_RANKED_BY = "sharpe_annual"
+_RANGES = {1: "range_1m", 3: "range_3m", 6: "range_6m", 12: "range_1y", 36: "range_3y"}
+"""Months that a button shows."""
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""
 _COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
-_CODE = (
-    *("fact_data", "fact_prepared", "fact_config", "fact_code", "fact_command"),
-    *("fact_evaluate", "fact_report", "fact_directory"),
-)
-"""Facts that are set in a fixed width."""
+_BASIS_POINTS = 1e4
+
+Verdict = Literal["above", "below", "level"]
 
 
-def headlines(split: SplitData, words: Words) -> Headlines:
+class Rival(NamedTuple):
+    """A baseline the agent is held to; best: it has the best Sharpe ratio of all."""
+
+    key: str
+    best: bool
+
+
+def rivals(split: SplitData) -> tuple[Rival, ...]:
+    """The best baseline first, then the benchmark where that is another one."""
+    ranked = {r.key: r.measures[_RANKED_BY] for r in split.baselines}
+    finite = {key: value for key, value in ranked.items() if math.isfinite(value)}
+    best = max(finite, key=lambda key: finite[key]) if finite else None
+    keys = [key for key in (best, "benchmark") if key is not None and key in ranked]
+    return tuple(Rival(key, key == best) for key in dict.fromkeys(keys))
+
+
+def verdict(agent: MeanStd, other: float) -> Verdict:
+    """Where the agent's mean stands; level: within one standard deviation of the seeds."""
+    if not math.isnan(agent.std) and abs(agent.mean - other) <= agent.std:
+        return "level"
+    return "above" if agent.mean > other else "below"
+
+
+def lead(split: SplitData, words: Words, measure: str) -> str:
+    """One sentence: the agent's value, its rivals', and how they compare."""
+    label = LABELS[measure]
+    agent = split.evaluation.over_seeds(measure)
+    seeds = words.count("over_seeds", len(split.agents))
+    value = label.format(agent.mean, agent.std)
+    parts = [words("lead_agent", measure=words.measure(measure), value=value, seeds=seeds)]
+    by_verdict: dict[str, list[str]] = {"above": [], "level": [], "below": []}
+    for key, best in rivals(split):
+        name, other = words.in_text(key), split.evaluation.baselines[key][measure]
+        shown = words("best_baseline", name=name) if best else name
+        parts.append(words("lead_other", name=shown, value=label.format(other)))
+        if not math.isnan(agent.mean + other):  # what is not known is not compared
+            by_verdict[verdict(agent, other)].append(name)
+    if len(parts) == 1:
+        parts.append(words("lead_alone"))
+    compared = words("comma").join(
+        words(f"lead_{kind}", names=words("and").join(names))
+        for kind, names in by_verdict.items()
+        if names
+    )
+    return words("join").join(parts) + (compared and words("colon") + compared) + words("stop")
+
+
+def leads(split: SplitData, words: Words) -> list[str]:
+    """The sentences that a page begins with."""
+    return [lead(split, words, name) for name in LEADS]
+
+
+def headlines(split: SplitData, words: Words) -> list[Headline]:
     """The headline measures: the agent large, what it is held to below."""
     items = []
-    for name in MEASURES:
+    for name in HEADLINES:
         label, agent = LABELS[name], split.evaluation.over_seeds(name)
-        others = {
-            rival.short_label(words): label.format(split.evaluation.baselines[rival.key][name])
-            for rival in rivals(split)
-        }
+        others = {}
+        for key, best in rivals(split):
+            title = words.name(key)
+            shown = words("best_short", name=title) if best else title
+            others[shown] = label.format(split.evaluation.baselines[key][name])
         spread = label.format(agent.mean, agent.std).partition(" ± ")[2]
         texts = words.measure(name), words.meaning(name)
         items.append(Headline(*texts, label.format(agent.mean), spread, others))
-    return Headlines(items)
+    return items
+
+
+def range_titles(split: SplitData, words: Words) -> dict[str, str]:
+    """Months of a button → what it says: spans shorter than the split, and all of it."""
+    months = (split.times[-1] - split.times[0]).astype("timedelta64[D]").astype(int) / 30.4
+    spans = {str(n): words(text) for n, text in _RANGES.items() if n < months}
+    return spans | {"0": words("range_all")}
+
+
+def measure_name(name: str, words: Words) -> Named:
+    """A measure, with what it means as a tooltip."""
+    return Named(words.measure(name), words.meaning(name))
 
 
 def measures_table(split: SplitData, words: Words) -> Table:
@@ -92,26 +169,25 @@ def best_of(measure: str, values: Mapping[str, float]) -> frozenset[str]:
     return frozenset(k for k, v in entered.items() if label.format(v) == label.format(best))
 
 
-def monthly_tables(split: SplitData, words: Words) -> dict[str, Table]:
-    """Key of an agent or baseline, or `mean` → heat map of its monthly returns."""
-    return {key: _heat_map(returns, words) for key, returns in monthly_by_key(split).items()}
-
-
 def monthly_by_key(split: SplitData) -> dict[str, MonthlyReturns]:
     """Key → monthly returns; `mean` is the mean over the seeds, first where there are several."""
     months = {r.key: monthly_returns(split.times, split.over_span(r.value)) for r in split.records}
     if len(split.agents) > 1:
-        return {"mean": mean_monthly([months[r.key] for r in split.agents])} | months
+        return {MEAN: mean_monthly([months[r.key] for r in split.agents])} | months
     return months
 
 
-def _heat_map(returns: MonthlyReturns, words: Words) -> Table:
+def monthly_tables(split: SplitData, words: Words) -> dict[str, Table]:
+    """Key of an agent or baseline, or `mean` → heat map of its monthly returns."""
     head = ["", *words("months").split(), words("year")]
-    rows: list[list[Content]] = []
-    for year, months, total in zip(returns.years, returns.months, returns.totals, strict=True):
-        cells = [_heat(float(value)) for value in months]
-        rows.append([str(year), *cells, _heat(float(total), total=True)])
-    return Table(head, rows, "heat")
+    tables = {}
+    for key, returns in monthly_by_key(split).items():
+        rows: list[list[Content]] = []
+        for year, months, total in zip(returns.years, returns.months, returns.totals, strict=True):
+            cells = [_heat(float(value)) for value in months]
+            rows.append([str(year), *cells, _heat(float(total), total=True)])
+        tables[key] = Table(head, rows, "heat")
+    return tables
 
 
 def _heat(value: float, *, total: bool = False) -> Cell:
@@ -129,181 +205,115 @@ def _heat(value: float, *, total: bool = False) -> Cell:
 
 def orders_table(split: SplitData, words: Words) -> Table | None:
     """Orders in all, filled whole, and cut by reason; None where none was cut."""
-    agents = [count_orders(r.tables.blotter) for r in split.agents]
-    others = {
-        r.key: count_orders(r.tables.blotter)
-        for r in split.baselines
-        if r.key not in ("benchmark", "cash")
-    }
-    every = [*agents, *others.values()]
-    reasons = _reasons(every)
-    if not reasons:
+    others = [r for r in split.baselines if r.key not in ("benchmark", "cash")]
+    every = [count_orders(r.tables.blotter) for r in (*split.agents, *others)]
+    total = Counter[str]()
+    for counted in every:
+        total.update(counted.by_reason)
+    if not total:
         return None
 
     def row(name: str, counts: Sequence[int]) -> list[Content]:
-        mean = float(np.mean(counts[: len(agents)]))
-        return [name, Cell(f"{mean:,.0f}", "agent"), *(f"{n:,}" for n in counts[len(agents) :])]
+        mean = float(np.mean(counts[: len(split.agents)]))
+        rest = counts[len(split.agents) :]
+        return [name, Cell(f"{mean:,.0f}", "agent"), *(f"{n:,}" for n in rest)]
 
     rows = [
         row(words("orders"), [counted.orders for counted in every]),
         row(words("orders_whole"), [counted.whole for counted in every]),
+        *(
+            row(words.reason(reason), [counted.by_reason.get(reason, 0) for counted in every])
+            for reason in sorted(total, key=lambda reason: (-total[reason], reason))
+        ),
     ]
-    for reason in reasons:
-        counts = [counted.by_reason.get(reason, 0) for counted in every]
-        rows.append(row(words.reason(reason), counts))
-    head = [words("reason"), words("agent"), *(words.name(key) for key in others)]
+    head = [words("reason"), words("agent"), *(words.name(r.key) for r in others)]
     return Table(head, rows, "measures against")
 
 
-def _reasons(rejections: Sequence[Rejections]) -> list[str]:
-    """Most frequent first."""
-    total: dict[str, int] = {}
-    for counted in rejections:
-        for reason, n in counted.by_reason.items():
-            total[reason] = total.get(reason, 0) + n
-    return sorted(total, key=lambda reason: (-total[reason], reason))
+def references_table(split: SplitData, words: Words) -> Table:
+    """A row a measure: the agent and the rows over its experts, mean ± std over seeds."""
+    columns = with_best(split.evaluation.companions)
+    head = [words("measure"), words("agent"), *map(words.reference, columns)]
+    rows: list[list[Content]] = []
+    for name in REFERENCES:
+        every = [list(split.evaluation.seeds.values()), *columns.values()]
+        means = (mean_std([values[name] for values in seeds]) for seeds in every)
+        agent, *others = (LABELS[name].format(*mean) for mean in means)
+        rows.append([measure_name(name, words), Cell(agent, "agent"), *others])
+    return Table(head, rows, "measures against")
 
 
-def facts_list(run: RunData, words: Words, command: str) -> Facts:
-    """Where the results come from: hashes, versions, conventions, commands."""
-    facts = run.main.facts["run"]
-    data = facts.get("data", {})
-    split = run.config.split
-    spans = [
-        f"{words(f'split_{name}')}: {first} {words('to')} {last}"
-        for name, (first, last) in (
-            ("train", split.train),
-            ("valid", split.valid),
-            ("test", split.test),
-        )
-    ]
-    ledger = run.main.facts["ledger"]
-    names = [words(f"split_{s.name}") for s in run.splits]
-    # One line a split only where they differ.
-    reads = [f"{name}: {s.facts['reads']}" for name, s in zip(names, run.splits, strict=True)]
-    when = [f"{name}: {s.facts['evaluated']}" for name, s in zip(names, run.splits, strict=True)]
-    evaluate = [f"echelon evaluate {run.path} --split {s.name}" for s in run.splits]
-    unknown = words("unknown")
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(facts.get("libraries", {}).items()))
-    rows = [
-        ("fact_data", [f"{data.get('name', unknown)} · {short(data, 'content_hash', unknown)}"]),
-        ("fact_prepared", [short(facts, "prepared", unknown)]),
-        ("fact_config", [short(facts, "config_hash", unknown)]),
-        ("fact_code", [f"Echelon {facts.get('echelon', unknown)} · {facts.get('code', unknown)}"]),
-        ("fact_seeds", [", ".join(str(r.seed) for r in run.main.agents)]),
-        ("fact_assets", [str(len(run.main.agents[0].tables.weights.columns) - 1)]),
-        ("fact_splits", spans),
-        ("fact_fill", [words.ledger(ledger["fill"])]),
-        ("fact_prices", [words.ledger(ledger["prices"])]),
-        *rules_rows(recorded_rules(run.main.facts, run.config), words),
-        ("fact_actions", [words("greedy" if run.main.facts["deterministic"] else "sampled")]),
-        ("fact_year", [f"{run.main.facts['periods_per_year']:,.6g}"]),
-        ("fact_reads", reads),
-        ("fact_evaluated", when),
-        ("fact_command", [str(facts.get("command", unknown))]),
-        ("fact_evaluate", evaluate),
-        ("fact_report", [command]),
-        ("fact_versions", [versions or unknown]),
-    ]
-    scores = encoder_lines(run.path, words)
-    if scores:
-        rows.insert(-1, ("fact_encoder", scores))
-    # Of any seed: all are made alike.
-    trained = next((r.seed for r in run.main.agents if r.seed is not None), None)
-    if trained is not None:
-        rows[-1:-1] = learner_lines(seed_directory(run.path, trained), words)
-    return named_facts(rows, words)
+def references_by_seed(split: SplitData, words: Words) -> Table:
+    """Annual Sharpe ratios: a row a reference policy, a column a seed."""
+    references, seeds = split.evaluation.companions, split.evaluation.seeds
+    ratio = LABELS["sharpe_annual"].format
+    head = [words.measure("sharpe_annual"), *(words.name(f"seed-{seed}") for seed in seeds)]
+    rows = [[words("agent"), *(ratio(values["sharpe_annual"]) for values in seeds.values())]]
+    for name in dict.fromkeys(name for own in references.values() for name in own):
+        books = [references.get(seed, {}).get(name) for seed in seeds]
+        cells = [DASH if values is None else ratio(values["sharpe_annual"]) for values in books]
+        rows.append([words.reference(name), *cells])
+    return Table(head, rows)
 
 
-class _Encoder(TypedDict):
-    """encoder.json, as far as it is shown."""
+class ExecutionTable(NamedTuple):
+    """How orders were worked through the day: the split of their cost, by book."""
 
-    facts: dict[str, Any]
-
-
-def encoder_lines(run: Path, words: Words) -> list[str]:
-    """What the pre-trained encoder foresees out of sample, a line a target; none without one."""
-    file = run / "encoder" / "encoder.json"
-    if not file.is_file():
-        return []
-    facts = read_json(file, _Encoder, _REMEDY)["facts"]
-    with blaming(file, _REMEDY):
-        if not facts["enabled"]:
-            return [words("encoder_drawn")]
-        return [
-            _score_line(target, score, words)
-            for target, score in sorted(facts["scores"].items(), key=_by_horizon)
-            if score["cells"]
-        ]
+    table: Table
+    note: str
 
 
-def learner_lines(directory: Path, words: Words) -> list[tuple[str, list[str]]]:
-    """Facts of a seed's learner: how much of the encoder it trains, how large its replay is."""
-    adapter, replay = read_learner_facts(directory)
-    rows = []
-    if adapter is not None:
-        with blaming(directory / LEARNER_FACTS, _REMEDY):
-            share = f"{100 * adapter.share:.1f}"
-        numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
-        rows.append(("fact_adapter", [words("adapter_share", **numbers)]))
-    if replay is not None:
-        size, capacity = (f"{number:,}" for number in replay)
-        line = words("replay_size", size=size, capacity=capacity, whole=replay.whole)
-        rows.append(("fact_replay", [line]))
-    return rows
+def execution_table(split: SplitData, words: Words) -> ExecutionTable | None:
+    """Costs in basis points; None where orders were filled at once and nothing else is known.
 
-
-def _by_horizon(item: tuple[str, Any]) -> tuple[str, int]:
-    """Targets by kind, then by horizon as a number."""
-    kind, _, bars = item[0].rpartition("_")
-    return kind, int(bars)
-
-
-def _score_line(target: str, score: Mapping[str, Any], words: Words) -> str:
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.2f} %"
-
-    r2, gain = score["r2"], score["over_linear"]
-    # Errors are in units of the target's variance; shown is a share of the ridge's.
-    ridge = score["mse"]["linear"]
-    gain = {
-        key: None if gain[key] is None else gain[key] / ridge for key in ("estimate", "low", "high")
+    Blotters have these columns where there was an executor: one that worked the orders, or the
+    immediate one with a dataset of intraday bars to compare with.
+    """
+    blotters = {
+        r.key: r.tables.blotter for r in split.records if "arrival" in r.tables.blotter.columns
     }
-    return words(
-        "encoder_score",
-        target=target,
-        own=percent(r2["encoder"]),
-        linear=percent(r2["linear"]),
-        last=percent(r2["last"]),
-        gain=percent(gain["estimate"]),
-        low=percent(gain["low"]),
-        high=percent(gain["high"]),
+    costs = {key: execution_costs(blotter) for key, blotter in blotters.items()}
+    shown = {key: own for key, own in costs.items() if own}
+    if not shown:
+        return None
+    head = [words("worked_book"), *(words(f"worked_{name}") for name in PARTS)]
+    rows = [
+        [words.name(key), *(f"{own[name]:+.2f}" for name in PARTS)] for key, own in shown.items()
+    ]
+    fills = pl.concat([blotters[key].select("shares", "worked", "twap") for key in shown])
+    fills = fills.filter(pl.col("shares") > 0)
+    unknown = fills["twap"].null_count() / len(fills)
+    at_once = int((~fills["worked"]).sum()) / len(fills)
+    note = ""
+    # Fills that no executor worked: all by choice, or some for want of bars.
+    if at_once == 1.0 and unknown < 1.0:
+        note = words("worked_immediate", share=f"{1.0 - unknown:.1%}")
+    elif at_once:
+        note = words("worked_at_once", share=f"{at_once:.1%}")
+    return ExecutionTable(Table(head, rows), words("worked_note") + note)
+
+
+def execution_costs(blotter: pl.DataFrame) -> dict[str, float]:
+    """Basis points of the value at arrival; nothing where nothing was filled.
+
+    Against TWAP and VWAP: of the fills that have them, fees left out.
+    """
+    sign = pl.when(pl.col("side") == "buy").then(1.0).otherwise(-1.0)
+    fills = blotter.filter((pl.col("shares") > 0) & pl.col("arrival").is_not_null()).with_columns(
+        value=pl.col("shares") * pl.col("arrival"),
+        fees=pl.col("commission") + pl.col("stamp"),
+        **{
+            f"against_{base}": sign * pl.col("shares") * (pl.col("price") - pl.col(base))
+            for base in ("twap", "vwap")
+        },
     )
-
-
-def named_facts(rows: Sequence[tuple[str, Sequence[str]]], words: Words) -> Facts:
-    """Facts as a list: key of the name, and lines of plain text."""
-    return Facts({words(key): lines for key, lines in rows}, frozenset(words(key) for key in _CODE))
-
-
-def short(tree: Mapping[str, Any], key: str, unknown: str) -> str:
-    """As much of a hash as tells it from any other; run.json has it whole."""
-    return str(tree[key])[:20] if key in tree else unknown
-
-
-def rules_rows(rules: Mapping[str, Any], words: Words) -> list[tuple[str, list[str]]]:
-    """The rules in force and, where there are such, those that cannot act."""
-    idle = idle_text(rules, words)
-    rows = [("fact_rules", [rules_text(rules, words)])]
-    return [*rows, ("fact_idle", [idle])] if idle else rows
-
-
-def measure_name(name: str, words: Words) -> Named:
-    """A measure, with what it means as a tooltip."""
-    return Named(words.measure(name), words.meaning(name))
-
-
-def is_targets(record: Record) -> bool:
-    """Whether a book's actions are target weights."""
-    actions = record.tables.actions.drop("time")
-    return any(dtype.is_float() for dtype in actions.dtypes)
+    arrived = float(fills["value"].sum())
+    if arrived <= 0.0:
+        return {}
+    costs = {name: float(fills[name].sum()) / arrived for name in PARTS[:4]}
+    costs["total"] = sum(costs.values())
+    known = fills.drop_nulls(["against_twap", "against_vwap"])
+    some = float(known["value"].sum())
+    for name in PARTS[5:]:
+        costs[name] = float(known[name].sum()) / some if some > 0.0 else 0.0
+    return {name: value * _BASIS_POINTS for name, value in costs.items()}

@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from echelon.evaluation.reference_policies import EXPERTS_MEAN
 from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
 from echelon.evaluation.statistics.overfitting import MIN_CONFIGURATIONS
 from echelon.evaluation.trust import LEAST_BARS, SEED_MEASURES
 from echelon.ops.measures import LABELS, Label
-from echelon.report.blocks import (
-    Block,
-    Card,
-    Cell,
-    ChartBox,
-    Content,
-    Named,
-    Part,
-    Table,
-    Text,
-    Two,
-)
-from echelon.report.charts.books import differences_chart
-from echelon.report.run.gather import SplitData
+from echelon.population.reference_policies import HEDGE
+from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.tables import measure_name
-from echelon.report.texts import Words
+from echelon.report.texts import DASH, Words
 
 Tree = Mapping[str, Any]
 
-DASH = "–"
+REFERENCES = (HEDGE, EXPERTS_MEAN)
+"""Reference policies over the same experts that differences are shown to."""
+
 _RATIO = LABELS["sharpe_annual"]
 
 
@@ -56,17 +46,18 @@ def yearly(tree: Tree) -> float:
 
 def span_of(both: Tree, annual: float) -> Span:
     """What must hold at either block length."""
-    estimate = _number(both["single"]["estimate"])
-    lows, highs = ([_number(both[k][end]) for k in ("single", "double")] for end in ("low", "high"))
+    estimate = number(both["single"]["estimate"])
+    lows, highs = ([number(both[k][end]) for k in ("single", "double")] for end in ("low", "high"))
     if any(math.isnan(bound) for bound in (*lows, *highs)):
         return Span(estimate * annual, math.nan, math.nan)
     return Span(estimate * annual, min(lows) * annual, max(highs) * annual)
 
 
-def verdict_sentence(trust: Tree, words: Words, tried: int | None) -> str:
-    """What may be said of the agents vs the yardstick, and by how much they differ.
+def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str = "tried") -> str:
+    """What may be said of the agents beside the yardstick, and the numbers it rests on.
 
-    tried: configurations among which the validation window chose; None: not known
+    counted: configurations among which the validation window chose, or with `what` of "looks" the
+        looks at a walk-forward's test windows; None: not known
     """
     key, baseline = trust["verdict"]["key"], words.in_text(trust["verdict"]["baseline"])
     both = trust["differences"].get(trust["verdict"]["baseline"])
@@ -74,29 +65,19 @@ def verdict_sentence(trust: Tree, words: Words, tried: int | None) -> str:
         if trust["bars"] < LEAST_BARS:
             return words("verdict_few", bars=trust["bars"], least=LEAST_BARS)
         return words("verdict_alone", baseline=baseline)
-    counted = words("tried_some") if tried is None else words.count("tried", tried)
     if trust["split"] != "test":
         said, template = words(f"verdict_{trust['split']}"), "difference_to"
     else:
-        if key == "undeflated" and trust["claim"]["deflated"] is None:
+        if key == "undeflated" and trust.get("claim", {}).get("deflated", 0.0) is None:
             key = "uncounted"
-        said = words(f"verdict_{key}", baseline=baseline, tried=counted)
+        tried = words(f"{what}_some") if counted is None else words.count(what, counted)
+        said = words(f"verdict_{key}", baseline=baseline, tried=tried)
         template = "difference_is"
-    return with_difference(said, span_of(both, yearly(trust)), words, template, baseline)
-
-
-def with_difference(said: str, span: Span, words: Words, template: str, baseline: str = "") -> str:
-    """A verdict and the numbers it rests on. template: words for both"""
-    estimate = _RATIO.format(span.estimate)
+    span = span_of(both, yearly(trust))
+    estimate, low, high = (_RATIO.format(value) for value in span)
     if math.isnan(span.low):
         return words("difference_bare", verdict=said, estimate=estimate)
-    low, high = _RATIO.format(span.low), _RATIO.format(span.high)
     return words(template, verdict=said, baseline=baseline, estimate=estimate, low=low, high=high)
-
-
-def verdict_text(key: str, sentence: str) -> Text:
-    """The verdict, large. key: of trust.json, for its colour"""
-    return Text(sentence, f"verdict { {'better': 'good', 'worse': 'bad'}.get(key, 'open') }")
 
 
 def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> str:
@@ -105,58 +86,30 @@ def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> 
     return words("range", low=first, high=label.format(high))
 
 
-def trust_card(run: Path, split: SplitData, words: Words) -> Card:
-    """All that is known of how far a split's numbers can be believed.
+def differences_table(
+    tree: Tree, differences: Tree, words: Words, *, over_experts: bool = False
+) -> Table:
+    """A row a difference at both block lengths.
 
-    run: for the command that makes what is missing
+    differences: baseline, or reference policy where `over_experts`, → its difference
     """
-    trust = split.trust
-    if trust is None:
-        command = f"echelon evaluate {run} --split {split.name}"
-        notice = Text(words("trust_missing", command=command), "notice")
-        return Card(words("trust"), "", [notice])
-    key = trust["verdict"]["key"] if split.name == "test" else "open"
-    note = words("sweep_note" if trust["seeds"]["n"] > 1 else "sweep_note_one")
-    parts: list[Block] = [
-        verdict_text(key, verdict_sentence(trust, words, split.tried)),
-        differences_part(trust, [r.key for r in split.baselines], split.name, words),
-    ]
-    if split.name != "train":  # nothing was chosen there
-        parts.append(search_part(search_lines(trust, words), words))
-    sweep = costs_part(trust["costs"], trust["verdict"]["baseline"], note, words)
-    return Card(words("trust"), "", [*parts, Two(seeds_part(trust["seeds"], words), sweep)])
-
-
-def differences_part(trust: Tree, order: Sequence[str], name: str, words: Words) -> Part:
-    """Chart and table of the differences. order: of the baselines; name: of the split"""
-    known = trust["differences"]
-    shown = {key: known[key] for key in order if key in known}
-    title = words("differences")
-    if not shown:
-        few = trust["bars"] < LEAST_BARS
-        why = words("differences_none", bars=trust["bars"], least=LEAST_BARS)
-        return Part(title, [Text(why if few else words("differences_alone"))])
-    annual = yearly(trust)
-    chart = ChartBox(f"{name}/differences", differences_chart(shown, annual, words))
-    replications = next(iter(shown.values()))["single"]["replications"]
-    numbers = differences_table({words.name(k): v for k, v in shown.items()}, annual, words)
-    note = Text(words("differences_note", replications=replications))
-    return Part(title, [note, Two(chart, Part("", [numbers]))])
-
-
-def differences_table(differences: Mapping[str, Tree], annual: float, words: Words) -> Table:
-    """A row a difference at both block lengths. differences: by what the agents are held to"""
+    annual, title = yearly(tree), words.reference if over_experts else words.name
     head = [words(k) for k in ("baseline", "difference", "interval_95", "interval_double", "block")]
     rows: list[list[Content]] = [
         [
-            name,
-            _RATIO.format(_number(both["single"]["estimate"]) * annual),
+            title(name),
+            _RATIO.format(number(both["single"]["estimate"]) * annual),
             *(_interval_cell(both[kind], annual, words) for kind in ("single", "double")),
             f"{both['single']['block_length']:.1f}",
         ]
         for name, both in differences.items()
     ]
     return Table(head, rows)
+
+
+def in_order(differences: Tree, order: Sequence[str]) -> Tree:
+    """Those of the differences that `order` names, in its order."""
+    return {key: differences[key] for key in order if key in differences}
 
 
 class Line(NamedTuple):
@@ -167,21 +120,30 @@ class Line(NamedTuple):
     said: str
 
 
-def search_part(lines: Sequence[Line], words: Words) -> Part:
+def lines_table(lines: Sequence[Line]) -> Table:
     """Lines as a table of three columns."""
-    return Part(words("search"), [Table((), lines, "explained")])
+    return Table((), lines, "explained")
 
 
 def search_lines(trust: Tree, words: Words) -> list[Line]:
     """What chance and search make of the result: a line a number."""
-    test = trust["split"] == "test"
-    count = trust["registry"]["runs" if test else "trials"]
-    lines = [*deflation_lines(trust, words), _counted_line(trust, words)]
+    known, deflation, test = trust["registry"], trust["deflation"], trust["split"] == "test"
+    effective = DASH if deflation is None else _trials(deflation["n_effective"])
+    lines = list(deflation_lines(trust, words))
     if test:
-        lines.append(_chosen_line(trust, words))
-        if trust["registry"]["trials"]:
-            n = trust["registry"]["trials"]
-            lines.append(Line(words("overlap"), f"{n:,}", words("overlap_said")))
+        runs = words.count("runs", known["runs"])
+        said = words("looks_said", runs=runs, n=effective)
+        lines.append(Line(words("looks"), f"{known['reads']:,}", said))
+        value = trust["claim"]["deflated"]
+        said = words("dsr_chosen_said", above=f"{DEFLATED_ABOVE:g}")
+        said = words("dsr_chosen_none") if value is None else said
+        lines.append(Line(words("dsr_chosen"), probability(value), said))
+        if known["trials"]:
+            lines.append(Line(words("overlap"), f"{known['trials']:,}", words("overlap_said")))
+    else:
+        said = words("trials_said", n=effective)
+        lines.append(Line(words("trials"), f"{known['trials']:,}", said))
+    count = known["runs" if test else "trials"]
     return [*lines, _overfitting_line(trust, count, words), _superiority_line(trust, count, words)]
 
 
@@ -206,31 +168,10 @@ def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]
         yield Line(words("dsr_effective"), value, text)
 
 
-def _counted_line(trust: Tree, words: Words) -> Line:
-    """How many trials or looks there were."""
-    known, deflation = trust["registry"], trust["deflation"]
-    test = trust["split"] == "test"
-    count = known["reads" if test else "trials"]
-    effective = DASH if deflation is None else _trials(deflation["n_effective"])
-    if test:
-        runs = words.count("runs", known["runs"])
-        return Line(words("looks"), f"{count:,}", words("looks_said", runs=runs, n=effective))
-    return Line(words("trials"), f"{count:,}", words("trials_said", n=effective))
-
-
-def _chosen_line(trust: Tree, words: Words) -> Line:
-    value = trust["claim"]["deflated"]
-    if value is None:
-        return Line(words("dsr_chosen"), DASH, words("dsr_chosen_none"))
-    said = words("dsr_chosen_said", above=f"{DEFLATED_ABOVE:g}")
-    return Line(words("dsr_chosen"), probability(value), said)
-
-
 def _overfitting_line(trust: Tree, count: int, words: Words) -> Line:
     test = trust["overfitting"]
     if test is None:
-        said = words("pbo_few", least=MIN_CONFIGURATIONS, n=count)
-        return Line(words("pbo"), DASH, said)
+        return Line(words("pbo"), DASH, words("pbo_few", least=MIN_CONFIGURATIONS, n=count))
     low, high = probability(test["null_low"]), probability(test["null_high"])
     said = words("pbo_said", n=test["n_configurations"], low=low, high=high)
     return Line(words("pbo"), probability(test["probability"]), said)
@@ -245,54 +186,45 @@ def _superiority_line(trust: Tree, count: int, words: Words) -> Line:
     return Line(words("spa"), probability(test["p_value"]), said)
 
 
-def seeds_part(seeds: Tree, words: Words) -> Part:
-    """Mean, interval and interquartile mean over the seeds. seeds: as in trust.json"""
-    n = seeds["n"]
-    if n == 1:
-        return Part(words("trust_seed"), [Text(words("seeds_none"))])
-    known = [measure for measure in seeds["measures"].values() if measure is not None]
-    note = words(f"seeds_{known[0]['method']}", n=n) if known else ""
-    head = [*(words(k) for k in ("measure", "mean", "interval_95"))]
+def seeds_table(measures: Tree, words: Words) -> Table:
+    """Mean, interval and interquartile mean over the seeds. measures: `seeds` of trust.json"""
     rows = []
-    for name in (m for m in SEED_MEASURES if m in seeds["measures"]):
-        label, measure = LABELS[name], seeds["measures"][name]
+    for name in (m for m in SEED_MEASURES if m in measures):
+        label, measure = LABELS[name], measures[name]
         cells: list[Content] = [Cell(DASH, why=words("no_number"))] * 3
         if measure is not None:
             between = range_text(measure["low"], measure["high"], words, label)
             cells = [label.format(measure["estimate"]), between, label.format(measure["iqm"])]
         rows.append([measure_name(name, words), *cells])
-    iqm = Named(words("iqm"), words("iqm_said"))
-    return Part(words("trust_seeds", n=n), [Text(note), Table([*head, iqm], rows)])
+    head = [words("measure"), words("mean"), words("interval_95")]
+    return Table([*head, Named(words("iqm"), words("iqm_said"))], rows)
 
 
-def costs_part(
-    sweep: Sequence[Tree],
-    yardstick: str,
-    note: str,
-    words: Words,
-    measures: Sequence[str] = ("sharpe_annual", "total_return"),
-) -> Part:
-    """The cost sweep: agents and yardstick at each multiple of the costs."""
-    head = [words("cost_factor"), words("agent"), words.name(yardstick)]
+def costs_table(
+    sweep: Sequence[Tree], yardstick: str, words: Words, measures: Sequence[str]
+) -> Table:
+    """The cost sweep: agents and yardstick at each multiple of the costs.
+
+    sweep: `costs` of trust.json, or those of a walk-forward, which have no intervals over seeds
+    """
     rows = []
     for line in sweep:
         cells: list[Content] = []
         for name in measures:
-            cells.append(_mean_cell(line[name], name, words))
-            cells.append(LABELS[name].format(_number(line[f"{yardstick}_{name}"])))
+            label, mean = LABELS[name], line[name]
+            if mean is None:
+                cells.append(Cell(DASH, why=words("no_number")))
+            elif isinstance(mean, Mapping) and mean["low"] is not None:
+                small = range_text(mean["low"], mean["high"], words, label)
+                cells.append(Cell(label.format(mean["estimate"]), small=small))
+            else:
+                value = mean["estimate"] if isinstance(mean, Mapping) else mean
+                cells.append(Cell(label.format(value)))
+            cells.append(label.format(number(line[f"{yardstick}_{name}"])))
         rows.append([f"{line['factor']:g}×", *cells])
+    head = [words("cost_factor"), words("agent"), words.name(yardstick)]
     groups = [measure_name(name, words) for name in measures]
-    return Part(words("sweep"), [Text(note), Table(head, rows, "measures grouped", groups)])
-
-
-def _mean_cell(mean: Tree | None, name: str, words: Words) -> Cell:
-    """A mean over seeds, its interval below it in small."""
-    if mean is None:
-        return Cell(DASH, why=words("no_number"))
-    label, small = LABELS[name], ""
-    if mean["low"] is not None:
-        small = range_text(mean["low"], mean["high"], words, label)
-    return Cell(label.format(mean["estimate"]), small=small)
+    return Table(head, rows, "measures grouped", groups)
 
 
 def _interval_cell(interval: Tree, annual: float, words: Words) -> Cell:
@@ -310,5 +242,6 @@ def _trials(n: float) -> str:
     return f"{n:,.1f}".removesuffix(".0")
 
 
-def _number(value: float | None) -> float:
+def number(value: float | None) -> float:
+    """A number of a JSON file, which has null for NaN."""
     return math.nan if value is None else float(value)

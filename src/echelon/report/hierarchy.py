@@ -1,11 +1,13 @@
-"""What a report shows of a hierarchy, from its record and its population: numbers, no drawing.
+"""What a report shows of a hierarchy, from its record and its population: numbers and tables.
 
 Axes: `S` bars, `K` experts, `P` periods; the choice of number K is cash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,11 +15,23 @@ import numpy as np
 
 from echelon.config import Config
 from echelon.ops.diversity import entropy
-from echelon.population.attribution import COST_PARTS, Attribution, RealBook, attribute
-from echelon.population.measurement import return_correlations, rolling_usage_entropy
+from echelon.ops.measures import LABELS, Label, mean_std
+from echelon.population.attribution import (
+    COST_PARTS,
+    SUMMED,
+    Attribution,
+    HitRate,
+    RealBook,
+    attribute,
+)
+from echelon.population.measurement import rolling_usage_entropy
 from echelon.population.record import CommandRecord, PopulationHistory
+from echelon.report.charts.palette import LIGHT
+from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.gather import Record, SplitData
+from echelon.report.run.trust import range_text
 from echelon.report.series import Period, period_numbers, period_starts
+from echelon.report.texts import DASH, Words
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Floats, Times
 
@@ -27,7 +41,11 @@ DISTANCE_BARS = 20
 """Bars of the trailing mean of the portfolios' distance."""
 _ROLES = (4, 2, 8, 6, 1, 10, 14, 12, 0, 5, 3, 9, 7, 11, 15, 13)
 """Experts' colours among the assets'; the one like the real book's blue is of the ninth."""
+MOST_EVENTS = 100
+"""Events that are printed."""
 _MARKET = ("equal_weight", "benchmark")
+_SHARE = Label("", "percent", None, "", 1)
+_GAIN = LABELS["total_return"]
 _MARK_WIDTH = 0.013
 """Of a mark in a family tree, as a share of all rounds."""
 
@@ -40,22 +58,19 @@ class EventMark(NamedTuple):
     symbol: str
 
 
-_STOPPED = EventMark("mark_halted", "loss", "x")
 _MASKED = EventMark("mark_masked", "loss", "triangle-down")
-_HALVED = EventMark("mark_halved", "slippage", "diamond")
 _FREED = EventMark("mark_freed", "gain", "circle-open")
 _CUT = EventMark("mark_cut", "faint", "line-ns-open")
-_FAILED = EventMark("mark_failed", "ink", "star")
 MARKS = {
-    RiskKind.HALTED: _STOPPED,
+    RiskKind.HALTED: EventMark("mark_halted", "loss", "x"),
     RiskKind.MASKED: _MASKED,
     RiskKind.FORCED: _MASKED,
-    RiskKind.HALVED: _HALVED,
+    RiskKind.HALVED: EventMark("mark_halved", "slippage", "diamond"),
     RiskKind.RELEASED: _FREED,
     RiskKind.RESTORED: _FREED,
     RiskKind.RESUMED: _FREED,
     RiskKind.TURNOVER_CUT: _CUT,
-    RiskKind.ALERT_FAILED: _FAILED,
+    RiskKind.ALERT_FAILED: EventMark("mark_failed", "ink", "star"),
 }
 
 
@@ -137,11 +152,6 @@ def trailing_mean(values: Floats, bars: int) -> Floats:
         total = sums[bars:] - sums[:-bars]
         out[bars - 1 :] = np.where(n > 0, total / np.maximum(n, 1), np.nan)
     return out
-
-
-def correlations(record: CommandRecord) -> Floats:
-    """[K,K] of the returns of the experts' own books; NaN for one that never moved."""
-    return return_correlations(record.own_returns.T)
 
 
 class Plane(NamedTuple):
@@ -280,11 +290,11 @@ def marked_events(record: CommandRecord) -> list[MarkedEvents]:
     ]
 
 
-def commanding_agents(split: SplitData) -> list[Record]:
-    """Agents that command others, the median one first."""
-    every = [r for r in split.agents if r.command is not None]
+def commanding_agents(split: SplitData) -> dict[str, Record]:
+    """Agents that command others by their keys, the median one first."""
+    every = {r.key: r for r in split.agents if r.command is not None}
     median = split.median_agent
-    return [median, *(r for r in every if r is not median)] if median in every else every
+    return {median.key: median} | every if median.key in every else every
 
 
 def real_book(record: Record) -> RealBook:
@@ -317,7 +327,142 @@ def market_returns(split: SplitData, bars: int) -> Floats:
 
 def attribution_of(split: SplitData, agent: Record, config: Config) -> Attribution | None:
     """Where an agent's result came from; None where a book was lost whole."""
-    assert agent.command is not None, f"{agent.key} commands nobody"
-    market = market_returns(split, agent.command.bars)
+    record = agent.commanded
+    market = market_returns(split, record.bars)
     horizon = config.meta_router.every_bars
-    return attribute(agent.command, real_book(agent), market, horizon=horizon, seed=config.seed)
+    return attribute(record, real_book(agent), market, horizon=horizon, seed=config.seed)
+
+
+def attributions(
+    split: SplitData, agents: Mapping[str, Record], config: Config
+) -> dict[str, Attribution | None]:
+    """Key of an agent → where its result came from."""
+    return {key: attribution_of(split, agent, config) for key, agent in agents.items()}
+
+
+# --- tables and texts
+
+
+def choice_name(name: str, k: int, experts: int, words: Words) -> str:
+    """What expert k of `experts`, or cash, is called."""
+    return words("free_cash") if k == experts else words.who(name)
+
+
+def distance_texts(record: CommandRecord, threshold: float) -> dict[str, str]:
+    """Mean distance of the portfolios, and at how many bars it was below the threshold."""
+    known = record.portfolios.distance[np.isfinite(record.portfolios.distance)]
+    mean = float(known.mean()) if len(known) else math.nan
+    below = float((known < threshold).mean()) if len(known) else math.nan
+    return {"mean": decimals(mean), "below": _SHARE.format(below)}
+
+
+def decimals(value: float) -> str:
+    """To two decimals; a dash for NaN."""
+    return DASH if math.isnan(value) else f"{value:.2f}"
+
+
+def router_sentence(hits: HitRate, words: Words) -> str:
+    """How often the router chose right, and how often chance would have."""
+    if not hits.decisions:
+        return words("router_hits_none")
+    rate, chance, low, high = map(_SHARE.format, (hits.rate, hits.random_rate, hits.low, hits.high))
+    fields = {"rate": rate, "n": f"{hits.decisions:,}", "chance": chance}
+    if math.isnan(hits.low):
+        return words("router_hits_bare", **fields)
+    return words("router_hits", low=low.removesuffix(" %"), high=high, **fields)
+
+
+def parts_table(attribution: Attribution, rate: float, words: Words) -> Table:
+    """A row a part: over the run, with its interval, and a year. rate: bars a year"""
+    years = attribution.bars / rate
+    rows = []
+    for name, part in (attribution.parts | {"total": attribution.total}).items():
+        if name in COST_PARTS and part.total == 0.0:
+            continue
+        known = math.isfinite(part.low)
+        between = range_text(part.low, part.high, words, _GAIN) if known else DASH
+        gains = _GAIN.format(part.total), between, _GAIN.format(part.total / years)
+        rows.append([words(f"part_{name}"), *gains])
+    head = [words(k) for k in ("part", "over_run", "interval_95", "a_year")]
+    return Table(head, rows, "measures whole")
+
+
+def accounts_table(attribution: Attribution, words: Words) -> Table:
+    """A row for everyone whom the router can choose."""
+    names = ("expert", "time_in_charge", "decisions_for", "while_in_charge")
+    head = [words(k) for k in (*names, "own_return", "own_gross", "right_choices")]
+    rows: list[list[Content]] = []
+    experts = len(attribution.experts) - 1
+    for k, expert in enumerate(attribution.experts):
+        name = choice_name(expert.name, k, experts, words)
+        gains = (expert.in_charge, expert.own, expert.own_gross)
+        cells = (
+            _SHARE.format(expert.share),
+            f"{expert.chosen:,}",
+            *(_GAIN.format(math.expm1(gain)) for gain in gains),
+            _SHARE.format(expert.hit_rate),
+        )
+        rows.append([Named(name, colour=LIGHT[expert_role(k, experts)]), *cells])
+    return Table(head, rows)
+
+
+def parts_by_seed(every: Mapping[str, Attribution | None], words: Words) -> Table | None:
+    """A row a part, a column a seed, and their mean; None of less than two seeds.
+
+    every: by the keys of agents
+    """
+    known = {key: attribution for key, attribution in every.items() if attribution is not None}
+    if len(known) < 2:
+        return None
+    keys = sorted(known, key=lambda key: int(key.removeprefix("seed-")))
+    head = [words("part"), words("mean_of_seeds"), *(words.name(key) for key in keys)]
+    rows = []
+    for name in (*SUMMED, *COST_PARTS, "total"):
+        books = [known[key] for key in keys]
+        values = [(a.total if name == "total" else a.parts[name]).total for a in books]
+        if name in COST_PARTS and not any(values):
+            continue
+        mean = _GAIN.format(*mean_std(values))
+        rows.append([words(f"part_{name}"), mean, *(_GAIN.format(value) for value in values)])
+    return Table(head, rows, "measures whole")
+
+
+def events_note(key: str, events: Sequence[RiskEvent], words: Words) -> str:
+    """How many risk events of each kind there were. key: of the agent"""
+    kinds = Counter(words(f"risk_{event.kind}") for event in events)
+    counts = words("comma").join(f"{name} {n:,}" for name, n in sorted(kinds.items()))
+    note = words("risk_events_note")
+    if len(events) > MOST_EVENTS:
+        file = f"{key}.risk_events.jsonl"
+        note = words("risk_events_cut", shown=MOST_EVENTS, n=f"{len(events):,}", file=file)
+    return f"{note} {counts}{words('stop')}"
+
+
+def risk_table(events: Sequence[RiskEvent], times: Times, words: Words) -> Table:
+    """A row an event. Measured values and limits are shares of a book. times[T]: of the equity"""
+    head = [words(k) for k in ("time", "what", "who", "measured", "limit", "done")]
+    rows: list[list[Content]] = []
+    for event in events[:MOST_EVENTS]:
+        stamp = str(times[event.time].astype("datetime64[m]")).replace("T", " ")
+        what, who, done = (
+            Cell(text, "text")
+            for text in (
+                words(f"risk_{event.kind}"),
+                words.who(event.who),
+                words.event(event.kind, event.values),
+            )
+        )
+        numbers = _SHARE.format(event.value), _SHARE.format(event.limit)
+        rows.append([stamp.removesuffix(" 00:00"), what, who, *numbers, done])
+    return Table(head, rows, "measures events risk")
+
+
+def population_table(history: PopulationHistory, words: Words) -> Table:
+    """What happened to the population, newest first."""
+    head = [words(k) for k in ("round", "what", "who", "done")]
+    rows: list[list[Content]] = []
+    for event in history.events[::-1][:MOST_EVENTS]:
+        done = words.event(event.code, event.values)
+        texts = (words.event_kind(event.kind), words.who(event.who), done)
+        rows.append([f"{event.round:,}", *(Cell(text, "text") for text in texts)])
+    return Table(head, rows, "measures events")

@@ -1,1 +1,0 @@
-"""What only the report of a hierarchy has: command, attribution, risk, population."""

@@ -1,0 +1,145 @@
+"""Where the results of a run come from: hashes, versions, conventions, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from echelon.files import blaming, read_json
+from echelon.report.rules import idle_text, recorded_rules, rules_text
+from echelon.report.run.gather import RunData
+from echelon.report.texts import DASH, Words
+from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
+from echelon.training.run import seed_directory
+
+_REMEDY = "Train the run again."
+CODE = (
+    *("fact_data", "fact_prepared", "fact_config", "fact_code", "fact_command"),
+    *("fact_evaluate", "fact_report", "fact_directory"),
+)
+"""Facts that are set in a fixed width."""
+
+FactRows = list[tuple[str, Sequence[str]]]
+"""Keys of titles, and lines of plain text."""
+
+
+def run_facts(run: RunData, words: Words, command: str) -> FactRows:
+    """Facts of the main split, of training and of every evaluation."""
+    about = run.main.facts
+    facts = about["run"]
+    spans = [
+        f"{words(f'split_{name}')}: {first} {words('to')} {last}"
+        for name in ("train", "valid", "test")
+        for first, last in [getattr(run.config.split, name)]
+    ]
+
+    def by_split(fact: str) -> list[str]:
+        return [f"{words(f'split_{s.name}')}: {s.facts[fact]}" for s in run.splits]
+
+    versions = ", ".join(f"{k} {v}" for k, v in sorted(facts.get("libraries", {}).items()))
+    scores = encoder_lines(run.path, words)
+    # Of any seed: all are made alike.
+    trained = next((r.seed for r in run.main.agents if r.seed is not None), None)
+    data, code = data_facts(facts, words)
+    return [
+        data,
+        ("fact_prepared", [short_hash(facts, "prepared", words)]),
+        ("fact_config", [short_hash(facts, "config_hash", words)]),
+        code,
+        ("fact_seeds", [", ".join(str(r.seed) for r in run.main.agents)]),
+        ("fact_assets", [str(len(run.main.agents[0].tables.weights.columns) - 1)]),
+        ("fact_splits", spans),
+        ("fact_fill", [words.ledger(about["ledger"]["fill"])]),
+        ("fact_prices", [words.ledger(about["ledger"]["prices"])]),
+        *rules_facts(recorded_rules(about, run.config), words),
+        ("fact_actions", [words("greedy" if about["deterministic"] else "sampled")]),
+        ("fact_year", [f"{about['periods_per_year']:,.6g}"]),
+        ("fact_reads", by_split("reads")),
+        ("fact_evaluated", by_split("evaluated")),
+        ("fact_command", [str(facts.get("command", words("unknown")))]),
+        ("fact_evaluate", [f"echelon evaluate {run.path} --split {s.name}" for s in run.splits]),
+        ("fact_report", [command]),
+        *([("fact_encoder", scores)] if scores else []),
+        *(learner_lines(seed_directory(run.path, trained), words) if trained is not None else []),
+        ("fact_versions", [versions or words("unknown")]),
+    ]
+
+
+def data_facts(facts: Mapping[str, Any], words: Words) -> FactRows:
+    """The dataset and the code. facts: of run.json"""
+    data, unknown = facts.get("data", {}), words("unknown")
+    content = short_hash(data, "content_hash", words)
+    return [
+        ("fact_data", [f"{data.get('name', unknown)} · {content}"]),
+        ("fact_code", [f"Echelon {facts.get('echelon', unknown)} · {facts.get('code', unknown)}"]),
+    ]
+
+
+def short_hash(tree: Mapping[str, Any], key: str, words: Words) -> str:
+    """As much of a hash as tells it from any other; run.json has it whole."""
+    return str(tree[key])[:20] if key in tree else words("unknown")
+
+
+def rules_facts(rules: Mapping[str, Any], words: Words) -> FactRows:
+    """The rules in force and, where there are such, those that cannot act."""
+    idle = idle_text(rules, words)
+    rows: FactRows = [("fact_rules", [rules_text(rules, words)])]
+    return [*rows, ("fact_idle", [idle])] if idle else rows
+
+
+class _Encoder(TypedDict):
+    """encoder.json, as far as it is shown."""
+
+    facts: dict[str, Any]
+
+
+def encoder_lines(run: Path, words: Words) -> list[str]:
+    """What the pre-trained encoder foresees out of sample, a line a target; none without one."""
+    file = run / "encoder" / "encoder.json"
+    if not file.is_file():
+        return []
+    facts = read_json(file, _Encoder, _REMEDY)["facts"]
+    with blaming(file, _REMEDY):
+        if not facts["enabled"]:
+            return [words("encoder_drawn")]
+        return [
+            _score_line(target, score, words)
+            for target, score in sorted(facts["scores"].items(), key=_by_horizon)
+            if score["cells"]
+        ]
+
+
+def _by_horizon(item: tuple[str, Any]) -> tuple[str, int]:
+    """Targets by kind, then by horizon as a number."""
+    kind, _, bars = item[0].rpartition("_")
+    return kind, int(bars)
+
+
+def _score_line(target: str, score: Mapping[str, Any], words: Words) -> str:
+    r2, gain = score["r2"], score["over_linear"]
+    shares = {"own": r2["encoder"], "linear": r2["linear"], "last": r2["last"]}
+    # Errors are in units of the target's variance; shown is a share of the ridge's.
+    ridge = score["mse"]["linear"]
+    for name, key in (("gain", "estimate"), ("low", "low"), ("high", "high")):
+        shares[name] = None if gain[key] is None else gain[key] / ridge
+    shown = {k: DASH if v is None else f"{100 * v:.2f} %" for k, v in shares.items()}
+    return words("encoder_score", target=target, **shown)
+
+
+def learner_lines(directory: Path, words: Words) -> FactRows:
+    """Facts of a seed's learner: how much of the encoder it trains, how large its replay is."""
+    adapter, replay = read_learner_facts(directory)
+    rows: FactRows = []
+    if adapter is not None:
+        with blaming(directory / LEARNER_FACTS, _REMEDY):
+            share = f"{100 * adapter.share:.1f}"
+        numbers = {"trained": f"{adapter.trained:,}", "whole": f"{adapter.whole:,}", "share": share}
+        rows.append(("fact_adapter", [words("adapter_share", **numbers)]))
+    if replay is not None:
+        size, capacity = (f"{number:,}" for number in replay)
+        line = words("replay_size", size=size, capacity=capacity, whole=replay.whole)
+        rows.append(("fact_replay", [line]))
+    return rows
