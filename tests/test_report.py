@@ -386,12 +386,12 @@ def test_periods_end_and_begin_by_the_calendar() -> None:
     times = days(10, "2020-01-30")  # Thursday, Friday, then Monday 3 February …
     assert last_rows(times, "week").tolist() == [1, 6, 9]
     assert last_rows(times, "month").tolist() == [1, 9]
-    assert [str(t) for t in period_starts(times, "week")] == [
+    assert [str(t) for t in np.unique(period_starts(times, "week"))] == [
         "2020-01-27",
         "2020-02-03",
         "2020-02-10",
     ]
-    assert [str(t) for t in period_starts(times, "quarter")] == ["2020-01-01"]
+    assert [str(t) for t in np.unique(period_starts(times, "quarter"))] == ["2020-01-01"]
 
 
 def test_action_shares_worked_out_by_hand() -> None:

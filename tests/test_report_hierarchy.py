@@ -430,7 +430,7 @@ def test_family_tree_worked_out_by_hand() -> None:
     )
     tree = family_tree(PopulationHistory(("a", "b"), np.zeros((2, 1)), lives))
     assert tree is not None
-    assert [(b.member, b.first, b.last) for b in tree.branches] == [
+    assert [(b.life.member, b.life.round, b.last) for b in tree.branches] == [
         (0, 0, 5),
         (1, 0, 3),
         (1, 3, 6),

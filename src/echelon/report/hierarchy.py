@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from echelon.agents.mfpbt import Life
 from echelon.config import Config
 from echelon.ops.diversity import entropy
 from echelon.ops.measures import LABELS, Label, mean_std
@@ -30,7 +31,7 @@ from echelon.report.charts.palette import LIGHT
 from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.run.trust import range_text
-from echelon.report.series import Period, period_numbers, period_starts
+from echelon.report.series import Period, period_starts
 from echelon.report.texts import DASH, Words
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Floats, Times
@@ -108,11 +109,11 @@ class Usage(NamedTuple):
 
 def usage(record: CommandRecord, period: Period) -> Usage:
     """Who was in charge how often, by period."""
-    periods, group = np.unique(period_numbers(record.times, period), return_inverse=True)
-    counts = np.zeros((len(periods), len(record.choices)))
+    starts, group = np.unique(period_starts(record.times, period), return_inverse=True)
+    counts = np.zeros((len(starts), len(record.choices)))
     np.add.at(counts, (group, record.in_charge), 1.0)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    return Usage(period_starts(record.times, period), np.asarray(shares))
+    return Usage(starts, np.asarray(shares))
 
 
 class UsageEntropy(NamedTuple):
@@ -191,15 +192,11 @@ def portfolio_plane(record: CommandRecord) -> Plane | None:
 class Branch(NamedTuple):
     """A life on its member's line, from its round to that of the next decision about it.
 
-    mark: where the decision's mark stands: at `first`, or next to the marks of earlier decisions of
-        the same round about the same member
+    mark: where the decision's mark stands: at its round, or next to the marks of earlier decisions
+        of the same round about the same member
     """
 
-    life: int
-    member: int
-    niche: int
-    kind: str
-    first: int
+    life: Life
     last: int
     mark: float
 
@@ -246,12 +243,7 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
         living[life.member] = life.id
         place = taken[life.member, life.round] = taken.get((life.member, life.round), -1) + 1
         marks.append(life.round + place * _MARK_WIDTH * last)
-    branches = tuple(
-        Branch(
-            life.id, life.member, life.niche, life.kind, life.round, ends[life.id], marks[life.id]
-        )
-        for life in lives
-    )
+    branches = tuple(Branch(life, ends[life.id], marks[life.id]) for life in lives)
     copies = []
     for life in lives:
         for source, weights in ((life.parent, True), (life.lender, False)):
@@ -266,8 +258,7 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
 
 def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:
     """The last that happened comes first, also among those of one bar."""
-    order = sorted(range(len(events)), key=lambda n: (events[n].time, n), reverse=True)
-    return [events[n] for n in order]
+    return sorted(events, key=lambda event: event.time)[::-1]
 
 
 class MarkedEvents(NamedTuple):

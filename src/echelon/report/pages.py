@@ -44,7 +44,7 @@ Content = str | Block
 
 @dataclass(frozen=True)
 class Named(Block):
-    """A name. meaning: told on hover; colour: of a swatch before it"""
+    """A name. meaning: shown on hover; colour: of a swatch before it"""
 
     text: str
     meaning: str = ""
@@ -56,7 +56,7 @@ class Named(Block):
 class Cell(Block):
     """A cell of a table that is more than its text.
 
-    kind: its class; why: told on hover; small: below the text; strength: of its colour, per cent
+    kind: its class; why: shown on hover; small: below the text; strength: of its colour, per cent
     """
 
     text: str

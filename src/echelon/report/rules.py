@@ -21,19 +21,31 @@ def rules_line(facts: Mapping[str, Any], words: Words) -> str:
 
 def rules_text(facts: Mapping[str, Any], words: Words) -> str:
     """Costs, what the exchange forbids, and where orders fill."""
-    calendar = facts["calendar"]
+    calendar, minimum = facts["calendar"], facts["min_commission"]
+    cap, least = facts["participation"], facts["min_order_value"]
     whence = "" if calendar == "" else words("rules_calendar", calendar=calendar)
     if calendar is None:
         whence = words("rules_drawn")
     if facts["asked"] == "auto":
         whence = words("rules_auto") + whence
-    head = words("rules", preset=facts["preset"], whence=whence)
-    parts = [*_costs(facts, words), *_forbidden(facts, words)]
+    fee = words("fee_minimum", amount=f"{minimum:g}") if minimum else ""
+    parts = [
+        words("rules_commission", bps=f"{facts['commission_bps']:g}", minimum=fee),
+        words("stamp_cn" if facts["stamp_duty"] else "stamp_none"),
+        words(f"slippage_{facts['slippage']}", bps=f"{facts['slippage_bps']:g}"),
+        words("cap_none") if cap is None else words("cap", share=f"{100 * cap:g}"),
+        *(
+            words(f"{rule}_{'on' if facts[rule] else 'off'}")
+            for rule in ("lots", "t_plus_one", "price_limits")
+        ),
+        *([words("least_order", value=f"{least:,.0f}")] if least else []),
+    ]
     fill = words("rules_fill", fill=words.ledger(facts["fill"]))
     if facts["executor"] != "immediate":
         fill += words("rules_executor", executor=facts["executor"])
     if not facts["charged"]:
         fill += words("rules_uncharged")
+    head = words("rules", preset=facts["preset"], whence=whence)
     return head + words("comma").join(parts) + fill
 
 
@@ -79,28 +91,3 @@ def recorded_rules(facts: Mapping[str, Any], config: Config) -> Mapping[str, Any
     rules = drawn_market(config).facts()
     fill = facts.get("ledger", {}).get("fill", rules["fill"])
     return rules | {"idle": {}, "fill": fill, "calendar": ""}
-
-
-def _costs(facts: Mapping[str, Any], words: Words) -> list[str]:
-    minimum = facts["min_commission"]
-    least = words("fee_minimum", amount=f"{minimum:g}") if minimum else ""
-    slippage = words(f"slippage_{facts['slippage']}", bps=f"{facts['slippage_bps']:g}")
-    return [
-        words("rules_commission", bps=f"{facts['commission_bps']:g}", minimum=least),
-        words("stamp_cn" if facts["stamp_duty"] else "stamp_none"),
-        slippage,
-    ]
-
-
-def _forbidden(facts: Mapping[str, Any], words: Words) -> list[str]:
-    cap, least = facts["participation"], facts["min_order_value"]
-    parts = [
-        words("cap_none") if cap is None else words("cap", share=f"{100 * cap:g}"),
-        *(
-            words(f"{rule}_{'on' if facts[rule] else 'off'}")
-            for rule in ("lots", "t_plus_one", "price_limits")
-        ),
-    ]
-    if least:
-        parts.append(words("least_order", value=f"{least:,.0f}"))
-    return parts

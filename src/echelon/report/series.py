@@ -19,7 +19,15 @@ from echelon.types import Floats, Times
 Period = Literal["bar", "day", "week", "month", "quarter", "year"]
 Index = NDArray[np.intp]
 
-_PERIODS: tuple[Period, ...] = ("bar", "day", "week", "month", "quarter", "year")
+_PERIODS: dict[Period, str] = {
+    "bar": "",
+    "day": "1d",
+    "week": "1w",
+    "month": "1mo",
+    "quarter": "1q",
+    "year": "1y",
+}
+"""The shortest first, as polars writes them."""
 _MOVED = 0.001
 """A target weight this far from the holding, as a share of the book, is a wish to trade."""
 
@@ -42,44 +50,26 @@ class ActionShares(NamedTuple):
     shares: Floats
 
 
-def period_numbers(times: Times, period: Period) -> NDArray[np.int64]:
-    """[T] a number that changes exactly when a new period begins; a week begins on Monday."""
-    if period == "bar":
-        return np.arange(len(times), dtype=np.int64)
-    days = times.astype("datetime64[D]").astype(np.int64)
-    if period == "day":
-        return days
-    if period == "week":
-        return (days + 3) // 7  # day 0, 1970-01-01, is a Thursday
-    months = times.astype("datetime64[M]").astype(np.int64)
-    return months // {"month": 1, "quarter": 3, "year": 12}[period]
-
-
 def period_starts(times: Times, period: Period) -> Times:
-    """[P] when each period that `times`[T] touches begins, by the calendar."""
-    numbers = np.unique(period_numbers(times, period))
+    """[T] when the period of each bar begins, by the calendar; a week begins on Monday."""
     if period == "bar":
         return times
-    if period in ("day", "week"):
-        days = numbers if period == "day" else numbers * 7 - 3
-        return days.astype("datetime64[D]")
-    size = {"month": 1, "quarter": 3, "year": 12}[period]
-    return (numbers * size).astype("datetime64[M]").astype("datetime64[D]")
+    starts = pl.Series(times.astype("datetime64[us]")).dt.truncate(_PERIODS[period])
+    return starts.to_numpy().astype("datetime64[D]")
 
 
 def shortest_period(times: Times, most: int) -> Period:
     """The shortest period of which `times`[T] has at most `most`; years if none has."""
     for period in _PERIODS:
-        numbers = period_numbers(times, period)
-        if len(numbers) == 0 or 1 + np.count_nonzero(np.diff(numbers)) <= most:
+        if len(last_rows(times, period)) <= most:
             return period
     return "year"
 
 
 def last_rows(times: Times, period: Period) -> Index:
     """Row of each period's last bar."""
-    numbers = period_numbers(times, period)
-    return np.flatnonzero(np.append(np.diff(numbers) != 0, True))
+    starts = period_starts(times, period)
+    return np.flatnonzero(np.append(starts[1:] != starts[:-1], len(starts) > 0))
 
 
 def rows_to_show(times: Times, most: int, also: Sequence[int] = ()) -> Index:
@@ -134,12 +124,11 @@ def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]
 
 def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> ActionShares:
     """Shares of HOLD, BUY and SELL among chosen[S,N], by period of times[S]."""
-    numbers = period_numbers(times, period)
-    periods, group = np.unique(numbers, return_inverse=True)
-    shares = np.zeros((len(periods), len(Action)))
+    starts, group = np.unique(period_starts(times, period), return_inverse=True)
+    shares = np.zeros((len(starts), len(Action)))
     for action in Action:
         np.add.at(shares[:, action], group, (chosen == action).mean(axis=1))
-    return ActionShares(period_starts(times, period), shares / np.bincount(group)[:, None])
+    return ActionShares(starts, shares / np.bincount(group)[:, None])
 
 
 def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:

@@ -43,7 +43,7 @@ from echelon.types import Floats, Times
 SHOWN = ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown")
 """Measures of every fold at first sight; all others are folded."""
 BASELINES = ("equal_weight", "benchmark")
-"""Baselines beside the agents, at first sight."""
+"""Baselines next to the agents, at first sight."""
 _STATISTICS = ("sharpe_annual", "differences", "deflation", "looks", "costs", "verdict")
 _SEED = "seed-"
 _COLOURS = {"train": "rest", "valid": "commission", "test": "accent"}
@@ -221,7 +221,7 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
 
 
 def verdict_of(walk: WalkData, words: Words) -> str:
-    """What may be said of the stitched agents beside the yardstick."""
+    """What may be said of the stitched agents vs the yardstick."""
     return verdict_sentence(walk.statistics, words, walk.statistics["looks"], "looks")
 
 
@@ -230,7 +230,7 @@ def fold_table(
 ) -> Table:
     """A row a fold and one of the stitched series; a group of columns a measure.
 
-    others: books beside the agents; title: what they are called
+    others: books next to the agents; title: what they are called
     """
     books = (AGENT, *others)
     rows: list[list[Content]] = []

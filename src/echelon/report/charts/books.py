@@ -25,7 +25,7 @@ from echelon.report.charts.chart import (
 from echelon.report.charts.palette import ASSET_COLOURS, colour_of
 from echelon.report.charts.slides import Slide
 from echelon.report.run.gather import Record, RunData, SplitData
-from echelon.report.run.tables import lead, monthly_by_key, rivals
+from echelon.report.run.tables import lead, monthly_by_key, monthly_text, rivals
 from echelon.report.series import (
     action_shares,
     decisions,
@@ -95,20 +95,13 @@ def monthly_chart(split: SplitData, words: Words) -> Chart:
     returns = next(iter(monthly_by_key(split).values()))
     totals = returns.totals[:, None]
     written = [
-        [_per_cent(value) for value in months] + [_per_cent(total, " %")]
+        [*map(monthly_text, months), monthly_text(total) + " %" * (not math.isnan(total))]
         for months, total in zip(returns.months.tolist(), returns.totals.tolist(), strict=True)
     ]
     values = np.concatenate([returns.months, np.full_like(totals, np.nan)], axis=1)
     months = Axis(kind="category", labels=[*words("months").split(), words("year")], top=True)
     years = Axis(kind="category", labels=[str(year) for year in returns.years])
     return Chart([[Plot([Cells(values, written, _HEAT_LIMIT)], months, years)]], 300)
-
-
-def _per_cent(value: float, unit: str = "") -> str:
-    if math.isnan(value):
-        return ""
-    text = f"{value * 100:.1f}"
-    return ("0.0" if text == "-0.0" else text) + unit
 
 
 def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
@@ -244,7 +237,7 @@ def differences_chart(
         y = [row + shift for row in range(len(names))]
         points = Points(ends[0], y, size=size, low=ends[1], high=ends[2])
         layers.append(replace(points, name=titles[kind], role=role, texts=texts))
-    plot = Plot(layers, Axis(words("sharpe_less")), Axis(labels=names))
+    plot = Plot(layers, Axis(words("sharpe_difference")), Axis(labels=names))
     return Chart([[plot]], 100 + 38 * len(names), hover="closest")
 
 

@@ -65,7 +65,8 @@ def page_chart(chart: Chart) -> PlotlyTree:
         if plot.x.kind == "date":
             layout[f"xaxis{x}"] |= _dates([trace for trace in data if trace["xaxis"] == f"x{x}"])
         if plot.title:
-            layout["annotations"].append(_title(plot.title, x, own))
+            ends = {"xref": f"x{x} domain", "yref": f"y{own} domain"}
+            layout["annotations"].append({"text": plot.title} | ends | {"x": 0, "y": 1.02})
     return {"data": data, "layout": layout, "arrays": _share(data)}
 
 
@@ -138,10 +139,6 @@ def _dates(traces: list[PlotlyTree]) -> PlotlyTree:
     if lines and any(trace.get("mode") == "markers" for trace in traces):
         tree["range"] = [min(x[0] for x in lines), max(x[-1] for x in lines)]
     return tree
-
-
-def _title(text: str, x: str, y: str) -> PlotlyTree:
-    return {"text": text, "xref": f"x{x} domain", "yref": f"y{y} domain", "x": 0, "y": 1.02}
 
 
 def _shape(rule: RefLine, x: str, y: str) -> PlotlyTree:

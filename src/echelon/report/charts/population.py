@@ -119,9 +119,10 @@ def _branch_lines(tree: FamilyTree) -> list[Curve]:
     """A layer a niche, with breaks between the lines of its lives."""
     lines: dict[int, tuple[list[float], list[float]]] = {}
     for branch in tree.branches:
-        x, y = lines.setdefault(branch.niche, ([], []))
-        x += [branch.first, branch.last, math.nan]
-        y += [branch.member, branch.member, math.nan]
+        life = branch.life
+        x, y = lines.setdefault(life.niche, ([], []))
+        x += [life.round, branch.last, math.nan]
+        y += [life.member, life.member, math.nan]
     return [
         Curve(x, y, 2.4, role=expert_role(niche, 10**6), hover="")
         for niche, (x, y) in lines.items()
@@ -141,14 +142,15 @@ def _copy_lines(tree: FamilyTree, words: Words) -> list[Curve]:
 
 
 def _life_points(tree: FamilyTree, words: Words) -> Iterator[Points]:
-    for kind in [*LIFE_SYMBOLS, *sorted({b.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
-        lives = [branch for branch in tree.branches if branch.kind == kind]
+    for kind in [*LIFE_SYMBOLS, *sorted({b.life.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
+        lives = [branch for branch in tree.branches if branch.life.kind == kind]
         if lives:
             name, restart = words.event_kind(kind), kind == "reseed"
             marks = np.array([branch.mark for branch in lives])
-            members, symbol = [branch.member for branch in lives], LIFE_SYMBOLS.get(kind, "diamond")
+            members = [branch.life.member for branch in lives]
+            symbol = LIFE_SYMBOLS.get(kind, "diamond")
             points = Points(marks, members, symbol, 13.0 if restart else 9.0, name=name)
-            texts = [f"{name}, {words('round')} {branch.first}" for branch in lives]
+            texts = [f"{name}, {words('round')} {branch.life.round}" for branch in lives]
             yield replace(points, role="loss" if restart else "ink", texts=texts)
 
 

@@ -68,6 +68,11 @@ _STYLE = {
     "grid.linewidth": 0.8,
     "legend.frameon": False,
 }
+_DATES: dict[str, Any] = {
+    "formats": ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S"],
+    "zero_formats": ["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"],
+    "show_offset": False,
+}
 _DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 _SYMBOLS = {
     "circle": "o",
@@ -380,7 +385,10 @@ def _set_axis(axes: Axes, axis: Axis, *, vertical: bool) -> None:
         axes.set_yscale("log")
     elif axis.kind == "date":
         axes.margins(x=0)
-        _set_dates(drawn)
+        locator = AutoDateLocator(minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
+        drawn.set_major_locator(locator)
+        formatter = ConciseDateFormatter(locator, **_DATES)  # type: ignore[no-untyped-call]
+        drawn.set_major_formatter(formatter)
     elif axis.bare:
         drawn.set_ticks([((axis.low or 0.0) + (axis.high or 0.0)) / 2], [axis.title])
         drawn.set_tick_params(length=0)
@@ -422,12 +430,3 @@ def _set_labels(axes: Axes, drawn: DrawnAxis, axis: Axis, *, vertical: bool) -> 
         drawn.set_tick_params(labeltop=True, labelbottom=False)
     if vertical and not axes.yaxis_inverted():
         axes.set_ylim(n - 0.4, -0.6)
-
-
-def _set_dates(drawn: DrawnAxis) -> None:
-    locator = AutoDateLocator(minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
-    drawn.set_major_locator(locator)
-    formats = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S"]
-    zero = ["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"]
-    formatter = ConciseDateFormatter(locator, formats=formats, zero_formats=zero, show_offset=False)  # type: ignore[no-untyped-call]
-    drawn.set_major_formatter(formatter)

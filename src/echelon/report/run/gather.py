@@ -120,7 +120,9 @@ class SplitData:
     @cached_property
     def median_agent(self) -> Record:
         """The agent whose Sharpe ratio is the median of the seeds' (the lower of two)."""
-        ranked = sorted(self.agents, key=lambda r: _rank(r.measures["sharpe_annual"]))
+        ranked = sorted(
+            self.agents, key=lambda r: np.nan_to_num(r.measures["sharpe_annual"], nan=np.inf)
+        )
         return ranked[(len(ranked) - 1) // 2]
 
     def over_span(self, values: Floats) -> Floats:
@@ -217,10 +219,7 @@ def _split(run: Path, name: str) -> SplitData:
             f"evaluate {run} --split {name}` again."
         )
     agents = [
-        _with_command(
-            Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed)),
-            evaluation.directory,
-        )
+        _agent(Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed)), evaluation)
         for seed, measures in sorted(evaluation.seeds.items())
     ]
     baselines = [
@@ -231,8 +230,9 @@ def _split(run: Path, name: str) -> SplitData:
     return SplitData(name, evaluation, tuple(agents), tuple(baselines), trust, tried_on(run))
 
 
-def _with_command(record: Record, directory: Path) -> Record:
+def _agent(record: Record, evaluation: Evaluation) -> Record:
     """The record, with who was in charge where that was written."""
+    directory = evaluation.directory
     if not has_record(directory, record.key):
         return record
     command = CommandRecord.read(directory, record.key)
@@ -281,8 +281,3 @@ def in_order(baselines: Iterable[str]) -> list[str]:
     """Names of baselines as a report has them: those we know in our order, then others by name."""
     known = {key: k for k, key in enumerate(BASELINES)}
     return sorted(baselines, key=lambda key: (known.get(key, len(known)), key))
-
-
-def _rank(value: float) -> float:
-    """For sorting: what is not a number comes last."""
-    return float("inf") if np.isnan(value) else value

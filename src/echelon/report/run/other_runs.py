@@ -54,7 +54,7 @@ class _Comparison(TypedDict):
 
 
 class OtherRuns(NamedTuple):
-    """The run beside others."""
+    """The run and others."""
 
     table: Table
     note: str

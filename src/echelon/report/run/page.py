@@ -8,7 +8,7 @@
 Pictures in Chinese are equity.zh.png and so on. What is there in another language stays as it is.
 templates/run.html says what is on the page.
 
-The directory is made beside its place and moved there whole. The same results give the same page,
+The directory is made next to its place and moved there whole. The same results give the same page,
 byte for byte: no clock of the report's own is written into it.
 """
 

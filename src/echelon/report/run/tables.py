@@ -190,11 +190,16 @@ def monthly_tables(split: SplitData, words: Words) -> dict[str, Table]:
     return tables
 
 
+def monthly_text(value: float) -> str:
+    """Per cent to one decimal; empty for NaN."""
+    text = "" if math.isnan(value) else f"{value * 100:.1f}".replace("-", "−")
+    return "0.0" if text == "−0.0" else text
+
+
 def _heat(value: float, *, total: bool = False) -> Cell:
-    if math.isnan(value):
+    text = monthly_text(value)
+    if not text:
         return Cell("", "none")
-    text = f"{value * 100:.1f}".replace("-", "−")
-    text = "0.0" if text == "−0.0" else text
     if total:
         return Cell(f"{text} %", "total")
     strength = min(abs(value) / _STRONGEST, 1.0)

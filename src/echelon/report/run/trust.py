@@ -54,7 +54,7 @@ def span_of(both: Tree, annual: float) -> Span:
 
 
 def verdict_sentence(trust: Tree, words: Words, counted: int | None, what: str = "tried") -> str:
-    """What may be said of the agents beside the yardstick, and the numbers it rests on.
+    """What may be said of the agents vs the yardstick, and the numbers it rests on.
 
     counted: configurations among which the validation window chose, or with `what` of "looks" the
         looks at a walk-forward's test windows; None: not known
