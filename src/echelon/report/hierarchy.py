@@ -356,8 +356,9 @@ def router_sentence(hits: HitRate, words: Words) -> str:
     """How often the router chose right, and how often chance would have."""
     if not hits.decisions:
         return words("router_hits_none")
-    rate, chance, low, high = map(_SHARE.format, (hits.rate, hits.random_rate, hits.low, hits.high))
-    fields = {"rate": rate, "n": f"{hits.decisions:,}", "chance": chance}
+    shares = (hits.rate, hits.random_rate, hits.low, hits.high)
+    rate, random, low, high = map(_SHARE.format, shares)
+    fields = {"rate": rate, "n": f"{hits.decisions:,}", "chance": random}
     if math.isnan(hits.low):
         return words("router_hits_bare", **fields)
     return words("router_hits", low=low.removesuffix(" %"), high=high, **fields)
