@@ -20,7 +20,7 @@ import polars as pl
 
 from echelon.backtest.files import AGENT, Tables
 from echelon.config import Config
-from echelon.config.walkforward import WalkForwardConfig
+from echelon.config.tree import WalkForwardConfig
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.folds import Fold
