@@ -63,7 +63,7 @@ from bench._control import (
 from echelon.agents.offpolicy import ReplayBatch, SequenceBatch
 from echelon.agents.sac import SAC
 from echelon.config.hierarchy import SharingConfig
-from echelon.evaluation.statistics.seeds import SeedInterval, seed_interval
+from echelon.evaluation.statistics import SeedInterval, seed_interval
 from echelon.files import write_atomic
 from echelon.ops.squashed import squash_log_det
 from echelon.ops.traces import SourceTraces, by_source

@@ -189,11 +189,11 @@ class Command:
 
 def shrink_proof() -> None:
     """Give `prove --quick` sizes of seconds; they travel to the workers with each part."""
-    from echelon.proving import sizes
+    from echelon.proving import prove
     from echelon.proving.null import NullMarket, NullWindows
 
     tiny = replace(
-        sizes.QUICK,
+        prove.QUICK,
         planted_seeds=2,
         planted_steps=400,
         validations=1,
@@ -208,7 +208,7 @@ def shrink_proof() -> None:
         costly_valid_bars=150,
         chunk=2,
     )
-    sizes.QUICK = tiny
+    prove.QUICK = tiny
 
 
 def _training(

@@ -9,9 +9,9 @@ from markets import CONFIGS
 
 from echelon.config import Config, load_config
 from echelon.proving import leaky
-from echelon.proving import sizes as proof_sizes
+from echelon.proving import prove as proof_module
 from echelon.proving.null import NullMarket, NullWindows
-from echelon.proving.sizes import Sizes
+from echelon.proving.prove import Sizes
 
 TINY = (
     *("window=8", "model.d_model=8", "model.n_layers=1", "model.hidden=8", "train.books=4"),
@@ -61,4 +61,4 @@ def shrink_leaky(monkeypatch: pytest.MonkeyPatch) -> None:
 def shrink_quick(monkeypatch: pytest.MonkeyPatch, sizes: Sizes = SIZES) -> None:
     """`--quick` has these sizes, whatever agent is proved."""
     for name in ("QUICK", "QUICK_EXPERTS", "QUICK_HIERARCHY"):
-        monkeypatch.setattr(proof_sizes, name, sizes)
+        monkeypatch.setattr(proof_module, name, sizes)

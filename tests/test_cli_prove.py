@@ -20,8 +20,7 @@ from echelon.config import load_config
 from echelon.config.algorithms import FLAT_SETTINGS
 from echelon.errors import EchelonError, Stopped, UsageError
 from echelon.proving.null import NullCheapPart
-from echelon.proving.prove import PROOF_MARKETS, plan
-from echelon.proving.sizes import FULL, QUICK, QUICK_HIERARCHY, at_pace
+from echelon.proving.prove import FULL, PROOF_MARKETS, QUICK, QUICK_HIERARCHY, at_pace, plan
 
 OVERRIDES = [word for item in TINY for word in ("-o", item)]
 NUMBERS = {"estimate", "low", "high", "n"}

@@ -14,14 +14,12 @@ from echelon.envs.world import World
 from echelon.proving.planted import (
     HURDLES,
     PLANTED,
-    Equally,
-    FilterWeights,
+    BayesFilter,
     PlantedMarket,
     Rule,
     weighted_rules_of_thumb,
 )
-from echelon.proving.trial import trade_draws
-from echelon.proving.worlds import Draw, drawn_world, join_worlds
+from echelon.proving.worlds import Draw, drawn_world, join_worlds, trade_draws
 from echelon.types import Floats
 
 FEE = 0.0005
@@ -70,7 +68,7 @@ def test_trend_reference_is_what_a_plain_loop_makes_of_it() -> None:
     market = PlantedMarket(n_bars=1200)
     draws = [market.draw(seed, "loop") for seed in range(3)]
     worlds = bare_worlds(draws, CLOSE)
-    found = trade_draws(FilterWeights(market), worlds, CLOSE).sharpes
+    found = trade_draws(BayesFilter(market, "weights"), worlds, CLOSE).sharpes
     first = worlds[0].span("test").start
     expected = [plain_sharpe(market, draw.close, HURDLES["trend"], first) for draw in draws]
     assert found == pytest.approx(expected, abs=0.01)
@@ -85,7 +83,7 @@ def test_reference_has_its_sharpe_ratio_and_beats_the_best_rule_of_thumb(
 ) -> None:
     market = PLANTED[signal](n_bars=1200)
     worlds = bare_worlds([market.draw(seed, "continuous") for seed in range(14)], OPEN)
-    found = trade_draws(FilterWeights(market), worlds, OPEN).sharpes.mean()
+    found = trade_draws(BayesFilter(market, "weights"), worlds, OPEN).sharpes.mean()
     assert low < found < high
     (rule,) = weighted_rules_of_thumb(market, [20])
     assert 1.0 < trade_draws(rule, worlds, OPEN).sharpes.mean() < found - 0.2
@@ -96,7 +94,7 @@ def test_hurdles_beside_the_chosen_one_are_nearly_as_good(signal: str) -> None:
     market = PLANTED[signal](n_bars=800)
     worlds = bare_worlds([market.draw(seed, "hurdle") for seed in range(12)], OPEN)
     means = [
-        trade_draws(FilterWeights(market, hurdle), worlds, OPEN).sharpes.mean()
+        trade_draws(BayesFilter(market, "weights", hurdle), worlds, OPEN).sharpes.mean()
         for hurdle in (HURDLES[signal], *NEAR[signal])
     ]
     assert min(means) > 0.9 * max(means)
@@ -113,7 +111,7 @@ def test_reference_knows_nothing_of_later_bars_nor_of_other_draws(signal: str) -
 
     def decided(draws: list[Draw], rows: np.ndarray) -> Floats:
         world, _ = join_worlds(bare_worlds(draws, OPEN))
-        policy = FilterWeights(market)
+        policy = BayesFilter(market, "weights")
         policy.start(world, range(0, len(world.times)))
         return policy.decide(rows, nothing_held(len(rows), market.n_assets))
 
@@ -127,7 +125,7 @@ def test_reference_knows_nothing_of_later_bars_nor_of_other_draws(signal: str) -
 def test_rule_is_held_in_equal_parts() -> None:
     close = np.array([[10.0, 10.0], [11.0, 9.0], [12.0, 8.0]])
     (world,) = bare_worlds([Draw(close, close, close)], make_config("window=1"))
-    policy = Equally(Rule(1))
+    policy = Rule(1, kind="weights")
     policy.start(world, range(0, 3))
     assert policy.name == "momentum 1"
     assert policy.kind == "weights"

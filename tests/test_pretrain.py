@@ -39,8 +39,7 @@ from echelon.envs.world import World
 from echelon.errors import DataError, StoreError, TrainingError
 from echelon.ops.blocks import MIN_BLOCK_PERIODS, mean_interval
 from echelon.proving.planted import PlantedMarket
-from echelon.proving.trial import proof_config
-from echelon.proving.worlds import join_worlds, planted_worlds
+from echelon.proving.worlds import join_worlds, planted_worlds, proof_config
 
 W = 5
 PLAIN = Scale(np.zeros(4), np.ones(4), 1e-6)

@@ -23,9 +23,8 @@ from echelon.proving.certificate import (
     seed_check,
 )
 from echelon.proving.null import CHEAP
-from echelon.proving.planted import PLANTED
-from echelon.proving.planted_proof import SHOWN_RULES
-from echelon.proving.regime_proof import BLIND, CHOOSING
+from echelon.proving.planted import PLANTED, SHOWN_RULES
+from echelon.proving.regime import BLIND, CHOOSING
 from echelon.report.certificate import check_rows, render, write_certificate
 from echelon.report.charts.svg import PolicyRow, dots, lanes, strip
 from echelon.report.texts import Words

@@ -20,23 +20,35 @@ from echelon.config import Config, load_config
 from echelon.errors import EchelonError
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter
-from echelon.proving.certificate import MarketResult
 from echelon.proving.parts import Done, Finding
-from echelon.proving.prove import PROOF_MARKETS, plan
-from echelon.proving.regime import FOLLOW, OPPOSE, RegimeMarket, run_references
-from echelon.proving.regime_proof import (
+from echelon.proving.prove import (
+    FULL,
+    PROOF_MARKETS,
+    QUICK,
+    QUICK_EXPERTS,
+    QUICK_HIERARCHY,
+    Pace,
+    plan,
+    sizes_for,
+)
+from echelon.proving.regime import (
+    BLIND,
+    CHOOSING,
+    FOLLOW,
+    OPPOSE,
     PairCounts,
     RegimeFlatPart,
     RegimeHierarchyPart,
+    RegimeMarket,
     RegimeSetting,
     assess_hierarchy,
+    assess_regime,
     by_pair,
     flat_config,
     flat_sac,
-    with_hierarchy,
+    run_references,
 )
-from echelon.proving.sizes import FULL, QUICK, QUICK_EXPERTS, QUICK_HIERARCHY, Pace, sizes_for
-from echelon.proving.trial import Trained, trade_draws
+from echelon.proving.worlds import Trained, trade_draws
 from echelon.training.loop import Outcome
 
 TINY = (
@@ -92,7 +104,7 @@ def test_hedge_of_the_proof_is_that_of_the_references(
         policy = HierarchyPolicy([FOLLOW, OPPOSE], FixedRouter(0), config, 5)
         return Trained(policy, Outcome(5, "done", 0, 0, 0.0, 0.0))
 
-    monkeypatch.setattr("echelon.proving.trial.train_agent", untrained)
+    monkeypatch.setattr("echelon.proving.worlds.train_agent", untrained)
     finding = part.run(tmp_path, lambda _message: None, lambda: False)
     assert finding is not None
     setting = RegimeSetting.from_counts(config, market, DRAWS, 5)
@@ -123,6 +135,11 @@ def test_flat_a2c_has_the_settings_it_was_proved_with() -> None:
     assert config.train.total_env_steps == 200
 
 
+def references(*filtered: float) -> Done:
+    others = dict.fromkeys((*BLIND, *CHOOSING), [0.0] * len(filtered))
+    return done("regime-references", {"sharpes": {**others, "regime filter": list(filtered)}})
+
+
 def test_the_verdict_is_over_seeds_and_against_the_best_single_expert() -> None:
     def hierarchy(seed: int, ours: float) -> Done:
         sharpes = {"hierarchy": [ours, ours], "hedge": [2.0, 2.0], "oracle": [3.0, 3.0]}
@@ -147,13 +164,12 @@ def test_the_verdict_is_over_seeds_and_against_the_best_single_expert() -> None:
     }
     assert rows["best single expert"] == [0.5, 0.5, 0.5]
     assert checks[0].estimate == pytest.approx(2.3 / 2.5)
-    result = MarketResult("regime", (), 1.0, 1.0, {}, {"regime filter": [2.4, 2.6, 9.9]}, ())
-    whole = with_hierarchy(result, [done("regime-references", {}), *parts])
-    assert whole.checks[0].estimate == pytest.approx(2.3 / 2.5)  # of the same two pairs
+    whole = assess_regime([references(2.4, 2.6, 9.9), *parts])
+    shares = [check for check in whole.checks if check.name == "regime_share"]
+    assert shares[0].estimate == pytest.approx(2.3 / 2.5)  # of the same two pairs
     assert whole.facts["hierarchy_seeds"] == [1, 2, 3]
     assert whole.facts["shown"] == {"seed": 1, "experts": 2}
-    assert whole.cpu_seconds == 1.0 + 2.0 * len(parts)
-    assert with_hierarchy(result, [done("regime-references", {})]) is result
+    assert whole.cpu_seconds == 2.0 * (1 + len(parts))
 
 
 def test_the_full_proof_of_a_hierarchy_has_flat_agents_beside_it() -> None:
@@ -192,12 +208,9 @@ def test_one_seed_is_held_to_no_bar_and_says_so() -> None:
     sharpes = {"hierarchy": [1.0], "hedge": [2.0], "oracle": [3.0], "expert 0": [0.2]}
     told = {"information": 0.5, "of": 1.0}
     finding = {"seed": 1, "steps": 9, "sharpes": sharpes, "information": told, "shown": {}}
-    result = MarketResult("regime", (), 1.0, 1.0, {}, {"regime filter": [2.0]}, ())
-    whole = with_hierarchy(
-        result, [done("regime-references", {}), done("regime-hierarchy-1", finding)]
-    )
-    assert [check.passed for check in whole.checks] == [None, None]
-    assert whole.checks[0].estimate == pytest.approx(0.5)
+    whole = assess_regime([references(2.0), done("regime-hierarchy-1", finding)])
+    assert [check.passed for check in whole.checks[-2:]] == [None, None]
+    assert whole.checks[-2].estimate == pytest.approx(0.5)
     assert whole.notes[-2:] == ("regime_one_seed", "regime_no_flat")
 
 

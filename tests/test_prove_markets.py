@@ -17,27 +17,27 @@ from echelon.market import resolve_rules
 from echelon.proving.certificate import MarketResult
 from echelon.proving.leaky import FACTOR, LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.parts import Done, Finding
-from echelon.proving.planted import PLANTED, BayesFilter, PlantedMarket
-from echelon.proving.planted_proof import (
+from echelon.proving.planted import (
+    PLANTED,
+    BayesFilter,
     CostlyPart,
+    PlantedMarket,
     PlantedPart,
-    SeedScore,
     ThresholdFilter,
     assess_costly,
     assess_planted,
     best_thresholds,
 )
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regime_proof import (
+from echelon.proving.regime import (
     BLIND,
     CHOOSING,
     ReferencesPart,
     RegimeAgentPart,
+    RegimeMarket,
     assess_regime,
     by_pair,
 )
-from echelon.proving.trial import at_fee, proof_config, trade_draws
-from echelon.proving.worlds import planted_worlds
+from echelon.proving.worlds import at_fee, planted_worlds, proof_config, trade_draws
 from echelon.runs.registry import TrialRegistry
 
 CONFIG = proof_config(tiny_config())
@@ -98,8 +98,10 @@ def planted(signal: str, shares: list[float]) -> list[Done]:
 
 
 def test_share_is_the_ratio_of_mean_sharpe_ratios() -> None:
-    score = SeedScore(1, 0, {"agent": np.array([1.0, 2.0]), "bayes": np.array([2.0, 4.0])})
-    assert score.share() == 0.5
+    sharpes = {"agent": [1.0, 3.0], "bayes": [4.0, 4.0]}
+    finding = {"seed": 1, "steps": 5, "best_step": 0, "sharpes": sharpes}
+    result = assess_planted([done("planted-trend-1", finding)])
+    assert result.checks[0].estimate == 0.5
 
 
 def test_trend_needs_the_mean_and_the_lower_end() -> None:
@@ -221,7 +223,7 @@ def leaky(refused: list[str], peeking: float, honest: float) -> MarketResult:
         done("x", {"seed": 1, "peeks": peeks, "steps": 5, "sharpe": sharpe, "equal_weight": 0.1})
         for peeks, sharpe in ((True, peeking), (False, honest))
     ]
-    return assess_leaky(check, agents)
+    return assess_leaky([check, *agents])
 
 
 def test_leaky_needs_the_refusal_and_the_absurd_sharpe() -> None:
@@ -260,7 +262,7 @@ def test_those_that_choose_must_beat_the_best_of_the_blind_in_every_pair() -> No
         **{"trailing 40": [2.5, 2.3, 2.1], "fixed-share hedge": [2.6, 2.4, 2.2]},
         **{"regime filter": [0.6, 0.5, -0.4], "regime-aware": [3.0, 2.9, 3.1]},
     }
-    result = assess_regime(done("regime-references", {"sharpes": sharpes}), [])
+    result = assess_regime([done("regime-references", {"sharpes": sharpes})])
     assert passed(result) == {
         "regime_trailing 40": True,
         "regime_fixed-share hedge": True,
@@ -272,7 +274,7 @@ def test_those_that_choose_must_beat_the_best_of_the_blind_in_every_pair() -> No
         done(f"regime-{kind}-1", {"seed": 1, "steps": 5, "sharpes": [0.0, 0.1, 0.2]})
         for kind in ("flat", "shown")
     ]
-    more = assess_regime(done("regime-references", {"sharpes": sharpes}), agents)
+    more = assess_regime([done("regime-references", {"sharpes": sharpes}), *agents])
     assert passed(more)["regime_flat_agent"] is None
     assert more.rows["shown agent"] == [0.0, 0.1, 0.2]
     assert "regime_agents" in more.notes

@@ -15,7 +15,7 @@ from provings import NULL, tiny_config
 
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.evaluation.statistics.claims import judge
+from echelon.evaluation.statistics import judge
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust
 from echelon.proving.null import (
@@ -32,10 +32,8 @@ from echelon.proving.null import (
 )
 from echelon.proving.parts import Done, Finding
 from echelon.proving.pipeline import on_file, write_bars
-from echelon.proving.planted import PlantedMarket, rules_of_thumb
-from echelon.proving.planted_proof import PlantedPart, claim_draws
-from echelon.proving.trial import EqualWeight, proof_config, trade_draws, with_test_window
-from echelon.proving.worlds import Draw
+from echelon.proving.planted import PlantedMarket, PlantedPart, claim_draws, rules_of_thumb
+from echelon.proving.worlds import Draw, EqualWeight, proof_config, trade_draws, with_test_window
 from echelon.runs.registry import TrialRegistry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats

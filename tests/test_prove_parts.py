@@ -18,22 +18,20 @@ from provings import tiny_config
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config
-from echelon.errors import StoreError, TrainingError, UsageError
+from echelon.errors import Stopped, StoreError, TrainingError, UsageError
 from echelon.proving.certificate import Certificate
-from echelon.proving.parts import Done, Finding, identity_of, lock_proof, run_parts
-from echelon.proving.planted import BayesFilter, PlantedMarket, rules_of_thumb
-from echelon.proving.planted_proof import PlantedPart
+from echelon.proving.parts import Done, Finding, identity_of, lock_proof, run_all
+from echelon.proving.planted import BayesFilter, PlantedMarket, PlantedPart
 from echelon.proving.prove import prove
-from echelon.proving.trial import (
+from echelon.proving.worlds import (
     EqualWeight,
     last_bars,
+    planted_worlds,
     proof_config,
     trade_draws,
-    trade_each,
     train_agent,
     with_steps,
 )
-from echelon.proving.worlds import planted_worlds
 from echelon.training.learners import Worlds
 from echelon.training.loop import Progress
 from echelon.workers import Report, ShouldStop
@@ -80,39 +78,36 @@ def runs_of(directory: Path, name: str) -> int:
 def test_a_part_with_a_finding_is_not_run_again(tmp_path: Path) -> None:
     parts = [Counted("a", tiny_config()), Counted("b", tiny_config())]
     told: list[tuple[str, object]] = []
-    first = run_parts(parts, tmp_path, workers=1).parts
-    again = run_parts(
+    first = run_all(parts, tmp_path, workers=1)
+    again = run_all(
         parts, tmp_path, workers=1, on_report=lambda part, message: told.append((part.key, message))
     )
-    assert again.parts == first
-    assert [done.finding["value"] for done in first if done] == [2.5, 2.5]
+    assert again == first
+    assert [done.finding["value"] for done in first.values()] == [2.5, 2.5]
     assert (runs_of(tmp_path, "a"), runs_of(tmp_path, "b")) == (1, 1)
     assert [key for key, message in told if isinstance(message, Done)] == ["a", "b"]
 
 
 def test_a_stopped_part_is_gone_on_with(tmp_path: Path) -> None:
     parts = [Counted("a", tiny_config()), Counted("b", tiny_config(), stops=1)]
-    first = run_parts(parts, tmp_path, workers=1).parts
-    assert first[0] is not None
-    assert first[1] is None
-    second = run_parts(parts, tmp_path, workers=1).parts
-    assert second[1] is not None
-    assert second[1].finding["times"] == 2
+    with pytest.raises(Stopped, match="1 of 2 parts are done"):
+        run_all(parts, tmp_path, workers=1)
+    assert run_all(parts, tmp_path, workers=1)["b"].finding["times"] == 2
     assert runs_of(tmp_path, "a") == 1
 
 
 def test_a_failure_is_raised_and_leaves_other_findings(tmp_path: Path) -> None:
     parts = [Counted("bad", tiny_config(), fails=True), Counted("good", tiny_config())]
     with pytest.raises(TrainingError, match="bad diverged"):
-        run_parts(parts, tmp_path, workers=1)
+        run_all(parts, tmp_path, workers=1)
     assert (tmp_path / "parts" / "good" / "part.json").is_file()
 
 
 def test_a_part_of_another_configuration_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    run_parts([Counted("a", tiny_config())], tmp_path, workers=1)
+    run_all([Counted("a", tiny_config())], tmp_path, workers=1)
     other = [Counted("b", tiny_config()), Counted("a", tiny_config("train.gamma=0.5"))]
     with pytest.raises(UsageError, match="--overwrite"):
-        run_parts(other, tmp_path, workers=1)
+        run_all(other, tmp_path, workers=1)
     assert not (tmp_path / "parts" / "b").exists()
 
 
@@ -125,11 +120,11 @@ def test_identity_knows_the_configuration_and_not_where_it_is_logged() -> None:
 
 def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
     part = Counted("a", tiny_config())
-    run_parts([part], tmp_path, workers=1)
+    run_all([part], tmp_path, workers=1)
     path = tmp_path / "parts" / "a" / "part.json"
     path.write_text("{", encoding="utf-8")
     with pytest.raises(StoreError, match=r"part\.json: missing or damaged"):
-        run_parts([part], tmp_path, workers=1)
+        run_all([part], tmp_path, workers=1)
 
 
 @dataclass(frozen=True)
@@ -157,7 +152,7 @@ def test_a_damaged_checkpoint_of_a_part_comes_with_advice_that_can_be_followed(
     path: str, tmp_path: Path
 ) -> None:
     with pytest.raises(StoreError, match="damaged") as caught:
-        run_parts([Unreadable("a", path)], tmp_path, workers=1)
+        run_all([Unreadable("a", path)], tmp_path, workers=1)
     own = tmp_path / "parts" / "a"
     assert (f"delete {own} and run the same command" in str(caught.value)) is (path == "own")
 
@@ -165,23 +160,21 @@ def test_a_damaged_checkpoint_of_a_part_comes_with_advice_that_can_be_followed(
 def test_deleting_a_part_with_a_damaged_checkpoint_trains_it_again(tmp_path: Path) -> None:
     config = proof_config(tiny_config("train.total_env_steps=400"))
     part = PlantedPart(config, PlantedMarket(n_bars=160, n_assets=3), 1, 1)
-    ran = run_parts([part], tmp_path, workers=1).parts
+    ran = run_all([part], tmp_path, workers=1)
     own = tmp_path / "parts" / part.key
     (own / "part.json").unlink()
     (own / "seeds" / "1" / "result.json").unlink()
     for state in own.glob("seeds/1/checkpoints/*/state.json"):
         state.write_text("{", encoding="utf-8")
     with pytest.raises(StoreError, match=f"delete {re.escape(str(own))} and run"):
-        run_parts([part], tmp_path, workers=1)
+        run_all([part], tmp_path, workers=1)
     shutil.rmtree(own)
-    (again,) = run_parts([part], tmp_path, workers=1).parts
-    assert again is not None
-    assert ran[0] is not None
-    assert again.finding == ran[0].finding
+    again = run_all([part], tmp_path, workers=1)
+    assert again[part.key].finding == ran[part.key].finding
 
 
 def test_a_finding_says_what_it_cost(tmp_path: Path) -> None:
-    run_parts([Counted("a", tiny_config())], tmp_path, workers=1)
+    run_all([Counted("a", tiny_config())], tmp_path, workers=1)
     path = tmp_path / "parts" / "a" / "part.json"
     tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     assert set(tree) == {"key", "finding", "seconds", "cpu_seconds", "code"}
@@ -204,15 +197,6 @@ def test_draws_traded_together_give_what_each_gives_alone() -> None:
         assert together.traded[:, d] == pytest.approx(alone.traded, rel=1e-12)
         assert together.sharpes[d] == pytest.approx(alone.measures.sharpe_annual)
         assert together.turnover[d] == pytest.approx(alone.traded.mean() * 252)
-
-
-def test_policies_side_by_side_do_what_each_does_alone() -> None:
-    _, worlds, config = planted(3)
-    rules = rules_of_thumb((5, 20))
-    for rule, together in zip(rules, trade_each(rules, worlds, config), strict=True):
-        alone = trade_draws(rule, worlds, config)
-        assert np.array_equal(together.returns, alone.returns)
-        assert np.array_equal(together.traded, alone.traded)
 
 
 def test_equal_weight_of_many_draws_is_the_baseline_of_each() -> None:

@@ -19,15 +19,25 @@ from echelon.cli import app
 from echelon.config import Config, load_config
 from echelon.envs.act import Holdings
 from echelon.errors import EchelonError
-from echelon.proving import regime_proof
-from echelon.proving.planted import FilterWeights, PlantedMarket
-from echelon.proving.planted_proof import CostlyPart, ThresholdWeights, best_thresholds, own_draws
-from echelon.proving.prove import PROOF_MARKETS, plan
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regime_proof import RegimeAgentPart
-from echelon.proving.sizes import FULL
-from echelon.proving.trial import Trained, at_fee, proof_config, trade_draws, train_agent
-from echelon.proving.worlds import planted_worlds
+from echelon.proving import regime
+from echelon.proving.planted import (
+    BayesFilter,
+    CostlyPart,
+    PlantedMarket,
+    ThresholdFilter,
+    best_thresholds,
+    own_draws,
+)
+from echelon.proving.prove import FULL, PROOF_MARKETS, plan
+from echelon.proving.regime import RegimeAgentPart, RegimeMarket
+from echelon.proving.worlds import (
+    Trained,
+    at_fee,
+    planted_worlds,
+    proof_config,
+    trade_draws,
+    train_agent,
+)
 from echelon.report.texts import Words
 from echelon.training.learners import Worlds
 
@@ -49,7 +59,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regime_proof, "EXPERT_PAIRS", (1, 1))
+    monkeypatch.setattr(regime, "EXPERT_PAIRS", (1, 1))
 
 
 def test_an_expert_is_proved_on_all_five_markets(
@@ -92,7 +102,7 @@ def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -
     unseen = [market.draw(k, "proof") for k in range(2)]
     costs = at_fee(config, 500.0)
     worlds = planted_worlds([*draws, *unseen], costs)[2:]
-    traded = trade_draws(FilterWeights(market), worlds, costs)
+    traded = trade_draws(BayesFilter(market, "weights"), worlds, costs)
     assert finding["sharpes"]["bayes"] == traded.sharpes.tolist()
     assert max(finding["turnover"]["thresholds"]) < 0.5 * min(finding["turnover"]["bayes"])
 
@@ -120,7 +130,7 @@ def held(*weights: float) -> Holdings:
 
 
 def test_thresholds_buy_and_sell_whole_parts_and_leave_the_rest_alone() -> None:
-    policy = ThresholdWeights(replace(MARKET, n_assets=4), np.array([[0.7, 0.3]]))
+    policy = ThresholdFilter(replace(MARKET, n_assets=4), np.array([[0.7, 0.3]]), "weights")
     policy._up = np.array([[0.8, 0.8, 0.5, 0.2]])
     row = np.array([0])
     # Bought; held already, though it drifted; in between; sold.
@@ -135,7 +145,7 @@ def test_the_best_thresholds_of_weights_trade_less_where_trading_costs_more() ->
         worlds = planted_worlds([MARKET.draw(k, "x") for k in range(2)], config)
         pair = best_thresholds(MARKET, worlds, config, "weights")
         assert pair[0] >= pair[1]
-        traded = trade_draws(ThresholdWeights(MARKET, np.array([pair])), worlds, config)
+        traded = trade_draws(ThresholdFilter(MARKET, np.array([pair]), "weights"), worlds, config)
         turnover.append(float(traded.turnover.mean()))
     assert turnover[1] < 0.4 * turnover[0]
 
@@ -146,7 +156,7 @@ def test_thresholds_are_those_that_earn_most_over_all_the_worlds() -> None:
     pair = best_thresholds(MARKET, worlds, config, "weights")
 
     def growth(pair: tuple[float, float]) -> float:
-        policy = ThresholdWeights(MARKET, np.array([pair]))
+        policy = ThresholdFilter(MARKET, np.array([pair]), "weights")
         return float(np.log1p(trade_draws(policy, worlds, config).returns).sum())
 
     others = [(0.5, 0.5), (0.9, 0.1), (0.7, 0.3), (0.5, 0.1)]
@@ -167,7 +177,7 @@ def test_experts_are_flat_agents_of_the_regime_market_and_see_no_holdings(
         assert spans == [2, 2], "a draw and its mirror"
         return train_agent(config, worlds, *rest)
 
-    monkeypatch.setattr("echelon.proving.trial.train_agent", watched)
+    monkeypatch.setattr("echelon.proving.worlds.train_agent", watched)
     market = RegimeMarket(n_bars=150, n_assets=3)
     for shown in (False, True):
         part = RegimeAgentPart(proof_config(tiny_config(*EXPERT)), market, 1, 5, shown)

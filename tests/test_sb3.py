@@ -20,8 +20,7 @@ from echelon.config import Config
 from echelon.envs.vec import BatchedVecEnv
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.proving.planted import PlantedMarket
-from echelon.proving.planted_proof import own_draws
+from echelon.proving.planted import PlantedMarket, own_draws
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 from echelon.training.learners import Worlds, load_policy, make_learner
 

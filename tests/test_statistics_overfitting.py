@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from echelon.evaluation.statistics import (
+from echelon.evaluation.overfitting import (
     backtest_overfitting,
     overfitting_probability,
     superior_ability,

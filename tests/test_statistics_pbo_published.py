@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from r_random import r_normals
 
-from echelon.evaluation.statistics import overfitting_probability
+from echelon.evaluation.overfitting import overfitting_probability
 from echelon.types import Floats
 
 RISK_FREE = 0.03 / 252  # a period, in pbo's Sharpe ratio

@@ -24,8 +24,7 @@ from echelon.errors import ConfigError, Stopped, UsageError
 from echelon.population.record import PopulationHistory, Round
 from echelon.proving import study
 from echelon.proving.parts import Done
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regime_proof import PairCounts, RegimeSetting
+from echelon.proving.regime import PairCounts, RegimeMarket, RegimeSetting
 from echelon.proving.study import (
     ONE,
     UNWEIGHTED,

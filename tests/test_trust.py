@@ -16,12 +16,7 @@ from worlds import prepared_run
 from echelon.config import load_config
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import evaluate, load_evaluation
-from echelon.evaluation.statistics import (
-    Claim,
-    SharpeDifference,
-    seed_interval,
-    sharpe_difference,
-)
+from echelon.evaluation.statistics import Claim, SharpeDifference, seed_interval, sharpe_difference
 from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust, verdict
 from echelon.features import Prepared

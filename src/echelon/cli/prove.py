@@ -30,7 +30,7 @@ from echelon.runs import RunDirectory
 if TYPE_CHECKING:
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
-    from echelon.proving.sizes import Sizes
+    from echelon.proving.prove import Sizes
     from echelon.proving.study import StudyResult
     from echelon.report.texts import Words
 
@@ -104,9 +104,8 @@ def prove(
     """
     from echelon.config.algorithms import FLAT_SETTINGS
     from echelon.market import drawn_market
-    from echelon.proving.prove import PROOF_MARKETS, plan
+    from echelon.proving.prove import PROOF_MARKETS, plan, sizes_for
     from echelon.proving.prove import prove as prove_markets
-    from echelon.proving.sizes import sizes_for
     from echelon.report.texts import Words
 
     words = Words(lang)

@@ -37,7 +37,7 @@ from echelon.evaluation.comparison import (
     window_facts,
 )
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
-from echelon.evaluation.statistics.claims import DEFLATED_ABOVE
+from echelon.evaluation.statistics import DEFLATED_ABOVE
 from echelon.evaluation.test_access import SplitName
 from echelon.evaluation.trust import ClaimBasis, claim_basis
 from echelon.files import finite_values, write_json

@@ -32,18 +32,17 @@ from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
+from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
 from echelon.evaluation.reference_policies import companion_returns
 from echelon.evaluation.saved import AGAIN, Trust
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
-    backtest_overfitting,
     deflate_by_sharpes,
     effective_trials,
     interquartile_mean,
     judge,
     seed_interval,
-    superior_ability,
 )
 from echelon.evaluation.test_access import Look, SplitName
 from echelon.files import check_tree, finite_or_none, finite_values, read_json

@@ -18,7 +18,7 @@ from scipy import stats
 from typing_extensions import TypedDict
 
 from echelon.errors import StoreError
-from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.evaluation.statistics import seed_interval
 from echelon.files import read_json, write_json
 
 _FORMAT = 1

@@ -43,7 +43,7 @@ from echelon.agents.execution import (
 from echelon.config import Config
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import Stopped
-from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.evaluation.statistics import seed_interval
 from echelon.execution.interpreters import QLIB_FRACTIONS
 from echelon.execution.metrics import measure_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders

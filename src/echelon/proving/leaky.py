@@ -27,10 +27,10 @@ from echelon.data.store import Store
 from echelon.evaluation.evaluate import evaluate
 from echelon.features import check_leakage
 from echelon.proving.certificate import Bar, Check, MarketResult, seed_check
-from echelon.proving.parts import Done, Finding, Part, time_spent
+from echelon.proving.parts import Done, Finding, KeyedPart, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import PlantedMarket
-from echelon.proving.trial import WARMUP, TrainingPart
+from echelon.proving.worlds import WARMUP, TrainingPart
 from echelon.workers import Report, ShouldStop
 
 PEEKING = Path(__file__).with_name("peeking.py")
@@ -48,15 +48,12 @@ _OTHER_FEATURES = StationaryConfig(
 
 
 @dataclass(frozen=True)
-class LeakyCheckPart(Part):
+class LeakyCheckPart(KeyedPart):
     """Does the leakage check refuse the file?"""
 
-    config: Config
+    KEY = "leaky-check"
 
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return "leaky-check"
+    config: Config
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Check the features with the file among them, as the command does."""
@@ -67,8 +64,7 @@ class LeakyCheckPart(Part):
         return {
             "refused": list(checked.names),
             "checked": len(checked.features),
-            "where": "" if first is None else first.where,
-            "detail": "" if first is None else first.detail,
+            **{name: getattr(first, name, "") for name in ("where", "detail")},
         }
 
 
@@ -76,14 +72,16 @@ class LeakyCheckPart(Part):
 class LeakyAgentPart(TrainingPart):
     """One seed's training and test with the file, or without."""
 
+    KEY = "leaky-{0.who}-{0.seed}"
+
     config: Config
     seed: int
     peeks: bool
 
     @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"leaky-{'peeking' if self.peeks else 'honest'}-{self.seed}"
+    def who(self) -> str:
+        """In the key: what it does."""
+        return "peeking" if self.peeks else "honest"
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Prepare, train and evaluate a run directory like any other."""
@@ -118,15 +116,18 @@ def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0)
     return on_file(config, directory, bars, _WINDOWS, seed).model_copy(update=plain)
 
 
-def assess_leaky(check: Done, agents: Sequence[Done]) -> MarketResult:
-    """The refusal, the absurd Sharpe ratio, and how far it is from an honest one."""
+def assess_leaky(parts: Sequence[Done]) -> MarketResult:
+    """The refusal, the absurd Sharpe ratio, and how far it is from an honest one.
+
+    parts: the check first
+    """
+    check, *agents = parts
     refused = tuple(check.finding["refused"])
     sharpes = {
         name: [p.finding["sharpe"] for p in agents if p.finding["peeks"] == peeks]
         for name, peeks in (("peeking", True), ("honest", False))
     }
     gap = np.subtract(sharpes["peeking"], sharpes["honest"]).tolist()
-    parts = [check, *agents]
     return MarketResult(
         name="leaky",
         checks=(

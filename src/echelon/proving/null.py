@@ -34,7 +34,7 @@ On the null market every claim is false. Who trades a draw is fixed beforehand b
     random         BUY, SELL or HOLD by lot
     min_variance   least variance over the last year, long only
 
-On the trend market the agents of `planted_proof` are judged, each draw once, as the mean of the
+On the trend market the agents of `planted` are judged, each draw once, as the mean of the
 seeds; the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation
 draw.
 """
@@ -46,7 +46,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -56,25 +56,25 @@ from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
 from echelon.envs.world import World
 from echelon.evaluation.evaluate import evaluate
-from echelon.evaluation.statistics.claims import judge
-from echelon.evaluation.statistics.sharpe import deflate
+from echelon.evaluation.statistics import deflate, judge
 from echelon.evaluation.trust import load_trust
 from echelon.files import read_arrays
 from echelon.proving.certificate import Bar, MarketResult, count_check
-from echelon.proving.parts import Done, Finding, Part, time_spent
+from echelon.proving.parts import Done, Finding, KeyedPart, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
-from echelon.proving.planted import rules_of_thumb
-from echelon.proving.planted_proof import RETURNS, claim_draws
-from echelon.proving.trial import (
+from echelon.proving.planted import RETURNS, PlantedSignal, claim_draws, rules_of_thumb
+from echelon.proving.worlds import (
     WARMUP,
     YEAR,
+    Arena,
+    Draw,
     EqualWeight,
+    autoregressive,
     last_bars,
+    planted_worlds,
     trade_draws,
-    trade_each,
     with_test_window,
 )
-from echelon.proving.worlds import Draw, autoregressive, planted_worlds
 from echelon.rng import stream
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
@@ -225,15 +225,14 @@ class DrawVerdict:
     def from_trust(draw: int, trust: Mapping[str, Any]) -> DrawVerdict:
         """What the trust.json of an agent's test window says."""
         against, claim = trust["differences"]["equal_weight"], trust["claim"]
-        # What is not a number, of a book that never moved, is null there.
-        lows = [against[blocks]["low"] or 0.0 for blocks in ("single", "double")]
         year = math.sqrt(YEAR)
+        # What is not a number, of a book that never moved, is null there.
         return DrawVerdict(
             draw=draw,
             policy="agent",
             made=claim["made"],
             advantage=year * (against["single"]["estimate"] or 0.0),
-            low=year * min(lows),
+            low=year * min(against[blocks]["low"] or 0.0 for blocks in ("single", "double")),
             deflated=claim["after_looks"] or 0.0,
             trials=claim["trials"] or 1,
         )
@@ -268,17 +267,14 @@ def assess_null(null: Sequence[Done], power: Done, market: NullMarket) -> Market
 
 
 @dataclass(frozen=True)
-class NullAgentPart(Part):
+class NullAgentPart(KeyedPart):
     """The whole pipeline on one draw of the null market, agents included."""
+
+    KEY = "null-agent-{0.draw:03d}"
 
     config: Config
     market: NullMarket
     draw: int
-
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"null-agent-{self.draw:03d}"
 
     @property
     def seeds(self) -> list[int]:
@@ -310,17 +306,14 @@ class NullAgentPart(Part):
 
 
 @dataclass(frozen=True)
-class NullCheapPart(Part):
+class NullCheapPart(KeyedPart):
     """The pipeline on some draws of the null market, with policies that need no training."""
+
+    KEY = "null-cheap-{0.draws[0]:03d}"
 
     config: Config
     market: NullMarket
     draws: tuple[int, ...]
-
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"null-cheap-{self.draws[0]:03d}"
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Judge each draw's policy on its test window."""
@@ -337,27 +330,32 @@ class NullCheapPart(Part):
 
 
 @dataclass(frozen=True)
-class PowerPart(Part):
-    """Claims on the trend market, by the agents that `planted_proof` trained.
+class PowerPart(KeyedPart):
+    """Claims on the trend market, by the agents that the planted proof trained.
 
     sources: keys of their parts; identities: of these, so that other agents make another part
     """
 
+    KEY = "null-power"
+
     config: Config
-    market: Any  # the market of those agents
+    market: PlantedSignal
     sources: tuple[str, ...]
     identities: tuple[str, ...]
     n_draws: int
     n_bars: int
 
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return "null-power"
-
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Judge the mean of the seeds on every draw."""
-        kept = [_load_returns(directory.parent / source / RETURNS) for source in self.sources]
+        kept = [
+            read_arrays(
+                place / RETURNS,
+                ("valid", "claims"),
+                f"Delete {place} and run the same command: that agent is trained and tested anew, "
+                "the others are kept.",
+            )
+            for place in (directory.parent / source for source in self.sources)
+        ]
         # Not `min`, which passes over a seed without a number, depending on its place.
         deflated = float(
             np.min([deflate(k["valid"], k["valid"][:, None]).probability for k in kept])
@@ -377,16 +375,19 @@ class PowerPart(Part):
         return {"verdicts": [v.__dict__ for v in verdicts]}
 
 
+_Judge: TypeAlias = Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]
+
+
 def _judge_rules(
     draws: Sequence[int], worlds: Sequence[World], config: Config
 ) -> list[DrawVerdict]:
     """The best of twelve rules on validation, on each draw."""
     rules = rules_of_thumb(RULE_BARS)
-    tried = {
-        split: np.stack([t.returns for t in trade_each(rules, _at(worlds, split), config)])
-        for split in ("valid", "test")
-    }  # [K,T,D] each
-    baseline = trade_draws(EqualWeight(config), _at(worlds, "test"), config).returns
+    tried: dict[str, Floats] = {}  # [K,T,D] each
+    for split in ("valid", "test"):
+        arena = Arena.from_draws(_at(worlds, split))
+        tried[split] = np.stack([trade_draws(rule, arena, config).returns for rule in rules])
+    theirs = trade_draws(EqualWeight(config), arena, config).returns  # on the test window
     verdicts = []
     for d, draw in enumerate(draws):
         trials = tried["valid"][:, :, d].T
@@ -394,14 +395,12 @@ def _judge_rules(
         deflated = deflate(trials[:, best], trials).probability
         agent = tried["test"][best, :, d][:, None]
         verdicts.append(
-            DrawVerdict.from_returns(draw, "rules", agent, baseline[:, d], deflated, len(rules))
+            DrawVerdict.from_returns(draw, "rules", agent, theirs[:, d], deflated, len(rules))
         )
     return verdicts
 
 
-def _judge_one(
-    name: str, policy: Callable[[Config], Policy]
-) -> Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]:
+def _judge_one(name: str, policy: Callable[[Config], Policy]) -> _Judge:
     """Judge a policy that was not chosen from others: one trial."""
 
     def judge_draws(
@@ -410,18 +409,18 @@ def _judge_one(
         verdicts = []
         for draw, world in zip(draws, worlds, strict=True):
             own = config.model_copy(update={"seed": draw})
-            valid, test = (_returns(policy(own), world, s, own) for s in ("valid", "test"))
-            baseline = _returns(EqualWeight(own), world, "test", own)
+            valid, test = (_returns(policy(own), world, split, own) for split in ("valid", "test"))
+            theirs = _returns(EqualWeight(own), world, "test", own)
             deflated = deflate(valid, valid[:, None]).probability
             verdicts.append(
-                DrawVerdict.from_returns(draw, name, test[:, None], baseline, deflated, trials=1)
+                DrawVerdict.from_returns(draw, name, test[:, None], theirs, deflated, trials=1)
             )
         return verdicts
 
     return judge_draws
 
 
-_JUDGES: Mapping[str, Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]] = {
+_JUDGES: Mapping[str, _Judge] = {
     "rules": _judge_rules,
     "random": _judge_one("random", lambda config: Random(config.seed)),
     "min_variance": _judge_one(
@@ -445,12 +444,3 @@ def _few_features(config: Config) -> Config:
         enabled=True, returns=(60,), volatility=(), volume_ratio=(), ranks=False
     )
     return config.model_copy(update={"features": FeaturesConfig(stationary=single)})
-
-
-def _load_returns(path: Path) -> Mapping[str, Floats]:
-    return read_arrays(
-        path,
-        ("valid", "claims"),
-        f"Delete {path.parent} and run the same command: that agent is trained and tested again, "
-        "the others are kept.",
-    )

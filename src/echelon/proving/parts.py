@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from echelon import __version__
 from echelon.config import Config, fingerprint
@@ -55,6 +55,17 @@ class Part(Protocol):
         """Do it, in a directory of its own; None: stopped before the end."""
 
 
+class KeyedPart(Part, Protocol):
+    """A part whose key is made of its fields. KEY: as `str.format` takes it, 0 being the part"""
+
+    KEY: ClassVar[str]
+
+    @property
+    def key(self) -> str:
+        """Its place below DIR/parts, and its name in the display."""
+        return self.KEY.format(self)
+
+
 @dataclass(frozen=True)
 class Done:
     """A part's finding; code: version of the code that found it."""
@@ -64,13 +75,6 @@ class Done:
     seconds: float
     cpu_seconds: float
     code: str
-
-
-class Ran(NamedTuple):
-    """Parts in their order, None: not finished; stopped: Ctrl-C came."""
-
-    parts: list[Done | None]
-    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -97,54 +101,38 @@ def lock_proof(directory: Path) -> AbstractContextManager[None]:
     return exclusive_lock(directory / ".prove.lock", f"the proof in {directory}")
 
 
-def run_parts(
-    parts: Sequence[Part],
-    directory: Path,
-    *,
-    workers: int,
-    on_report: Callable[[Part, object], None] = lambda _part, _message: None,
-) -> Ran:
-    """Do every part that has no finding yet, so many at a time.
-
-    `on_report(part, message)` gets a training's `Progress`, and `Done` at the end of a part.
-    """
-    with lock_proof(directory):
-        known = [load_part(part, directory) for part in parts]
-        for part, done in zip(parts, known, strict=True):
-            if done is not None:
-                on_report(part, done)
-        open_ = [k for k, done in enumerate(known) if done is None]
-        code = code_version()
-        jobs = [
-            _Job(parts[k], _place(parts[k], directory), identity_of(parts[k]), code) for k in open_
-        ]
-        stopped = False
-        if jobs:
-            made = run_jobs(
-                _work,
-                jobs,
-                workers=workers,
-                on_report=lambda n, message: on_report(jobs[n].part, message),
-            )
-            made.all_or_raise()
-            stopped = made.stopped
-            for k, result in zip(open_, made.results, strict=True):
-                assert result is None or isinstance(result, Done), "failures were raised"
-                known[k] = result
-        return Ran(known, stopped)
-
-
 def run_all(
     parts: Sequence[Part],
     directory: Path,
     *,
     workers: int,
-    on_report: Callable[[Part, object], None],
+    on_report: Callable[[Part, object], None] = lambda _part, _message: None,
 ) -> dict[str, Done]:
-    """The findings of all parts, by key; raises `Stopped` where Ctrl-C came before the last."""
-    ran = run_parts(parts, directory, workers=workers, on_report=on_report)
-    ready = {done.key: done for done in ran.parts if done is not None}
-    if ran.stopped or len(ready) < len(parts):
+    """Do every part that has no finding yet, so many at a time; the findings of all, by key.
+
+    `on_report(part, message)` gets a training's `Progress`, and `Done` at the end of a part. Raises
+    `Stopped` where Ctrl-C came before the last.
+    """
+    with lock_proof(directory):
+        known = {part.key: load_part(part, directory) for part in parts}
+        for part in parts:
+            if (done := known[part.key]) is not None:
+                on_report(part, done)
+        code = code_version()
+        jobs = [
+            _Job(part, directory / "parts" / part.key, identity_of(part), code)
+            for part in parts
+            if known[part.key] is None
+        ]
+        made = run_jobs(
+            _work,
+            jobs,
+            workers=workers,
+            on_report=lambda n, message: on_report(jobs[n].part, message),
+        )
+        ready = {key: done for key, done in known.items() if done is not None}
+        ready |= {done.key: done for done in made.all_or_raise() if done is not None}
+    if made.stopped or len(ready) < len(parts):
         raise Stopped(
             f"{len(ready)} of {len(parts)} parts are done and kept in {directory / 'parts'}. Run "
             "the same command again to go on."
@@ -180,15 +168,12 @@ def proof_facts(config: Config, command: str, parts: Collection[Done]) -> dict[s
 def time_spent(parts: Iterable[Done]) -> dict[str, float]:
     """Seconds of all the parts, for a `MarketResult`."""
     every = list(parts)
-    return {
-        "seconds": sum(part.seconds for part in every),
-        "cpu_seconds": sum(part.cpu_seconds for part in every),
-    }
+    return {name: sum(getattr(part, name) for part in every) for name in ("seconds", "cpu_seconds")}
 
 
 def load_part(part: Part, directory: Path) -> Done | None:
     """The part's finding, if it was made before; refuses one of another configuration."""
-    place = _place(part, directory)
+    place = directory / "parts" / part.key
     identity = place / "identity"
     if not identity.is_file():
         return None
@@ -210,10 +195,6 @@ def load_part(part: Part, directory: Path) -> Done | None:
     if done.key != part.key:
         raise DamagedError(path, f"of the part {shorten(done.key)!r}", _REMEDY)
     return done
-
-
-def _place(part: Part, directory: Path) -> Path:
-    return directory / "parts" / part.key
 
 
 def _work(job: _Job, report: Report, should_stop: ShouldStop) -> Done | None:

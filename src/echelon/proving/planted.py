@@ -11,77 +11,92 @@ closes together: drift and variance are split in the same proportion.
     cross_section  s = strength of an asset, a slow AR(1); only s less its mean over the assets
                    gives drift, and noise common to all assets hides it
 
-The reference (`BayesFilter`) is the Bayes filter: the exact expectation of the next drift
-given all returns so far, bought where it is above a hurdle and sold elsewhere, under the same 20/50
-rule, costs and clock. For the trend the hurdle is zero: the sign is more likely up than down. Where
-drifts come in all sizes, cash is better kept for the larger ones, and a filter that buys above zero
-loses to rules of thumb: there the hurdle is `hurdle` standard deviations of the expectation, chosen
-on draws that serve nothing else (the Sharpe ratio is flat around it, from 0.5 to 1).
-
-Nobody can predict better than the filter. The way it buys is simple, so it is a reference and not a
-bound: under the 20/50 rule momentum over 10 bars does 5 % better than it on the trend.
+The reference (`BayesFilter`) is the exact expectation of the next drift given all returns so far,
+bought where it is above a hurdle and sold elsewhere, under the same rule, costs and clock as the
+agent. Nobody can predict better than the filter; the way it buys is simple, so it is a reference
+and not a bound: under the 20/50 rule momentum over 10 bars does 5 % better than it on the trend.
 
     trend    p_t = P(s_t = 1 | r_1..t): odds ← odds · exp(2 · drift · r_t / noise²), then the flip
     others   Kalman filters; the states are Gaussian, so nothing is approximated
 
-Agents that say target weights have a reference of their own (`FilterWeights`): 1/N of the book in
-each asset of which the exact filter expects enough, and cash for the rest, rebalanced at every bar.
-"Enough" is a hurdle: for the trend a probability that the sign is up, elsewhere standard deviations
-of what the filter expects. Buying above no hurdle at all trades too often for the fee. The hurdles
-were chosen on draws called "hurdle" that serve nothing else, with fills at the next open; the
-Sharpe ratio is flat around them. Weights in proportion to what the filter expects do a little
-better than equal ones: these too are references, not bounds. Next to them stand the rules of thumb,
-held in equal parts. Annual Sharpe ratios over 16 draws of 6000 bars, 5 bp a side, fills at the next
-open (at the same close), the standard deviation of a draw's being 0.1 to 0.3:
+The hurdle is a probability for the trend, elsewhere standard deviations of what the filter expects:
+where drifts come in all sizes, cash is better kept for the larger ones. Beside agents that say
+target weights the filter holds 1/N of the book in each asset above a hurdle of its own (`HURDLES`),
+rebalanced at every bar: above no hurdle at all it would trade too often for the fee. Hurdles were
+chosen on draws that serve nothing else; the Sharpe ratio is flat around them. Annual Sharpe ratios
+by weights over 16 draws of 6000 bars, 5 bp a side, fills at the next open (at the same close), the
+standard deviation of a draw's being 0.1 to 0.3:
 
     signal          reference     best rule of thumb
     trend           4.84 (4.87)   4.31 (4.34), momentum over 20 bars
     reversion       3.31 (3.37)   2.41 (2.48), reversal over 20 bars
     cross_section   2.94 (2.95)   2.05 (2.07), momentum over 20 bars relative to the median
+
+Planted: how much of what the optimal filter earns does the agent capture?
+
+1. For each seed: a train and a validation draw of its own, and an agent trained on the first, its
+   checkpoint chosen on the second. Experts, which learn from a replay of the past and would learn
+   one path by heart, have several draws of each.
+2. Test draws that no seed has seen, the same for all. Agent, Bayes filter and rules of thumb trade
+   them under the same rules, costs and clock.
+3. The score of a seed is the ratio of mean Sharpe ratios, agent over Bayes filter; over the seeds
+   the mean and its interval.
+
+The agents of the trend market also trade the draws on which the claims of the pipeline are
+counted (see `null`): their returns there are kept beside the finding.
+
+Costly: does the agent trade what is worth its costs, and leave alone what is not? The trend market
+with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis points a side and not
+nearly worth 500. An agent is trained and tested at each fee.
+
+    at 5 bp     its share of the Bayes filter's Sharpe ratio
+    at 500 bp   its turnover, as a share of what it trades at 5 bp
+
+The filter buys and sells at any fee as in the trend market. Beside it stands the filter with the
+two thresholds that earned most on the seed's validation draws: what knowing the fee is worth to a
+filter. Of agents that say target weights it buys 1/N of the book above one threshold, sells it
+below the other and leaves it alone in between.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.baselines import only_allowed
 from echelon.backtest.policy import Policy
+from echelon.config import Config
+from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import UsageError
+from echelon.files import write_atomic
 from echelon.market import Rows
-from echelon.proving.worlds import Draw, autoregressive
+from echelon.proving.certificate import Bar, MarketResult, seed_check
+from echelon.proving.parts import Done, Finding, time_spent
+from echelon.proving.worlds import (
+    WARMUP,
+    Draw,
+    SeedWorlds,
+    TradedDraws,
+    Trained,
+    TrainingPart,
+    at_fee,
+    autoregressive,
+    last_bars,
+    planted_worlds,
+    trade_draws,
+)
 from echelon.rng import stream
 from echelon.types import Bools, Floats
-
-
-class PlantedSignal(Protocol):
-    """A market with a planted signal."""
-
-    signal: ClassVar[str]
-    """What is planted: its name in `PLANTED`."""
-
-    @property
-    def n_assets(self) -> int:
-        """N."""
-
-    @property
-    def n_bars(self) -> int:
-        """T."""
-
-    def draw(self, seed: int, name: str) -> Draw:
-        """One history of the market; `name` tells train, validation and test draws apart."""
-
-    def expected_drift(self, close: Floats) -> Floats:
-        """[T,N] expected drift of the next bar, given the closes[T,N] up to each row."""
-
-    def wants(self, close: Floats) -> Bools:
-        """[T,N] what the reference wants to hold, given the closes[T,N] up to each row."""
+from echelon.workers import Report, ShouldStop
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ class PlantedMarket:
     """Trend: numbers of the market.
 
     overnight: share of a bar's drift and variance that falls between close and open
+    hurdle: of the reference, a probability that the sign is up
     """
 
     signal: ClassVar[str] = "trend"
@@ -99,6 +115,7 @@ class PlantedMarket:
     noise: float = 0.012
     flip: float = 0.015
     overnight: float = 0.2
+    hurdle: float = field(default=0.5, repr=False)  # parts of proofs are known by the others
 
     def draw(self, seed: int, name: str) -> Draw:
         """One history of the market; `name` tells train, validation and test draws apart."""
@@ -131,8 +148,8 @@ class PlantedMarket:
         return self.drift * (2.0 * self.probability_up(close) - 1.0)
 
     def wants(self, close: Floats) -> Bools:
-        """[T,N]: the sign is more likely up."""
-        return np.asarray(self.probability_up(close) > 0.5)
+        """[T,N] what the reference wants to hold: the sign is likely enough up."""
+        return np.asarray(self.probability_up(close) > self.hurdle)
 
 
 @dataclass(frozen=True)
@@ -299,9 +316,9 @@ class CrossSectionMarket:
         )
 
 
-FilteredMarket: TypeAlias = PlantedMarket | ReversionMarket | CrossSectionMarket
+PlantedSignal: TypeAlias = PlantedMarket | ReversionMarket | CrossSectionMarket
 
-PLANTED: Mapping[str, type[FilteredMarket]] = {
+PLANTED: Mapping[str, type[PlantedSignal]] = {
     kind.signal: kind for kind in (PlantedMarket, ReversionMarket, CrossSectionMarket)
 }
 """Name of the signal → market; `PLANTED["trend"]()` has the default strength."""
@@ -310,53 +327,32 @@ HURDLES: Mapping[str, float] = {"trend": 0.65, "reversion": 0.5, "cross_section"
 
 
 class BayesFilter:
-    """BUY what the market's exact filter wants to hold, SELL the rest: the reference of agents
-    that buy, sell and hold, under the 20/50 rule.
+    """Holds what the market's exact filter wants: the reference, acting in the way of `kind`.
+
+    BUY and SELL the rest; or 1/N of the book in each asset, rebalanced at every bar, the rest cash.
     """
 
-    kind: ActionKind = "discrete"
     name = "bayes"
 
-    def __init__(self, market: PlantedSignal) -> None:
-        self._market = market
+    def __init__(
+        self, market: PlantedSignal, kind: ActionKind = "discrete", hurdle: float | None = None
+    ) -> None:
+        """hurdle: None: the market's own, by weights the one chosen for its signal"""
+        if hurdle is None:
+            hurdle = market.hurdle if kind == "discrete" else HURDLES[market.signal]
+        self._market = replace(market, hurdle=hurdle)
+        self.kind: ActionKind = kind
 
     def start(self, world: World, span: range) -> None:
         """Run the filter over the closes of each draw; row t of it knows those up to t."""
         self._wants = filter_each_draw(world, self._market.n_bars, self._market.wants)
 
-    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+    def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
         """Follow the filter."""
-        return only_allowed(np.where(self._wants[row], Action.BUY, Action.SELL), held)
-
-
-class FilterWeights:
-    """1/N of the book in each asset that the market's exact filter wants, the rest cash.
-
-    The reference of agents that say target weights, rebalanced at every bar.
-    """
-
-    kind: ActionKind = "weights"
-    name = "bayes"
-
-    def __init__(self, market: FilteredMarket, hurdle: float | None = None) -> None:
-        """hurdle: None: the one chosen for the market's signal"""
-        self._market = market
-        self._hurdle = HURDLES[market.signal] if hurdle is None else hurdle
-
-    def start(self, world: World, span: range) -> None:
-        """Run the filter over the closes of each draw; row t of it knows those up to t."""
-        wants = filter_each_draw(world, self._market.n_bars, self._wants)
-        self._weights = wants / world.n_assets
-
-    def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Follow the filter."""
-        return np.asarray(self._weights[row])
-
-    def _wants(self, close: Floats) -> Bools:
-        """[T,N] what the filter expects enough of, given the closes[T,N] up to each row."""
-        if isinstance(self._market, PlantedMarket):
-            return np.asarray(self._market.probability_up(close) > self._hurdle)
-        return replace(self._market, hurdle=self._hurdle).wants(close)
+        wants = self._wants[row]
+        if self.kind == "weights":
+            return np.asarray(wants / held.weights.shape[1])
+        return only_allowed(np.where(wants, Action.BUY, Action.SELL), held)
 
 
 def filter_each_draw(
@@ -369,30 +365,37 @@ def filter_each_draw(
 
 
 class Rule:
-    """BUY what rose (reversal: fell) over the last bars, SELL the rest.
+    """BUY what rose (reversal: fell) over the last bars, SELL the rest; by weights 1/N in each.
 
     relative: rose or fell in comparison with the median asset
     """
 
-    kind: ActionKind = "discrete"
-
-    def __init__(self, bars: int, *, reversal: bool = False, relative: bool = False) -> None:
+    def __init__(
+        self,
+        bars: int,
+        *,
+        reversal: bool = False,
+        relative: bool = False,
+        kind: ActionKind = "discrete",
+    ) -> None:
         self.name = " ".join(
             ["relative"] * relative + ["reversal" if reversal else "momentum", str(bars)]
         )
         self._bars, self._relative = bars, relative
         self._side = -1.0 if reversal else 1.0
+        self.kind: ActionKind = kind
 
     def start(self, world: World, span: range) -> None:
         """Take the total-return index."""
         self._growth = world.growth
 
-    def decide(self, row: Rows, held: Holdings) -> NDArray[np.int8]:
+    def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
         """Compare with the index so many bars ago."""
         rise = self._growth[row] / self._growth[np.maximum(row - self._bars, 0)] - 1.0
         if self._relative:
             rise = rise - np.median(rise, axis=1, keepdims=True)
-        return only_allowed(np.where(self._side * rise > 0.0, Action.BUY, Action.SELL), held)
+        wish = only_allowed(np.where(self._side * rise > 0.0, Action.BUY, Action.SELL), held)
+        return wish if self.kind == "discrete" else np.asarray((wish == Action.BUY) / rise.shape[1])
 
 
 def rules_of_thumb(bars: Sequence[int] = (5, 10, 20, 40, 60)) -> list[Policy]:
@@ -405,31 +408,12 @@ def rules_of_thumb(bars: Sequence[int] = (5, 10, 20, 40, 60)) -> list[Policy]:
     ]
 
 
-class Equally:
-    """A rule of HOLD, BUY and SELL by target weights: 1/N in each asset it buys, the rest cash."""
-
-    kind: ActionKind = "weights"
-
-    def __init__(self, rule: Policy) -> None:
-        self.name = rule.name
-        self._rule = rule
-
-    def start(self, world: World, span: range) -> None:
-        """Start the rule."""
-        self._rule.start(world, span)
-
-    def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Hold what the rule buys."""
-        buys = self._rule.decide(row, held) == Action.BUY
-        return np.asarray(buys / held.weights.shape[1])
-
-
 def weighted_rules_of_thumb(
-    market: FilteredMarket, bars: Sequence[int] = (5, 10, 20, 40)
+    market: PlantedSignal, bars: Sequence[int] = (5, 10, 20, 40)
 ) -> list[Policy]:
     """The rules that fit the market's signal: momentum, reversal, or momentum among the assets."""
     reversal, relative = market.signal == "reversion", market.signal == "cross_section"
-    return [Equally(Rule(count, reversal=reversal, relative=relative)) for count in bars]
+    return [Rule(count, reversal=reversal, relative=relative, kind="weights") for count in bars]
 
 
 def _draw_from_returns(hidden: Floats, gap: Floats, session: Floats) -> Draw:
@@ -469,3 +453,292 @@ def _kalman(
         state[t] = persistence * state[t - 1] + gain * (r_t - load * state[t - 1])
         left[t] = variance - persistence**2 * (variance - unknown) - gain**2 * spread
     return FilterState(state, np.sqrt(np.maximum(variance - left, 0.0)))
+
+
+RETURNS = "returns.npz"
+SHOWN_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "trend": (Rule(10), Rule(20)),
+    "reversion": (Rule(5, reversal=True), Rule(10, reversal=True)),
+    "cross_section": (Rule(20, relative=True), Rule(60, relative=True)),
+}
+"""Rules of thumb that are shown beside the agent, by what is planted."""
+TREND_BARS = (Bar("estimate", "at least", 0.85), Bar("low", "at least", 0.80))
+OTHER_BARS = (Bar("low", "above", 0.0),)
+EXPERT_BARS = (Bar("estimate", "at least", 0.80),)
+"""Bars of the share of the Bayes filter's Sharpe ratio: the trend's and the other signals' where
+agents buy, sell and hold; and where they say weights, of which the filter's are harder to reach."""
+EXPERT_DRAWS = (16, 4)
+"""Draws that an expert trains on, and on which its checkpoint is chosen."""
+
+
+@dataclass(frozen=True)
+class PlantedPart(TrainingPart):
+    """One seed's training on a market with a planted signal, and its test.
+
+    references: trade them too; they are the same for all seeds, so one part is enough
+    claim_draws, claim_bars: draws kept for counting claims, and bars to trade in each
+    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
+    """
+
+    KEY = "planted-{0.market.signal}-{0.seed}"
+
+    config: Config
+    market: PlantedSignal
+    seed: int
+    n_draws: int
+    references: bool = True
+    claim_draws: int = 0
+    claim_bars: int = 0
+    own: tuple[int, int] = EXPERT_DRAWS
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Train one agent and let it and the references trade the test draws."""
+        own = own_draws(self.market, self.config, self.seed, counts=self.own)
+        worlds = own.with_unseen(self.market, self.n_draws, self.config)
+        trained = self.train(self.config, worlds, directory, report, should_stop)
+        if trained is None:
+            return None
+        policies = _references(self.market, trained.policy.kind) if self.references else {}
+        finding, traded = _test(trained, policies, worlds, self.config)
+        if self.claim_draws:
+            self._keep_returns(trained, own, directory)
+        turnover = {name: float(draws.turnover.mean()) for name, draws in traded.items()}
+        return {"seed": self.seed, **finding, "turnover": turnover}
+
+    def _keep_returns(self, trained: Trained, own: OwnDraws, directory: Path) -> None:
+        """Write the agent's returns on its first validation draw and on the draws for claims."""
+        policy, config = trained.policy, self.config
+        others = claim_draws(self.market, config, self.claim_draws, self.claim_bars)
+        worlds = planted_worlds([own.train[0], own.valid[0], *others], config)
+        claims = [last_bars(world, self.claim_bars) for world in worlds[2:]]
+        valid = trade_draws(policy, worlds[1:2], config).returns[:, 0]
+        buffer = io.BytesIO()
+        np.savez(buffer, valid=valid, claims=trade_draws(policy, claims, config).returns)
+        write_atomic(directory / RETURNS, buffer.getvalue())
+
+
+class OwnDraws(NamedTuple):
+    """Draws that one seed learns from, and that choose its checkpoint."""
+
+    train: list[Draw]
+    valid: list[Draw]
+
+    def with_unseen(self, market: PlantedSignal, count: int, config: Config) -> SeedWorlds:
+        """The worlds of these, and of `count` draws that no seed has seen, the same for all."""
+        unseen = [market.draw(k, "proof") for k in range(count)]
+        worlds = planted_worlds([*self.train, *self.valid, *unseen], config)
+        n_train, n_own = len(self.train), len(self.train) + len(self.valid)
+        return SeedWorlds(worlds[:n_train], worlds[n_train:n_own], worlds[n_own:])
+
+
+def own_draws(
+    market: PlantedSignal,
+    config: Config,
+    seed: int,
+    valid_bars: int | None = None,
+    counts: tuple[int, int] = EXPERT_DRAWS,
+) -> OwnDraws:
+    """Draws of one seed alone: one of each kind, several of each for whoever says weights.
+
+    valid_bars: length of those for validation, if not the market's own
+    counts: how many an expert has of each kind
+    """
+    shorter = replace(market, n_bars=valid_bars or market.n_bars)
+    if ALGORITHMS[config.train.algo].family == "flat":
+        return OwnDraws([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
+    n_train, n_valid = counts
+    return OwnDraws(
+        [market.draw(1000 * seed + k, "trains") for k in range(n_train)],
+        [shorter.draw(1000 * seed + k, "valids") for k in range(n_valid)],
+    )
+
+
+def _test(
+    trained: Trained, references: Mapping[str, Policy], worlds: SeedWorlds, config: Config
+) -> tuple[dict[str, Any], dict[str, TradedDraws]]:
+    """Let an agent and references trade the test draws: (what is found of it, what they did)."""
+    policies = {"agent": trained.policy, **references}
+    traded = {name: trade_draws(policy, worlds.test, config) for name, policy in policies.items()}
+    return {
+        "kind": trained.policy.kind,
+        "steps": trained.outcome.step,
+        "best_step": trained.outcome.best_step,
+        "sharpes": {name: draws.sharpes.tolist() for name, draws in traded.items()},
+    }, traded
+
+
+def _references(market: PlantedSignal, kind: ActionKind) -> dict[str, Policy]:
+    """The filter and the rules of thumb, acting in the way the agent does."""
+    shown = SHOWN_RULES[market.signal] if kind == "discrete" else weighted_rules_of_thumb(market)
+    return {policy.name: policy for policy in (BayesFilter(market, kind), *shown)}
+
+
+def claim_draws(market: PlantedSignal, config: Config, count: int, bars: int) -> list[Draw]:
+    """Draws on which claims are counted: `bars` to trade, after warm-up and a window."""
+    longer = replace(market, n_bars=WARMUP + config.window + bars)
+    return [longer.draw(k, "proof claims") for k in range(count)]
+
+
+def assess_planted(parts: Sequence[Done]) -> MarketResult:
+    """The planted markets: the trend is held to its bars, the others inform."""
+    by_signal: dict[str, list[Done]] = {}
+    for part in parts:
+        by_signal.setdefault(part.key.split("-")[1], []).append(part)
+    checks, rows = [], {}
+    by_weights = parts[0].finding.get("kind") == "weights"
+    notes = ("planted_weights",) if by_weights else ("planted_others",) * (len(by_signal) > 1)
+    for signal, done in by_signal.items():
+        bars = TREND_BARS if signal == "trend" else OTHER_BARS
+        if by_weights:
+            bars = EXPERT_BARS
+        # References trade in one of the parts: they are the same for all seeds.
+        shared = {name: v for part in done for name, v in part.finding["sharpes"].items()}
+        for name in ("agent", *(name for name in shared if name != "agent")):
+            every = [part.finding["sharpes"].get(name, shared[name]) for part in done]
+            rows[f"{signal}/{name}"] = [float(np.mean(sharpes)) for sharpes in every]
+        shares = np.divide(rows[f"{signal}/agent"], rows[f"{signal}/bayes"]).tolist()
+        checks.append(seed_check(f"{signal}_share", "share", shares, *bars))
+    return MarketResult(
+        name="planted",
+        checks=tuple(checks),
+        **time_spent(parts),
+        facts={
+            "seeds": sorted({part.finding["seed"] for part in parts}),
+            "steps": max(part.finding["steps"] for part in parts),
+            "draws": len(parts[0].finding["sharpes"]["agent"]),
+            "best_steps": {part.key: part.finding["best_step"] for part in parts},
+        },
+        rows=rows,
+        notes=notes,
+    )
+
+
+COSTLY_MARKET = PlantedMarket(drift=0.003, flip=0.04)
+FEES = (5.0, 500.0)
+"""Basis points a side: worth trading, and not."""
+COSTLY_BAR = Bar("estimate", "at least", 0.50)
+TURNOVER_BAR = Bar("estimate", "at most", 0.05)
+_BUY_ABOVE = (0.5, 0.6, 0.7, 0.8, 0.9)
+_SELL_BELOW = (0.5, 0.4, 0.3, 0.2, 0.1)
+
+
+@dataclass(frozen=True)
+class CostlyPart(TrainingPart):
+    """One seed's training and test at one fee.
+
+    valid_bars: length of the validation draw
+    references: trade the filters too; one part a fee is enough
+    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
+    """
+
+    KEY = "costly-{0.fee_bps:g}bp-{0.seed}"
+
+    config: Config
+    market: PlantedMarket
+    fee_bps: float
+    seed: int
+    n_draws: int
+    valid_bars: int
+    references: bool = True
+    own: tuple[int, int] = EXPERT_DRAWS
+
+    def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
+        """Train one agent at the fee; let it and the filters trade the test draws at it."""
+        config = at_fee(self.config, self.fee_bps)
+        own = own_draws(self.market, config, self.seed, self.valid_bars, self.own)
+        worlds = own.with_unseen(self.market, self.n_draws, config)
+        trained = self.train(config, worlds, directory, report, should_stop)
+        if trained is None:
+            return None
+        filters: dict[str, Policy] = {}
+        thresholds: tuple[float, ...] = ()
+        kind = trained.policy.kind
+        if self.references:
+            shorter = replace(self.market, n_bars=self.valid_bars)
+            thresholds = best_thresholds(shorter, worlds.valid, config, kind)
+            filters["bayes"] = BayesFilter(self.market, kind)
+            filters["thresholds"] = ThresholdFilter(self.market, np.array([thresholds]), kind)
+        finding, traded = _test(trained, filters, worlds, config)
+        return {
+            "seed": self.seed,
+            "fee_bps": self.fee_bps,
+            "thresholds": list(thresholds),
+            **finding,
+            "turnover": {name: draws.turnover.tolist() for name, draws in traded.items()},
+        }
+
+
+class ThresholdFilter:
+    """BUY where the trend is surely enough up, SELL where it is surely enough down, else HOLD.
+
+    By weights: 1/N bought or sold whole, and nothing in between.
+    """
+
+    name = "thresholds"
+
+    def __init__(self, market: PlantedMarket, pairs: Floats, kind: ActionKind = "discrete") -> None:
+        """pairs[E,2]: buy above, sell below, of each book; one pair serves any number of books."""
+        self._market = market
+        self._buy_above, self._sell_below = pairs[:, :1], pairs[:, 1:]
+        self.kind: ActionKind = kind
+
+    def start(self, world: World, span: range) -> None:
+        """Run the filter over the closes of each draw; row t of it knows those up to t."""
+        self._up = filter_each_draw(world, self._market.n_bars, self._market.probability_up)
+
+    def decide(self, row: Rows, held: Holdings) -> NDArray[Any]:
+        """Compare with the thresholds; what is held already is not bought again by weight."""
+        up = self._up[row]
+        buys, sells = up > self._buy_above, up < self._sell_below
+        if self.kind == "weights":
+            share = 1.0 / held.weights.shape[1]
+            buys &= held.weights < 0.5 * share
+            return np.where(buys, share, np.where(sells, 0.0, np.nan))
+        wish = np.where(sells, Action.SELL, Action.HOLD)
+        return only_allowed(np.where(buys, Action.BUY, wish), held)
+
+
+def best_thresholds(
+    market: PlantedMarket, worlds: Sequence[World], config: Config, kind: ActionKind = "discrete"
+) -> tuple[float, float]:
+    """(buy above, sell below) with the highest growth over the test windows of all worlds."""
+    pairs = list(product(_BUY_ABOVE, _SELL_BELOW))
+    policy = ThresholdFilter(market, np.repeat(pairs, len(worlds), axis=0), kind)
+    returns = trade_draws(policy, [*worlds] * len(pairs), config).returns
+    growth = np.log1p(returns).sum(axis=0).reshape(len(pairs), len(worlds))
+    return pairs[int(np.argmax(growth.sum(axis=1)))]
+
+
+def assess_costly(parts: Sequence[Done]) -> MarketResult:
+    """Both fees: the share at the low one, the turnover at the high one."""
+    findings = [part.finding for part in parts]
+    rows: dict[str, list[float]] = {}
+    for finding in findings:
+        for kind, name in product(("sharpes", "turnover"), finding["sharpes"]):
+            key = f"{finding['fee_bps']:g}/{kind}/{name}"
+            rows.setdefault(key, []).append(float(np.mean(finding[kind][name])))
+    low, high = (f"{fee:g}" for fee in FEES)
+    shares = np.divide(rows[f"{low}/sharpes/agent"], rows[f"{low}/sharpes/bayes"][0])
+    # Seeds are compared with themselves; one that traded nothing at the low fee shows nothing.
+    traded = np.maximum(rows[f"{low}/turnover/agent"], np.finfo(float).tiny)
+    turnover = np.divide(rows[f"{high}/turnover/agent"], traded)
+    return MarketResult(
+        name="costly",
+        checks=(
+            seed_check("costly_share", "share", shares.tolist(), COSTLY_BAR),
+            seed_check("costly_turnover", "share", turnover.tolist(), TURNOVER_BAR),
+        ),
+        **time_spent(parts),
+        facts={
+            "seeds": sorted({finding["seed"] for finding in findings}),
+            "steps": {f"{f['fee_bps']:g}": f["steps"] for f in findings},
+            "draws": len(findings[0]["sharpes"]["agent"]),
+            "kind": findings[0].get("kind", "discrete"),
+            "fees_bps": list(FEES),
+            "thresholds": {
+                f"{f['fee_bps']:g}": f["thresholds"] for f in findings if f["thresholds"]
+            },
+        },
+        rows=rows,
+        notes=("costly_weights",) if findings[0].get("kind") == "weights" else (),
+    )

@@ -33,19 +33,19 @@ from echelon.config import Config, override_config, to_yaml
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.hierarchy import ExpertsConfig, MetaRouterConfig
 from echelon.errors import ConfigError
-from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.evaluation.statistics import seed_interval
 from echelon.files import finite_or_none, write_atomic, write_json
 from echelon.population.record import PopulationHistory
 from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
-from echelon.proving.regime import RegimeMarket
-from echelon.proving.regime_proof import (
+from echelon.proving.regime import (
     PairCounts,
     ReferencesPart,
     RegimeFlatPart,
     RegimeHierarchyPart,
+    RegimeMarket,
     flat_sac,
 )
-from echelon.proving.trial import TrainingPart, proof_config
+from echelon.proving.worlds import TrainingPart, proof_config
 from echelon.runs.metrics import read_metrics
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
@@ -88,7 +88,7 @@ class StudySizes:
     """The market, and how many draws of it."""
 
     market: RegimeMarket
-    draws: StudyPairs
+    draws: PairCounts
 
 
 STUDY_SIZES = StudySizes(RegimeMarket(), StudyPairs())
@@ -149,16 +149,13 @@ def changes_of(variant: StudyVariant, config: Config) -> tuple[str, ...]:
 class StudyPart(TrainingPart):
     """One variant with one seed; config: already the variant's."""
 
+    KEY = "{0.variant}-{0.seed}"
+
     config: Config
     market: RegimeMarket
     draws: PairCounts
     seed: int
     variant: str
-
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"{self.variant}-{self.seed}"
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """As the proof does it, and what the population left behind."""

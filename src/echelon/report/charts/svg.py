@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from echelon.evaluation.statistics.seeds import seed_interval
+from echelon.evaluation.statistics import seed_interval
 from echelon.report.pages import Block
 from echelon.report.texts import DASH
 

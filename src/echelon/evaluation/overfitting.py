@@ -27,8 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.evaluation.statistics._arrays import is_constant, matrix, same_length, series
-from echelon.evaluation.statistics.bootstrap import block_length, resampled_dates
+from echelon.evaluation.statistics import (
+    block_length,
+    is_constant,
+    matrix,
+    resampled_dates,
+    same_length,
+    series,
+)
 from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.rng import stream
 from echelon.types import Bools, Floats
