@@ -184,9 +184,9 @@ def test_ruined_book_earns_nothing_for_the_rest_of_its_fold_and_begins_anew(
     second = _evaluation(tmp_path / "b", {"seed-1": [100, 110, 121], "cash": [100] * 3})
     stitched = stitch({"a": first, "b": second})
     assert stitched.folds == ("a",) * 4 + ("b",) * 2
-    assert stitched.baselines == ("cash",)  # the benchmark is not in every fold
-    np.testing.assert_allclose(stitched.returns["seed-1"], [-0.5, -0.8, 0.0, 0.0, 0.1, 0.1])
-    measures = stitched.measures["seed-1"]
+    assert tuple(stitched.baselines) == ("cash",)  # the benchmark is not in every fold
+    measures, returns = stitched.seeds[1]
+    np.testing.assert_allclose(returns, [-0.5, -0.8, 0.0, 0.0, 0.1, 0.1])
     assert measures["total_return"] == pytest.approx(0.5 * 0.2 * 1.1 * 1.1 - 1.0)
     assert measures["exposure"] == pytest.approx((2 * 0.5 + 2 * 0.5) / 6)
     assert measures["turnover_annual"] == pytest.approx((2 * 0.1 + 2 * 0.1) / 6 * 252)

@@ -132,11 +132,11 @@ def _print_stitched(result: WalkForwardResult) -> None:
     shown = ("annual_return", "sharpe_annual", "calmar", "max_drawdown", "turnover_annual")
     title = f"stitched: {about['first']} to {about['last']}, {about['periods']:,} returns"
     table = number_table(title, "", *(MEASURE_COLUMNS[m].heading for m in shown))
-    add_agent_rows(table, stitched.seed_measures, shown)
-    for row, seeds in by_row(stitched.companion_measures).items():
+    measures = stitched.measures
+    add_agent_rows(table, list(measures.seeds.values()), shown)
+    for row, seeds in by_row(measures.companions).items():
         add_mean_rows(table, ROWS[row], seeds, shown)
-    for name in stitched.baselines:
-        values = stitched.measures[name]
+    for name, values in measures.baselines.items():
         add_row(table, name, *(MEASURE_COLUMNS[m].format(values[m]) for m in shown))
     out.print(table)
     for line in _how_sure(result.statistics, math.sqrt(stitched.periods_per_year)):

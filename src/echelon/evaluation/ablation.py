@@ -41,7 +41,6 @@ from echelon.evaluation.batch import (
     evaluation_of,
     write_table,
 )
-from echelon.ops.measures import LABELS
 
 BASE = "base"
 
@@ -149,42 +148,30 @@ def _is_in(base: Config, level: FactorLevel) -> bool:
     return changed == base
 
 
+def _variant(moved: Sequence[tuple[str, FactorLevel]]) -> Variant:
+    """Factors moved away from the base, each to a level; the base where none is."""
+    return Variant(
+        "+".join(f"{factor}-{level.value}".lower() for factor, level in moved) or BASE,
+        tuple(VariantSetting(factor, level.value) for factor, level in moved),
+        tuple(item for _, level in moved for item in level.overrides),
+    )
+
+
 def one_at_a_time(base: Config) -> list[Variant]:
     """The base, and each level of the matrix that differs from it, alone."""
-    alone = [
-        Variant(
-            _name(choice.factor, level),
-            (VariantSetting(choice.factor, level.value),),
-            level.overrides,
-        )
-        for choice in choices(base)
-        for level in choice.others
-    ]
-    return [Variant(BASE, (), ()), *alone]
+    moves = [(choice.factor, level) for choice in choices(base) for level in choice.others]
+    return [_variant([]), *(_variant([move]) for move in moves)]
 
 
 def full_grid(base: Config) -> list[Variant]:
     """Every combination of the levels of the matrix and the base's own, the base first."""
-    axes = [
-        [(choice.factor, None), *((choice.factor, level) for level in choice.others)]
-        for choice in choices(base)
-    ]
-    variants = []
-    for combination in itertools.product(*axes):
-        moved = [(factor, level) for factor, level in combination if level is not None]
-        variants.append(
-            Variant(
-                "+".join(_name(factor, level) for factor, level in moved) or BASE,
-                tuple(VariantSetting(factor, level.value) for factor, level in moved),
-                tuple(item for _, level in moved for item in level.overrides),
-            )
-        )
-    return variants
+    axes = [[None, *((factor, level) for level in others)] for factor, _, others in choices(base)]
+    return [_variant([move for move in moves if move]) for moves in itertools.product(*axes)]
 
 
 def read_variants(path: Path) -> list[Variant]:
     """The base, and the variants of a YAML file, in its order."""
-    variants = [Variant(BASE, (), ())]
+    variants = [_variant([])]
     for name, items in read_yaml(path).items():
         if not isinstance(name, str) or not _SAFE_NAME.fullmatch(name):
             raise ConfigError(
@@ -252,10 +239,6 @@ def _apply(base: Config, variant: Variant) -> Config:
         raise ConfigError(f"variant {variant.name!r}: {error}") from None
 
 
-def _name(factor: str, level: FactorLevel) -> str:
-    return f"{factor}-{level.value}".lower()
-
-
 @dataclass(frozen=True)
 class Ablation(RunBatch):
     """Variants of a base, the first of which is the base itself, and their runs."""
@@ -264,30 +247,9 @@ class Ablation(RunBatch):
     command = "ablate"
     member = "variant"
     results = ("ablation.csv", "ablation.parquet", "ablation.png")
+    planned = ("variants",)
 
     variants: tuple[Variant, ...]
-
-    @classmethod
-    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The variants, from what `plan` gave."""
-        variants = (
-            Variant(
-                entry["name"],
-                tuple(VariantSetting(*pair) for pair in entry["settings"]),
-                tuple(entry["overrides"]),
-            )
-            for entry in tree["variants"]
-        )
-        return {"variants": tuple(variants)}
-
-    def plan(self) -> dict[str, Any]:
-        """The variants."""
-        return {
-            "variants": [
-                {"name": v.name, "settings": v.settings, "overrides": v.overrides}
-                for v in self.variants
-            ]
-        }
 
     def make_members(self) -> Iterator[BatchMember]:
         """A run of each variant."""
@@ -352,13 +314,10 @@ class AblationResult:
             "seeds": len(row.seeds),
             "problem": row.problem,
         }
-        for measure in LABELS:
-            mean, std = row.over_seeds(measure)
-            values = {"mean": mean, "std": std, "diff": self.difference(row, measure)}
-            line |= {f"{measure}_{k}": None if math.isnan(v) else v for k, v in values.items()}
-        line["overrides"] = "; ".join(row.variant.overrides)
-        line["config_hash"] = row.config_hash
-        return line
+        values = row.columns(diff=lambda measure: self.difference(row, measure))
+        line |= {name: None if math.isnan(value) else value for name, value in values.items()}
+        overrides = "; ".join(row.variant.overrides)
+        return line | {"overrides": overrides, "config_hash": row.config_hash}
 
     def write(self, directory: Path) -> None:
         """Write ablation.csv and ablation.parquet."""

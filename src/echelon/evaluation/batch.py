@@ -23,9 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import polars as pl
+from pydantic import TypeAdapter
 
 from echelon import __version__
 from echelon.config import Config, fingerprint, load_run_config, refuse_places, to_yaml
@@ -46,7 +47,7 @@ from echelon.files import (
     write_json,
     write_parquet,
 )
-from echelon.ops.measures import MeanStd, mean_std
+from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.runs import RunDirectory
 from echelon.training.executors import verify_days
 from echelon.training.loop import Outcome
@@ -75,6 +76,7 @@ class RunBatch(ABC):
 
     noun: what it is called; stem: the noun in names of files; member: what one run is called
     command: that makes it; results: files in its directory that a new beginning removes
+    planned: fields that say what is to be done, in STEM.json
     split: the window its runs are evaluated on; trust: with trust.json
     """
 
@@ -83,6 +85,7 @@ class RunBatch(ABC):
     command: ClassVar[str]
     member: ClassVar[str]
     results: ClassVar[tuple[str, ...]]
+    planned: ClassVar[tuple[str, ...]]
     trust: ClassVar[bool] = False
 
     directory: Path
@@ -113,7 +116,7 @@ class RunBatch(ABC):
         changes: fields that are to be others than before
         """
         with cls.reading(directory) as tree:
-            plan = cls.read_plan(tree)
+            plan = {name: of.validate_python(tree[name]) for name, of in cls._adapters().items()}
         overrides = () if seeds is None else (f"train.seeds={seeds}",)
         base = load_run_config(directory / "base.yaml", overrides, trust_code)
         refuse_places(base, directory)
@@ -135,13 +138,9 @@ class RunBatch(ABC):
             yield tree
 
     @classmethod
-    @abstractmethod
-    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the subclass, from what `plan` gave."""
-
-    @abstractmethod
-    def plan(self) -> dict[str, Any]:
-        """What is to be done, as JSON has it."""
+    def _adapters(cls) -> dict[str, TypeAdapter[Any]]:
+        hints = get_type_hints(cls)
+        return {name: TypeAdapter(hints[name]) for name in cls.planned}
 
     @abstractmethod
     def make_members(self) -> Iterator[BatchMember]:
@@ -193,7 +192,11 @@ class RunBatch(ABC):
 
     def save(self, **results: Any) -> None:  # noqa: ANN401 (JSON)
         """Write down what is to be done, and what came out of it so far."""
-        tree = {"format": _FORMAT, "echelon": __version__, **self.plan(), **results}
+        plan = {
+            name: of.dump_python(getattr(self, name), mode="json")
+            for name, of in self._adapters().items()
+        }
+        tree = {"format": _FORMAT, "echelon": __version__, **plan, **results}
         write_atomic(self.directory / "base.yaml", to_yaml(self.base))
         write_json(self.file, tree)
 
@@ -219,6 +222,15 @@ class MeasuredRow:
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation (ddof 1) of a measure; NaN without any seed."""
         return mean_std(self.values(measure)) if self.seeds else MeanStd(math.nan, math.nan)
+
+    def columns(self, **others: Callable[[str], float]) -> dict[str, float]:
+        """Mean, std and what `others` make of every measure, for a table."""
+        made: dict[str, float] = {}
+        for name in LABELS:
+            mean, std = self.over_seeds(name)
+            made |= {f"{name}_mean": mean, f"{name}_std": std}
+            made |= {f"{name}_{ending}": of(name) for ending, of in others.items()}
+        return made
 
 
 @dataclass
@@ -276,8 +288,7 @@ def prepare_runs(
     on_run(len(batch.members), len(batch.members))
 
 
-@dataclass(frozen=True)
-class TrainingJob:
+class TrainingJob(NamedTuple):
     """A seed of run k to train."""
 
     k: int
@@ -321,7 +332,10 @@ def train_runs(
         course.stopped = done.stopped
         for job, result in zip(plan, done.results, strict=True):
             if isinstance(result, Failure):
-                course.note_error(job.k, _name_seed(result.error, job.seed.seed))
+                error = result.error  # a bug stays as it is
+                if isinstance(error, EchelonError):
+                    error = EchelonError(f"seed {job.seed.seed}: {error}")
+                course.note_error(job.k, error)
             elif result is not None and result.ending != "stopped":
                 course.outcomes.setdefault(job.k, []).append(result)
     for k, outcomes in course.outcomes.items():
@@ -336,15 +350,6 @@ def _train_and_report(job: SeedJob, report: Report, should_stop: ShouldStop) -> 
     return outcome
 
 
-@dataclass(frozen=True)
-class _EvaluationJob:
-    """One run to evaluate."""
-
-    run: TrainedRun
-    split: SplitName
-    trust: bool
-
-
 def evaluate_runs(
     batch: RunBatch, course: Course, *, on_run: OnRun = lambda _done, _all: None
 ) -> None:
@@ -353,28 +358,25 @@ def evaluate_runs(
     In this process: to start another takes as long as a few backtests.
     """
     due = [k for k in sorted(course.outcomes) if evaluation_of(batch, course, k) is None]
-    jobs = []
-    for k in due:
+    if not due:
+        return
+
+    def evaluate_run(k: int, report: Report, _should_stop: ShouldStop) -> None:
         seeds = tuple(outcome.seed for outcome in course.outcomes[k])
         run = TrainedRun(batch.run(k), batch.members[k].config, seeds)
-        jobs.append(_EvaluationJob(run, batch.split, batch.trust))
-    if not jobs:
-        return
-    on_run(0, len(jobs))
+        report(len(evaluate(run, batch.split, trust=batch.trust).seeds))
+
+    on_run(0, len(due))
     done = run_jobs(
-        _evaluate_and_report,
-        jobs,
+        evaluate_run,
+        due,
         workers=1,  # one after the other, so that job k is the k-th that ends
-        on_report=lambda job, _message: on_run(job + 1, len(jobs)),
+        on_report=lambda job, _message: on_run(job + 1, len(due)),
     )
     course.stopped = done.stopped
     for k, result in zip(due, done.results, strict=True):
         if isinstance(result, Failure):
             course.note_error(k, result.error)
-
-
-def _evaluate_and_report(job: _EvaluationJob, report: Report, _should_stop: ShouldStop) -> None:
-    report(len(evaluate(job.run, job.split, trust=job.trust).seeds))
 
 
 def evaluation_of(batch: RunBatch, course: Course, k: int) -> Evaluation | None:
@@ -429,13 +431,6 @@ def _share_prepared(source: Path, run: Path) -> None:
         for file in (source / "prepared").iterdir():
             link_or_copy(file, staging / file.name)
         swap_directory(staging, run / "prepared")
-
-
-def _name_seed(error: BaseException, seed: int) -> BaseException:
-    """The error with the seed it concerns; a bug stays as it is."""
-    if not isinstance(error, EchelonError):
-        return error
-    return EchelonError(f"seed {seed}: {error}")
 
 
 def _words(error: BaseException) -> str:

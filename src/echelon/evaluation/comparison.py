@@ -45,7 +45,6 @@ from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.trust import LEAST_BARS
 from echelon.files import finite_or_none, finite_values, write_json
-from echelon.ops.measures import LABELS
 from echelon.types import Floats
 
 AGENTS: Mapping[str, str] = {
@@ -73,21 +72,10 @@ class Comparison(RunBatch):
         for ending in ("csv", "parquet", "json", "png")
     )
 
+    planned = ("agents", "steps", "split")
+
     agents: tuple[str, ...] = tuple(AGENTS)
     steps: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Agents, steps and split, from what `plan` gave."""
-        return {
-            "agents": tuple(str(name) for name in tree["agents"]),
-            "steps": {str(name): int(count) for name, count in tree["steps"].items()},
-            "split": tree["split"],
-        }
-
-    def plan(self) -> dict[str, Any]:
-        """Agents, steps and split."""
-        return {"agents": self.agents, "steps": dict(self.steps), "split": self.split}
 
     def make_members(self) -> Iterator[BatchMember]:
         """A run of each agent; raises where one is unknown or cannot be made."""
@@ -236,9 +224,7 @@ class ComparisonResult:
             "reference": self.reference,
             **{f"sharpe_annual_diff_{k}": finite_or_none(v) for k, v in gap._asdict().items()},
         }
-        for measure in LABELS:
-            mean, std = row.over_seeds(measure)
-            line |= finite_values({f"{measure}_mean": mean, f"{measure}_std": std})
+        line |= finite_values(row.columns())
         return line | {"problem": row.problem, "config_hash": row.config_hash}
 
     def tree(self) -> dict[str, Any]:

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.files import (
@@ -35,16 +38,49 @@ from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.reference_policies import Track
-from echelon.evaluation.saved import AGAIN, Reads, Summary
 from echelon.evaluation.test_access import Look, SplitName
-from echelon.evaluation.trust import TRUST, assess_trust
-from echelon.files import check_tree, exclusive_lock, finite_values, read_json, write_json
+from echelon.evaluation.trust import (
+    AGAIN,
+    TRUST,
+    Count,
+    MeasureValues,
+    Seed,
+    assess_trust,
+    read_saved,
+)
+from echelon.files import exclusive_lock, finite_values, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
 from echelon.population.record import CommandRecord, record_of, remove_record
 from echelon.population.reference_policies import companions_of, sort_companions
+from echelon.runs.directory import RunFacts
 from echelon.training.run import TrainedRun
 
 _FORMAT = 2
+
+
+class _Summary(TypedDict):
+    """summary.json; others may have written it, and whatever differs from this is damage."""
+
+    split: str
+    first: str
+    last: str
+    bars: Count
+    periods_per_year: Annotated[float, Field(gt=0, le=1e9)]
+    ledger: dict[str, str]
+    fees: bool
+    executor: NotRequired[str]
+    deterministic: bool
+    reads: Count
+    evaluated: str
+    run: RunFacts
+    best_steps: dict[Seed, int]
+    seeds: dict[Seed, MeasureValues]
+    baselines: dict[str, MeasureValues]
+    companions: NotRequired[dict[Seed, dict[str, MeasureValues]]]
+
+
+class _Reads(TypedDict):
+    reads: Count
 
 
 @dataclass(frozen=True)
@@ -102,12 +138,18 @@ def evaluate(
         directory = run.home / "evaluations" / split
         reads = _reads(directory) + 1
         for seed, record in records.items():
-            _save_record(record, directory, f"seed-{seed}")
+            if record is None:  # what is there is of another agent
+                remove_record(directory, f"seed-{seed}")
+            else:
+                record.write(directory, f"seed-{seed}")
         books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
         books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
         tracks = _backtest_companions(policies, world, span, config, books)
         save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
+        rules: dict[str, Any] = {}
+        if world.in_force is not None:  # an executor fills elsewhere than the rules say
+            rules = {"rules": world.in_force.facts() | {"fill": world.ledger["fill"]}}
         summary = {
             "format": _FORMAT,
             "split": split,
@@ -116,7 +158,7 @@ def evaluate(
             "bars": len(span),
             "periods_per_year": world.periods_per_year,
             "ledger": dict(world.ledger),
-            **_rules_tree(world),
+            **rules,
             "fees": config.eval.use_fee,
             "executor": config.market.executor,
             "deterministic": config.eval.deterministic,
@@ -128,8 +170,12 @@ def evaluate(
             "baselines": {
                 name: finite_values(b.measures.as_dict()) for name, b in baselines.items()
             },
-            **_companions_tree(tracks),
         }
+        if tracks:
+            summary["companions"] = {
+                str(seed): {name: finite_values(track.measures) for name, track in own.items()}
+                for seed, own in tracks.items()
+            }
         if trust:
             returns = {
                 s: {n: track.returns for n, track in own.items()} for s, own in tracks.items()
@@ -163,25 +209,6 @@ def _backtest_companions(
     return tracks
 
 
-def _companions_tree(tracks: Mapping[int, Mapping[str, Track]]) -> dict[str, Any]:
-    """As summary.json has it: nothing where no agent has any."""
-    if not tracks:
-        return {}
-    return {
-        "companions": {
-            str(seed): {name: finite_values(track.measures) for name, track in own.items()}
-            for seed, own in tracks.items()
-        }
-    }
-
-
-def _rules_tree(world: World) -> dict[str, Any]:
-    """As summary.json has them; an executor fills elsewhere than the rules say."""
-    if world.in_force is None:
-        return {}
-    return {"rules": world.in_force.facts() | {"fill": world.ledger["fill"]}}
-
-
 def load_evaluation(run: Path, split: str) -> Evaluation:
     """Read a saved evaluation."""
     directory = run / "evaluations" / split
@@ -190,10 +217,7 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
         raise StoreError(
             f"{run}: not evaluated on {split}. Run `echelon evaluate {run} --split {split}`."
         )
-    tree = read_json(path, dict[str, Any], AGAIN)
-    if tree.get("format") != _FORMAT:
-        raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
-    check_tree(tree, Summary, path, AGAIN)
+    tree = read_saved(path, _Summary, _FORMAT)
     seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
     baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
     companions = {
@@ -206,17 +230,9 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
 def _reads(directory: Path) -> int:
     """How often the split was evaluated before."""
     try:
-        return read_json(directory / "summary.json", Reads, AGAIN)["reads"]
+        return read_json(directory / "summary.json", _Reads, AGAIN)["reads"]
     except DamagedError:
         return 0  # never, or its summary is damaged
-
-
-def _save_record(record: CommandRecord | None, directory: Path, stem: str) -> None:
-    """Write what a hierarchy left behind; without one, what is there is of another agent."""
-    if record is None:
-        remove_record(directory, stem)
-    else:
-        record.write(directory, stem)
 
 
 def _measures(values: Mapping[str, float | None]) -> dict[str, float]:

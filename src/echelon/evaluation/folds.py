@@ -40,7 +40,8 @@ _LEAST = 2
 """Bars of a window: one to decide on and one to be marked at."""
 
 
-class FoldBars(NamedTuple):
+@dataclass(frozen=True)
+class FoldBars:
     """How many bars each window of a fold has."""
 
     train: int
@@ -98,7 +99,7 @@ def _edges(config: WalkForwardConfig, days: Times) -> Iterator[_Edges]:
         valid = test - config.valid * unit
         edges = _Edges(valid - config.train * unit, valid, test, test + config.test * unit)
         missing = _is_cut(config, days, edges.end)
-        if missing and not (config.partial and len(_rows(config, days, edges).test) >= _LEAST):
+        if missing and not (config.partial and len(_rows(config, days, edges)["test"]) >= _LEAST):
             return
         yield edges
         if missing:
@@ -128,26 +129,19 @@ def _is_cut(config: WalkForwardConfig, days: Times, end: int) -> bool:
     return last - known > _REST or (config.last_test is not None and last > config.last_test)
 
 
-class _Rows(NamedTuple):
+def _rows(config: WalkForwardConfig, days: Times, edges: _Edges) -> dict[str, range]:
     """Rows of the bars in each window."""
-
-    train: range
-    valid: range
-    test: range
-
-
-def _rows(config: WalkForwardConfig, days: Times, edges: _Edges) -> _Rows:
     train, valid, test, end = (int(np.searchsorted(days, np.datetime64(_day(m)))) for m in edges)
     if config.scheme == "expanding":
         train = 0
     if config.last_test is not None:
         last = np.datetime64(config.last_test)
         end = min(end, int(np.searchsorted(days, last, side="right")))
-    return _Rows(
-        range(train, _before(days, train, valid, config.purge_bars)),
-        range(valid, _before(days, valid, test, config.embargo_bars)),
-        range(test, end),
-    )
+    return {
+        "train": range(train, _before(days, train, valid, config.purge_bars)),
+        "valid": range(valid, _before(days, valid, test, config.embargo_bars)),
+        "test": range(test, end),
+    }
 
 
 def _before(days: Times, start: int, stop: int, bars: int) -> int:
@@ -160,7 +154,7 @@ def _before(days: Times, start: int, stop: int, bars: int) -> int:
 def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
     rows = _rows(config, days, edges)
     name = _name(config, edges)
-    for window, bars in rows._asdict().items():
+    for window, bars in rows.items():
         if len(bars) < _LEAST:
             raise ConfigError(
                 f"walk-forward fold {name}: its {window} window has {len(bars)} bars, and needs "
@@ -168,9 +162,9 @@ def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
                 f"{config.unit}), or drop fewer bars (purge_bars {config.purge_bars}, embargo_bars "
                 f"{config.embargo_bars})."
             )
-    train, valid, test = ((days[r.start].astype(date), days[r.stop - 1].astype(date)) for r in rows)
-    cut = _is_cut(config, days, edges.end)
-    return Fold(name, train, valid, test, FoldBars(*map(len, rows)), cut)
+    spans = {w: (days[r.start].item(), days[r.stop - 1].item()) for w, r in rows.items()}
+    counts = FoldBars(**{window: len(r) for window, r in rows.items()})
+    return Fold(name, **spans, bars=counts, partial=_is_cut(config, days, edges.end))
 
 
 def _name(config: WalkForwardConfig, edges: _Edges) -> str:

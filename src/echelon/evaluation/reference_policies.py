@@ -37,11 +37,6 @@ class Track(NamedTuple):
     returns: Floats
 
 
-def companion_name(seed: int, name: str) -> str:
-    """What the backtest of a seed's companion is called, in files and tables."""
-    return f"seed-{seed}-{name}"
-
-
 def by_row(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
     """Row → measures of each seed; empty where no agent has companions.
 

@@ -24,9 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired
 
 import numpy as np
+from pydantic import Field, StringConstraints
+from typing_extensions import TypedDict
 
 from echelon.backtest.baselines import run_baselines
 from echelon.backtest.policy import Policy
@@ -34,7 +36,6 @@ from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
 from echelon.evaluation.reference_policies import companion_returns
-from echelon.evaluation.saved import AGAIN, Trust
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -64,6 +65,104 @@ SEED_MEASURES = (
 """Measures with an interval over the seeds."""
 
 VerdictKey = Literal["better", "undeflated", "worse", "same", "unknown"]
+AGAIN = "Run `echelon evaluate` again."
+"""What to do about a damaged evaluation."""
+
+Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
+"""Finite, and so after it is made one of a year."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,18}$")]
+"""As a key of JSON."""
+MeasureValues = dict[str, Number | None]
+
+
+class _MeasureInterval(TypedDict):
+    estimate: Number
+    low: Number | None
+    high: Number | None
+    iqm: Number | None
+    method: Literal["t", "bootstrap", "none"]
+
+
+class _AtBlock(TypedDict):
+    estimate: Number | None
+    low: Number | None
+    high: Number | None
+    block_length: Number
+    replications: Count
+
+
+class _BothBlocks(TypedDict):
+    single: _AtBlock
+    double: _AtBlock
+
+
+class _Counted(TypedDict):
+    trials: Count
+    reads: Count
+    runs: Count
+
+
+class _SeedIntervals(TypedDict):
+    n: Count
+    measures: dict[str, _MeasureInterval | None]
+
+
+class _Deflated(TypedDict):
+    psr: Number | None
+    probability: Number | None
+    hurdle: Number
+    n_trials: Count
+    n_effective: Number
+    probability_effective: Number | None
+
+
+class _Overfitted(TypedDict):
+    probability: Number | None
+    null_low: Number | None
+    null_high: Number | None
+    n_configurations: Count
+
+
+class _Superior(TypedDict):
+    p_value: Number | None
+    n_models: Count
+
+
+class _CostLine(TypedDict):
+    factor: Number
+    sharpe_annual: _MeasureInterval | None
+    total_return: _MeasureInterval | None
+    equal_weight_sharpe_annual: Number | None
+    equal_weight_total_return: Number | None
+
+
+class _Claimed(TypedDict):
+    deflated: Number | None
+    trials: NotRequired[Count | None]
+
+
+class _Judged(TypedDict):
+    key: VerdictKey
+    baseline: Literal["equal_weight"]
+
+
+class _Trust(TypedDict):
+    """trust.json; others may have written it, and whatever differs from this is damage."""
+
+    split: Literal["train", "valid", "test"]
+    bars: Count
+    periods_per_year: Annotated[float, Field(gt=0, le=1e9)]
+    registry: _Counted
+    seeds: _SeedIntervals
+    differences: dict[str, _BothBlocks]
+    deflation: _Deflated | None
+    overfitting: _Overfitted | None
+    superiority: _Superior | None
+    costs: list[_CostLine]
+    claim: _Claimed
+    verdict: _Judged
+    companions: NotRequired[dict[str, _BothBlocks]]
 
 
 def assess_trust(
@@ -82,13 +181,14 @@ def assess_trust(
     rates = {b.periods_per_year for b in agents.values()}
     others = {name: stack_returns([b.returns], len(returns))[:, 0] for name, b in baselines.items()}
     differences = {
-        name: claim for name in others if (claim := _compare(returns, others[name], seed))
+        name: claim for name in others if (claim := compare(returns, others[name], seed))
     }
     rivals = look.rivals()
     reads = look.registry.reads(look.window)
     deflation = _deflate(look, rivals, returns.mean(axis=1))
     chosen = _chosen_by(look, deflation)
-    against = differences.get(YARDSTICK)
+    strictest = _strictest(look, chosen, deflation)
+    said = verdict(look.split, differences.get(YARDSTICK), strictest)
     return {
         "format": _FORMAT,
         "split": look.split,
@@ -103,13 +203,16 @@ def assess_trust(
         "differences": {name: both_blocks(claim) for name, claim in differences.items()},
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
-        **_companion_differences(returns, companions, seed),
+        **companion_differences(returns, companions, seed),
         "costs": _cost_sweep(look, policies, agents, baselines),
-        "claim": _claim(look, against, chosen, deflation),
-        "verdict": {
-            "key": verdict(look.split, against, _strictest(look, chosen, deflation)),
+        "claim": {
+            "made": said == "better",
+            "deflated": _probability(chosen),
+            "after_looks": strictest,
+            "trials": None if chosen is None else chosen.n_trials,
             "baseline": YARDSTICK,
         },
+        "verdict": {"key": said, "baseline": YARDSTICK},
     }
 
 
@@ -147,12 +250,15 @@ def claim_basis(run: TrainedRun, split: SplitName, returns: Floats) -> ClaimBasi
 def load_trust(run: Path, split: str) -> dict[str, Any] | None:
     """What was saved of a split; None where nothing was."""
     path = run / "evaluations" / split / TRUST
-    if not path.exists():
-        return None
+    return read_saved(path, _Trust, _FORMAT) if path.exists() else None
+
+
+def read_saved(path: Path, kind: type, number: int) -> dict[str, Any]:
+    """A JSON file of an evaluation, of that format number and as `kind` says."""
     tree = read_json(path, dict[str, Any], AGAIN)
-    if tree.get("format") != _FORMAT:
+    if tree.get("format") != number:
         raise StoreError(f"{path}: written by another version of Echelon. {AGAIN}")
-    check_tree(tree, Trust, path, AGAIN)
+    check_tree(tree, kind, path, AGAIN)
     return tree
 
 
@@ -164,7 +270,7 @@ def both_blocks(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
+def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     """At both block lengths; None where there are too few bars. Its `made` is not used here.
 
     baseline: [T], or [T,R] of several whose mean Sharpe ratio counts
@@ -174,7 +280,7 @@ def _compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     return judge(returns, baseline, math.nan, seed=seed)
 
 
-def _companion_differences(
+def companion_differences(
     returns: Floats, companions: Mapping[int, Mapping[str, Floats]], seed: int
 ) -> dict[str, Any]:
     """Differences to the companions, if there are any."""
@@ -183,7 +289,7 @@ def _companion_differences(
     differences = {
         name: both_blocks(claim)
         for name, theirs in companion_returns(companions, len(returns)).items()
-        if (claim := _compare(returns, theirs, seed))
+        if (claim := compare(returns, theirs, seed))
     }
     return {"companions": differences}
 
@@ -287,19 +393,6 @@ def _strictest(look: Look, chosen: Deflation | None, deflation: Deflation | None
         return on_validation
     on_test = _probability(deflation)
     return None if on_test is None else min(on_validation, on_test)
-
-
-def _claim(
-    look: Look, difference: Claim | None, chosen: Deflation | None, deflation: Deflation | None
-) -> dict[str, Any]:
-    strictest = _strictest(look, chosen, deflation)
-    return {
-        "made": verdict(look.split, difference, strictest) == "better",
-        "deflated": _probability(chosen),
-        "after_looks": strictest,
-        "trials": None if chosen is None else chosen.n_trials,
-        "baseline": YARDSTICK,
-    }
 
 
 def _cost_sweep(

@@ -28,12 +28,10 @@ and no best one: that would be chosen after the fact.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -45,22 +43,25 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluation_of, write_table
 from echelon.evaluation.evaluate import Evaluation
-from echelon.evaluation.folds import Fold, FoldBars, plan_folds
-from echelon.evaluation.reference_policies import (
-    Measured,
-    Track,
-    by_row,
-    companion_name,
-    companion_returns,
-)
-from echelon.evaluation.statistics import Claim, deflate_by_sharpes, judge, seed_interval
+from echelon.evaluation.folds import Fold, plan_folds
+from echelon.evaluation.reference_policies import Measured, Track, by_row
+from echelon.evaluation.statistics import deflate_by_sharpes, seed_interval
 from echelon.evaluation.test_access import SplitName
-from echelon.evaluation.trust import LEAST_BARS, YARDSTICK, both_blocks, load_trust, verdict
+from echelon.evaluation.trust import (
+    LEAST_BARS,
+    YARDSTICK,
+    both_blocks,
+    companion_differences,
+    compare,
+    load_trust,
+    verdict,
+)
 from echelon.files import finite_values
 from echelon.ops.measures import LABELS, Costs, mean_std, measure, sharpe_annual
 from echelon.types import Floats, Times
 
 STITCHED = "stitched"
+_T = TypeVar("_T")
 
 
 def plan_walk(config: Config, *, quarantine: bool = False) -> tuple[Fold, ...]:
@@ -102,17 +103,10 @@ class WalkForward(RunBatch):
         *("splits.png", "report/report.html", "report/report.zh.html"),
     )
 
+    planned = ("folds",)
+
     folds: tuple[Fold, ...]
     split: SplitName = field(default="test", kw_only=True)
-
-    @classmethod
-    def read_plan(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The folds, from what `plan` gave."""
-        return {"folds": tuple(_read_fold(entry) for entry in tree["folds"])}
-
-    def plan(self) -> dict[str, Any]:
-        """The folds."""
-        return {"folds": [_fold_tree(fold) for fold in self.folds]}
 
     def make_members(self) -> Iterator[BatchMember]:
         """A run of each fold, through its windows and of its assets."""
@@ -146,27 +140,11 @@ class WalkForward(RunBatch):
         self.save(**done)
 
 
-def _fold_tree(fold: Fold) -> dict[str, Any]:
-    spans = {name: [str(d) for d in getattr(fold, name)] for name in ("train", "valid", "test")}
-    about = {"name": fold.name, **spans, "bars": fold.bars._asdict(), "partial": fold.partial}
-    return about | {"assets": fold.assets}
-
-
-def _read_fold(entry: Mapping[str, Any]) -> Fold:
-    train, valid, test = (
-        (date.fromisoformat(entry[name][0]), date.fromisoformat(entry[name][1]))
-        for name in ("train", "valid", "test")
-    )
-    bars = FoldBars(**entry["bars"])
-    assets = tuple(entry["assets"])
-    return Fold(entry["name"], train, valid, test, bars, bool(entry["partial"]), assets)
-
-
 @dataclass(frozen=True)
 class WalkForwardResult:
     """Every fold's evaluation, by name, but of those that failed; stitched only if none did.
 
-    statistics: of the stitched series, see `stitched.statistics`; empty without one
+    statistics: of the stitched series, see `statistics`; empty without one
     """
 
     folds: tuple[Fold, ...]
@@ -193,24 +171,18 @@ class WalkForwardResult:
             if evaluation is None:
                 lines.append(about | {"who": AGENT, "seeds": 0})
                 continue
-            measures = {seed_name(s): values for s, values in evaluation.seeds.items()}
-            lines += _lines(about, measures, evaluation.baselines)
-            lines += _companion_lines(about, evaluation.companions)
+            lines += _lines(about, evaluation.seeds, evaluation.baselines, evaluation.companions)
         if self.stitched is not None:
-            tree = self.stitched.tree()
-            about = {"fold": STITCHED, "first": tree["first"], "last": tree["last"], "problem": ""}
-            measures = dict(self.stitched.measures)
-            baselines = {name: measures.pop(name) for name in self.stitched.baselines}
-            lines += _lines(about, measures, baselines)
-            lines += _companion_lines(about, self.stitched.companion_measures)
+            first, last = self.stitched.days
+            about = {"fold": STITCHED, "first": first, "last": last, "problem": ""}
+            lines += _lines(about, *self.stitched.measures)
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
         """Write walk_forward.csv and .parquet, and the stitched returns."""
         write_table(self.frame(), directory / WalkForward.stem)
-        if self.stitched is None:
-            return
-        write_table(self.stitched.frame(), directory / STITCHED)
+        if self.stitched is not None:
+            write_table(self.stitched.frame(), directory / STITCHED)
 
 
 _SCHEMA: Mapping[str, Any] = {
@@ -221,27 +193,36 @@ _SCHEMA: Mapping[str, Any] = {
 }
 
 
+def _name_seeds(seeds: Mapping[int, _T]) -> dict[str, _T]:
+    return {f"seed-{seed}": value for seed, value in seeds.items()}
+
+
+def _name_companions(companions: Mapping[int, Mapping[str, _T]]) -> dict[str, _T]:
+    return {
+        f"seed-{s}-{name}": value for s, own in companions.items() for name, value in own.items()
+    }
+
+
 def _lines(
     about: Mapping[str, object],
-    seeds: Mapping[str, Mapping[str, float]],
-    baselines: Mapping[str, Mapping[str, float]],
+    seeds: Mapping[int, Measured],
+    baselines: Mapping[str, Measured],
+    companions: Mapping[int, Mapping[str, Measured]],
 ) -> list[dict[str, object]]:
-    """The mean over the seeds with its std, then each seed, then each baseline."""
-    mean = _mean_line(about, AGENT, list(seeds.values()))
-    return [mean, *_single_lines(about, {**seeds, **baselines})]
+    """The mean over the seeds with its std, each seed and baseline; companions the same way."""
 
+    def singles(books: Mapping[str, Measured]) -> list[dict[str, object]]:
+        return [
+            {**about, "who": who, "seeds": None, **finite_values(values)}
+            for who, values in books.items()
+        ]
 
-def _companion_lines(
-    about: Mapping[str, object], companions: Mapping[int, Mapping[str, Measured]]
-) -> list[dict[str, object]]:
-    """The rows of the companions, means over the seeds with std, then each seed's."""
-    means = [_mean_line(about, who, seeds) for who, seeds in by_row(companions).items()]
-    every = {
-        companion_name(seed, name): values
-        for seed, own in companions.items()
-        for name, values in own.items()
-    }
-    return [*means, *_single_lines(about, every)]
+    return [
+        _mean_line(about, AGENT, list(seeds.values())),
+        *singles(_name_seeds(seeds) | dict(baselines)),
+        *(_mean_line(about, who, every) for who, every in by_row(companions).items()),
+        *singles(_name_companions(companions)),
+    ]
 
 
 def _mean_line(
@@ -254,164 +235,127 @@ def _mean_line(
     return mean
 
 
-def _single_lines(
-    about: Mapping[str, object], books: Mapping[str, Measured]
-) -> list[dict[str, object]]:
-    return [
-        {**about, "who": who, "seeds": None, **finite_values(values)}
-        for who, values in books.items()
-    ]
+class StitchedMeasures(NamedTuple):
+    """Measures of everybody in a stitched series, as an `Evaluation` has them of one window."""
+
+    seeds: Mapping[int, Measured]
+    baselines: Mapping[str, Measured]
+    companions: Mapping[int, Mapping[str, Measured]]
 
 
 @dataclass(frozen=True)
 class Stitched:
-    """Test windows one after another: T returns of S seeds and of the baselines of every fold.
+    """Test windows one after another: T returns of every book.
 
-    times[T], folds[T]: of each return; returns, measures: by `seed-42` or name of the baseline
-    companions: of a hierarchy, by seed and name, measures and returns[T] of those every fold has
+    times[T], folds[T]: of each return
+    seeds, baselines, companions: those that every fold has; companions: by seed and name
     """
 
     times: Times
     folds: tuple[str, ...]
-    seeds: tuple[int, ...]
-    returns: Mapping[str, Floats]
-    measures: Mapping[str, Mapping[str, float]]
+    seeds: Mapping[int, Track]
+    baselines: Mapping[str, Track]
+    companions: Mapping[int, Mapping[str, Track]]
     periods_per_year: float
-    companions: Mapping[int, Mapping[str, Track]] = field(default_factory=dict)
 
     @property
-    def baselines(self) -> tuple[str, ...]:
-        """Names of the baselines."""
-        return tuple(self.returns)[len(self.seeds) :]
+    def days(self) -> tuple[str, str]:
+        """Of the first and of the last return."""
+        first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
+        return first, last
 
     @property
-    def agents(self) -> Floats:
-        """[T,S] returns of the seeds."""
-        return np.column_stack([self.returns[seed_name(seed)] for seed in self.seeds])
-
-    @property
-    def seed_measures(self) -> list[Measured]:
-        """Measures of each seed."""
-        return [self.measures[seed_name(seed)] for seed in self.seeds]
-
-    @property
-    def companion_measures(self) -> dict[int, dict[str, Measured]]:
-        """Seed → name → measures of the companions."""
-        return {
-            s: {n: track.measures for n, track in own.items()} for s, own in self.companions.items()
-        }
+    def measures(self) -> StitchedMeasures:
+        """Of everybody."""
+        return StitchedMeasures(
+            {seed: track.measures for seed, track in self.seeds.items()},
+            {name: track.measures for name, track in self.baselines.items()},
+            {
+                s: {n: track.measures for n, track in own.items()}
+                for s, own in self.companions.items()
+            },
+        )
 
     def frame(self) -> pl.DataFrame:
         """time, fold, and a column of returns for each seed, baseline and companion."""
-        companions = {
-            companion_name(seed, name): track.returns
-            for seed, own in self.companions.items()
-            for name, track in own.items()
-        }
-        return pl.DataFrame({"time": self.times, "fold": self.folds, **self.returns, **companions})
+        tracks = _name_seeds(self.seeds) | dict(self.baselines) | _name_companions(self.companions)
+        returns = {name: track.returns for name, track in tracks.items()}
+        return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
     def tree(self) -> dict[str, Any]:
         """Measures and span as JSON has them."""
-        first, last = (str(self.times[k].astype("datetime64[D]")) for k in (0, -1))
-        measures = {name: finite_values(values) for name, values in self.measures.items()}
+        first, last = self.days
+        seeds, baselines, companions = self.measures
+        books = _name_seeds(seeds) | dict(baselines)
         tree = {
             "first": first,
             "last": last,
             "periods": len(self.times),
             "periods_per_year": self.periods_per_year,
-            "measures": measures,
+            "measures": {name: finite_values(values) for name, values in books.items()},
         }
-        if self.companions:
+        if companions:
             tree["companions"] = {
                 str(seed): {name: finite_values(values) for name, values in own.items()}
-                for seed, own in self.companion_measures.items()
+                for seed, own in companions.items()
             }
         return tree
-
-
-def seed_name(seed: int) -> str:
-    """What a seed's backtest is called."""
-    return f"seed-{seed}"
-
-
-@dataclass(frozen=True)
-class _Series:
-    """What a book did over a test window of T steps; nothing, after a ruin.
-
-    returns, traded, invested: [T] each; costs: commission, stamp and slippage, in money
-    """
-
-    returns: Floats
-    traded: Floats
-    invested: Floats
-    costs: list[float]
-    initial: float
-
-    @staticmethod
-    def from_tables(evaluation: Evaluation, book: Book, length: int) -> _Series:
-        """Of a seed or a baseline, from its saved tables, over a window of so many steps."""
-        table = evaluation.tables(*book).equity
-        missing = length - (table.height - 1)
-
-        def pad(values: pl.Series) -> Floats:
-            return np.pad(values.to_numpy().astype(np.float64), (0, missing))
-
-        return _Series(
-            pad(table["return"][1:]),
-            pad(table["traded"][1:]),
-            pad(1.0 - table["cash_share"][:-1].cast(pl.Float64)),
-            [float(table[part].sum()) for part in ("commission", "stamp", "slippage")],
-            float(table["value"][0]),
-        )
 
 
 def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     """Put the test windows of folds, by name and in the order of time, one after another.
 
-    Of seeds and baselines, those that every fold has.
+    Of seeds, baselines and companions, those that every fold has.
     """
     every = list(evaluations.values())
-    seeds = tuple(s for s in every[0].seeds if all(s in e.seeds for e in every))
+    seeds = [s for s in every[0].seeds if all(s in e.seeds for e in every)]
     baselines = [n for n in every[0].baselines if all(n in e.baselines for e in every)]
-    books = {seed_name(seed): Book(AGENT, seed) for seed in seeds}
-    books |= {name: Book(name) for name in baselines}
-    windows = [_times(e, books.values()) for e in every]
-    rate = float(every[0].facts["periods_per_year"])
-
-    def join(book: Book) -> Track:
-        parts = [_Series.from_tables(e, book, len(w)) for e, w in zip(every, windows, strict=True)]
-        return _join(parts, rate)
-
-    tracks = {name: join(book) for name, book in books.items()}
-    returns = {name: track.returns for name, track in tracks.items()}
-    measures = {name: track.measures for name, track in tracks.items()}
-    companions = {
-        seed: {name: join(Book(name, seed)) for name in shared}
+    shared = {
+        seed: [
+            name
+            for name in every[0].companions.get(seed, {})
+            if all(name in e.companions.get(seed, {}) for e in every)
+        ]
         for seed in seeds
-        if (shared := _companions_of(every, seed))
     }
-    folds = [fold for fold, w in zip(evaluations, windows, strict=True) for _ in w]
+    books = [*(Book(AGENT, seed) for seed in seeds), *map(Book, baselines)]
+    windows = [_times(e, books) for e in every]
+    rate = float(every[0].facts["periods_per_year"])
+    lengths = [len(w) for w in windows]
+
+    def join(policy: str, seed: int | None = None) -> Track:
+        return _join([e.tables(policy, seed).equity for e in every], lengths, rate)
+
     return Stitched(
-        np.concatenate(windows), tuple(folds), seeds, returns, measures, rate, companions
+        np.concatenate(windows),
+        tuple(fold for fold, n in zip(evaluations, lengths, strict=True) for _ in range(n)),
+        {seed: join(AGENT, seed) for seed in seeds},
+        {name: join(name) for name in baselines},
+        {seed: {n: join(n, seed) for n in names} for seed, names in shared.items() if names},
+        rate,
     )
 
 
-def _companions_of(every: Sequence[Evaluation], seed: int) -> list[str]:
-    """Names of the companions that a seed has in every fold."""
-    first, *others = (e.companions.get(seed, {}) for e in every)
-    return [name for name in first if all(name in fold for fold in others)]
+def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -> Track:
+    """One series of a book's folds, of these lengths, and its measures. rate: periods a year"""
 
+    def join(parts: Iterable[pl.Series]) -> Floats:
+        arrays = [part.to_numpy().astype(np.float64) for part in parts]
+        padded = [np.pad(a, (0, n - len(a))) for a, n in zip(arrays, lengths, strict=True)]
+        return np.concatenate(padded)  # nothing, after a ruin
 
-def _join(parts: Sequence[_Series], rate: float) -> Track:
-    """One series of a book's folds, and its measures. rate: periods a year"""
-    returns = np.concatenate([part.returns for part in parts])
+    returns = join(table["return"][1:] for table in tables)
+    costs = [
+        sum(float(table[part].sum()) for table in tables)
+        for part in ("commission", "stamp", "slippage")
+    ]
     measures = measure(
         returns,
         periods_per_year=rate,
-        turnover=np.concatenate([part.traded for part in parts]),
-        exposure=np.concatenate([part.invested for part in parts]),
-        costs=Costs(*map(sum, zip(*(part.costs for part in parts), strict=True))),
-        initial_value=parts[0].initial,
+        turnover=join(table["traded"][1:] for table in tables),
+        exposure=join(1.0 - table["cash_share"][:-1].cast(pl.Float64) for table in tables),
+        costs=Costs(*costs),
+        initial_value=float(tables[0]["value"][0]),
     )
     return Track(measures.as_dict(), returns)
 
@@ -434,44 +378,32 @@ def statistics(
     Ratios in `differences` are per period, each at the block length of the difference and at
     twice that; empty where there are too few returns to resample. `costs`: means over the folds.
     """
-    ratios = [stitched.measures[seed_name(s)]["sharpe_annual"] for s in stitched.seeds]
+    ratios = [track.measures["sharpe_annual"] for track in stitched.seeds.values()]
     interval = seed_interval(ratios)._asdict() if np.isfinite(ratios).all() else None
-    enough = len(stitched.times) >= LEAST_BARS
-    mean = stitched.agents.mean(axis=1)
+    agents = np.column_stack([track.returns for track in stitched.seeds.values()])
+    mean = agents.mean(axis=1)
     deflation = None
-    if enough:
+    if len(mean) >= LEAST_BARS:
         # The Sharpe ratios of earlier looks are not known here, so that of all is this one's, and
         # their variance is the least that `deflate_by_sharpes` takes.
         deflation = deflate_by_sharpes(mean, [sharpe_annual(mean, 1.0)] * looks)
-    claims: dict[str, Claim] = {
-        name: judge(stitched.agents, stitched.returns[name], math.nan, seed=seed)
-        for name in stitched.baselines
-        if enough
+    claims = {
+        name: claim
+        for name, track in stitched.baselines.items()
+        if (claim := compare(agents, track.returns, seed))
+    }
+    companions = {
+        s: {n: track.returns for n, track in own.items()} for s, own in stitched.companions.items()
     }
     deflated = None if deflation is None else deflation.probability
     return {
         "sharpe_annual": None if interval is None else finite_values(interval),
         "differences": {name: both_blocks(claim) for name, claim in claims.items()},
-        **(_companion_differences(stitched, seed) if enough else {}),
+        **(companion_differences(agents, companions, seed) if deflation else {}),
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         "looks": looks,
         "costs": _mean_sweep(sweeps),
         "verdict": {"key": verdict("test", claims.get(YARDSTICK), deflated), "baseline": YARDSTICK},
-    }
-
-
-def _companion_differences(stitched: Stitched, seed: int) -> dict[str, Any]:
-    """Differences to the companions, if there are any; no verdict rests on them."""
-    if not stitched.companions:
-        return {}
-    returns = {
-        s: {n: track.returns for n, track in own.items()} for s, own in stitched.companions.items()
-    }
-    return {
-        "companions": {
-            name: both_blocks(judge(stitched.agents, theirs, math.nan, seed=seed))
-            for name, theirs in companion_returns(returns, len(stitched.times)).items()
-        }
     }
 
 

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from echelon.errors import DamagedError
 from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
-from echelon.evaluation.saved import MeasureValues, Number, Seed
+from echelon.evaluation.trust import MeasureValues, Number, Seed
 from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
 from echelon.report.pages import Content, Named, Table
