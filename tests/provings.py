@@ -41,6 +41,7 @@ SIZES = Sizes(
     regime_pairs=2,
     regime_bars=250,
     regime_seeds=1,
+    hierarchy_seeds=0,
     regime_steps=200,
     chunk=3,
 )

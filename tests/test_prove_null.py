@@ -287,7 +287,7 @@ def test_claims_are_counted_by_hand() -> None:
         done({"verdicts": [verdict(k, CHEAP[k % 3], made=k == 7) for k in range(1, 20)]}),
     ]
     power = done({"verdicts": [verdict(k, "agent", made=k > 0) for k in range(10)]})
-    result = assess_null(null, power, NULL)
+    result = assess_null([*null, power], NULL)
     claims, strength = result.checks
     assert claims.count == (1, 20)
     assert claims.estimate == 0.05
@@ -308,7 +308,7 @@ def test_intervals_of_counts_are_exact() -> None:
     """0 of 20: upper end 1 − 0.025^(1/20); 20 of 20: its mirror."""
     null = [done({"verdicts": [verdict(k, "rules", made=False) for k in range(20)]})]
     power = done({"verdicts": [verdict(k, "agent", made=True) for k in range(20)]})
-    claims, strength = assess_null(null, power, NULL).checks
+    claims, strength = assess_null([*null, power], NULL).checks
     edge = 1.0 - 0.025 ** (1 / 20)
     assert (claims.low, claims.high) == (pytest.approx(0.0), pytest.approx(edge))
     assert (strength.low, strength.high) == (pytest.approx(1 - edge), pytest.approx(1.0))
@@ -317,7 +317,7 @@ def test_intervals_of_counts_are_exact() -> None:
 def test_more_than_one_claim_in_twenty_fails() -> None:
     null = [done({"verdicts": [verdict(k, "rules", made=k < 2) for k in range(20)]})]
     power = done({"verdicts": [verdict(k, "agent", made=k > 2) for k in range(20)]})
-    result = assess_null(null, power, NULL)
+    result = assess_null([*null, power], NULL)
     assert [check.passed for check in result.checks] == [False, False]
     assert not result.passed
     assert "null_cheap_only" in result.notes

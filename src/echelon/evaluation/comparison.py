@@ -96,18 +96,23 @@ class Comparison(RunBatch):
             for k, name in enumerate(self.agents)
             if (evaluation := evaluation_of(self, course, k)) is not None
         }
-        gaps = SharpeGaps(evaluations.get(self.reference), self.base.seed)
+        reference = evaluations.get(self.reference)
+
+        def gap(evaluation: Evaluation | None, names: Sequence[str | int]) -> SharpeGap | None:
+            if evaluation is None or reference is None:
+                return None
+            return sharpe_gap(evaluation, names, reference, self.base.seed)
+
         rows = []
         for k, name in enumerate(self.agents):
             outcomes = course.outcomes.get(k, [])
             evaluation = evaluations.get(name)
+            seeds = {} if evaluation is None else evaluation.seeds
             row = ComparedRow(
                 name=name,
                 kind="agent",
-                seeds={} if evaluation is None else evaluation.seeds,
-                gap=None
-                if evaluation is None or name == self.reference
-                else gaps.to(evaluation, list(evaluation.seeds)),
+                seeds=seeds,
+                gap=None if name == self.reference else gap(evaluation, list(seeds)),
                 steps=max((o.step for o in outcomes), default=0),
                 seconds=max((o.seconds for o in outcomes), default=0.0),
                 best_steps={o.seed: o.best_step for o in outcomes},
@@ -119,7 +124,7 @@ class Comparison(RunBatch):
         if evaluations:
             # The same on every run: market, window and costs are.
             first = next(iter(evaluations.values()))
-            rows += [replace(row, gap=gaps.to(first, [row.name])) for row in baseline_rows(first)]
+            rows += [replace(row, gap=gap(first, [row.name])) for row in baseline_rows(first)]
             facts = window_facts(first)
         return ComparisonResult(self.directory.name, self.reference, tuple(rows), facts)
 
@@ -263,29 +268,22 @@ def window_facts(evaluation: Evaluation) -> dict[str, Any]:
     return {key: evaluation.facts[key] for key in keys}
 
 
-class SharpeGaps:
-    """Differences to the seeds of one evaluation."""
-
-    def __init__(self, reference: Evaluation | None, seed: int) -> None:
-        self._seed = seed
-        self._reference = (
-            None if reference is None else saved_returns(reference, list(reference.seeds))
-        )
-
-    def to(self, evaluation: Evaluation, names: Sequence[str | int]) -> SharpeGap | None:
-        """Of these seeds, or of a baseline; the wider bounds of two block lengths."""
-        if self._reference is None:
-            return None
-        returns = saved_returns(evaluation, names)
-        bars = max(len(returns), len(self._reference))
-        if bars < LEAST_BARS:
-            return SharpeGap(math.nan, math.nan, math.nan)
-        mine, theirs = (np.pad(x, ((0, bars - len(x)), (0, 0))) for x in (returns, self._reference))
-        claim = judge(mine, theirs, math.nan, seed=self._seed)
-        yearly = math.sqrt(float(evaluation.facts["periods_per_year"]))
-        low = min(claim.single.low, claim.double.low)
-        high = max(claim.single.high, claim.double.high)
-        return SharpeGap(claim.single.estimate * yearly, low * yearly, high * yearly)
+def sharpe_gap(
+    evaluation: Evaluation, names: Sequence[str | int], reference: Evaluation, seed: int
+) -> SharpeGap:
+    """Of these seeds, or of a baseline, to the reference's seeds; the wider bounds of two block
+    lengths.
+    """
+    returns, others = saved_returns(evaluation, names), saved_returns(reference, [*reference.seeds])
+    bars = max(len(returns), len(others))
+    if bars < LEAST_BARS:
+        return SharpeGap(math.nan, math.nan, math.nan)
+    mine, theirs = (np.pad(x, ((0, bars - len(x)), (0, 0))) for x in (returns, others))
+    claim = judge(mine, theirs, math.nan, seed=seed)
+    yearly = math.sqrt(float(evaluation.facts["periods_per_year"]))
+    low = min(claim.single.low, claim.double.low)
+    high = max(claim.single.high, claim.double.high)
+    return SharpeGap(claim.single.estimate * yearly, low * yearly, high * yearly)
 
 
 def saved_returns(evaluation: Evaluation, names: Sequence[str | int]) -> Floats:

@@ -77,8 +77,7 @@ def backtest_overfitting(
     configurations stays.
     """
     r = matrix(returns, "returns", MIN_BLOCK_PERIODS)
-    halves = _halves(n_blocks)
-    _check_blocks(len(r), n_blocks)
+    halves = _halves(len(r), n_blocks)
     if null_draws < 1:
         raise ValueError(f"null_draws must be at least 1; it is {null_draws}")
     n_configurations = r.shape[1]
@@ -104,9 +103,7 @@ def overfitting_probability(returns: Floats, n_blocks: int = 16) -> float:
     r = matrix(returns, "returns", 2)
     if r.shape[1] < 2:
         raise ValueError("returns must hold at least 2 configurations; it holds 1")
-    halves = _halves(n_blocks)
-    _check_blocks(len(r), n_blocks)
-    return _probability(r, halves)
+    return _probability(r, _halves(len(r), n_blocks))
 
 
 def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superiority:
@@ -139,23 +136,20 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     return Superiority(float(test.pvalues["consistent"]), n_models, mean_block)
 
 
-def _halves(n_blocks: int) -> Floats:
+def _halves(n_dates: int, n_blocks: int) -> Floats:
     """[H, blocks] of 0 and 1: the halves that hold block 0; their complements are the others."""
     if not 2 <= n_blocks <= _MAX_BLOCKS or n_blocks % 2:
         raise ValueError(f"n_blocks must be even, from 2 to {_MAX_BLOCKS}; it is {n_blocks}")
-    rest = itertools.combinations(range(1, n_blocks), n_blocks // 2 - 1)
-    chosen = np.array([(0, *others) for others in rest])
-    halves = np.zeros((len(chosen), n_blocks))
-    np.put_along_axis(halves, chosen, 1.0, axis=1)
-    return halves
-
-
-def _check_blocks(n_dates: int, n_blocks: int) -> None:
     if n_dates < 2 * n_blocks:
         raise ValueError(
             f"{n_blocks} blocks need at least {2 * n_blocks} periods, two each; there are "
             f"{n_dates}. Give longer series or fewer blocks"
         )
+    rest = itertools.combinations(range(1, n_blocks), n_blocks // 2 - 1)
+    chosen = np.array([(0, *others) for others in rest])
+    halves = np.zeros((len(chosen), n_blocks))
+    np.put_along_axis(halves, chosen, 1.0, axis=1)
+    return halves
 
 
 def _probability(returns: Floats, halves: Floats) -> float:

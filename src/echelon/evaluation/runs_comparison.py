@@ -7,7 +7,7 @@
 3. Each run's annual Sharpe ratio, the mean over its seeds, minus the first run's, twice:
 
    days    what other days like these would change, for these agents: the studentised stationary
-           bootstrap of `statistics.bootstrap`, which draws the same blocks of dates for both runs;
+           bootstrap of `evaluation.statistics`, which draws the same blocks of dates for both runs;
            the wider bounds of two block lengths
    seeds   what other seeds would change, on these days: Welch's t-interval, from two seeds each on
 
@@ -31,13 +31,13 @@ from echelon.errors import StoreError, UsageError
 from echelon.evaluation.comparison import (
     ComparedRow,
     SharpeGap,
-    SharpeGaps,
     baseline_rows,
     saved_returns,
+    sharpe_gap,
     window_facts,
 )
 from echelon.evaluation.evaluate import Evaluation, evaluate, load_evaluation
-from echelon.evaluation.statistics import DEFLATED_ABOVE
+from echelon.evaluation.statistics import DEFLATED_ABOVE, LEVEL
 from echelon.evaluation.test_access import SplitName
 from echelon.evaluation.trust import ClaimBasis, claim_basis
 from echelon.files import finite_values, write_json
@@ -46,7 +46,6 @@ from echelon.training.run import TrainedRun
 
 RUNS_FORMAT = 1
 RUNS_RESULT = "comparison.json"
-LEVEL = 0.95
 METHODS: Mapping[str, str] = {
     "days": "studentised stationary block bootstrap of paired returns",
     "seeds": "Welch's t",
@@ -187,12 +186,10 @@ def compare_runs(
     for entrant in entrants[1:]:
         # What was prepared is the same; how far back an agent looks may shift its first bar.
         _refuse_difference(first.run, _trading_facts(first), entrant.run, _trading_facts(entrant))
-    gaps = SharpeGaps(first.evaluation, first.run.config.seed)
-    lines = [_line(first, None)]
-    for entrant in entrants[1:]:
-        days = gaps.to(entrant.evaluation, list(entrant.evaluation.seeds))
-        assert days is not None, "the first run has an evaluation"
-        lines.append(_line(entrant, _difference(first, entrant, days, split)))
+    lines = [
+        _line(first, None),
+        *(_line(entrant, _difference(first, entrant, split)) for entrant in entrants[1:]),
+    ]
     baselines = tuple(baseline_rows(first.evaluation))
     return RunsComparison(tuple(lines), baselines, window_facts(first.evaluation))
 
@@ -222,9 +219,9 @@ def _line(entrant: _Entrant, difference: RunDifference | None) -> RunLine:
     return RunLine(run.path, run.config.train.algo, row, difference)
 
 
-def _difference(
-    first: _Entrant, other: _Entrant, days: SharpeGap, split: SplitName
-) -> RunDifference:
+def _difference(first: _Entrant, other: _Entrant, split: SplitName) -> RunDifference:
+    mine, seed = other.evaluation, first.run.config.seed
+    days = sharpe_gap(mine, list(mine.seeds), first.evaluation, seed)
     seeds = welch(other.sharpes, first.sharpes)
     bounds = (*days[1:], *seeds[1:])
     ahead = None
@@ -239,7 +236,7 @@ def _difference(
     return RunDifference(days, seeds, ahead.name, rests_on)
 
 
-def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> SharpeGap:
+def welch(mine: Sequence[float], theirs: Sequence[float]) -> SharpeGap:
     """Mean of `mine` minus that of `theirs`, with Welch's t-interval; variances may differ.
 
     The bounds are NaN where either has fewer than two values, or one that is not finite.
@@ -257,7 +254,7 @@ def welch(mine: Sequence[float], theirs: Sequence[float], level: float = LEVEL) 
     freedom = variance**2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (x, y), strict=True)
     )
-    margin = float(stats.t.ppf(0.5 + level / 2.0, freedom)) * math.sqrt(variance)
+    margin = float(stats.t.ppf(0.5 + LEVEL / 2.0, freedom)) * math.sqrt(variance)
     return SharpeGap(estimate, estimate - margin, estimate + margin)
 
 
@@ -312,8 +309,12 @@ def _refuse_difference(
         if mine[what] == value:
             continue
         if isinstance(value, tuple):
-            extra = {first.path: _without(value, mine[what]), run.path: _without(mine[what], value)}
-            parts = [f"only {path} has {_some(names)}" for path, names in extra.items() if names]
+            both = set(value) & set(mine[what])
+            parts = [
+                f"only {path} has {_some(extra)}"
+                for path, names in ((first.path, value), (run.path, mine[what]))
+                if (extra := [name for name in names if name not in both])
+            ]
             difference = "; ".join(parts) or "the same in another order"
         else:
             difference = f"{value} in {first.path}, {mine[what]} in {run.path}"
@@ -322,10 +323,6 @@ def _refuse_difference(
             "Train both on the same market; `echelon runs compare` shows measures side by side, "
             "without a judgement."
         )
-
-
-def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
-    return [name for name in names if name not in set(others)]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ ffn, whose deflated ratio knows neither another hurdle, nor moments given as num
 effective number of trials, nor a floor under the variance; it agrees with `deflate` where none of
 these matters.
 
-**Beside a baseline** (`sharpe_difference`). A studentised block bootstrap of dates after Ledoit &
+**Against a baseline** (`sharpe_difference`). A studentised block bootstrap of dates after Ledoit &
 Wolf (2008), "Robust performance hypothesis testing with the Sharpe ratio", Journal of Empirical
 Finance 15(5), with the stationary bootstrap of Politis & Romano (1994):
 
@@ -33,7 +33,7 @@ Finance 15(5), with the stationary bootstrap of Politis & Romano (1994):
 3. Dates are resampled in blocks, the same dates for every seed and the baseline, so that the
    dependence of days, seeds and baseline stays. arch draws the dates and chooses the block length
    from the difference of the mean seed and the baseline.
-4. In each replication the estimate and its standard error are computed anew, the error from the
+4. In each replication the estimate and its standard error are computed again, the error from the
    replication's own influence series.
 5. The quantiles of (replicated - estimate) / replicated error, turned round and multiplied by
    the sample's error, are the interval.
@@ -106,14 +106,6 @@ def matrix(values: Floats, name: str, at_least: int) -> Floats:
             f"its shape is {array.shape}"
         )
     return _finite_and_long(array, name, at_least)
-
-
-def as_columns(values: Floats, name: str, at_least: int) -> Floats:
-    """`values`[T] or [T, K] as float64[T, K]; ValueError unless finite and long enough."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim == 1:
-        return series(array, name, at_least)[:, np.newaxis]
-    return matrix(array, name, at_least)
 
 
 def same_length(first: Floats, first_name: str, second: Floats, second_name: str) -> None:
@@ -395,7 +387,8 @@ def sharpe_difference(
     baseline. Series that differ by a positive factor only have no difference: bounds 0, p 1.
     """
     x = matrix(agents, "agents", MIN_BLOCK_PERIODS)
-    y = as_columns(baseline, "baseline", MIN_BLOCK_PERIODS)
+    columns = baseline[:, np.newaxis] if baseline.ndim == 1 else baseline
+    y = matrix(columns, "baseline", MIN_BLOCK_PERIODS)
     same_length(x, "agents", y, "baseline")
     n_dates = len(y)
     if replications < 100:
@@ -407,7 +400,8 @@ def sharpe_difference(
 
     powers = _Powers.from_returns(np.column_stack([x, y]), y.shape[1])
     weights = _spectral_weights(n_dates, mean_block)
-    estimate, error = _on_every_date(powers, weights)
+    every_date = np.arange(n_dates, dtype=np.int64)[np.newaxis]
+    (estimate,), (error,) = (part.tolist() for part in _replicate(powers, every_date, weights))
     if error * math.sqrt(n_dates) <= _NOTHING:
         nothing = abs(estimate) <= _NOTHING
         bound, p_value = (0.0, 1.0) if nothing else (math.nan, math.nan)
@@ -415,7 +409,7 @@ def sharpe_difference(
         return SharpeDifference(shown, bound, bound, 0.0, p_value, mean_block, replications, LEVEL)
 
     rng = stream(seed, "sharpe difference")
-    below, above = _studentise(powers, weights, mean_block, replications, rng)
+    below, above = _studentise(powers, weights, mean_block, replications, rng, estimate, error)
     # Weibull positions, q·(B+1): the quantiles for which a bound fails with probability q.
     lower = float(np.quantile(below, (1.0 - LEVEL) / 2.0, method="weibull"))
     upper = float(np.quantile(above, (1.0 + LEVEL) / 2.0, method="weibull"))
@@ -450,19 +444,14 @@ def resampled_dates(
     return dates
 
 
-def _on_every_date(powers: _Powers, weights: Floats) -> tuple[float, float]:
-    """Estimate and standard error of the sample itself."""
-    every_date = np.arange(len(powers.values), dtype=np.int64)[np.newaxis]
-    estimates, errors = _replicate(powers, every_date, weights)
-    return float(estimates[0]), float(errors[0])
-
-
 def _studentise(
     powers: _Powers,
     weights: Floats,
     mean_block: float,
     replications: int,
     rng: np.random.Generator,
+    estimate: float,
+    error: float,
 ) -> tuple[Floats, Floats]:
     """(replicated - estimate) / replicated error, [B], for the lower and for the upper tail.
 
@@ -470,7 +459,6 @@ def _studentise(
     twice), which have no error to be measured by. These count far out in both tails: what rests
     on a handful of dates must not be claimed.
     """
-    estimate, error = _on_every_date(powers, weights)
     drawn, drawn_errors = np.empty(replications), np.empty(replications)
     for start in range(0, replications, _CHUNK):
         draws = min(_CHUNK, replications - start)

@@ -21,7 +21,6 @@ from echelon.ops.measures import sharpe_annual
 from echelon.runs.registry import Entry, TestRead, TrialRegistry, Window, new_entry, window_of
 from echelon.training.executors import with_executor
 from echelon.training.run import TrainedRun, training_hash
-from echelon.types import Floats, Times
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -67,7 +66,9 @@ class Look:
 
     def note(self, agents: Mapping[int, Backtest]) -> None:
         """Write down what the agents came to: a trial on validation, or the end of a read."""
-        times, returns = mean_returns(agents)
+        # The seeds have equal shares of the money; a ruined book earns nothing from then on.
+        times = max((backtest.times[1:] for backtest in agents.values()), key=len)
+        returns = stack_returns(backtest.returns for backtest in agents.values()).mean(axis=1)
         ratio = sharpe_annual(returns, 1.0)  # per period
         sharpe = ratio if np.isfinite(ratio) else 0.0  # a book that never moves found nothing
         if self.read is not None:
@@ -80,12 +81,3 @@ class Look:
         if self.split == "test":
             return self.registry.reads(self.window)
         return self.registry.trials(self.window)
-
-
-def mean_returns(agents: Mapping[int, Backtest]) -> tuple[Times, Floats]:
-    """(times[T], returns[T]): the mean over the seeds, each with an equal share of the money.
-
-    A book that was ruined stays where it is: it earns nothing from then on.
-    """
-    longest = max(agents.values(), key=lambda b: len(b.returns))
-    return longest.times[1:], stack_returns(b.returns for b in agents.values()).mean(axis=1)

@@ -199,7 +199,7 @@ def assess_trust(
             "reads": len(reads),
             "runs": len({entry.run for entry in reads}),
         },
-        "seeds": _over_seeds(agents),
+        "seeds": {"n": len(agents), "measures": {m: _interval(agents, m) for m in SEED_MEASURES}},
         "differences": {name: both_blocks(claim) for name, claim in differences.items()},
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
@@ -294,16 +294,9 @@ def companion_differences(
     return {"companions": differences}
 
 
-def _over_seeds(agents: Mapping[int, Backtest]) -> dict[str, Any]:
-    intervals = {
-        name: _interval([b.measures.as_dict()[name] for b in agents.values()])
-        for name in SEED_MEASURES
-    }
-    return {"n": len(agents), "measures": intervals}
-
-
-def _interval(values: Sequence[float]) -> dict[str, Any] | None:
+def _interval(agents: Mapping[int, Backtest], measure: str) -> dict[str, Any] | None:
     """Mean, interval and interquartile mean over seeds; None where one of them has no number."""
+    values = [backtest.measures.as_dict()[measure] for backtest in agents.values()]
     if not np.isfinite(values).all():
         return None
     return finite_values(seed_interval(values)._asdict() | {"iqm": interquartile_mean(values)})
@@ -418,7 +411,7 @@ def _cost_sweep(
             theirs = run_baselines(world, span, only)[YARDSTICK]
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
-            line[name] = _interval([b.measures.as_dict()[name] for b in mine.values()])
+            line[name] = _interval(mine, name)
             line[f"{YARDSTICK}_{name}"] = finite_or_none(theirs.measures.as_dict()[name])
         lines.append(line)
     return lines

@@ -17,13 +17,14 @@ from typing import Any, Literal, NamedTuple
 from scipy import stats
 from typing_extensions import TypedDict
 
-from echelon.errors import StoreError
+from echelon.errors import StoreError, shorten
 from echelon.evaluation.statistics import seed_interval
 from echelon.files import read_json, write_json
 
 _FORMAT = 1
 CERTIFICATE = "certificate.json"
 
+Mode = Literal["quick", "full", "reduced"]
 Side = Literal["at least", "at most", "above"]
 Unit = Literal["share", "sharpe", "names"]
 
@@ -103,7 +104,7 @@ class Certificate:
     about: command, configuration hash, code versions, times, machine, sizes
     """
 
-    mode: Literal["quick", "full", "reduced"]
+    mode: Mode
     markets: tuple[MarketResult, ...]
     about: Mapping[str, Any]
 
@@ -116,18 +117,13 @@ class Certificate:
         """As JSON has it; what is not a number is null."""
         markets = []
         for market in self.markets:
-            checks = [asdict(c) | {"passed": c.passed} for c in market.checks]
-            for check, made in zip(market.checks, checks, strict=True):
-                made["bars"] = [bar._asdict() for bar in check.bars]
+            checks = [
+                asdict(c) | {"passed": c.passed, "bars": [bar._asdict() for bar in c.bars]}
+                for c in market.checks
+            ]
             markets.append(asdict(market) | {"passed": market.passed, "checks": checks})
-        whole = {
-            "format": _FORMAT,
-            "mode": self.mode,
-            "passed": self.passed,
-            "about": dict(self.about),
-            "markets": markets,
-        }
-        return dict(_rounded_tree(whole))
+        whole = {"format": _FORMAT, "mode": self.mode, "passed": self.passed}
+        return dict(round_tree(whole | {"about": dict(self.about), "markets": markets}))
 
     def write(self, directory: Path) -> Path:
         """Write certificate.json."""
@@ -139,23 +135,19 @@ class Certificate:
     def read(path: Path) -> Certificate:
         """Read a certificate.json again."""
         again = "Run `echelon prove` again."
-        tree = read_json(path, _Versioned, again)
-        if tree["format"] != _FORMAT:
+        number = read_json(path, dict[str, Any], again).get("format")
+        if number != _FORMAT:
             raise StoreError(
-                f"{path}: has format {tree['format']}, this version reads {_FORMAT}. {again}"
+                f"{path}: has format {shorten(number)}, this version reads {_FORMAT}. {again}"
             )
         whole = read_json(path, _File, again)
         return Certificate(whole["mode"], whole["markets"], whole["about"])
 
 
-class _Versioned(TypedDict):
-    format: int
-
-
 class _File(TypedDict):
     """certificate.json, of this version."""
 
-    mode: Literal["quick", "full", "reduced"]
+    mode: Mode
     markets: tuple[MarketResult, ...]
     about: dict[str, Any]
 
@@ -173,11 +165,12 @@ def count_check(name: str, k: int, n: int, *bars: Bar) -> Check:
     return Check(name, "share", k / n, n, float(low), float(high), "exact", bars, (k, n))
 
 
-def _rounded_tree(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
+def round_tree(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
+    """Floats to six digits; what is not a number is null."""
     if isinstance(value, Mapping):
-        return {str(name): _rounded_tree(part) for name, part in value.items()}
+        return {str(name): round_tree(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded_tree(part) for part in value]
+        return [round_tree(part) for part in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

@@ -1,4 +1,4 @@
-"""Null: a market like the others, in which there is nothing to find.
+"""Null: how often does the pipeline claim an edge where there is none, and where there is one?
 
 Prices have what real ones have and the planted markets lack: a common factor, volatility that
 comes in clusters, heavy tails, a risk premium. What they lack is anything to earn beyond it. The
@@ -15,28 +15,17 @@ counting its claims as false would be wrong.)
     innovations                        Student's t, five degrees of freedom
     a bar                              a fifth of drift and variance overnight, the rest after
 
-Costs are the configuration's, as on the planted markets; like those it has no volumes, so every
-order is filled in full. A draw is traded in three windows, one after the other: train, validation,
-test.
+A draw is traded in three windows: train, validation, test. A claim is that of `statistics.judge`,
+and here every one is false. Who trades a draw is fixed beforehand by its number:
 
-How often does the pipeline claim an edge, here where there is none and where there is one?
-A claim is that of `statistics.claims.judge`: on the test window the lower 97.5 % bound of the
-Sharpe ratio's advantage over *equal weight* (studentised block bootstrap, at one and at two block
-lengths) is above zero, and the deflated Sharpe ratio on the validation window, which chose, is
-above 0.95.
-
-On the null market every claim is false. Who trades a draw is fixed beforehand by its number:
-
-    agent          the configuration whole, through files: bars imported and prepared, trained on
-                   the draw's train window, checkpoint chosen on its validation window, evaluated
-                   on both; the claim is the one its report would show (`evaluation.trust`)
+    agent          the configuration whole, through files: bars imported and prepared, trained,
+                   evaluated; the claim is the one its report would show (`evaluation.trust`)
     rules          of twelve momentum and reversal rules the best one on validation: twelve trials
     random         BUY, SELL or HOLD by lot
     min_variance   least variance over the last year, long only
 
-On the trend market the agents of `planted` are judged, each draw once, as the mean of the
-seeds; the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation
-draw.
+On the trend market the agents of `planted` are judged, each draw once, as the mean of the seeds;
+the deflated Sharpe ratio is that of the seed with the lowest one, on its own validation draw.
 """
 
 from __future__ import annotations
@@ -238,13 +227,16 @@ class DrawVerdict:
         )
 
 
-def assess_null(null: Sequence[Done], power: Done, market: NullMarket) -> MarketResult:
-    """False claims on the null market, and claims on the trend market."""
+def assess_null(parts: Sequence[Done], market: NullMarket) -> MarketResult:
+    """False claims on the null market, and claims on the trend market.
+
+    parts: `PowerPart` last
+    """
+    *null, power = parts
     verdicts = [DrawVerdict(**v) for part in null for v in part.finding["verdicts"]]
     claimed = [DrawVerdict(**v) for v in power.finding["verdicts"]]
     kinds = [kind for kind in ("agent", *CHEAP) if any(v.policy == kind for v in verdicts)]
     groups = {kind: [v for v in verdicts if v.policy == kind] for kind in kinds}
-    parts = [*null, power]
     return MarketResult(
         name="null",
         checks=(
@@ -351,7 +343,7 @@ class PowerPart(KeyedPart):
             read_arrays(
                 place / RETURNS,
                 ("valid", "claims"),
-                f"Delete {place} and run the same command: that agent is trained and tested anew, "
+                f"Delete {place} and run the same command: that agent is trained and tested again, "
                 "the others are kept.",
             )
             for place in (directory.parent / source for source in self.sources)

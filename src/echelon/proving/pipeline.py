@@ -58,13 +58,17 @@ def on_file(
         store=directory / "store",
         cache=CacheConfig(enabled=False),
     )
+    spans = {
+        name: tuple(np.busday_offset(np.datetime64(FIRST), [first, stop - 1]).tolist())
+        for name, (first, stop) in windows.items()
+    }
     fresh = {
         "seed": seed,
         "assets": (),
         "data": data,
         # A file of bars like a user's, but of no exchange.
         "market": config.market.model_copy(update={"preset": config.market.preset_for(None)}),
-        "split": SplitConfig(**{name: _days(rows) for name, rows in windows.items()}),
+        "split": SplitConfig(**spans),
         "features": _without_files(config.features),
         "eval": config.eval.model_copy(update={"baselines": ("equal_weight",)}),
         "logging": LoggingConfig(output_dir=directory),
@@ -159,9 +163,3 @@ def _extremes(rng: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
     ]
     high, low = 0.5 * (moves + reach[0]), 0.5 * (moves - reach[1])
     return high, low
-
-
-def _days(rows: tuple[int, int]) -> tuple[date, date]:
-    """First and last day of a window of rows."""
-    first, last = np.busday_offset(np.datetime64(FIRST), [rows[0], rows[1] - 1]).tolist()
-    return first, last

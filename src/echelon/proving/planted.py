@@ -1,4 +1,4 @@
-"""Markets with a planted signal, and what the exact filter of past returns makes of them.
+"""Planted and costly: how much of what the optimal filter earns does the agent capture?
 
 Each market has a hidden state s per asset. The state at bar t gives the log return from t to t + 1
 its drift; the rest is noise. A share of both falls between the close and the next open, so that
@@ -20,42 +20,25 @@ and not a bound: under the 20/50 rule momentum over 10 bars does 5 % better than
     others   Kalman filters; the states are Gaussian, so nothing is approximated
 
 The hurdle is a probability for the trend, elsewhere standard deviations of what the filter expects:
-where drifts come in all sizes, cash is better kept for the larger ones. Beside agents that say
-target weights the filter holds 1/N of the book in each asset above a hurdle of its own (`HURDLES`),
-rebalanced at every bar: above no hurdle at all it would trade too often for the fee. Hurdles were
-chosen on draws that serve nothing else; the Sharpe ratio is flat around them. Annual Sharpe ratios
-by weights over 16 draws of 6000 bars, 5 bp a side, fills at the next open (at the same close), the
-standard deviation of a draw's being 0.1 to 0.3:
+where drifts come in all sizes, cash is better kept for the larger ones. By target weights the
+filter has hurdles of its own (`HURDLES`), as above none it would trade too often for the fee; both
+were chosen on draws that serve nothing else, and the Sharpe ratio is flat around them. By weights,
+over 16 draws of 6000 bars at 5 bp a side, fills at the next open (at the same close), it is, with a
+standard deviation of a draw's of 0.1 to 0.3:
 
     signal          reference     best rule of thumb
     trend           4.84 (4.87)   4.31 (4.34), momentum over 20 bars
     reversion       3.31 (3.37)   2.41 (2.48), reversal over 20 bars
     cross_section   2.94 (2.95)   2.05 (2.07), momentum over 20 bars relative to the median
 
-Planted: how much of what the optimal filter earns does the agent capture?
+Every seed has draws of its own to train on and to choose its checkpoint by; test draws are the same
+for all. Experts, which learn from a replay of the past and would learn one path by heart, have
+several. A seed's score is the ratio of mean Sharpe ratios, agent over filter. Agents of the trend
+also trade the draws on which claims are counted (see `null`).
 
-1. For each seed: a train and a validation draw of its own, and an agent trained on the first, its
-   checkpoint chosen on the second. Experts, which learn from a replay of the past and would learn
-   one path by heart, have several draws of each.
-2. Test draws that no seed has seen, the same for all. Agent, Bayes filter and rules of thumb trade
-   them under the same rules, costs and clock.
-3. The score of a seed is the ratio of mean Sharpe ratios, agent over Bayes filter; over the seeds
-   the mean and its interval.
-
-The agents of the trend market also trade the draws on which the claims of the pipeline are
-counted (see `null`): their returns there are kept beside the finding.
-
-Costly: does the agent trade what is worth its costs, and leave alone what is not? The trend market
-with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis points a side and not
-nearly worth 500. An agent is trained and tested at each fee.
-
-    at 5 bp     its share of the Bayes filter's Sharpe ratio
-    at 500 bp   its turnover, as a share of what it trades at 5 bp
-
-The filter buys and sells at any fee as in the trend market. Beside it stands the filter with the
-two thresholds that earned most on the seed's validation draws: what knowing the fee is worth to a
-filter. Of agents that say target weights it buys 1/N of the book above one threshold, sells it
-below the other and leaves it alone in between.
+Costly is the trend with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis
+points a side and not nearly 500. Next to the filter, which trades alike at any fee, stands the one
+with the two thresholds that earned most on the seed's validation draws.
 """
 
 from __future__ import annotations
@@ -461,7 +444,7 @@ SHOWN_RULES: Mapping[str, tuple[Rule, ...]] = {
     "reversion": (Rule(5, reversal=True), Rule(10, reversal=True)),
     "cross_section": (Rule(20, relative=True), Rule(60, relative=True)),
 }
-"""Rules of thumb that are shown beside the agent, by what is planted."""
+"""Rules of thumb that are shown next to the agent, by what is planted."""
 TREND_BARS = (Bar("estimate", "at least", 0.85), Bar("low", "at least", 0.80))
 OTHER_BARS = (Bar("low", "above", 0.0),)
 EXPERT_BARS = (Bar("estimate", "at least", 0.80),)

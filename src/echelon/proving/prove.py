@@ -29,7 +29,7 @@ from typing import Literal, NamedTuple
 from echelon.config import Config, override_config, to_yaml
 from echelon.config.algorithms import ALGORITHMS, Family
 from echelon.files import write_atomic
-from echelon.proving.certificate import Certificate, MarketResult
+from echelon.proving.certificate import Certificate, MarketResult, Mode
 from echelon.proving.leaky import LeakyAgentPart, LeakyCheckPart, assess_leaky
 from echelon.proving.null import NullAgentPart, NullCheapPart, NullMarket, PowerPart, assess_null
 from echelon.proving.parts import Done, Part, clear_proof, identity_of, proof_facts, run_all
@@ -63,7 +63,6 @@ OUTCOME = ("certificate.json", "certificate.html", "certificate.zh.html")
 """What stays of a proof; one that restarts must not leave the old one's."""
 
 
-Mode = Literal["quick", "full", "reduced"]
 _NULL, _DRAWS = NullMarket(), PairCounts()
 
 
@@ -83,28 +82,28 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of each market; what is not named is the same in both modes.
+    """How much of each market; the full proof's where nothing is said.
 
     own_draws: of an expert, to learn from and to choose its checkpoint (planted, costly)
     signals: what is planted; planted_steps, …: most steps of one training
     validations: of one training; None: as the configuration says
     claim_draws: draws of the trend market on which claims are counted
     costly_steps: at the low fee, and at the high one
-    hierarchy_flat: whether flat agents are trained beside hierarchies
+    hierarchy_flat: whether flat agents are trained next to hierarchies
     pace: what of experts' training is hurried; None: nothing
     """
 
-    mode: Mode
-    signals: tuple[str, ...]
-    planted_seeds: int
-    planted_steps: int
-    validations: int | None
-    null_draws: int
-    null_agents: int
-    claim_draws: int
-    leaky_seeds: int
-    costly_seeds: int
-    costly_steps: tuple[int, int]
+    mode: Mode = "full"
+    signals: tuple[str, ...] = ("trend", "reversion", "cross_section")
+    planted_seeds: int = 5
+    planted_steps: int = 1_000_000
+    validations: int | None = None
+    null_draws: int = 400
+    null_agents: int = 20
+    claim_draws: int = 40
+    leaky_seeds: int = 3
+    costly_seeds: int = 5
+    costly_steps: tuple[int, int] = (800_000, 400_000)
     n_draws: int = 16
     n_bars: int = 6000
     own_draws: tuple[int, int] = EXPERT_DRAWS
@@ -116,9 +115,9 @@ class Sizes:
     costly_valid_bars: int = 3000
     regime_pairs: int = 10
     regime_bars: int = 10_000
-    regime_seeds: int = 0
+    regime_seeds: int = 3
     regime_steps: int = 400_000
-    hierarchy_seeds: int = 0
+    hierarchy_seeds: int = 5
     hierarchy_steps: int = 1_000_000
     hierarchy_draws: PairCounts = _DRAWS
     hierarchy_flat: bool = True
@@ -146,7 +145,6 @@ class Sizes:
 QUICK = Sizes(
     mode="quick",
     signals=("trend",),
-    planted_seeds=5,
     planted_steps=480_000,
     validations=4,
     null_draws=48,
@@ -156,6 +154,8 @@ QUICK = Sizes(
     costly_seeds=2,
     costly_steps=(480_000, 160_000),
     chunk=24,
+    regime_seeds=0,
+    hierarchy_seeds=0,
 )
 """Under five minutes on two cores."""
 QUICK_EXPERTS = replace(QUICK, planted_seeds=2, costly_seeds=1, n_draws=8)
@@ -190,21 +190,7 @@ filter's Sharpe ratio at a learning rate of 2.5e-3, which `trainer.evolution.lr`
 temperature of 0.1 (77 % at 1.0; 71 % at a rate of 1e-3); hence that rate, and 30 rounds where the
 bar is 80 %.
 """
-FULL = Sizes(
-    mode="full",
-    signals=("trend", "reversion", "cross_section"),
-    planted_seeds=5,
-    planted_steps=1_000_000,
-    validations=None,
-    null_draws=400,
-    null_agents=20,
-    claim_draws=40,
-    leaky_seeds=3,
-    costly_seeds=5,
-    costly_steps=(800_000, 400_000),
-    regime_seeds=3,
-    hierarchy_seeds=5,
-)
+FULL = Sizes()
 
 
 def sizes_for(config: Config, *, quick: bool) -> Sizes:
@@ -257,23 +243,15 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> ProofPl
     """The parts of the markets asked for."""
     config = at_pace(config, sizes)
     agent = proof_config(config)
-    planted = _planted_parts(agent, sizes) if "planted" in markets else []
-    trend = [part for part in planted if part.market.signal == "trend"]
-    if "null" in markets and not trend:
-        trend = _planted_parts(agent, replace(sizes, signals=("trend",)))
-    makers: dict[MarketName, Callable[[], Sequence[Part]]] = {
-        "planted": lambda: planted,
-        "regime": lambda: _regime(agent, sizes),
-        "null": lambda: _null(config, agent, sizes),
-        "leaky": lambda: _leaky(config, sizes),
-        "costly": lambda: _costly(agent, sizes),
-    }
+    asked = [name for name in PROOF_MARKETS if name in markets]
+    only_trend = replace(sizes, signals=("trend",))
     return ProofPlan(
-        {name: list(makers[name]()) for name in PROOF_MARKETS if name in markets}, trend
+        {name: list(_PROOFS[name].parts(config, agent, sizes)) for name in asked},
+        list(_planted(config, agent, only_trend)) if "null" in markets else [],
     )
 
 
-def _planted_parts(agent: Config, sizes: Sizes) -> list[PlantedPart]:
+def _planted(_config: Config, agent: Config, sizes: Sizes) -> list[PlantedPart]:
     config = with_steps(agent, sizes.planted_steps, sizes.validations)
     # Experts are held to the same bar on every signal; of the flat agent the trend alone is asked.
     all_seeds, flat = sizes.planted_seeds, ALGORITHMS[agent.train.algo].family == "flat"
@@ -295,7 +273,7 @@ def _planted_parts(agent: Config, sizes: Sizes) -> list[PlantedPart]:
     ]
 
 
-def _regime(agent: Config, sizes: Sizes) -> list[Part]:
+def _regime(_config: Config, agent: Config, sizes: Sizes) -> list[Part]:
     market = RegimeMarket(n_bars=sizes.regime_bars)
     references = ReferencesPart(agent, market, sizes.regime_pairs)
     if ALGORITHMS[agent.train.algo].family == "hierarchy":
@@ -337,7 +315,7 @@ def _null(config: Config, agent: Config, sizes: Sizes) -> list[Part]:
     ]
 
 
-def _leaky(config: Config, sizes: Sizes) -> list[Part]:
+def _leaky(config: Config, _agent: Config, sizes: Sizes) -> list[Part]:
     briefly = with_steps(config, sizes.leaky_steps, 3)
     agents = [
         LeakyAgentPart(briefly, config.seed + k, peeks)
@@ -347,7 +325,7 @@ def _leaky(config: Config, sizes: Sizes) -> list[Part]:
     return [LeakyCheckPart(briefly), *agents]
 
 
-def _costly(agent: Config, sizes: Sizes) -> list[Part]:
+def _costly(_config: Config, agent: Config, sizes: Sizes) -> list[Part]:
     return [
         CostlyPart(
             with_steps(agent, steps, sizes.validations or 8),
@@ -362,6 +340,33 @@ def _costly(agent: Config, sizes: Sizes) -> list[Part]:
         for k in range(sizes.costly_seeds)
         for fee, steps in zip(FEES, sizes.costly_steps, strict=True)
     ]
+
+
+def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
+    return PowerPart(
+        trend[0].config,
+        trend[0].market,
+        tuple(part.key for part in trend),
+        tuple(identity_of(part) for part in trend),
+        sizes.claim_draws,
+        sizes.null_market.windows.test,
+    )
+
+
+class _Proof(NamedTuple):
+    """A market's parts, of the configuration and of it on drawn markets; and what they showed."""
+
+    parts: Callable[[Config, Config, Sizes], Sequence[Part]]
+    assess: Callable[[Sequence[Done], Sizes], MarketResult]
+
+
+_PROOFS: Mapping[MarketName, _Proof] = {
+    "planted": _Proof(_planted, lambda parts, _: assess_planted(parts)),
+    "regime": _Proof(_regime, lambda parts, _: assess_regime(parts)),
+    "null": _Proof(_null, lambda parts, sizes: assess_null(parts, sizes.null_market)),
+    "leaky": _Proof(_leaky, lambda parts, _: assess_leaky(parts)),
+    "costly": _Proof(_costly, lambda parts, _: assess_costly(parts)),
+}
 
 
 def prove(
@@ -388,38 +393,14 @@ def prove(
     if "null" in markets:
         power = _power(planned.trend, sizes)
         done |= run_all([power], directory, workers=workers, on_report=on_report)
-    results = [_assess(name, planned, done, sizes) for name in planned.parts]
+        planned.parts["null"].append(power)
+    results = [
+        _PROOFS[name].assess([done[part.key] for part in parts], sizes)
+        for name, parts in planned.parts.items()
+    ]
     made = proof_facts(config, command, done.values()) | {"seconds": time.perf_counter() - began}
     made |= {"sizes": sizes.adjustable} | ({"pace": sizes.pace._asdict()} if sizes.pace else {})
     certificate = Certificate(sizes.mode, tuple(results), made)
     write_atomic(directory / "config.yaml", to_yaml(config))
     certificate.write(directory)
     return certificate
-
-
-def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
-    return PowerPart(
-        trend[0].config,
-        trend[0].market,
-        tuple(part.key for part in trend),
-        tuple(identity_of(part) for part in trend),
-        sizes.claim_draws,
-        sizes.null_market.windows.test,
-    )
-
-
-_ASSESS: Mapping[MarketName, Callable[[Sequence[Done]], MarketResult]] = {
-    "planted": assess_planted,
-    "regime": assess_regime,
-    "leaky": assess_leaky,
-    "costly": assess_costly,
-}
-
-
-def _assess(
-    name: MarketName, planned: ProofPlan, done: dict[str, Done], sizes: Sizes
-) -> MarketResult:
-    parts = [done[part.key] for part in planned.parts[name]]
-    if name == "null":
-        return assess_null(parts, done["null-power"], sizes.null_market)
-    return _ASSESS[name](parts)

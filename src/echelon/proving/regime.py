@@ -1,4 +1,4 @@
-"""The regime market: a signal everybody sees, whose meaning flips and is hidden.
+"""Regime: a signal everybody sees, whose meaning flips and is hidden; does the router find it?
 
     x[t]    per asset an AR(1) of unit variance, seen by all
     g[t]    ±1, the same for all assets, flips with a small probability at every bar, hidden
@@ -8,12 +8,12 @@ Whoever follows x earns while g = 1 and loses while g = −1; whoever opposes it
 Each draw comes with its mirror: the same x, the same ε, and −g. Over the pair a rule that looks at
 x alone gets the noise twice and the signal not at all (`RegimeMarket.pair`).
 
-**The advantage of a router here is information, and nothing else.** Experts and flat agents are to
-see 20 bars of x and their last *target* weights; they see no returns, and no holdings, for these
-drift with returns and would give g away. The router sees the returns of the experts' books over the
-last 5, 20, 40 and 120 bars (`book_returns`), from which g can be guessed. That a router beats flat
-agents here shows that it uses what it alone is shown. It does not show that a hierarchy is better
-than a flat agent that is shown the same: for that comparison `regime_worlds` takes `shown`.
+**The advantage of a router here is information, and nothing else.** Experts and flat agents see
+20 bars of x and their last *target* weights; they see no returns, and no holdings, for these drift
+with returns and would give g away. The router sees the returns of the experts' books over the last
+5, 20, 40 and 120 bars (`book_returns`), from which g can be guessed. That a router beats flat
+agents here does not show that a hierarchy is better than a flat agent that is shown the same: for
+that comparison `regime_worlds` takes `shown`.
 
 What can be made of it, from knowing nothing to knowing the regime (`run_references`):
 
@@ -26,33 +26,18 @@ What can be made of it, from knowing nothing to knowing the regime (`run_referen
     regime filter      the expert for the regime that is more likely, by the exact filter
     regime-aware       the expert for the regime as it is: beyond what can be known
 
-Those that choose do so every 5 bars; the expert in charge says at every bar what to hold. All but
-the last use nothing but the past: x and closes up to the row, or the books' values up to it.
-
-Regime: can what is hidden from an agent be found in returns, and does the router find it?
-
-1. The references trade draws and their mirrors (see `regime`). A pair's Sharpe ratio is the mean of
-   both. Who chooses between the experts by what they earned must beat every rule that does not, in
-   the sense of the interval over pairs.
-2. Flat agents, in the full mode: one that sees x alone, which can earn nothing over a pair, and one
-   that is also shown what a router sees. Neither is held to a bar: they say that the advantage is
-   information. Neither sees its holdings, which drift with returns and would give the regime away.
-   Agents by target weights, which would learn one path by heart, have several mirrored pairs to
-   learn from, and one that chooses their checkpoint.
-3. Of a hierarchy, one seed: experts learn on some mirrored pairs, the router on others, two shorter
-   pairs choose the checkpoint, and the unseen test pairs are traded by
+Those that choose do so every 5 bars, from nothing but the past, the last one excepted; they must
+beat every rule that does not, in the sense of the interval over pairs. A pair's Sharpe ratio is the
+mean of both draws'. Flat agents stand next to them without a bar. Of a hierarchy the test pairs are
+traded by
 
     hierarchy        router and experts as they were trained
     hedge            the fixed-share hedge over the same experts
     oracle           the better expert of each regime, knowing the regime at every bar
     expert 0, …      each expert by itself
 
-   and, trained for as many environment steps on the same draws, by flat agents: SAC as the experts
-   are, and A2C, each with and without what a router sees. None sees returns or what it holds. Held
-   to a bar are the share of the regime filter's Sharpe ratio, and the advantage over the best
-   single expert and over the flat agents that see the signal alone, over seeds.
-
-Axes: `T` rows of the joined draws, `K` experts, `D` draws, `P` pairs.
+and by flat agents, SAC as the experts are and A2C, trained for as many environment steps on the
+same draws. Axes: `T` rows of the joined draws, `K` experts, `D` draws, `P` pairs.
 """
 
 from __future__ import annotations
@@ -204,10 +189,8 @@ def book_returns(values: Floats, horizons: Sequence[int] = HORIZONS) -> Floats:
     values up to k are used; before there are h bars, the return since the start stands in.
     """
     steps = np.arange(len(values))
-    return np.stack(
-        [values / values[np.maximum(steps - h, 0)] - 1.0 for h in horizons],
-        axis=-1,
-    )
+    returns = [values / values[np.maximum(steps - h, 0)] - 1.0 for h in horizons]
+    return np.stack(returns, axis=-1)
 
 
 class TiltedWeights:
@@ -293,10 +276,10 @@ def expert_values(
 ) -> Floats:
     """[S+1,D,K] values of the experts' books on each draw, from its first whole window on."""
     arena = Arena.from_draws(regime_worlds(draws, config))
-    return np.stack([arena_values(expert, arena, config) for expert in experts], axis=-1)
+    return np.stack([_arena_values(expert, arena, config) for expert in experts], axis=-1)
 
 
-def arena_values(policy: Policy, arena: Arena, config: Config) -> Floats:
+def _arena_values(policy: Policy, arena: Arena, config: Config) -> Floats:
     """[S+1,D] values of a policy's books, one on each draw."""
     return run_values(policy, arena.world, arena.starts, arena.n_steps, config)
 
@@ -321,13 +304,13 @@ def run_references(
     """Name → returns[S,D] of every reference on every draw, by the market kernel."""
     arena = Arena.from_draws(regime_worlds(draws, config))
     experts = (FOLLOW, OPPOSE)
-    values = {expert.name: arena_values(expert, arena, config) for expert in (EQUAL, *experts)}
+    values = {expert.name: _arena_values(expert, arena, config) for expert in (EQUAL, *experts)}
     books = np.stack([values[expert.name] for expert in experts], axis=-1)
     scores = _scores(market, draws, books)
     for name, score in scores.items():
         every = 1 if name == "regime-aware" else EVERY
         switch = Switch(name, experts, score, arena.starts, every)
-        values[name] = arena_values(switch, arena, config)
+        values[name] = _arena_values(switch, arena, config)
     return {name: value[1:] / value[:-1] - 1.0 for name, value in values.items()}
 
 
@@ -496,7 +479,7 @@ class RegimeAgentPart(FlatPart):
 
 @dataclass(frozen=True)
 class RegimeFlatPart(FlatPart):
-    """One flat agent beside a hierarchy, on the same draws for as many steps."""
+    """One flat agent next to a hierarchy, on the same draws for as many steps."""
 
     KEY = "regime-{0.algo}-{0.sight}-{0.seed}"
 
@@ -627,7 +610,7 @@ def _hierarchy_facts(own: Sequence[Done]) -> dict[str, Any]:
 
 
 def flat_config(config: Config, algo: FlatAlgo) -> Config:
-    """The flat agent beside a hierarchy's configuration."""
+    """The flat agent next to a hierarchy's configuration."""
     if algo == "sac":
         return override_config(config, flat_sac(config))
     steps = f"train.total_env_steps={config.train.total_env_steps}"

@@ -36,6 +36,7 @@ from echelon.errors import ConfigError
 from echelon.evaluation.statistics import seed_interval
 from echelon.files import finite_or_none, write_atomic, write_json
 from echelon.population.record import PopulationHistory
+from echelon.proving.certificate import round_tree
 from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
 from echelon.proving.regime import (
     PairCounts,
@@ -266,7 +267,7 @@ class StudyResult:
     def write(self, directory: Path) -> None:
         """Write study.json."""
         tree = {"format": _FORMAT, **asdict(self)}
-        write_json(directory / _RESULT, _round(tree))
+        write_json(directory / _RESULT, round_tree(tree))
 
 
 def assess_study(
@@ -388,22 +389,12 @@ def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
         lowest = row.known_values("mapd lowest")
         if not lowest:
             continue
-        held = sum(value >= HELD for value in lowest)
         restarted = sum(row.known_values("begun anew"))
         notes.append(
-            f"{row.title}: MAPD of at least {HELD:g} reached and held in {held} of "
+            f"{row.title}: MAPD of at least {HELD:g} reached and held in {_held(lowest)} of "
             f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
         )
     return notes
-
-
-def _round(value: Any) -> Any:  # noqa: ANN401 (any tree of JSON)
-    """To six digits."""
-    if isinstance(value, Mapping):
-        return {str(name): _round(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_round(part) for part in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def run_study(
@@ -466,7 +457,10 @@ def study_markdown(study: StudyResult) -> str:
         "networks begin alike. Usage entropy: of the experts, as a share of its most; in training "
         "of the last 1,000 decisions.",
         "## What helps",
-        _difference_table(study.differences),
+        _markdown(
+            ["what", "where", "Sharpe ratio", "verdict"],
+            [[d.name, d.of, _interval(d), d.verdict] for d in study.differences],
+        ),
         "Differences of Sharpe ratios, paired by seed. Each interval is a 95 % one by itself: of "
         f"{len(study.differences)}, one in twenty would miss 0 by chance.",
         "## Notes",
@@ -505,14 +499,13 @@ def _table(rows: Sequence[StudyRow], measures: Sequence[str], *, held: bool = Fa
         heads.insert(3, f"≥ {HELD:g} held, seeds")
         for row, line in zip(rows, lines, strict=True):
             lowest = row.known_values("mapd lowest")
-            kept = sum(value >= HELD for value in lowest)
-            line.insert(3, f"{kept} of {len(lowest)}" if lowest else _NONE)
+            line.insert(3, f"{_held(lowest)} of {len(lowest)}" if lowest else _NONE)
     return _markdown(heads, lines)
 
 
-def _difference_table(differences: Sequence[StudyDifference]) -> str:
-    lines = [[d.name, d.of, _interval(d), d.verdict] for d in differences]
-    return _markdown(["what", "where", "Sharpe ratio", "verdict"], lines)
+def _held(lowest: Sequence[float]) -> int:
+    """How many seeds kept what the experts are to keep."""
+    return sum(value >= HELD for value in lowest)
 
 
 def _interval(difference: StudyDifference) -> str:
