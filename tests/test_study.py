@@ -268,7 +268,7 @@ def test_the_table_says_what_held_and_what_is_not_resolved(three_seeds: StudyRes
     wanted = "| the bonuses | with responsibility weighting | +1.07 [+0.92, +1.21] | helps |"
     assert wanted in lines
     assert any(line.endswith("| not resolved |") for line in lines)
-    assert "reached and held in 2 of 3 seeds (lowest 0.20); 6 experts began" in text
+    assert "reached and held in 2 of 3 seeds (lowest 0.20); 6 experts restarted" in text
     evolves = "trainer.evolution.enabled=true trainer.training_schedule.population.freq=5"
     assert f"`experts.responsibility=false {evolves}`" in text
 
