@@ -1,24 +1,47 @@
-"""Trading days on one grid of ticks: what orders are worked against.
+"""Trading days on one grid of ticks, and how they come out of the store's intraday bars.
 
 A tick is a bar of the day's grid (a minute, five minutes) or the time between two snapshots of a
 book. All days of one `Days` have the same grid; a tick that does not occur on a day (a halt, an
-early close) has no price and no volume, and nothing trades there.
+early close) has no price and no volume, and nothing trades there. `load_days`:
+
+1. The grid of a day comes from the dataset's calendar: the ticks of a regular session, its lunch
+   break left out (48 five-minute ticks for A-shares, 390 minutes in New York, 1440 around the
+   clock). The calendar "data" has no hours; there the grid is the times of day that occur.
+2. The store stamps a bar with its end; a tick is named by its begin, so the bar of 09:35 is the
+   tick of 09:30, and the bar that ends at midnight belongs to the day that is over.
+3. A tick is priced at its close or at its volume-weighted mean: traded money over volume where the
+   dataset has it (cut to the bar's range: vendors round), else (high + low + close) / 3.
+4. Known as a tick begins is its open; without opens the price of the tick before, and at the first
+   one the last price of the day before (on a symbol's first day, its own).
 
 Axes: `D` days (each of one symbol), `T` ticks of a day, `E` orders.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from threading import Lock
 from typing import Literal
 
 import numpy as np
+import polars as pl
 
+from echelon.data import calendars
+from echelon.data.bars import SourceInfo
+from echelon.data.store import Manifest, Store
+from echelon.errors import DataError, UniverseError, UsageError
 from echelon.types import Bools, Floats, Ints, Times
 
 PriceSource = Literal["close", "vwap", "book"]
 """What a trade in a tick is priced at: the bar's close, its volume-weighted mean, or the best
 opposite quote."""
+_TOO_FAR = 0.01  # a mean price this far outside its bar is of other units, not a rounding
+_TOO_MANY = 0.01
+_COLUMNS = ("open", "high", "low", "close", "volume", "amount", "factor")
 
 
 @dataclass(frozen=True)
@@ -56,6 +79,11 @@ class Days:
     def shape(self) -> tuple[int, int]:
         """(D, T)."""
         return len(self.dates), len(self.clock)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that its arrays take."""
+        return sum(array.nbytes for array in (self.buy, self.sell, self.known, self.volume))
 
     def name(self, day: int) -> str:
         """Symbol and date, for messages; of a session its time, too."""
@@ -139,3 +167,251 @@ class Days:
             known=np.ascontiguousarray(known),
             volume=volume,
         )
+
+
+class DayCache:
+    """The days that were loaded last, up to `max_bytes`, by all that makes them what they are."""
+
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
+        self.max_bytes = max_bytes
+        self._kept: OrderedDict[Hashable, Days] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def load(self, key: Hashable, read: Callable[[], Days]) -> Days:
+        """The days of `key`, read where they are not here; what was unused longest makes room."""
+        with self._lock:
+            days = self._kept.pop(key, None)
+        days = read() if days is None else days
+        with self._lock:
+            self._kept[key] = days
+            while sum(kept.n_bytes for kept in self._kept.values()) > self.max_bytes:
+                self._kept.popitem(last=False)
+        return days
+
+
+CACHE = DayCache()
+"""The cache that `load_days` uses unless it is given another."""
+
+
+def load_days(
+    store: Store,
+    dataset: str,
+    symbols: Sequence[str],
+    first: date,
+    last: date,
+    *,
+    price_source: PriceSource = "close",
+    outside: Literal["refuse", "drop"] = "refuse",
+    cache: DayCache | None = CACHE,
+) -> Days:
+    """Days of `symbols` (none: all of the dataset) from `first` to `last`, both included.
+
+    In order of symbol, then date, as far as there are bars; where there is none in a day there is
+    no price and no volume. Prices and volumes are as stored.
+
+    outside: what to do about bars outside the regular session, before the opening for one
+    cache: None: read anew. Views of a store that are not what is on disk are never cached.
+    """
+    store = store.pin_dataset(dataset)
+    manifest = store.manifest(dataset)
+    _refuse(manifest, price_source)
+    chosen = _known_symbols(symbols, store.symbols(dataset)["symbol"].to_list(), dataset)
+
+    def read() -> Days:
+        dates = _candidates(manifest, first, last)
+        bars, clock = _read_bars(store, manifest, chosen, dates)
+        bars = _inside(bars, clock, manifest, outside)
+        if bars.is_empty():
+            low, high = manifest.span
+            raise DataError(
+                f"dataset {dataset!r} has no bars of {', '.join(chosen[:5])} from {first} to "
+                f"{last}; it runs from {low.date()} to {high.date()}. Choose other dates or "
+                "symbols."
+            )
+        if price_source == "vwap":
+            _refuse_odd_money(bars, dataset)
+        return _lay_out(bars, chosen, clock, price_source)
+
+    if cache is None or type(store) is not Store:
+        return read()
+    key = (manifest.content_hash, manifest.info, chosen, first, last, price_source, outside)
+    return cache.load(key, read)
+
+
+def _session_clock(info: SourceInfo, first: date, last: date) -> Floats:
+    """[T] minutes after midnight at which the ticks of a regular session begin.
+
+    Regular is what most sessions of the span and of a month around it are: a single day that
+    closes early still lies on the grid of the others. Not for the calendar "data".
+    """
+    length = calendars.MINUTES[info.freq]
+    if info.calendar == calendars.ROUND_THE_CLOCK:
+        return np.arange(0.0, 1440.0, length)
+    reach, month = calendars.bounds(info.calendar), timedelta(days=30)
+    begin, until = first - month, last + month
+    begin = begin if reach.first is None else min(first, max(begin, reach.first))
+    until = until if reach.last is None else max(last, min(until, reach.last))
+    hours = calendars.hours(info.calendar, begin, until, info.timezone)
+    if hours.is_empty():
+        raise DataError(f"{info.calendar} has no session from {first} to {last}. Choose others.")
+    minutes = hours.select(
+        ((pl.col(name) - pl.col("session")).dt.total_minutes()).alias(name)
+        for name in ("open", "break_start", "break_end", "close")
+    )
+    opens, pause, resume, closes = Counter(minutes.iter_rows()).most_common(1)[0][0]
+    if opens < 0 or closes > 1440:
+        raise DataError(
+            f"sessions of {info.calendar} begin on another day than they end, which execution "
+            "cannot lay out. Use an exchange whose session lies within a day, or 24/7."
+        )
+    clock = np.arange(float(opens), float(closes), length)
+    if pause is not None:
+        clock = clock[(clock < pause) | (clock >= resume)]
+    return clock
+
+
+def _refuse(manifest: Manifest, price_source: PriceSource) -> None:
+    info = manifest.info
+    if price_source == "book":
+        raise UsageError(
+            "price source 'book' needs order-book snapshots, which bars are not. Use close or "
+            "vwap, or load a book with echelon.execution.book_days."
+        )
+    if price_source not in ("close", "vwap"):
+        raise UsageError(f"unknown price source {price_source!r}: there are close, vwap and book.")
+    if info.freq == "1d":
+        raise DataError(
+            f"dataset {manifest.name!r} has daily bars; execution works inside the day. Import "
+            "1-minute or 5-minute bars (data.freq: 1min)."
+        )
+    if "volume" not in info.fields:
+        raise DataError(
+            f"dataset {manifest.name!r} has no volume, without which nothing can be filled. "
+            "Import bars with their volume."
+        )
+
+
+def _known_symbols(symbols: Sequence[str], have: list[str], dataset: str) -> tuple[str, ...]:
+    for symbol in symbols:
+        if symbol not in have:
+            near = difflib.get_close_matches(symbol, have, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(have[:10])}."
+            raise UniverseError(f"dataset {dataset!r} has no symbol {symbol}: {hint}")
+    return tuple(dict.fromkeys(symbols)) or tuple(have)
+
+
+def _candidates(manifest: Manifest, first: date, last: date) -> list[date]:
+    """Dates that may have bars."""
+    low, high = (moment.date() for moment in manifest.span)
+    # The first bar of a span may end at midnight, and is of the day before.
+    first, last = max(first, low - timedelta(days=1)), min(last, high)
+    if first > last:
+        return []
+    if manifest.info.calendar == calendars.FROM_DATA:
+        return [first + timedelta(days=k) for k in range((last - first).days + 1)]
+    days = calendars.sessions(manifest.info.calendar, first, last)
+    return [day.astype("datetime64[D]").item() for day in days]
+
+
+def _read_bars(
+    store: Store, manifest: Manifest, symbols: Sequence[str], dates: Sequence[date]
+) -> tuple[pl.DataFrame, Floats]:
+    """(bars with the `day` and `minute` at which they begin, the day's grid[T])."""
+    if not dates:
+        return pl.DataFrame(), np.empty(0)
+    info, midnight = manifest.info, datetime.min.time()
+    length = timedelta(minutes=calendars.MINUTES[info.freq])
+    first, last = (datetime.combine(day, midnight) for day in (dates[0], dates[-1]))
+    keys = store.partitions(manifest.name, first, last + timedelta(days=1))
+    frames = [store.read_bars(manifest.name, key, symbols) for key in keys]
+    if not frames:
+        return pl.DataFrame(), np.empty(0)
+    begin = pl.col("time") - length
+    minute = begin.dt.hour().cast(pl.Float64) * 60.0 + begin.dt.minute()
+    bars = pl.concat(frames).with_columns(day=begin.dt.date(), minute=minute)
+    bars = bars.filter(pl.col("day").is_in(dates))
+    if info.calendar != calendars.FROM_DATA:
+        return bars, _session_clock(info, dates[0], dates[-1])
+    return bars, np.ascontiguousarray(bars["minute"].unique().sort().to_numpy())
+
+
+def _inside(bars: pl.DataFrame, clock: Floats, manifest: Manifest, outside: str) -> pl.DataFrame:
+    """The bars that lie on the grid."""
+    if bars.is_empty():
+        return bars
+    on_grid = pl.col("minute").is_in(clock.tolist())
+    off = bars.filter(~on_grid)
+    if off.height and outside == "refuse":
+        raise DataError(
+            f"dataset {manifest.name!r}: {off.height} bar(s), the first of {off['symbol'][0]} at "
+            f"{off['time'][0]}, lie outside the regular session of {manifest.info.calendar}. Drop "
+            "them (outside='drop'), or import the bars of the session only."
+        )
+    return bars.filter(on_grid)
+
+
+def _refuse_odd_money(bars: pl.DataFrame, name: str) -> None:
+    """Refuse traded money of other units than price times volume."""
+    mean = bars.filter(pl.col("volume") > 0.0).select(
+        "low", "high", mean=pl.col("amount") / pl.col("volume")
+    )
+    mean = mean.drop_nulls()
+    far = mean.filter(
+        (pl.col("mean") > pl.col("high") * (1.0 + _TOO_FAR))
+        | (pl.col("mean") < pl.col("low") * (1.0 - _TOO_FAR))
+    )
+    if far.height > max(_TOO_MANY * mean.height, 3):
+        low, high, value = far.row(0)
+        raise DataError(
+            f"dataset {name!r}: amount / volume lies outside low to high in {far.height} of "
+            f"{mean.height} bars (the first: {value:g} is not in {low:g} to {high:g}), so amount "
+            "and volume are in other units than the prices (lots of 100? adjusted prices?). Use "
+            "price source close, or import shares and money on the basis of the prices."
+        )
+
+
+def _lay_out(
+    bars: pl.DataFrame, symbols: Sequence[str], clock: Floats, price_source: PriceSource
+) -> Days:
+    """Bars scattered over the grids of their days, those in order of `symbols`, then date."""
+    bars = bars.with_columns(pl.col("symbol").cast(pl.Enum(symbols))).sort("symbol", "time")
+    places = bars.select("symbol", "day").unique(maintain_order=True)
+    group = bars.select(pl.struct("symbol", "day").rle_id()).to_series().to_numpy()
+    at = group, np.searchsorted(clock, bars["minute"].to_numpy())
+    numbers = bars.select(pl.col(_COLUMNS).cast(pl.Float64)).to_dict()
+    columns = {name: column.to_numpy() for name, column in numbers.items()}
+    shares = np.nan_to_num(columns["volume"], nan=0.0)
+    shape = (places.height, len(clock))
+    price, known, volume = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
+    price[at] = columns["close"] if price_source == "close" else _mean_price(columns, shares)
+    known[at], volume[at] = columns["open"], shares
+    factor = np.ones(shape[0])
+    factor[group] = np.nan_to_num(columns["factor"], nan=1.0)  # of a day's bars the last one stays
+    # Without an open: the price before, up to the day's first that of the symbol's day before, in
+    # today's units.
+    latest = np.maximum.accumulate(np.where(np.isnan(price), -1, np.arange(shape[1])), axis=1)
+    closing = np.take_along_axis(price, latest[:, -1:], axis=1)[:, 0]
+    same = (places["symbol"] == places["symbol"].shift(1)).fill_null(False).to_numpy()
+    start = np.where(same, np.roll(closing, 1) * np.roll(factor, 1) / factor, np.nan)[:, None]
+    latest = np.concatenate([np.full((shape[0], 1), -1), latest[:, :-1]], axis=1)
+    before = np.where(latest >= 0, np.take_along_axis(price, latest, axis=1), start)
+    known = np.where(np.isnan(known), before, known)
+    # On a symbol's first day, without opens, its own.
+    known[:, 0] = np.where(np.isnan(known[:, 0]), price[:, 0], known[:, 0])
+    dates = places["day"].to_numpy().astype("datetime64[us]")
+    names = tuple(places["symbol"].to_list())
+    return Days(names, dates, clock, price, price, known, volume, price_source)
+
+
+def _mean_price(columns: dict[str, Floats], shares: Floats) -> Floats:
+    """Of a bar: traded money over volume, cut to its range; else (high + low + close) / 3."""
+    close = columns["close"]
+    high = np.where(np.isnan(columns["high"]), close, columns["high"])
+    low = np.where(np.isnan(columns["low"]), close, columns["low"])
+    typical = (high + low + close) / 3.0
+    money = np.nan_to_num(columns["amount"], nan=0.0)
+    mean = np.where((money > 0.0) & (shares > 0.0), money / np.maximum(shares, 1e-12), typical)
+    return np.asarray(np.clip(mean, low, high))

@@ -26,7 +26,7 @@ from echelon.data.sources.synthetic import SyntheticSource
 from echelon.data.store import Store
 from echelon.errors import ConfigError, DataError
 from echelon.execution.book_days import BookDays, cut_sessions, read_book, synthetic_book_days
-from echelon.execution.days import Days
+from echelon.execution.days import Days, load_days
 from echelon.execution.features import (
     Extensions,
     PublicFeatures,
@@ -34,7 +34,6 @@ from echelon.execution.features import (
     load_extensions,
     public_features,
 )
-from echelon.execution.loading import load_days
 from echelon.execution.orders import ParentOrders, draw_orders, read_orders
 from echelon.execution.simulator import ExecutionRules
 from echelon.features.prepared import SPLITS

@@ -13,9 +13,8 @@ from echelon.config import Config
 from echelon.data.store import Store
 from echelon.envs.world import World
 from echelon.errors import ConfigError, StoreError, UniverseError
-from echelon.execution.days import Days
+from echelon.execution.days import Days, load_days
 from echelon.execution.features import FEATURES, load_extensions
-from echelon.execution.loading import load_days
 from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs
 from echelon.execution.portfolio import (
     ImmediateWithBenchmarks,
