@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from echelon.errors import ConfigError
+from echelon.agents.execution.network import FractionHead, RateHead
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
-from echelon.execution.interpreters import Fractions, TwapRate
 from echelon.execution.simulator import next_step
 
 FLAT = Days.from_prices(np.full((1, 60), 10.0), np.full((1, 60), 100.0))
@@ -19,52 +19,42 @@ def order(amount: float, start: int, end: int) -> Simulator:
 
 
 def test_fraction_is_of_the_whole_order_and_the_last_step_takes_all() -> None:
-    simulator, act = order(80.0, 0, 30), Fractions()
+    simulator, act = order(80.0, 0, 30), FractionHead()
     asked = []
     for action in (1, 0, 0):
-        asked.append(float(act.shares(np.array([action]), simulator)[0]))
+        asked.append(float(act.shares(torch.tensor([action]), simulator)[0]))
         simulator.step(np.array([asked[-1]]))
     assert asked == [20.0, 0.0, 60.0]
 
 
 def test_rate_one_is_even_over_ticks_also_off_the_grid() -> None:
-    simulator, act = order(45.0, 5, 50), TwapRate()
+    simulator, act = order(45.0, 5, 50), RateHead()
     asked = []
     while not simulator.over:
-        asked.append(float(act.shares(np.ones(1), simulator)[0]))
+        asked.append(float(act.shares(act.first_bias(), simulator)[0]))
         simulator.step(np.array([asked[-1]]))
     # Five ticks to the grid, then whole steps of ten: a share a tick, not a fifth a step.
     np.testing.assert_allclose(asked, [5.0, 10.0, 10.0, 10.0, 10.0])
     np.testing.assert_allclose(simulator.ticks.executed[0, 5:50], 1.0)
 
 
-def test_rate_is_cut_to_its_range_and_scales_what_is_left() -> None:
-    simulator, act = order(40.0, 0, 40), TwapRate(rate_max=3.0)
-    assert act.shares(np.array([2.0]), simulator)[0] == 20.0
-    assert act.shares(np.array([99.0]), simulator)[0] == 30.0
-    assert act.shares(np.array([-1.0]), simulator)[0] == 0.0
+def test_rate_is_within_its_range_and_scales_what_is_left() -> None:
+    simulator, act = order(40.0, 0, 40), RateHead(rate_max=3.0)
+    u = torch.logit(torch.tensor([2.0 / 3.0], dtype=torch.float64))
+    assert act.shares(u, simulator)[0] == pytest.approx(20.0)
+    assert act.shares(torch.tensor([99.0]), simulator)[0] == 30.0
+    assert act.shares(torch.tensor([-99.0]), simulator)[0] == pytest.approx(0.0)
     simulator.step(np.array([20.0]))
-    assert act.shares(np.array([1.5]), simulator)[0] == pytest.approx(1.5 * 20.0 / 3.0)
+    assert act.shares(torch.zeros(1), simulator)[0] == pytest.approx(1.5 * 20.0 / 3.0)
 
 
 def test_coming_step_of_an_order_that_is_over_is_harmless() -> None:
     simulator = order(10.0, 0, 60)
     simulator.step(np.array([10.0]))
     for _ in range(3):
-        assert TwapRate().shares(np.ones(1), simulator)[0] == 0.0
+        assert RateHead().shares(torch.zeros(1), simulator)[0] == 0.0
         simulator.step(np.zeros(1))
     ended = order(10.0, 50, 60)
     ended.step(np.array([10.0]))
     coming = next_step(ended)
     assert (coming.left[0], coming.ticks[0], bool(coming.final[0])) == (1, 1, True)
-
-
-@pytest.mark.parametrize("values", [(0.5,), (0.0, 1.5), (-0.1, 1.0)])
-def test_fractions_that_are_no_shares_are_refused(values: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="two or more shares of the order"):
-        Fractions(values)
-
-
-def test_a_rate_that_cannot_hurry_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rate_max = 1"):
-        TwapRate(1.0)

@@ -11,7 +11,7 @@ from scrambled_days import scramble_after
 from echelon.execution import ExecutionRules, Simulator, parent_orders
 from echelon.execution.days import Days
 from echelon.execution.features import public_features
-from echelon.execution.interpreters import current_step, full_history
+from echelon.execution.policies import current_step, full_history
 
 DAYS = Days.from_prices(
     np.tile(np.linspace(10.0, 12.0, 12), (2, 1)), np.tile(np.arange(1.0, 13.0) * 100.0, (2, 1))

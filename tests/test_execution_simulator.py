@@ -27,7 +27,7 @@ from echelon.execution import (
     metric,
     parent_orders,
 )
-from echelon.execution.metrics import gain_loss_ratio
+from echelon.execution.history import gain_loss_ratio
 from echelon.execution.rewards import reward_of
 from echelon.types import Floats
 

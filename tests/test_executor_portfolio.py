@@ -12,8 +12,8 @@ from rule_routers import EqualRouter
 from scrambled_days import scramble_after
 from worlds import at, make_config, make_world
 
-from echelon.agents.execution.files import save_execution_policy
 from echelon.agents.execution.network import NetworkSettings, build_net
+from echelon.agents.execution.policy import save_execution_policy
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_config, override_config

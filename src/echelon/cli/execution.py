@@ -5,41 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from echelon.cli.console import (
-    add_row,
-    err,
-    number_table,
-    out,
-    progress_bar,
-    say_execution_rules,
-    say_proof_rules,
-    set_up_logging,
-    text_table,
-)
+from echelon.cli import console, options
+from echelon.cli.console import add_row, number_table
 from echelon.cli.evaluate import Language, SplitChoice
-from echelon.cli.options import (
-    ConfigFile,
-    Level,
-    LogLevel,
-    OutputDir,
-    Overrides,
-    Overwrite,
-    Resume,
-    Seeds,
-    TrustCode,
-    Workers,
-    read_config,
-    refuse_config_with_resume,
-    run_directory,
-    trust_flags,
-)
 from echelon.cli.prove import PartsDisplay
 from echelon.cli.train import make_room, print_outcomes, train_all_seeds
 from echelon.errors import EchelonError, UsageError
@@ -67,15 +42,15 @@ OrdersFile = Annotated[
 
 @app.command("train")
 def train(
-    config: ConfigFile = None,
-    override: Overrides = None,
-    output_dir: OutputDir = None,
-    seeds: Seeds = None,
-    workers: Workers = None,
-    resume: Resume = None,
-    trust_code: TrustCode = None,
-    overwrite: Overwrite = False,
-    log_level: Level = LogLevel.INFO,
+    config: options.ConfigFile = None,
+    override: options.Overrides = None,
+    output_dir: options.OutputDir = None,
+    seeds: options.Seeds = None,
+    workers: options.Workers = None,
+    resume: options.Resume = None,
+    trust_code: options.TrustCode = None,
+    overwrite: options.Overwrite = False,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Train execution policies, one per seed, and keep each one's best on the validation window.
 
@@ -83,16 +58,18 @@ def train(
     """
     from echelon.config import user_code
 
-    refuse_config_with_resume(config, resume)
-    tree = read_config(config, override, log_level, resume, trust_code, seeds)
-    directory = run_directory(config, output_dir, resume, tree.logging.output_dir)
+    options.refuse_config_with_resume(config, resume)
+    tree = options.read_config(config, override, log_level, resume, trust_code, seeds)
+    directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
     outcomes = train_execution_run(
         tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
     )
     print_outcomes(outcomes, "gain over TWAP, bp")
     evaluate_execution_run(directory, "valid", "en", trust_code=user_code(tree))
     typer.echo(f"run: {directory}")
-    typer.echo(f"next: echelon execution evaluate {directory} --split test{trust_flags(tree)}")
+    typer.echo(
+        f"next: echelon execution evaluate {directory} --split test{options.trust_flags(tree)}"
+    )
 
 
 def train_execution_run(
@@ -105,9 +82,9 @@ def train_execution_run(
 
     RunDirectory.claim(directory)
     rules = ExecutionRules.from_config(config.execution)
-    say_execution_rules(rules._asdict(), config.execution.price)
+    console.say_execution_rules(rules._asdict(), config.execution.price)
     if not resume:
-        with err.status("reading the data"):
+        with console.err.status("reading the data"):
             check_start(config, directory)
         make_room(directory, overwrite, trained=is_trained(directory))
         write_atomic(directory / "config.yaml", to_yaml(config))
@@ -134,11 +111,11 @@ def evaluate(
         bool, typer.Option("--history", help="Also write every step of every order.")
     ] = False,
     lang: ReportLanguage = Language.en,
-    trust_code: TrustCode = None,
-    log_level: Level = LogLevel.INFO,
+    trust_code: options.TrustCode = None,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
-    set_up_logging(log_level.value)
+    console.set_up_logging(log_level.value)
     evaluate_execution_run(
         run,
         split.value,
@@ -162,27 +139,13 @@ def evaluate_execution_run(
 ) -> None:
     """Evaluate, print, and write tables and the report.
 
-    trust_code: files of the run's extensions that may run
-
     Those of a file of orders go into a directory of their own: they are not the split's.
     with_rules: say the rules in force; a training has said them
     """
-    from echelon.evaluation.execution import evaluate_trained
-    from echelon.report.execution import write_execution_report
-
     sweep(run, deep=True)
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
     name = run.resolve().name
-    with err.status("working orders"):
-        result = evaluate_trained(
-            {name: run}, split, orders, history=history, trust_code=trust_code
-        )
-        result.write(place)
-        page = write_execution_report(result, place, name, lang)
-    if with_rules:
-        say_execution_rules(result.facts["rules"], result.facts["price"])
-    _print_evaluation(result)
-    typer.echo(f"report: {page}")
+    _judge({name: run}, split, orders, trust_code, place, lang, history, with_rules)
 
 
 @app.command("compare")
@@ -190,16 +153,13 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run directories.")],
     split: SplitOption = SplitChoice.test,
     orders: OrdersFile = None,
-    output_dir: OutputDir = None,
+    output_dir: options.OutputDir = None,
     lang: ReportLanguage = Language.en,
-    trust_code: TrustCode = None,
-    log_level: Level = LogLevel.INFO,
+    trust_code: options.TrustCode = None,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Work the same orders, those of the first run, with the policies of several runs."""
-    from echelon.evaluation.execution import evaluate_trained
-    from echelon.report.execution import write_execution_report
-
-    set_up_logging(log_level.value)
+    console.set_up_logging(log_level.value)
     if len(runs) < 2:
         raise UsageError("compare takes two or more run directories; evaluate takes one.")
     if len({run.resolve() for run in runs}) < len(runs):
@@ -207,15 +167,36 @@ def compare(
     names = [run.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
-    with err.status("working orders"):
-        named = dict(zip(names, runs, strict=True))
-        result = evaluate_trained(named, split.value, orders, trust_code=trust_code or ())
-    say_execution_rules(result.facts["rules"], result.facts["price"])
-    _print_evaluation(result)
     if output_dir is not None:
         RunDirectory.claim(output_dir)
-        result.write(output_dir)
-        page = write_execution_report(result, output_dir, " / ".join(names), lang.value)
+    named = dict(zip(names, runs, strict=True))
+    _judge(named, split.value, orders, trust_code or (), output_dir, lang.value)
+
+
+def _judge(
+    runs: Mapping[str, Path],
+    split: str,
+    orders: Path | None,
+    trust_code: Sequence[Path],
+    place: Path | None,
+    lang: str,
+    history: bool = False,
+    with_rules: bool = True,
+) -> None:
+    """Work the orders with the policies of the runs; print, and write where there is a `place`."""
+    from echelon.evaluation.execution import evaluate_trained
+    from echelon.report.execution import write_execution_report
+
+    with console.err.status("working orders"):
+        result = evaluate_trained(runs, split, orders, history=history, trust_code=trust_code)
+        page = None
+        if place is not None:
+            result.write(place)
+            page = write_execution_report(result, place, " / ".join(runs), lang)
+    if with_rules:
+        console.say_execution_rules(result.facts["rules"], result.facts["price"])
+    _print_evaluation(result)
+    if page is not None:
         typer.echo(f"report: {page}")
 
 
@@ -234,12 +215,12 @@ def prove(
         bool, typer.Option("--quick", help="Two seeds and short trainings: a few minutes.")
     ] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Of each proof.")] = None,
-    output_dir: OutputDir = None,
-    workers: Workers = None,
+    output_dir: options.OutputDir = None,
+    workers: options.Workers = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Prove again where the directory holds a proof.")
     ] = False,
-    log_level: Level = LogLevel.INFO,
+    log_level: options.Level = options.LogLevel.INFO,
 ) -> None:
     """Prove the learners of execution on markets whose answer is known; write execution.json.
 
@@ -255,7 +236,7 @@ def prove(
         prove_execution,
     )
 
-    set_up_logging(log_level.value)
+    console.set_up_logging(log_level.value)
     names = list(dict.fromkeys(proofs or PROOFS))
     for name in names:
         if name not in PROOFS:
@@ -266,8 +247,8 @@ def prove(
         "prove-execution-quick" if quick else "prove-execution"
     )
     RunDirectory.claim(directory)
-    say_proof_rules()
-    with progress_bar("proving") as bar:
+    console.say_proof_rules()
+    with console.progress_bar("proving") as bar:
         certificate = prove_execution(
             directory,
             names,
@@ -287,13 +268,13 @@ def prove(
 def _print_certificate(certificate: ExecutionCertificate) -> None:
     """Every claim, with its number_table by seed."""
     heads = ("proof", "measured", "result", "95 %", "by seed", "claim", "holds")
-    table = text_table("execution, where the answer is known", *heads)
+    table = console.text_table("execution, where the answer is known", *heads)
     for p in certificate.proofs:
         interval = "" if p.low is None else f"{p.low:.3f} to {p.high:.3f}"
         by_seed = ", ".join(f"{value:.2f}" for value in p.values)
         holds = {True: "yes", False: "NO", None: "(shown)"}[p.holds]
         add_row(table, p.name, p.unit, f"{p.mean:.3f}", interval, by_seed, p.claim, holds)
-    out.print(table)
+    console.out.print(table)
 
 
 def _print_evaluation(result: ExecutionEvaluation) -> None:
@@ -321,14 +302,14 @@ def _print_evaluation(result: ExecutionEvaluation) -> None:
             f"{measures['gain_vwap']['estimate']:+.2f}",
             f"{measures['ffr']['estimate']:.1%}",
         )
-    out.print(table)
+    console.out.print(table)
     schedules = [name for name, policy in tree.items() if not policy["seeds"]]
     differences = number_table("gain over TWAP vs that of …, paired", "policy", *schedules)
     for name, policy in tree.items():
         if policy["seeds"]:
             cells = (_with_interval(policy["less"][schedule]) for schedule in schedules)
             add_row(differences, name, *cells)
-    out.print(differences)
+    console.out.print(differences)
 
 
 def _with_interval(mean: dict[str, float | None]) -> str:

@@ -65,6 +65,8 @@ class ExecutionRewardConfig(Section):
             raise ValueError("one of pa_penalty, ratio and shortfall must have a weight over 0")
         if len(self.classes) != len(self.thresholds) + 1:
             raise ValueError(f"classes {self.classes} must be one more than {self.thresholds}")
+        if list(self.thresholds) != sorted(self.thresholds):
+            raise ValueError(f"thresholds {self.thresholds} must ascend")
         return self
 
 
@@ -170,6 +172,14 @@ class ExecutionConfig(CodeSection):
     """What a step is paid."""
     learner: ExecutionLearnerConfig = ExecutionLearnerConfig()
     """How the policy learns."""
+
+    @model_validator(mode="after")
+    def _network_can_be_built(self) -> Self:
+        if self.hidden % 4:
+            raise ValueError(f"hidden = {self.hidden} must be a multiple of 4, the attention heads")
+        if self.actions == "fractions" and len(self.fractions) < 2:
+            raise ValueError(f"fractions {self.fractions} must be two or more shares of the order")
+        return self
 
     @model_validator(mode="after")
     def _book_as_a_whole(self) -> Self:

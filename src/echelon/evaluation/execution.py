@@ -9,7 +9,7 @@ Orders of one day share its prices, so the day is the unit: a policy's measure i
 orders of each date, and intervals are Student's over dates. Several seeds of a learned policy are
 averaged order by order first; each is also shown by itself. Differences are paired, order by order,
 against each of the schedules (TWAP, VWAP, Almgren-Chriss), in `gain_twap`: basis points of the
-arrival price, unbiased on a martingale (see `execution.metrics`).
+arrival price, unbiased on a martingale (see `execution.history`).
 
 Axes: `E` orders, `T` ticks of a day, `C` dates.
 """
@@ -28,8 +28,7 @@ import polars as pl
 from scipy import stats
 
 from echelon.execution import History, ParentOrders, measure_orders
-from echelon.execution.history import BASIS_POINTS, order_frame
-from echelon.execution.metrics import gain_loss_ratio
+from echelon.execution.history import BASIS_POINTS, gain_loss_ratio, order_frame
 from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs, run_orders
 from echelon.execution.simulator import steps_of
 from echelon.files import write_atomic, write_json

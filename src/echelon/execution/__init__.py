@@ -5,8 +5,7 @@ What users' own files and examples import; everything else is imported from its 
 
 from echelon.execution.days import Days
 from echelon.execution.features import Extensions, Past, execution_feature, load_extensions
-from echelon.execution.history import History
-from echelon.execution.metrics import METRICS, measure_orders, metric
+from echelon.execution.history import METRICS, History, measure_orders, metric
 from echelon.execution.orders import ParentOrders, parent_orders
 from echelon.execution.portfolio import IntradayExecutor
 from echelon.execution.rewards import PAPenalty, Ratio, Risk, Shortfall, Weighted

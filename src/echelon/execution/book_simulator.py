@@ -39,22 +39,29 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from numba import njit
 
 from echelon.errors import ConfigError, UsageError
 from echelon.execution.book_days import BookDays
 from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
-from echelon.execution.simulator import LEFT, OrderBatch, OrderProgress, StepRecords, TickRecords
-from echelon.types import Bools, Floats, Ints
+from echelon.execution.simulator import (
+    LEFT,
+    OrderArrays,
+    OrderBatch,
+    OrderProgress,
+    StepRecords,
+    TickRecords,
+    compiled,
+    end_step,
+    order_arrays,
+)
+from echelon.types import Floats, Ints
 
 WAIT, MARKET, LIMIT, CANCEL = range(4)
 """Kinds of actions."""
 
 PRICE_SLACK = 0.1
 """Prices this share of a tick apart are the same: those of files are rounded."""
-
-_compiled = njit(cache=True, error_model="numpy")
 
 
 class BookRules(NamedTuple):
@@ -108,11 +115,11 @@ class BookSimulator(OrderBatch):
             assert array.shape == self.orders.amount.shape, f"{name} is not [E]"
         self._refuse(kind, size, offset)
         number = self.progress.step.copy()
-        book, orders = self.book, self.orders
+        book = self.book
         _advance(
             (book.bid_price, book.bid_size, book.sold),
             (book.ask_price, book.ask_size, book.bought),
-            (orders.day, orders.amount, orders.buying, orders.start, orders.end),
+            order_arrays(self.orders),
             (kind, size, offset),
             (book.tick_size, self.rules.unit == "bp", self.rules.touch),
             self.rules.ticks_per_step,
@@ -140,7 +147,7 @@ class BookSimulator(OrderBatch):
             )
 
 
-@_compiled
+@compiled
 def _walk(
     price: Floats, size: Floats, d: int, t: int, want: float, side: float, limit: float
 ) -> tuple[float, float]:
@@ -156,7 +163,7 @@ def _walk(
     return taken, money
 
 
-@_compiled
+@compiled
 def _ahead(
     price: Floats, size: Floats, d: int, t: int, side: float, limit: float, slack: float
 ) -> float:
@@ -168,7 +175,7 @@ def _ahead(
     return total
 
 
-@_compiled
+@compiled
 def _is_best(price: Floats, d: int, t: int, side: float, limit: float, slack: float) -> bool:
     """Whether no quote of its side is better than `limit` as tick t begins, or as it ends."""
     for u in range(t, min(t + 2, price.shape[1])):
@@ -177,7 +184,7 @@ def _is_best(price: Floats, d: int, t: int, side: float, limit: float, slack: fl
     return False
 
 
-@_compiled
+@compiled
 def _place(
     own: tuple[Floats, Floats, Floats],
     other: tuple[Floats, Floats, Floats],
@@ -203,11 +210,11 @@ def _place(
     return fill, money, want - fill, price, ahead
 
 
-@_compiled
+@compiled
 def _advance(
     bids: tuple[Floats, Floats, Floats],
     asks: tuple[Floats, Floats, Floats],
-    orders: tuple[Ints, Floats, Bools, Ints, Ints],
+    orders: OrderArrays,
     actions: tuple[Ints, Floats, Floats],
     rules: tuple[float, bool, bool],
     per_step: int,
@@ -223,7 +230,7 @@ def _advance(
     for e in range(len(day)):
         if progress.done[e]:
             continue
-        d, s, lo = day[e], progress.step[e], progress.tick[e]
+        d, lo = day[e], progress.tick[e]
         hi = min((lo // per_step + 1) * per_step, end[e])
         side = 1.0 if buying[e] else -1.0
         own, other = (bids, asks) if buying[e] else (asks, bids)
@@ -277,17 +284,9 @@ def _advance(
                 ticks.left[e, t] = left
                 if fill > 0.0:
                     ticks.price[e, t] = money / fill
-        steps.first[e, s], steps.last[e, s] = lo, hi
-        steps.requested[e, s] = asked
-        steps.executed[e, s] = executed
-        steps.value[e, s] = value
-        steps.market_volume[e, s] = market
-        steps.market_price[e, s] = total / count if count > 0 else np.nan
-        steps.concentration[e, s] = squares
-        steps.left[e, s] = left
-        progress.left[e] = left
-        progress.tick[e], progress.step[e] = hi, s + 1
-        progress.done[e] = hi >= end[e] or left < LEFT
+        price_mean = total / count if count > 0 else np.nan
+        row = (asked, executed, value, market, price_mean, squares, left)
+        end_step(progress, steps, e, hi, hi >= end[e], row)
         if progress.done[e]:
             rests, limit, ahead = 0.0, np.nan, 0.0
         resting.size[e], resting.price[e], resting.ahead[e] = rests, limit, ahead

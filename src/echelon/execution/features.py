@@ -31,7 +31,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +41,7 @@ import numpy as np
 from echelon.config.code import RunCode, read_user_file, run_user_file
 from echelon.errors import FeatureError
 from echelon.execution.days import Days
-from echelon.execution.metrics import METRICS
+from echelon.execution.history import METRICS
 from echelon.execution.orders import TRAILING_DAYS
 from echelon.features.scaler import RunningMoments, Scaler
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -127,30 +126,30 @@ class FeatureInputs:
         return trailing_profile(self.days, TRAILING_DAYS)
 
 
-@dataclass(frozen=True)
-class _Shipped:
+_Compute = Callable[[FeatureInputs], Floats]
+
+
+class _Shipped(NamedTuple):
     """compute: [D,T] of a market, NaN where unknown; scaled: by the scaler; book: needs quotes."""
 
-    compute: Callable[[FeatureInputs], Floats]
-    scaled: bool = True
-    book: bool = False
+    compute: _Compute
+    scaled: bool
+    book: bool
 
 
 FEATURES: dict[str, _Shipped] = {}
 """The features shipped, by name."""
 
 
-def _ship(
-    name: str, *, scaled: bool = True, book: bool = False
-) -> Callable[[Callable[[FeatureInputs], Floats]], Callable[[FeatureInputs], Floats]]:
-    def add(compute: Callable[[FeatureInputs], Floats]) -> Callable[[FeatureInputs], Floats]:
+def _ship(name: str, *, scaled: bool = True, book: bool = False) -> Callable[[_Compute], _Compute]:
+    def add(compute: _Compute) -> _Compute:
         FEATURES[name] = _Shipped(compute, scaled, book)
         return compute
 
     return add
 
 
-def _return_over(ticks: int) -> Callable[[FeatureInputs], Floats]:
+def _return_over(ticks: int) -> _Compute:
     def compute(market: FeatureInputs) -> Floats:
         price = np.log(market.price)
         before = np.maximum(np.arange(1, price.shape[1]) - ticks, 0)
@@ -236,7 +235,8 @@ def imbalance(market: FeatureInputs) -> Floats:
 class Past:
     """What one's own feature is shown: a day up to now, and the days before it.
 
-    price, volume, known[t+1]: ticks 0 to t of today; price is NaN where nothing could trade
+    price, volume[t+1]: ticks 0 to t of today; price is NaN where nothing could trade
+    known[t+1]: last price as the tick began
     clock[t+1]: minutes after midnight at which the ticks begin
     earlier_price, earlier_volume[K,T]: whole earlier days of the symbol, oldest first, K ≤ 20
     """
@@ -245,35 +245,17 @@ class Past:
         # Filled tick by tick: a feature that reaches around its slice finds nothing there.
         self._shown = np.full((3, days.shape[1]), np.nan)
         self._clock = days.clock.copy()
-        self._now = 0
         self.symbol = days.symbols[day]
+        self.price = self.volume = self.known = self.clock = np.empty(0)
         self.earlier_price: Floats = (days.buy[earlier] + days.sell[earlier]) / 2.0
         self.earlier_volume: Floats = days.volume[earlier]
 
-    @property
-    def price(self) -> Floats:
-        """[t+1]; NaN where nothing could trade."""
-        return np.asarray(self._shown[0, : self._now])
-
-    @property
-    def volume(self) -> Floats:
-        """[t+1]."""
-        return np.asarray(self._shown[1, : self._now])
-
-    @property
-    def known(self) -> Floats:
-        """[t+1] last price as the tick began."""
-        return np.asarray(self._shown[2, : self._now])
-
-    @property
-    def clock(self) -> Floats:
-        """[t+1] minutes after midnight."""
-        return self._clock[: self._now]
-
     def end_tick(self, price: float, volume: float, known: float) -> None:
         """Show one tick more."""
-        self._shown[:, self._now] = price, volume, known
-        self._now += 1
+        now = len(self.price)
+        self._shown[:, now] = price, volume, known
+        self.price, self.volume, self.known = self._shown[:, : now + 1]
+        self.clock = self._clock[: now + 1]
 
 
 Custom = Callable[[Past], float]
@@ -477,10 +459,8 @@ def _fit_scaler(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -
     if not train.any():
         raise FeatureError("no day to fit the scaler on. Choose a longer train window.")
     kept = np.array([name not in FEATURES or FEATURES[name].scaled for name in names])
-    dates = days.dates[train]
-    first, last = (moment.astype("datetime64[D]").item() for moment in (dates.min(), dates.max()))
-    assert isinstance(first, date)
-    assert isinstance(last, date)
+    dates = days.dates[train].astype("datetime64[D]")
+    first, last = np.array([dates.min(), dates.max()]).tolist()
     moments = RunningMoments.from_values(raw[train].reshape(-1, len(names)))
     return Scaler.fit(names, moments, kept, (first, last))
 

@@ -1,21 +1,41 @@
-"""What became of orders: prices, fills and benchmarks, by tick, by step and in all.
+"""What became of orders, and how good that was: prices, fills and benchmarks, and measures of them.
 
-`History` is the one interface for whoever measures: every metric, reward and report reads it, and
-so does a metric of one's own (`metrics.metric`), with the raw prices and volumes of the order's
-ticks in it. It can be taken at any time; what has not happened is not in it.
+`History` is the one interface for whoever measures: every metric, reward and report reads it, with
+the raw prices and volumes of the order's ticks in it. It can be taken at any time; what has not
+happened is not in it. Price measures are in basis points and better when higher:
+
+- **PA**, price advantage against the TWAP of the order's ticks, as Qlib and the papers have it:
+  sell (p/base - 1)·1e4, buy (1 - p/base)·1e4. It divides by a mean that the order's own ticks
+  move, hence is biased by Jensen's inequality: on a martingale, selling all at the first tick
+  seems to earn. For comparing with others.
+- **gain** against TWAP, VWAP or arrival: ±(p - base)/arrival·1e4. Its mean is zero for any
+  schedule on a martingale. For every claim of ours.
+
+PA is of what was executed, 0 where nothing was. Gains and `shortfall` are of the whole order: what
+was left is charged at the last price and what trading it would have cost (`History.rest_price`), so
+that nobody gains by not trading.
+
+A metric of one's own is a function from `History` to a number an order::
+
+    @metric("first_step_share")
+    def first_step_share(history: History) -> Floats:
+        return history.steps.executed[:, 0] / history.orders.amount
 
 Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
 
+from echelon.errors import UsageError
 from echelon.execution.days import Days
 from echelon.execution.orders import ParentOrders
 from echelon.execution.simulator import (
@@ -29,7 +49,6 @@ from echelon.execution.simulator import (
 from echelon.types import Bools, Floats, Ints, Times
 
 BASIS_POINTS = 1e4
-_Arrays = TypeVar("_Arrays", bound="tuple[Any, ...]")
 
 
 @dataclass(frozen=True)
@@ -52,17 +71,12 @@ class History:
     @staticmethod
     def from_simulator(simulator: OrderBatch, *, copy: bool = True) -> History:
         """As it stands; later steps do not change it, unless it is no copy."""
-        kept = _copy if copy else _same
+        progress, steps = simulator.progress, simulator.steps
         ticks = simulator.ticks if simulator.records else None
-        return History(
-            simulator.days,
-            simulator.orders,
-            simulator.benchmarks,
-            kept(simulator.progress),
-            kept(simulator.steps),
-            None if ticks is None else kept(ticks),
-            simulator.rest_cost,
-        )
+        if copy:
+            progress, steps, ticks = deepcopy((progress, steps, ticks))
+        days, orders, marks = simulator.days, simulator.orders, simulator.benchmarks
+        return History(days, orders, marks, progress, steps, ticks, simulator.rest_cost)
 
     # --- in all, [E]
 
@@ -151,10 +165,6 @@ class History:
         when = f"ticks {orders.start[e]} to {orders.end[e] - 1}"
         return f"order {e} ({side} {orders.amount[e]:g} {days.name(int(orders.day[e]))}, {when})"
 
-    def order_frame(self) -> pl.DataFrame:
-        """Which order is which, one a row: symbol, date, side, amount, and when it may trade."""
-        return order_frame(self.orders, self.days)
-
     def step_frame(self, e: int) -> pl.DataFrame:
         """The steps that one order has taken, with times, price advantage and share filled."""
         taken = np.flatnonzero(self.taken[e])
@@ -163,7 +173,7 @@ class History:
     def steps_frame(self) -> pl.DataFrame:
         """The steps of all orders, each with the order that it is of."""
         e, s = np.nonzero(self.taken)
-        named = self.order_frame().select("order", "symbol", "date", "side")[e]
+        named = order_frame(self.orders, self.days).select("order", "symbol", "date", "side")[e]
         return named.hstack(self._steps(e, s))
 
     def _steps(self, e: Ints, s: Ints) -> pl.DataFrame:
@@ -244,16 +254,82 @@ def _end(days: Days, day: Ints, until: Ints) -> Times:
     return np.asarray(_begin(days, day, until - 1) + length)
 
 
-def _same(arrays: _Arrays) -> _Arrays:
-    return arrays
-
-
-def _copy(arrays: _Arrays) -> _Arrays:
-    return type(arrays)(*(array.copy() for array in arrays))
-
-
 def _ratio(over: Floats, under: Floats) -> Floats:
     """Quotient; NaN where `under` is zero."""
     out = np.full(over.shape, np.nan)
     np.divide(over, under, out=out, where=under > 0.0)
     return out
+
+
+Metric = Callable[[History], Floats]
+METRICS: dict[str, Metric] = {}
+"""All metrics by name, one's own too."""
+
+
+def metric(name: str) -> Callable[[Metric], Metric]:
+    """Add a metric by this name; it is asked for by name and shown in reports."""
+
+    def add(function: Metric) -> Metric:
+        if name in METRICS and METRICS[name].__module__ != function.__module__:
+            raise UsageError(f"metric {name!r} exists already. Give yours another name.")
+        METRICS[name] = function
+        return function
+
+    return add
+
+
+def measure_orders(history: History, names: Iterable[str] | None = None) -> dict[str, Floats]:
+    """[E] of each metric; None: all there are."""
+    measured = {}
+    for name in METRICS if names is None else names:
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METRICS)}."
+            raise UsageError(f"unknown metric {name!r}: {hint}")
+        values = np.asarray(METRICS[name](history), dtype=np.float64)
+        if values.shape != history.orders.amount.shape:
+            raise UsageError(
+                f"metric {name!r} gave {values.shape}, expected one number an order:"
+                f" {history.orders.amount.shape}."
+            )
+        measured[name] = values
+    return measured
+
+
+@metric("ffr")
+def fulfilment(history: History) -> Floats:
+    """Share of the amount that was executed."""
+    return history.executed / history.orders.amount
+
+
+@metric("pa")
+def pa(history: History) -> Floats:
+    """Price advantage against the TWAP of the order's ticks."""
+    return price_advantage(history.price, history.benchmarks.twap, history.orders.buying)
+
+
+def _gain(benchmark: str, sign: float = 1.0) -> Metric:
+    """[E] of the whole order over a benchmark, in basis points of the arrival price."""
+
+    def gain(history: History) -> Floats:
+        base, arrival = getattr(history.benchmarks, benchmark), history.benchmarks.arrival
+        # Ticks that never traded have no mean: all there is to be held to is the arrival price.
+        apart = (history.whole_price - np.where(np.isnan(base), arrival, base)) / arrival
+        apart = np.where(history.orders.buying, -apart, apart)
+        return sign * np.nan_to_num(apart * BASIS_POINTS, nan=0.0)
+
+    return gain
+
+
+METRICS["gain_twap"] = _gain("twap")
+METRICS["gain_vwap"] = _gain("vwap")
+METRICS["gain_arrival"] = _gain("arrival")
+METRICS["shortfall"] = _gain("arrival", -1.0)
+
+
+def gain_loss_ratio(values: Floats) -> float:
+    """GLR: mean of the gains over mean of the losses; infinite without losses, NaN without both."""
+    gains, losses = values[values > 0.0], values[values < 0.0]
+    if not len(losses):
+        return float("inf") if len(gains) else float("nan")
+    return float(gains.mean() / -losses.mean()) if len(gains) else 0.0

@@ -14,11 +14,10 @@ Axes: `E` orders, `D` days, `T` ticks of a day.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import date
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -75,13 +74,7 @@ class ParentOrders(NamedTuple):
 
     def take(self, which: Ints | slice) -> ParentOrders:
         """Some of them."""
-        return ParentOrders(
-            self.day[which],
-            self.amount[which],
-            self.buying[which],
-            self.start[which],
-            self.end[which],
-        )
+        return ParentOrders._make(part[which] for part in self)
 
 
 def parent_orders(
@@ -180,156 +173,120 @@ def read_orders(
     What lies after an early close is cut off.
     """
     required = ("symbol", "date", "direction", "amount")
-    sheet = _OrderSheet.read(path, ORDER_COLUMNS, required, own, "execution.orders.columns")
-    sheet.market = days
-    dates = sheet.order_dates(timezone)
-    places = sheet.days(dates)
-    buying = sheet.directions()
-    amount = sheet.amounts()
-    start, end = sheet.within_session(places, *sheet.windows(dates, timezone))
+    sheet = Sheet.read(path, ORDER_COLUMNS, required, own, "execution.orders.columns")
+    cells = {ours: _strings(sheet.cells(ours)) for ours in ORDER_COLUMNS}
+    dates = parse_times(sheet.cells("date"), freq="1d", timezone=timezone)["time"].cast(pl.Date)
+    minutes = {ours: _minutes(cells[ours], dates, timezone) for ours in ("start", "end")}
+    columns = pl.DataFrame(
+        {**cells, "day": dates, "begin": minutes["start"], "until": minutes["end"]}
+    )
+    market = _Market(days)
+    rows = []
+    for row, order in zip(sheet.rows, columns.iter_rows(named=True), strict=True):
+        note = partial(sheet.note, row)
+        day = market.find_day(order, note)
+        side = order["direction"].lower()
+        if side not in DIRECTIONS:
+            remedy = f"Write one of {', '.join(DIRECTIONS)}"
+            note("direction", f"{order['direction']!r} is no direction", remedy)
+        try:
+            amount = float(order["amount"].replace(",", ""))
+        except ValueError:
+            amount = float("nan")
+        if not (np.isfinite(amount) and amount > 0.0):
+            message = f"{order['amount']!r} is not a positive number of shares"
+            remedy = "Write a positive number; the direction says whether to buy or sell"
+            note("amount", message, remedy)
+        rows.append(
+            (day, amount, DIRECTIONS.get(side, False), *market.find_ticks(order, day, note))
+        )
     sheet.refuse("orders")
-    orders = parent_orders(places, amount, buying, start, end)
+    orders = parent_orders(*zip(*rows, strict=True))
     check_orders(orders, days)
     return orders
 
 
-@dataclass
-class _OrderSheet(Sheet):
-    """An order file; `market` holds the days that its orders are worked on."""
+_Note = Callable[[str, str, str], None]
+"""Takes a field of ours, what is wrong with it, and the remedy."""
 
-    market: Days = field(init=False)
 
-    def note_at(self, k: int, ours: str, message: str, remedy: str) -> None:
-        """Add a problem of order `k`."""
-        self.note(int(self.rows[k]), ours, message, remedy)
+class _Market:
+    """The days of a file's orders; what a row asks for and they do not have is noted."""
 
-    def strings(self, ours: str) -> list[str]:
-        """Cells without blanks around them; empty where there is none."""
-        cells = self.cells(ours)
-        empty = is_missing(cells)
-        if isinstance(cells.dtype, pl.Datetime) and cells.dtype.time_zone is not None:
-            cells = cells.dt.convert_time_zone("UTC")  # else its text has a zone's name: CST
-        text = cells.cast(pl.String).str.strip_chars().fill_null("")
-        return ["" if none else cell for cell, none in zip(text, empty, strict=True)]
+    def __init__(self, days: Days) -> None:
+        dates = days.dates.astype("datetime64[D]").tolist()
+        self.places = {place: k for k, place in enumerate(zip(days.symbols, dates, strict=True))}
+        self.symbols = set(days.symbols)
+        self.begins, self.ends = days.clock, days.clock + days.tick_minutes
+        self.sessions = np.stack(days.sessions, axis=1)
+        self.length = days.tick_minutes
 
-    def order_dates(self, timezone: str) -> list[date | None]:
-        cells = self.cells("date")
-        dates = parse_times(cells, freq="1d", timezone=timezone)["time"].cast(pl.Date).to_list()
-        for k, (day, cell) in enumerate(zip(dates, self.strings("date"), strict=True)):
-            if day is None:
-                self.note_at(k, "date", f"{cell!r} is not a date", f"Understood: {UNDERSTOOD}")
-        return dates
+    def find_day(self, order: Mapping[str, Any], note: _Note) -> int:
+        """Number of the order's day; -1: there is none."""
+        symbol, day = order["symbol"], order["day"]
+        if day is None:
+            note("date", f"{order['date']!r} is not a date", f"Understood: {UNDERSTOOD}")
+        if not symbol:
+            note("symbol", "the cell is empty", "Fill it in, or remove the row")
+        elif symbol not in self.symbols:
+            near = difflib.get_close_matches(symbol, self.symbols, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "Load days of it"
+            note("symbol", f"{symbol!r} is not in the data", hint)
+        elif day is not None and (symbol, day) not in self.places:
+            have = [date for name, date in self.places if name == symbol]
+            message = f"{symbol} has no day {day} in the data ({min(have)} to {max(have)})"
+            note("date", message, "Choose a day on which it trades, or load more days")
+        return self.places.get((symbol, day), -1)
 
-    def days(self, dates: list[date | None]) -> list[int]:
-        """Number of each order's day; what is not in the data is a problem."""
-        market = self.market
-        days = market.dates.astype("datetime64[D]").tolist()
-        places = {(s, d): k for k, (s, d) in enumerate(zip(market.symbols, days, strict=True))}
-        known = set(market.symbols)
-        numbers = []
-        for k, (symbol, day) in enumerate(zip(self.strings("symbol"), dates, strict=True)):
-            numbers.append(places.get((symbol, day), -1))
-            if not symbol:
-                self.note_at(k, "symbol", "the cell is empty", "Fill it in, or remove the row")
-            elif symbol not in known:
-                near = difflib.get_close_matches(symbol, known, n=1)
-                hint = f"Did you mean {near[0]}?" if near else "Load days of it"
-                self.note_at(k, "symbol", f"{symbol!r} is not in the data", hint)
-            elif day is not None and numbers[-1] < 0:
-                have = [d for s, d in places if s == symbol]
-                message = f"{symbol} has no day {day} in the data ({min(have)} to {max(have)})"
-                remedy = "Choose a day on which it trades, or load more days"
-                self.note_at(k, "date", message, remedy)
-        return numbers
-
-    def directions(self) -> list[bool]:
-        buying = []
-        for k, cell in enumerate(self.strings("direction")):
-            buying.append(DIRECTIONS.get(cell.lower(), False))
-            if cell.lower() not in DIRECTIONS:
-                message = f"{cell!r} is no direction"
-                self.note_at(k, "direction", message, f"Write one of {', '.join(DIRECTIONS)}")
-        return buying
-
-    def amounts(self) -> list[float]:
-        amounts = []
-        for k, cell in enumerate(self.strings("amount")):
-            try:
-                value = float(cell.replace(",", ""))
-            except ValueError:
-                value = float("nan")
-            amounts.append(value)
-            if not (np.isfinite(value) and value > 0.0):
-                message = f"{cell!r} is not a positive number of shares"
-                remedy = "Write a positive number; the direction says whether to buy or sell"
-                self.note_at(k, "amount", message, remedy)
-        return amounts
-
-    def windows(self, dates: list[date | None], timezone: str) -> tuple[list[int], list[int]]:
-        """First tick of each order, and the one after its last."""
-        clock, length = self.market.clock, self.market.tick_minutes
-        opens, closes = float(clock[0]), float(clock[-1]) + length
-        begin = self._minutes("start", dates, timezone, opens)
-        until = self._minutes("end", dates, timezone, closes)
+    def find_ticks(self, order: Mapping[str, Any], day: int, note: _Note) -> tuple[int, int]:
+        """First tick of an order, and the one after its last."""
+        opens, closes = float(self.begins[0]), float(self.ends[-1])
+        low, high = (
+            default if not order[ours] else order[minutes]
+            for ours, minutes, default in (("start", "begin", opens), ("end", "until", closes))
+        )
         hours = f"{_clock_text(opens)} to {_clock_text(closes)}"
-        for k, (low, high) in enumerate(zip(begin, until, strict=True)):
-            for ours, value, wrong in (
-                ("start", low, not opens <= low < closes),
-                ("end", high, not opens < high <= closes),
-            ):
-                if wrong and not np.isnan(value):
-                    message = f"{_clock_text(value)} lies outside the market's hours, {hours}"
-                    self.note_at(k, ours, message, "Write a time within, or leave the cell empty")
-        start = np.searchsorted(clock, np.array(begin) - 1e-9, side="left").tolist()
-        end = np.searchsorted(clock + length, np.array(until) + 1e-9, side="right").tolist()
-        for k, (low, high) in enumerate(zip(begin, until, strict=True)):
-            if opens <= low < closes and opens < high <= closes and start[k] >= end[k]:
-                message = f"no tick lies wholly within {_clock_text(low)} to {_clock_text(high)}"
-                remedy = f"Give the order at least one tick of {length:g} minute(s) in {hours}"
-                self.note_at(k, "end", message, remedy)
+        within = opens <= low < closes, opens < high <= closes
+        for ours, value, fits in (("start", low, within[0]), ("end", high, within[1])):
+            if np.isnan(value) and order["day"] is not None:
+                remedy = "Write a time of day such as 09:30, or a whole time (2016-01-04 09:30)"
+                note(ours, f"{order[ours]!r} is not a time", remedy)
+            elif not (fits or np.isnan(value)):
+                message = f"{_clock_text(value)} lies outside the market's hours, {hours}"
+                note(ours, message, "Write a time within, or leave the cell empty")
+        if not all(within):
+            return 0, 0
+        start = int(np.searchsorted(self.begins, low - 1e-9, side="left"))
+        end = int(np.searchsorted(self.ends, high + 1e-9, side="right"))
+        if start >= end:
+            message = f"no tick lies wholly within {_clock_text(low)} to {_clock_text(high)}"
+            remedy = f"Give the order at least one tick of {self.length:g} minute(s) in {hours}"
+            note("end", message, remedy)
+        elif day >= 0:
+            first, last = (int(tick) for tick in self.sessions[day])
+            start, end = max(start, first), min(end, last)
+            if start >= end:
+                hours = f"{_clock_text(self.begins[first])} to {_clock_text(self.ends[last - 1])}"
+                message = f"the market traded from {hours} on that day, the order lies outside"
+                note("start", message, "Write a time within, or leave the order out")
         return start, end
 
-    def within_session(
-        self, places: list[int], start: list[int], end: list[int]
-    ) -> tuple[list[int], list[int]]:
-        """The same ticks, without those before the day's opening and after its close."""
-        opens, closes = self.market.sessions
-        first, last = list(start), list(end)
-        for k, (day, low, high) in enumerate(zip(places, start, end, strict=True)):
-            if not 0 <= day < len(opens) or low >= high:
-                continue  # noted already
-            first[k], last[k] = max(low, int(opens[day])), min(high, int(closes[day]))
-            if first[k] >= last[k]:
-                clock, length = self.market.clock, self.market.tick_minutes
-                close = _clock_text(clock[closes[day] - 1] + length)
-                hours = f"{_clock_text(clock[opens[day]])} to {close}"
-                message = f"the market traded from {hours} on that day, the order lies outside"
-                self.note_at(k, "start", message, "Write a time within, or leave the order out")
-        return first, last
 
-    def _minutes(
-        self, ours: str, dates: list[date | None], timezone: str, default: float
-    ) -> list[float]:
-        """Minutes after midnight of the order's day; NaN where a cell cannot be read."""
-        text = self.strings(ours)
-        day = pl.Series("date", dates, dtype=pl.Date)
-        clock = pl.Series("clock", text, dtype=pl.String)
-        times = parse_times(join_clock(day, clock), freq="1min", timezone=timezone)["time"]
-        since = (times - day.cast(pl.Datetime("us"))).dt.total_seconds().to_list()
-        minutes = []
-        for k, (cell, seconds) in enumerate(zip(text, since, strict=True)):
-            if not cell:
-                minutes.append(default)
-            elif cell in _MIDNIGHT:
-                minutes.append(1440.0)
-            elif seconds is not None:
-                minutes.append(seconds / 60.0)
-            else:
-                minutes.append(float("nan"))
-                if dates[k] is not None:
-                    remedy = "Write a time of day such as 09:30, or a whole time (2016-01-04 09:30)"
-                    self.note_at(k, ours, f"{cell!r} is not a time", remedy)
-        return minutes
+def _strings(cells: pl.Series) -> pl.Series:
+    """Cells without blanks around them; empty where there is none."""
+    empty = is_missing(cells)
+    if isinstance(cells.dtype, pl.Datetime) and cells.dtype.time_zone is not None:
+        cells = cells.dt.convert_time_zone("UTC")  # else its text has a zone's name: CST
+    text = cells.cast(pl.String).str.strip_chars().fill_null("")
+    return pl.select(pl.when(empty).then(pl.lit("")).otherwise(text)).to_series()
+
+
+def _minutes(text: pl.Series, dates: pl.Series, timezone: str) -> pl.Series:
+    """Minutes after midnight of the order's day; NaN where a cell cannot be read."""
+    times = parse_times(join_clock(dates, text), freq="1min", timezone=timezone)["time"]
+    since = (times - dates.cast(pl.Datetime("us"))).dt.total_seconds() / 60.0
+    midnight = pl.when(text.is_in(_MIDNIGHT)).then(1440.0)
+    return pl.select(midnight.otherwise(since).fill_null(np.nan)).to_series()
 
 
 def _clock_text(minutes: float) -> str:

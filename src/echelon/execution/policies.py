@@ -29,16 +29,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.execution.days import Days
+from echelon.execution.features import PublicFeatures
 from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
-from echelon.execution.simulator import ExecutionRules, Simulator, next_step
-from echelon.types import Floats, Ints
+from echelon.execution.simulator import LEFT, ExecutionRules, Simulator, next_step
+from echelon.types import Floats, Floats32, Ints
 
 
 class ExecutionPolicy(Protocol):
@@ -96,6 +98,53 @@ def _checked_request(policy: ExecutionPolicy, simulator: Simulator) -> Floats:
             "earlier checkpoint."
         )
     return np.where(live, asked, 0.0)
+
+
+def current_step(simulator: Simulator) -> dict[str, NDArray[Any]]:
+    """The orders' own state and nothing of the market, by Qlib's names, for policies from there.
+
+    acquiring[E]: 1 for buys; cur_step, num_step[E]: of the order itself; target, position[E]: whole
+    and left. Integers and numbers have 32 bits.
+    """
+    progress, orders = simulator.progress, simulator.orders
+    return {
+        "acquiring": orders.buying.astype(np.int32),
+        # A finished order still needs a step that exists.
+        "cur_step": np.minimum(progress.step, simulator.n_steps - 1).astype(np.int32),
+        "num_step": simulator.n_steps.astype(np.int32),
+        "target": orders.amount.astype(np.float32),
+        "position": _nothing_below(progress.left),
+    }
+
+
+def full_history(simulator: Simulator, features: PublicFeatures) -> dict[str, NDArray[Any]]:
+    """The orders' state with the features of their days, as known when the coming step begins.
+
+    Networks of ours do not need features copied for every order: they encode a day once.
+
+    data_processed[E,T,F]: today, zero from cur_tick on; data_processed_prev[E,T,F]: yesterday
+    cur_tick[E]: next tick, at most T-1
+    position_history[E,S+1]: left before the first step and after each (Qlib cuts the last off),
+        zero for those to come
+    """
+    assert features.today.shape[:2] == simulator.days.shape, "features are of other days"
+    progress, orders = simulator.progress, simulator.orders
+    n_ticks = simulator.days.shape[1]
+    over = np.arange(n_ticks) < progress.tick[:, None]
+    # Steps not taken hold zero left already.
+    history = np.concatenate([orders.amount[:, None], simulator.steps.left], axis=1)
+    return {
+        **current_step(simulator),
+        "data_processed": np.where(over[:, :, None], features.today[orders.day], np.float32(0.0)),
+        "data_processed_prev": features.yesterday[orders.day],
+        "cur_tick": np.minimum(progress.tick, n_ticks - 1).astype(np.int32),
+        "position_history": _nothing_below(history),
+    }
+
+
+def _nothing_below(left: Floats) -> Floats32:
+    """Less than 1e-6 left is nothing."""
+    return np.where(left < LEFT, 0.0, left).astype(np.float32)
 
 
 class _Schedule:

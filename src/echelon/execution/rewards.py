@@ -22,9 +22,9 @@ from typing import Protocol
 import numpy as np
 
 from echelon.config.execution import ExecutionRewardConfig
-from echelon.errors import ConfigError, TrainingError
+from echelon.errors import TrainingError
 from echelon.execution.history import BASIS_POINTS, History, price_advantage
-from echelon.execution.simulator import LEFT
+from echelon.execution.simulator import LEFT, StepRecords
 from echelon.types import Bools, Floats, Ints
 
 
@@ -35,23 +35,12 @@ class Reward(Protocol):
         """[E]; of orders whose step was not taken the value does not count."""
 
 
-class _Step:
-    """One step of each order, out of the arrays by step."""
-
-    def __init__(self, history: History, number: Ints) -> None:
-        at = (np.arange(len(number)), np.minimum(number, history.steps.left.shape[1] - 1))
-        self.executed = history.steps.executed[at]
-        self.value = history.steps.value[at]
-        self.concentration = history.steps.concentration[at]
-        self.left = history.steps.left[at]
-        last = history.steps.last[at] >= history.orders.end
-        self.rest = np.where(last & (self.left >= LEFT), self.left, 0.0)
-
-    @property
-    def price(self) -> Floats:
-        """NaN where nothing was executed."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(self.value / self.executed)
+def _step(history: History, number: Ints) -> tuple[StepRecords, Floats]:
+    """(step `number`[E] of each order, [E] shares that are left as the order's time is over)."""
+    at = (np.arange(len(number)), np.minimum(number, history.steps.left.shape[1] - 1))
+    step = StepRecords(*(by_step[at] for by_step in history.steps))
+    last = step.last >= history.orders.end
+    return step, np.where(last & (step.left >= LEFT), step.left, 0.0)
 
 
 @dataclass(frozen=True)
@@ -59,17 +48,17 @@ class PAPenalty:
     """Price advantage with a penalty on concentration."""
 
     penalty: float = 100.0
-    scale: float = 1.0
 
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]."""
-        step, orders = _Step(history, number), history.orders
-        gained = price_advantage(step.price, history.benchmarks.twap, orders.buying)
-        share, rest = step.executed / orders.amount, step.rest / orders.amount
+        (step, left), orders = _step(history, number), history.orders
+        with np.errstate(divide="ignore", invalid="ignore"):
+            price = step.value / step.executed
+        gained = price_advantage(price, history.benchmarks.twap, orders.buying)
+        share, rest = step.executed / orders.amount, left / orders.amount
         charged = price_advantage(history.rest_price, history.benchmarks.twap, orders.buying)
         concentration = step.concentration + rest**2
-        worth = gained * share + charged * rest - self.penalty * concentration
-        return np.asarray(self.scale * worth)
+        return np.asarray(gained * share + charged * rest - self.penalty * concentration)
 
 
 @dataclass(frozen=True)
@@ -81,15 +70,6 @@ class Ratio:
 
     thresholds: tuple[float, ...] = (1.0, 1.1)
     classes: tuple[float, ...] = (-1.0, 0.0, 1.0)
-
-    def __post_init__(self) -> None:
-        if len(self.classes) != len(self.thresholds) + 1 or list(self.thresholds) != sorted(
-            self.thresholds
-        ):
-            raise ConfigError(
-                f"ratio reward: thresholds {self.thresholds} must ascend and classes "
-                f"{self.classes} be one more than they are."
-            )
 
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]; 0 for an order of which nothing was executed."""
@@ -107,15 +87,13 @@ class Shortfall:
     What is left when time is out is charged at `History.rest_price`.
     """
 
-    scale: float = 1.0
-
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]."""
-        step, marks = _Step(history, number), history.benchmarks
+        (step, left), marks = _step(history, number), history.benchmarks
         paid = step.value - step.executed * marks.arrival
-        rest = np.where(step.rest > 0.0, step.rest * (history.rest_price - marks.arrival), 0.0)
+        rest = np.where(left > 0.0, left * (history.rest_price - marks.arrival), 0.0)
         cost = history.side * (paid + rest) / (history.orders.amount * marks.arrival)
-        return np.asarray(np.nan_to_num(-self.scale * BASIS_POINTS * cost, nan=0.0))
+        return np.asarray(np.nan_to_num(-BASIS_POINTS * cost, nan=0.0))
 
 
 @dataclass(frozen=True)
@@ -126,7 +104,7 @@ class Risk:
 
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]."""
-        share = _Step(history, number).left / history.orders.amount
+        share = _step(history, number)[0].left / history.orders.amount
         return np.asarray(-self.aversion * share**2)
 
 

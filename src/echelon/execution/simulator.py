@@ -33,7 +33,7 @@ from echelon.types import Bools, Floats, Ints
 LEFT = 1e-6
 """Less than this left of an order is nothing."""
 
-_compiled = njit(cache=True, error_model="numpy")
+compiled = njit(cache=True, error_model="numpy")
 
 
 class ExecutionRules(NamedTuple):
@@ -157,9 +157,8 @@ class OrderBatch:
             np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
         )
         self.benchmarks = Benchmarks(*np.full((5, n), np.nan))
-        _benchmarks(
-            days.buy, days.sell, days.known, days.volume, *_as_arrays(orders), *self.benchmarks
-        )
+        prices = (days.buy, days.sell, days.known, days.volume)
+        _benchmarks(prices, order_arrays(orders), self.benchmarks)
 
     @property
     def ticks(self) -> TickRecords:
@@ -195,10 +194,8 @@ class Simulator(OrderBatch):
         assert np.isfinite(requested).all(), "a request is not a number"
         number = self.progress.step.copy()
         below_zero = _advance(
-            self.days.buy,
-            self.days.sell,
-            self.days.volume,
-            *_as_arrays(self.orders),
+            (self.days.buy, self.days.sell, self.days.volume),
+            order_arrays(self.orders),
             np.ascontiguousarray(requested, dtype=np.float64),
             self.rules,
             self.progress,
@@ -246,28 +243,22 @@ def steps_of(orders: ParentOrders, ticks_per_step: int) -> Ints:
     return np.asarray((orders.end - 1) // ticks_per_step - first + 1, dtype=np.int64)
 
 
-def _as_arrays(orders: ParentOrders) -> tuple[Ints, Floats, Bools, Ints, Ints]:
+OrderArrays = tuple[Ints, Floats, Bools, Ints, Ints]
+StepRow = tuple[float, float, float, float, float, float, float]
+
+
+def order_arrays(orders: ParentOrders) -> OrderArrays:
     """As the compiled functions take them: a NamedTuple with a length of its own is no tuple."""
     return orders.day, orders.amount, orders.buying, orders.start, orders.end
 
 
-@_compiled
+@compiled
 def _benchmarks(
-    buy: Floats,
-    sell: Floats,
-    known: Floats,
-    volume: Floats,
-    day: Ints,
-    amount: Floats,
-    buying: Bools,
-    start: Ints,
-    end: Ints,
-    twap: Floats,
-    vwap: Floats,
-    arrival: Floats,
-    last: Floats,
-    traded: Floats,
+    days: tuple[Floats, Floats, Floats, Floats], orders: OrderArrays, marks: Benchmarks
 ) -> None:
+    buy, sell, known, volume = days
+    day, _, buying, start, end = orders
+    twap, vwap, arrival, last, traded = marks
     for e in range(len(day)):
         d = day[e]
         price = buy if buying[e] else sell
@@ -292,16 +283,28 @@ def _benchmarks(
             vwap[e] = weighted / priced if weighted > 0.0 else twap[e]
 
 
-@_compiled
+@compiled
+def end_step(
+    progress: OrderProgress, steps: StepRecords, e: int, until: int, over: bool, row: StepRow
+) -> None:
+    """Write down what order `e` did in the step that ends before tick `until`.
+
+    over: its time is; row: the fields of `StepRecords` from `requested` on
+    """
+    s = progress.step[e]
+    steps.first[e, s], steps.last[e, s] = progress.tick[e], until
+    steps.requested[e, s], steps.executed[e, s], steps.value[e, s] = row[0], row[1], row[2]
+    steps.market_volume[e, s], steps.market_price[e, s] = row[3], row[4]
+    steps.concentration[e, s], steps.left[e, s] = row[5], row[6]
+    progress.left[e] = row[6]
+    progress.tick[e], progress.step[e] = until, s + 1
+    progress.done[e] = over or row[6] < LEFT
+
+
+@compiled
 def _advance(
-    buy: Floats,
-    sell: Floats,
-    volume: Floats,
-    day: Ints,
-    amount: Floats,
-    buying: Bools,
-    start: Ints,
-    end: Ints,
+    days: tuple[Floats, Floats, Floats],
+    orders: OrderArrays,
     requested: Floats,
     rules: ExecutionRules,
     progress: OrderProgress,
@@ -310,6 +313,8 @@ def _advance(
     record: bool,
 ) -> int:
     """Number of an order whose price was not above zero; -1: there is none."""
+    buy, sell, volume = days
+    day, amount, buying, _, end = orders
     per_step, half_spread = rules.ticks_per_step, rules.half_spread
     cap = min(rules.volume_cap, 1.0)
     temporary, permanent = rules.temporary, rules.permanent
@@ -317,7 +322,7 @@ def _advance(
     for e in range(len(day)):
         if progress.done[e]:
             continue
-        d, s, lo = day[e], progress.step[e], progress.tick[e]
+        d, lo = day[e], progress.tick[e]
         hi = min((lo // per_step + 1) * per_step, end[e])
         price = buy if buying[e] else sell
         side = 1.0 if buying[e] else -1.0
@@ -351,16 +356,8 @@ def _advance(
             if record:
                 ticks.requested[e, t] = want
                 ticks.left[e, t] = left
-        over = hi >= end[e]
-        steps.first[e, s], steps.last[e, s] = lo, hi
-        steps.requested[e, s] = ask
-        steps.executed[e, s] = executed
-        steps.value[e, s] = value
-        steps.market_volume[e, s] = market
-        steps.market_price[e, s] = total / count if count > 0 else np.nan
-        steps.concentration[e, s] = squares
-        steps.left[e, s] = left
-        progress.left[e], progress.drift[e] = left, drift
-        progress.tick[e], progress.step[e] = hi, s + 1
-        progress.done[e] = over or left < LEFT
+        price_mean = total / count if count > 0 else np.nan
+        row = (ask, executed, value, market, price_mean, squares, left)
+        end_step(progress, steps, e, hi, hi >= end[e], row)
+        progress.drift[e] = drift
     return below_zero

@@ -36,16 +36,17 @@ from echelon.agents.execution import (
     DQN,
     PPO,
     ExecutionLearner,
+    ExecutionTask,
     NetworkSettings,
     Student,
     make_teacher,
 )
+from echelon.agents.execution.network import QLIB_FRACTIONS
 from echelon.config import Config
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import Stopped
 from echelon.evaluation.statistics import seed_interval
-from echelon.execution.interpreters import QLIB_FRACTIONS
-from echelon.execution.metrics import measure_orders
+from echelon.execution.history import measure_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.files import write_json
 from echelon.proving.execution_markets import (
@@ -56,7 +57,7 @@ from echelon.proving.execution_markets import (
     ImpactMarket,
     martingale,
 )
-from echelon.proving.parts import Done, Finding, Part, clear_proof, proof_facts, run_all
+from echelon.proving.parts import Finding, Part, clear_proof, proof_facts, run_all
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
@@ -109,8 +110,36 @@ class SeedFinding(NamedTuple):
     facts: Mapping[str, float]
 
 
-Train = Callable[[ExecutionLearner, int], None]
-"""Trains a learner for so many steps; may be interrupted."""
+@dataclass(frozen=True)
+class Trial:
+    """One seed of a proof; draw: name of the days it is made on."""
+
+    sizes: ProofSizes
+    seed: int
+    draw: str = "test"
+    should_stop: ShouldStop = lambda: False
+
+    def train(self, learner: ExecutionLearner, steps: int) -> None:
+        """For so many steps; raises `Stopped` where that is asked for before the last."""
+        while learner.steps < steps:
+            learner.train_once()
+            if self.should_stop():
+                raise Stopped("in the middle of a training")
+
+    def train_task(self, market: DriftMarket | ForetoldMarket) -> ExecutionTask:
+        """Days to learn from, which no test has."""
+        drawn = market.draw(self.sizes.train_days, self.seed, f"{self.draw} train")
+        return drawn.task(market.reward)
+
+    def test_days(self, market: DriftMarket | ForetoldMarket) -> Drawn:
+        """Days to be judged on."""
+        return market.draw(self.sizes.test_days, self.seed, self.draw)
+
+    def learned_gains(self, market: DriftMarket, steps: int, test: Drawn) -> Floats:
+        """[E] of PPO on the test orders."""
+        learner = PPO(_learning(steps, copies=8), RATE, self.train_task(market), self.seed)
+        self.train(learner, steps)
+        return gains_over_twap(learner.policy(test.public), test)
 
 
 def _learning(steps: int, **changes: Any) -> ExecutionLearnerConfig:  # noqa: ANN401 (its fields)
@@ -119,31 +148,17 @@ def _learning(steps: int, **changes: Any) -> ExecutionLearnerConfig:  # noqa: AN
     return ExecutionLearnerConfig(total_steps=steps, **chosen)
 
 
-def _learning_impact(steps: int, entropy: float) -> ExecutionLearnerConfig:
-    return _learning(steps, orders=256, minibatches=2, entropy=entropy)
-
-
-@dataclass(frozen=True)
-class Proof:
+class Proof(NamedTuple):
     """One claim.
 
-    unit: of its number; run: (sizes, seed, name of the draws, trainer) → what the seed found
+    unit: of its number; run: what a seed finds
     holds: whether the claim does, given all seeds' findings; None: nothing is claimed
     """
 
-    name: str
     unit: str
     claim: str
-    run: Callable[[ProofSizes, int, str, Train], SeedFinding]
+    run: Callable[[Trial], SeedFinding]
     holds: Callable[[Sequence[SeedFinding]], bool] | None
-
-    def prove(self, sizes: ProofSizes, first: int = 0, draw: str = "test") -> list[SeedFinding]:
-        """All seeds from `first` on, one after the other."""
-
-        def train(learner: ExecutionLearner, steps: int) -> None:
-            learner.train(steps)
-
-        return [self.run(sizes, seed, draw, train) for seed in range(first, first + sizes.seeds)]
 
 
 def schedule_costs(policy: ExecutionPolicy, market: ImpactMarket, drawn: Drawn) -> Floats:
@@ -161,98 +176,69 @@ def gains_over_twap(policy: ExecutionPolicy, drawn: Drawn) -> Floats:
     return measure_orders(history, ["gain_twap"])["gain_twap"]
 
 
-def _impact(sizes: ProofSizes, seed: int, _draw: str, train: Train) -> SeedFinding:
+def _impact(trial: Trial) -> SeedFinding:
     """A continuous rate finds Almgren and Chriss's optimum."""
-    market = ImpactMarket()
+    market, steps = ImpactMarket(), trial.sizes.impact_steps
     drawn = market.draw()
-    settings = _learning_impact(sizes.impact_steps, entropy=0.0)
-    learner = PPO(settings, RATE, drawn.task(market.reward), seed)
-    train(learner, sizes.impact_steps)
+    settings = _learning(steps, orders=256, minibatches=2, entropy=0.0)
+    learner = PPO(settings, RATE, drawn.task(market.reward), trial.seed)
+    trial.train(learner, steps)
     cost = schedule_costs(learner.policy(), market, drawn) / market.least
     twap = market.cost(np.linspace(1.0, 0.0, market.n_steps + 1)) / market.least
     return SeedFinding(float(cost.max()), {"twap": float(twap)})
 
 
 def _on_grid(
-    algo: str, fractions: tuple[float, ...]
-) -> Callable[[ProofSizes, int, str, Train], SeedFinding]:
-    """Fractions of the order find the best schedule that they allow; algo: 'ppo' or 'dqn'."""
+    algo: type[ExecutionLearner], fractions: tuple[float, ...]
+) -> Callable[[Trial], SeedFinding]:
+    """Fractions of the order find the best schedule that they allow."""
+    # What a step is worth goes back one step whenever DQN's target is replaced: with 13 steps that
+    # must happen many times over.
+    chosen: dict[str, Any] = {"minibatches": 2, "entropy": 0.003}
+    if algo is DQN:
+        chosen = {"updates": 16, "target_every": 20}
 
-    def run(sizes: ProofSizes, seed: int, _draw: str, train: Train) -> SeedFinding:
-        market = ImpactMarket()
+    def run(trial: Trial) -> SeedFinding:
+        market, steps = ImpactMarket(), trial.sizes.grid_steps
         drawn = market.draw()
         least = market.least_on_grid(fractions)
-        learner = _grid_learner(algo, fractions, drawn, market, sizes.grid_steps, seed)
-        train(learner, sizes.grid_steps)
+        settings, network = (
+            _learning(steps, orders=256, **chosen),
+            replace(RATE, fractions=fractions),
+        )
+        learner = algo(settings, network, drawn.task(market.reward), trial.seed)
+        trial.train(learner, steps)
         cost = schedule_costs(learner.policy(), market, drawn) / least
         return SeedFinding(float(cost.max()), {"grid_over_closed_form": least / market.least})
 
     return run
 
 
-def _grid_learner(
-    algo: str,
-    fractions: tuple[float, ...],
-    drawn: Drawn,
-    market: ImpactMarket,
-    steps: int,
-    seed: int,
-) -> ExecutionLearner:
-    network, task = replace(RATE, fractions=fractions), drawn.task(market.reward)
-    if algo == "ppo":
-        return PPO(_learning_impact(steps, entropy=0.003), network, task, seed)
-    # What a step is worth goes back one step whenever the target is replaced: with 13 steps that
-    # must happen many times over.
-    settings = _learning(steps, orders=256, updates=16, target_every=20)
-    return DQN(settings, network, task, seed)
-
-
-def _drift(sizes: ProofSizes, seed: int, draw: str, train: Train) -> SeedFinding:
+def _drift(trial: Trial) -> SeedFinding:
     """Returns of today and yesterday are used."""
     market = DriftMarket()
-    test = market.draw(sizes.test_days, seed, draw)
-    gained = _learned_gains(market, sizes, sizes.drift_steps, seed, draw, train, test)
+    test = trial.test_days(market)
+    gained = trial.learned_gains(market, trial.sizes.drift_steps, test)
     filtered = gains_over_twap(DriftFilter(market, test.public), test)
-    return SeedFinding(
-        float(gained.mean()), {"se": standard_error(gained), "filter": float(filtered.mean())}
-    )
+    facts = {"se": standard_error(gained), "filter": float(filtered.mean())}
+    return SeedFinding(float(gained.mean()), facts)
 
 
-def _null(sizes: ProofSizes, seed: int, draw: str, train: Train) -> SeedFinding:
+def _null(trial: Trial) -> SeedFinding:
     """Nothing is found where nothing is."""
-    market = martingale()
-    test = market.draw(sizes.test_days, seed, draw)
-    gained = _learned_gains(market, sizes, sizes.null_steps, seed, draw, train, test)
+    test = trial.test_days(martingale())
+    gained = trial.learned_gains(martingale(), trial.sizes.null_steps, test)
     return SeedFinding(float(gained.mean()), {"se": standard_error(gained), "orders": len(gained)})
 
 
-def _learned_gains(
-    market: DriftMarket,
-    sizes: ProofSizes,
-    steps: int,
-    seed: int,
-    draw: str,
-    train: Train,
-    test: Drawn,
-) -> Floats:
-    """[E] of PPO on the test orders."""
-    drawn = market.draw(sizes.train_days, seed, f"{draw} train")
-    learner = PPO(_learning(steps, copies=8), RATE, drawn.task(market.reward), seed)
-    train(learner, steps)
-    return gains_over_twap(learner.policy(test.public), test)
-
-
-def _distillation(
-    market: DriftMarket | ForetoldMarket,
-) -> Callable[[ProofSizes, int, str, Train], SeedFinding]:
+def _distillation(market: DriftMarket | ForetoldMarket) -> Callable[[Trial], SeedFinding]:
     """A teacher that knows the future makes the student learn sooner than its rewards do."""
 
-    def run(sizes: ProofSizes, seed: int, draw: str, train: Train) -> SeedFinding:
-        task = market.draw(sizes.train_days, seed, f"{draw} train").task(market.reward)
-        test = market.draw(sizes.test_days, seed, draw)
-        own, taught = sizes.student_steps, sizes.teacher_steps
+    def run(trial: Trial) -> SeedFinding:
+        task, test, seed = trial.train_task(market), trial.test_days(market), trial.seed
+        own, taught = trial.sizes.student_steps, trial.sizes.teacher_steps
         teacher = make_teacher(_learning(taught), RATE, task, seed)
-        train(teacher, taught)
+        trial.train(teacher, taught)
         distill = _learning(own, distill=1.0, distill_decay=1.0)
         learners = {
             "student": (Student(distill, RATE, task, teacher.net, seed), own),
@@ -261,7 +247,7 @@ def _distillation(
         }
         gained = {}
         for name, (learner, steps) in learners.items():
-            train(learner, steps)
+            trial.train(learner, steps)
             gained[name] = gains_over_twap(learner.policy(test.public), test)
         apart = gained["student"] - gained["plain"]
         oracle = gains_over_twap(teacher.policy(test.public), test)
@@ -309,19 +295,16 @@ _MORE = "gain over plain PPO's, bp"
 _NEAR = f"every seed at most {WITHIN}"
 _ABOVE = "interval above 0"
 PROOFS: Mapping[str, Proof] = {
-    proof.name: proof
-    for proof in (
-        Proof("impact", _COST, _NEAR, _impact, all_within),
-        Proof("quarters", _COST, _NEAR, _on_grid("ppo", QLIB_FRACTIONS), all_within),
-        Proof("twentieths", _COST, _NEAR, _on_grid("ppo", TWENTIETHS), all_within),
-        Proof("quarters_dqn", _COST, _NEAR, _on_grid("dqn", QLIB_FRACTIONS), all_within),
-        Proof("drift", _GAIN, _ABOVE, _drift, above_zero),
-        Proof("distilled", _MORE, _ABOVE, _distillation(ForetoldMarket()), above_zero),
-        Proof("distilled_clear", _MORE, "", _distillation(CLEAR), None),
-        Proof("distilled_drift", _MORE, "", _distillation(DriftMarket()), None),
-        Proof("distilled_null", _MORE, "", _distillation(martingale()), None),
-        Proof("null", _GAIN, f"mean within 2 SE of 0, SE <= {MOST_ERROR}", _null, no_gain),
-    )
+    "impact": Proof(_COST, _NEAR, _impact, all_within),
+    "quarters": Proof(_COST, _NEAR, _on_grid(PPO, QLIB_FRACTIONS), all_within),
+    "twentieths": Proof(_COST, _NEAR, _on_grid(PPO, TWENTIETHS), all_within),
+    "quarters_dqn": Proof(_COST, _NEAR, _on_grid(DQN, QLIB_FRACTIONS), all_within),
+    "drift": Proof(_GAIN, _ABOVE, _drift, above_zero),
+    "distilled": Proof(_MORE, _ABOVE, _distillation(ForetoldMarket()), above_zero),
+    "distilled_clear": Proof(_MORE, "", _distillation(CLEAR), None),
+    "distilled_drift": Proof(_MORE, "", _distillation(DriftMarket()), None),
+    "distilled_null": Proof(_MORE, "", _distillation(martingale()), None),
+    "null": Proof(_GAIN, f"mean within 2 SE of 0, SE <= {MOST_ERROR}", _null, no_gain),
 }
 
 
@@ -352,15 +335,8 @@ class ExecutionPart:
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """On one core: parts run side by side."""
         torch.set_num_threads(1)
-
-        def train(learner: ExecutionLearner, steps: int) -> None:
-            while learner.steps < steps:
-                learner.train_once()
-                if should_stop():
-                    raise Stopped("in the middle of a training")
-
         try:
-            finding = PROOFS[self.proof].run(self.sizes, self.seed, self.draw, train)
+            finding = PROOFS[self.proof].run(Trial(self.sizes, self.seed, self.draw, should_stop))
         except Stopped:
             return None
         return {"value": finding.value, "facts": dict(finding.facts)}
@@ -395,18 +371,6 @@ class ExecutionCertificate(NamedTuple):
         """Whether no claim failed."""
         return all(proved.holds is not False for proved in self.proofs)
 
-    def write(self, directory: Path) -> Path:
-        """Write execution.json."""
-        tree = {
-            "format": FORMAT,
-            "passed": self.passed,
-            "proofs": [proved._asdict() for proved in self.proofs],
-            "about": dict(self.about),
-        }
-        path = directory / CERTIFICATE
-        write_json(path, tree)
-        return path
-
 
 def plan_execution(names: Sequence[str], sizes: ProofSizes) -> list[Part]:
     """Parts of the proofs named, a seed of each after the other."""
@@ -433,10 +397,13 @@ def prove_execution(
     # The proofs have settings of their own: the configuration plays no part.
     made = {k: v for k, v in made.items() if k not in ("config_hash", "rules", "seed")}
     made |= {"seconds": time.perf_counter() - began, "sizes": asdict(sizes)}
-    certificate = ExecutionCertificate(
-        tuple(summarize_proof(name, _findings(name, sizes, done)) for name in names), made
-    )
-    certificate.write(directory)
+    proved = []
+    for name in names:
+        kept = [done[f"{name}-{seed}"].finding for seed in range(sizes.seeds)]
+        proved.append(summarize_proof(name, [SeedFinding(k["value"], k["facts"]) for k in kept]))
+    certificate = ExecutionCertificate(tuple(proved), made)
+    tree = {"proofs": [claim._asdict() for claim in proved], "about": made}
+    write_json(directory / CERTIFICATE, {"format": FORMAT, "passed": certificate.passed, **tree})
     return certificate
 
 
@@ -449,8 +416,3 @@ def summarize_proof(name: str, seeds: Sequence[SeedFinding]) -> Proved:
     facts = {fact: tuple(seed.facts[fact] for seed in seeds) for fact in seeds[0].facts}
     holds = None if proof.holds is None else proof.holds(seeds)
     return Proved(name, proof.unit, proof.claim, values, interval.estimate, low, high, holds, facts)
-
-
-def _findings(name: str, sizes: ProofSizes, done: Mapping[str, Done]) -> list[SeedFinding]:
-    kept = [done[f"{name}-{seed}"].finding for seed in range(sizes.seeds)]
-    return [SeedFinding(part["value"], part["facts"]) for part in kept]

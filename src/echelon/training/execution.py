@@ -29,12 +29,11 @@ from echelon.agents.execution import (
     make_teacher,
     save_execution_policy,
 )
-from echelon.agents.execution.files import policy_for_days
+from echelon.agents.execution.policy import policy_for_days
 from echelon.config import Config, load_run_config
 from echelon.errors import StoreError, UsageError
 from echelon.execution.features import Extensions, load_extensions
-from echelon.execution.history import BASIS_POINTS
-from echelon.execution.metrics import measure_orders
+from echelon.execution.history import BASIS_POINTS, measure_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.rewards import reward_from_config
 from echelon.files import blaming, exclusive_lock, json_line, read_json

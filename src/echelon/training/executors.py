@@ -117,7 +117,7 @@ def _learned_policy(days: Days, config: Config, ticks_per_step: int) -> Executio
     step that it learned with.
     """
     # The learners of execution need seconds to import.
-    from echelon.agents.execution.files import load_execution_policy, policy_for_days
+    from echelon.agents.execution.policy import load_execution_policy, policy_for_days
 
     path = config.market.executor_policy
     assert path is not None, "the configuration checks that it is there"

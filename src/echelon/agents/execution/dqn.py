@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from echelon.agents.execution.learner import ExecutionLearner, load_weights, mean_metrics
-from echelon.agents.execution.losses import double_q_target, taken_mean
+from echelon.agents.execution.learner import ExecutionLearner, mean_metrics, taken_mean
 from echelon.agents.execution.network import (
     ExecutionNet,
     NetworkSettings,
@@ -29,8 +28,7 @@ from echelon.agents.execution.network import (
     look_up,
     side_of,
 )
-from echelon.agents.execution.rollout import OrderRollout, roll_out
-from echelon.agents.execution.task import ExecutionTask
+from echelon.agents.execution.rollout import ExecutionTask, OrderRollout, roll_out
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 from echelon.execution.orders import ParentOrders
@@ -167,18 +165,30 @@ class DQN(ExecutionLearner):
         }
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """With the target network and the replay."""
+        """With the replay."""
         tensors, facts = super().state()
-        tensors |= with_prefix("target.", self.target.state_dict())
         tensors |= with_prefix("memory.", self.replay.parts)
         return tensors, facts | {"updates": self.updates}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """With the target network and the replay."""
+        """With the replay."""
         super().restore(tensors, state)
-        load_weights(self.target, below_prefix("target.", tensors), "the target's state")
         self.replay.parts = below_prefix("memory.", tensors)
         self.updates = int(state["updates"])
+
+    def _networks(self) -> dict[str, ExecutionNet]:
+        return {**super()._networks(), "target": self.target}
+
+
+def double_q_target(
+    reward: Tensor, discount: Tensor, online_next: Tensor, target_next: Tensor
+) -> Tensor:
+    """Target r + γ·Q'(s', argmax_a Q(s', a)) (van Hasselt et al., 2016); all without a gradient.
+
+    reward, discount[…]; online_next, target_next[…,A]: Q and Q' after the step
+    """
+    best = online_next.argmax(-1, keepdim=True)
+    return reward + discount * target_next.gather(-1, best).squeeze(-1)
 
 
 def _next(q: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Axes: `E` orders, `S` steps.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
-from echelon.agents.execution.rollout import LearnedPolicy
-from echelon.agents.execution.task import ExecutionTask
+from echelon.agents.execution.policy import LearnedPolicy, load_weights
+from echelon.agents.execution.rollout import ExecutionTask
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import StoreError, TrainingError
 from echelon.execution.features import PublicArrays
@@ -58,7 +59,7 @@ class ReturnScale:
         return math.sqrt(self.total / self.count)
 
 
-class ExecutionLearner:
+class ExecutionLearner(ABC):
     """A network that learns from a task.
 
     steps: taken so far by all orders
@@ -86,9 +87,9 @@ class ExecutionLearner:
             int(stream(seed, "execution", "actions").integers(2**62))
         )
 
+    @abstractmethod
     def train_once(self) -> Metrics:
         """Work some orders, and learn from them."""
-        raise NotImplementedError
 
     def train(self, env_steps: int) -> Metrics:
         """Until orders have taken this many steps in all; metrics of the last update."""
@@ -104,8 +105,9 @@ class ExecutionLearner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
-        tensors = with_prefix("net.", self.net.state_dict())
-        tensors |= with_prefix("optimizer.", optimizer)
+        tensors = with_prefix("optimizer.", optimizer)
+        for name, net in self._networks().items():
+            tensors |= with_prefix(f"{name}.", net.state_dict())
         tensors["chance.actions"] = self._action_generator.get_state()
         facts = {
             "algo": self.algo,
@@ -123,7 +125,8 @@ class ExecutionLearner:
                 f"the state is of {state['algo']!r}, this learner is {self.algo!r}. Make the "
                 "learner that wrote it."
             )
-        load_weights(self.net, below_prefix("net.", tensors), "the state")
+        for name, net in self._networks().items():
+            load_weights(net, below_prefix(f"{name}.", tensors), f"the state of {name}")
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
         self._action_generator.set_state(tensors["chance.actions"])
         self._order_rng = unpack_generator(state["orders"])
@@ -131,8 +134,12 @@ class ExecutionLearner:
         self.scale.count = float(state["returns"]["count"])
         self.steps = int(state["steps"])
 
-    def close(self) -> None:
-        """Training has ended: there is nothing to remove."""
+    def _networks(self) -> dict[str, ExecutionNet]:
+        """All that the state keeps."""
+        return {"net": self.net}
+
+    def close(self) -> None:  # noqa: B027 (there is nothing to remove)
+        """Training has ended."""
 
     def _set_learning_rate(self) -> None:
         """It falls linearly to 0 at the last step."""
@@ -166,21 +173,6 @@ def mean_metrics(updates: Sequence[Metrics]) -> Metrics:
     return {name: sum(m[name] for m in updates) / len(updates) for name in updates[0]}
 
 
-def load_weights(net: ExecutionNet, tensors: dict[str, Tensor], where: str) -> None:
-    """Put weights into a network, or say how its shape differs from theirs."""
-    own = net.state_dict()
-    missing = sorted(own.keys() - tensors.keys())
-    surplus = sorted(tensors.keys() - own.keys())
-    if missing or surplus:
-        raise StoreError(
-            f"{where} is of another network: it lacks {missing[:3] or 'nothing'} and has "
-            f"{surplus[:3] or 'nothing'} too much. Use the network settings it was made with."
-        )
-    for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
-            raise StoreError(
-                f"{where} is of another shape: {name} is {tuple(tensor.shape)}, expected "
-                f"{tuple(own[name].shape)}. Use the network settings and the public features it "
-                "was made with."
-            )
-    net.load_state_dict(tensors)
+def taken_mean(values: Tensor, taken: Tensor) -> Tensor:
+    """Mean of the values[…] of steps that were taken; an order that was done takes none."""
+    return (values * taken).sum() / taken.sum().clamp_min(1)

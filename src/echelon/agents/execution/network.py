@@ -5,10 +5,15 @@
    t of the table is what is known of the market as tick t *begins*: it saw ticks up to t − 1. The
    oracle's table, for teachers only, also holds an encoding of ticks t to the day's end, run
    backwards.
-2. **Private**: the order's own steps so far (`task.PRIVATE`), causally.
+2. **Private**: the order's own steps so far (`PRIVATE`), causally.
 3. Public, public × direction, private and direction meet in two small networks, for the policy and
    for the value. Nearly all that the market says has the opposite sense for the opposite side, so
    the product saves the network from finding that out.
+4. A **head** makes a distribution of what the policy's network says, and shares of actions:
+   `FractionHead` (logits over fractions of the order) or `RateHead` (u ~ N(mean, σ²), a rate of
+   rate_max · sigmoid(u) times TWAP). Probabilities of rates are those of u: the squashing is the
+   same for old and new policy, so that it cancels in PPO's ratio and in the divergence between two
+   policies. Both ask for all that is left in an order's last step.
 
 Sequences are read causally, by a GRU, an LSTM or a block of self-attention: what comes out at a
 place depends on it and on what is before it. Each runs over a whole sequence, or place by place
@@ -38,14 +43,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from echelon.agents.execution.heads import FractionHead, RateHead
-from echelon.agents.execution.task import PRIVATE, step_ticks
 from echelon.config.execution import ExecutionConfig
-from echelon.errors import ConfigError
 from echelon.execution.features import PublicArrays
-from echelon.execution.interpreters import QLIB_FRACTIONS, Fractions, TwapRate
 from echelon.execution.orders import ParentOrders
+from echelon.execution.simulator import Simulator, next_step, steps_of
+from echelon.ops.squashed import clip_log_std, gaussian_log_prob
+from echelon.types import Floats, Floats32, Ints
 
+QLIB_FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+PRIVATE = ("left", "time_left", "day_left", "day_gone", "even", "executed", "filled")
+"""What an order knows of itself, each about between 0 and 1: share of the amount left; share of the
+order's ticks left, and of the day's that are the order's still; share of the day gone; what TWAP
+would take of what is left; executed in the step before, of the amount; executed of what was asked
+for then."""
+_HALF_LOG_2PIE = 0.5 * math.log(2.0 * math.pi * math.e)
 _DAYS_AT_ONCE = 128
 """Days encoded together where no gradient is wanted: their tables stay in the cache."""
 
@@ -118,6 +129,94 @@ class CausalAttention(nn.Module):
 
 
 @dataclass(frozen=True)
+class FractionHead:
+    """Categorical: action a asks for values[a] of the whole order; params[…,A] are logits."""
+
+    values: tuple[float, ...] = QLIB_FRACTIONS
+
+    def first_bias(self) -> Tensor:
+        """[A] of an untrained policy: all alike."""
+        return torch.zeros(len(self.values))
+
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
+        """By Gumbel's trick: logits and noise, the highest."""
+        uniform = torch.rand(params.shape, generator=generator).clamp_min(1e-20)
+        return (params - torch.log(-torch.log(uniform))).argmax(-1)
+
+    def greedy(self, params: Tensor) -> Tensor:
+        """The likeliest."""
+        return params.argmax(-1)
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Of the fraction that was chosen."""
+        return torch.log_softmax(params, -1).gather(-1, actions[..., None]).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Of the choice."""
+        log_pi = torch.log_softmax(params, -1)
+        return -(log_pi.exp() * log_pi).sum(-1)
+
+    def divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """KL(teacher ‖ student) = Σ p_teacher (log p_teacher − log p_student)."""
+        log_t, log_s = torch.log_softmax(teacher, -1), torch.log_softmax(student, -1)
+        return (log_t.exp() * (log_t - log_s)).sum(-1)
+
+    def shares(self, actions: Tensor, simulator: Simulator) -> Floats:
+        """[E] that actions[E] ask of the simulator."""
+        asked = np.asarray(self.values)[actions.numpy()] * simulator.orders.amount
+        return np.where(next_step(simulator).final, simulator.progress.left, asked)
+
+
+@dataclass(frozen=True)
+class RateHead:
+    """A squashed Gaussian over the rate; params[…,2]: mean and log σ, one for all states, of u."""
+
+    rate_max: float = 4.0
+
+    def first_bias(self) -> Tensor:
+        """[1] of an untrained policy, at TWAP: rate_max · sigmoid(u) = 1."""
+        return torch.tensor([-math.log(self.rate_max - 1.0)])
+
+    def sample(self, params: Tensor, generator: torch.Generator) -> Tensor:
+        """U."""
+        mean, log_std = self._parts(params)
+        return mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
+
+    def greedy(self, params: Tensor) -> Tensor:
+        """The mean of u."""
+        return params[..., 0]
+
+    def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
+        """Of u."""
+        mean, log_std = self._parts(params)
+        noise = (actions - mean) * torch.exp(-log_std)
+        return gaussian_log_prob(noise[..., None], log_std[..., None])
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Of u."""
+        return self._parts(params)[1] + _HALF_LOG_2PIE
+
+    def divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """KL(teacher ‖ student) between two Gaussians, in closed form."""
+        mean_t, log_t = self._parts(teacher)
+        mean_s, log_s = self._parts(student)
+        apart = ((2.0 * log_t).exp() + (mean_t - mean_s).square()) * (-2.0 * log_s).exp()
+        return log_s - log_t + 0.5 * (apart - 1.0)
+
+    def shares(self, actions: Tensor, simulator: Simulator) -> Floats:
+        """[E] that actions[E] ask of the simulator: the rate × TWAP's pace, counted in ticks.
+
+        An order whose first or last step is short asks for a short step's share there.
+        """
+        rate = (self.rate_max * torch.sigmoid(actions.double())).numpy()
+        coming, left = next_step(simulator), simulator.progress.left
+        return np.where(coming.final, left, rate * (left * coming.ticks / coming.left))
+
+    def _parts(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        return params[..., 0], clip_log_std(params[..., 1])
+
+
+@dataclass(frozen=True)
 class NetworkSettings:
     """Shape of the network.
 
@@ -137,24 +236,10 @@ class NetworkSettings:
     oracle: bool = False
     block: int = 1
 
-    def __post_init__(self) -> None:
-        if self.sequence not in ("gru", "lstm", "attention"):
-            raise ConfigError(
-                f"sequence = {self.sequence!r} must be 'gru', 'lstm' or 'attention'. Correct it."
-            )
-        if self.hidden < 2 or self.hidden % 2 or self.hidden % self.heads:
-            raise ConfigError(
-                f"hidden = {self.hidden} must be even and a multiple of heads = {self.heads}."
-                " Correct one of them."
-            )
-
-        if self.block < 1:
-            raise ConfigError(f"block = {self.block} must be a number of ticks from 1. Correct it.")
-
     @property
-    def act(self) -> Fractions | TwapRate:
+    def head(self) -> FractionHead | RateHead:
         """What actions mean."""
-        return Fractions(self.fractions) if self.fractions else TwapRate(self.rate_max)
+        return FractionHead(self.fractions) if self.fractions else RateHead(self.rate_max)
 
     @staticmethod
     def from_config(config: ExecutionConfig) -> NetworkSettings:
@@ -187,8 +272,8 @@ class ExecutionNet(nn.Module):
         super().__init__()
         self.settings = settings
         self.n_features = n_features
-        act = settings.act
-        self.head = FractionHead(act) if isinstance(act, Fractions) else RateHead(act)
+        self.head = settings.head
+        bias = self.head.first_bias()
         hidden = settings.hidden
 
         def over_time(n_inputs: int) -> Recurrent | CausalAttention:
@@ -203,13 +288,13 @@ class ExecutionNet(nn.Module):
         self.future = over_time(n_inputs) if settings.oracle else None
         self.public = nn.Linear((3 if settings.oracle else 2) * hidden, hidden)
         self.private = over_time(len(PRIVATE))
-        self.actor = _mixer(3 * hidden + 1, hidden, self.head.n_outputs)
+        self.actor = _mixer(3 * hidden + 1, hidden, len(bias))
         self.critic = _mixer(3 * hidden + 1, hidden, 1)
         # A policy that begins near its bias begins as TWAP, or choosing evenly.
         last = self.actor[-1]
         assert isinstance(last, nn.Linear)
         nn.init.orthogonal_(last.weight, 0.01)
-        last.bias.data.copy_(self.head.first_bias())
+        last.bias.data.copy_(bias)
         spread = 0 if settings.fractions else 1
         self.log_std = nn.Parameter(torch.full((spread,), float(np.log(settings.first_std))))
 
@@ -244,6 +329,37 @@ class ExecutionNet(nn.Module):
         if len(self.log_std):
             params = torch.cat([params, self.log_std.expand_as(params)], dim=-1)
         return PolicyOutput(params, self.critic(joined).squeeze(-1))
+
+
+def private_inputs(simulator: Simulator) -> Floats32:
+    """[E,P] as the coming step begins; in the order of `PRIVATE`."""
+    progress, orders, steps = simulator.progress, simulator.orders, simulator.steps
+    n_ticks = simulator.days.shape[1]
+    coming = next_step(simulator)
+    left = np.maximum(orders.end - progress.tick, 0)
+    at = (np.arange(len(orders)), np.maximum(progress.step - 1, 0))
+    began = progress.step > 0
+    executed = np.where(began, steps.executed[at], 0.0)
+    asked = np.where(began, steps.requested[at], 0.0)
+    filled = np.where(asked > 0.0, executed / np.where(asked > 0.0, asked, 1.0), 1.0)
+    columns = (
+        progress.left / orders.amount,
+        left / (orders.end - orders.start),
+        left / n_ticks,
+        progress.tick / n_ticks,
+        coming.ticks / coming.left,
+        executed / orders.amount,
+        np.minimum(filled, 1.0),
+    )
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def step_ticks(orders: ParentOrders, ticks_per_step: int) -> Ints:
+    """[E,S] tick at which each step begins; after an order's last step, its last tick."""
+    count = np.arange(int(steps_of(orders, ticks_per_step).max(initial=1)))
+    grid = (orders.start[:, None] // ticks_per_step + count) * ticks_per_step
+    ticks = np.maximum(grid, orders.start[:, None])
+    return np.asarray(np.minimum(ticks, orders.end[:, None] - 1), dtype=np.int64)
 
 
 def look_up(

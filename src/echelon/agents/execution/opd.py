@@ -20,20 +20,17 @@ Axes: `E` orders, `S` steps, `A` numbers that say a policy.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.learner import load_weights
-from echelon.agents.execution.losses import taken_mean
+from echelon.agents.execution.learner import taken_mean
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, look_up, side_of
 from echelon.agents.execution.ppo import PPO
-from echelon.agents.execution.rollout import OrderRollout
-from echelon.agents.execution.task import ExecutionTask
+from echelon.agents.execution.rollout import ExecutionTask, OrderRollout
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
-from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Ints, Metrics
 
 
@@ -67,9 +64,9 @@ class Student(PPO):
         seed: int,
     ) -> None:
         super().__init__(config, network, task, seed)
-        if teacher.settings.act != network.act:
+        if teacher.head != self.net.head:
             raise ConfigError(
-                f"the teacher's actions are {teacher.settings.act}, the student's {network.act}: "
+                f"the teacher's actions are {teacher.head}, the student's {self.net.head}: "
                 "expected the same. Train a teacher with the student's actions."
             )
         if network.oracle:
@@ -96,15 +93,8 @@ class Student(PPO):
         self._taught = asked.params.transpose(0, 1)
         return super().update(rollout)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """With the teacher."""
-        tensors, facts = super().state()
-        return tensors | with_prefix("teacher.", self.teacher.state_dict()), facts
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """With the teacher."""
-        super().restore(tensors, state)
-        load_weights(self.teacher, below_prefix("teacher.", tensors), "the teacher's state")
+    def _networks(self) -> dict[str, ExecutionNet]:
+        return {**super()._networks(), "teacher": self.teacher}
 
     def _further(self, params: Tensor, which: Ints, taken: Tensor) -> tuple[Tensor, Metrics]:
         taught = self._taught[: len(params), torch.from_numpy(which)]

@@ -25,17 +25,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from echelon.agents.execution.learner import ExecutionLearner, mean_metrics
-from echelon.agents.execution.losses import (
-    clipped_policy_loss,
-    order_returns,
-    standardize_where,
-    taken_mean,
-    value_loss,
-)
+from echelon.agents.execution.learner import ExecutionLearner, mean_metrics, taken_mean
 from echelon.agents.execution.network import PolicyOutput, look_up, side_of
 from echelon.agents.execution.rollout import OrderRollout, by_day, roll_out
-from echelon.ops.returns import explained_variance
+from echelon.ops.returns import explained_variance, lambda_returns
 from echelon.types import Ints, Metrics
 
 VALUE_COEF = 0.5
@@ -113,7 +106,7 @@ class PPO(ExecutionLearner):
             taken,
             config.clip,
         )
-        worth = value_loss(value, returns[:length], taken)
+        worth = taken_mean((value - returns[:length]).square(), taken)
         entropy = taken_mean(head.entropy(params), taken)
         total = policy + VALUE_COEF * worth - config.entropy * entropy
         further, metrics = self._further(params, which, taken)
@@ -128,6 +121,31 @@ class PPO(ExecutionLearner):
     def _further(self, params: Tensor, which: Ints, taken: Tensor) -> tuple[Tensor, Metrics]:
         """What else is descended on, for params[S,E,A] of a minibatch; plain PPO has nothing."""
         return torch.zeros(()), {}
+
+
+def clipped_policy_loss(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, taken: Tensor, clip: float
+) -> Tensor:
+    """−mean min(ρA, clip(ρ, 1 ± ε)A), ρ being new over old probability (Schulman et al., 2017)."""
+    ratio = torch.exp(log_prob - old_log_prob)
+    cut = ratio.clamp(1.0 - clip, 1.0 + clip)
+    return -taken_mean(torch.minimum(ratio * advantage, cut * advantage), taken)
+
+
+def order_returns(reward: Tensor, discount: Tensor, value: Tensor, trace: float) -> Tensor:
+    """G[S,E], λ-returns of whole orders; G − V is the generalised advantage.
+
+    reward, value[S,E]; discount[S,E]: γ, 0 at an order's last step and after it. All orders end, so
+    there is nothing to bootstrap from after the last step.
+    """
+    after = torch.cat([value, torch.zeros_like(value[:1])])
+    return lambda_returns(reward, discount, after, trace)
+
+
+def standardize_where(values: Tensor, taken: Tensor) -> Tensor:
+    """Less their mean, over their standard deviation, both of taken steps only; 0 elsewhere."""
+    apart = (values - taken_mean(values, taken)) * taken
+    return apart / (taken_mean(apart.square(), taken).sqrt() + 1e-8)
 
 
 def less_copies(advantage: Tensor, taken: Tensor, copies: int) -> Tensor:

@@ -1,11 +1,13 @@
-"""Work many orders at once with a network: to keep what is to be learned from, or as a policy.
+"""What execution is learned on, and how many orders at once are worked to be learned from.
 
-Axes: `E` orders, `S` steps, `H` hidden units, `P` private inputs, `A` numbers that say a policy.
+Axes: `E` orders, `D` days, `T` ticks, `F` public features, `S` steps, `P` private inputs, `A`
+numbers that say a policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +19,61 @@ from echelon.agents.execution.network import (
     HiddenState,
     PolicyOutput,
     look_up,
+    private_inputs,
     side_of,
 )
-from echelon.agents.execution.task import ExecutionTask, check_public, private_inputs
 from echelon.errors import DataError
+from echelon.execution.days import Days
 from echelon.execution.features import PublicArrays
 from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
-from echelon.execution.rewards import reward_of
-from echelon.execution.simulator import Simulator
-from echelon.types import Floats, Ints
+from echelon.execution.rewards import Reward, reward_of
+from echelon.execution.simulator import ExecutionRules, Simulator, steps_of
+from echelon.types import Ints
 
 Choose = Callable[[PolicyOutput], Tensor]
 """From what the net says to actions[E]."""
+
+
+@dataclass(frozen=True)
+class ExecutionTask:
+    """Orders to learn from, and what they are paid."""
+
+    days: Days
+    public: PublicArrays
+    orders: ParentOrders
+    rules: ExecutionRules
+    reward: Reward
+
+    def __post_init__(self) -> None:
+        check_public(self.public, self.days)
+        if not len(self.orders):
+            raise DataError("there are no orders to learn from. Draw some, or give a file of them.")
+
+    @property
+    def n_features(self) -> int:
+        """F."""
+        return int(self.public.today.shape[2])
+
+    @property
+    def n_steps(self) -> int:
+        """S: steps of the longest order."""
+        return int(steps_of(self.orders, self.rules.ticks_per_step).max())
+
+
+def check_public(public: PublicArrays, days: Days) -> None:
+    """Refuse features that are not of these days."""
+    for name in ("today", "yesterday"):
+        array = getattr(public, name)
+        if array.ndim != 3 or array.shape[:2] != days.shape:
+            raise DataError(
+                f"public features {name!r} are {array.shape}, expected [D,T,F] with (D, T) = "
+                f"{days.shape}. Make them from these days."
+            )
+        if not np.isfinite(array).all():
+            raise DataError(
+                f"public features {name!r} are not all numbers. Fill or mask what is missing."
+            )
 
 
 class OrderRollout(NamedTuple):
@@ -105,47 +149,3 @@ def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[I
     mixed = rng.permutation(len(orders))
     sorted_by_day = mixed[np.argsort(place[mixed], kind="stable")]
     return [part for part in np.array_split(sorted_by_day, parts) if len(part)]
-
-
-class LearnedPolicy:
-    """Does the likeliest, or the mean; it does not explore.
-
-    `start` encodes the days of the orders, whole; by the network's construction what it looks up
-    for a step has seen only the ticks before it.
-    """
-
-    def __init__(self, net: ExecutionNet, public: PublicArrays, name: str = "learned") -> None:
-        self.net = net
-        self.public = public
-        self.name = name
-        self._known: Tensor | None = None
-        self._side: Tensor | None = None
-        self._state: HiddenState = None
-        features = int(public.today.shape[2])
-        if features != net.n_features:
-            raise DataError(
-                f"policy {name!r} was made for {net.n_features} public features, these days have "
-                f"{features}. Use the features it was trained with."
-            )
-
-    def start(self, simulator: Simulator) -> None:
-        """Encode the days."""
-        check_public(self.public, simulator.days)
-        self.net.eval()
-        with torch.no_grad():
-            self._known = look_up(
-                self.net, self.public, simulator.orders, simulator.rules.ticks_per_step
-            )
-        self._side = side_of(simulator.orders)
-        self._state = None
-
-    @torch.no_grad()
-    def request(self, simulator: Simulator) -> Floats:
-        """[E] shares."""
-        assert self._known is not None, "the policy was asked before it got the orders"
-        assert self._side is not None, "the policy was asked before it got the orders"
-        # Orders step side by side, so that those not done are all at the same step.
-        k = int(simulator.progress.step.max())
-        private = torch.from_numpy(private_inputs(simulator))
-        output, self._state = self.net.step(self._known[:, k], private, self._side, self._state)
-        return self.net.head.shares(self.net.head.greedy(output.params), simulator)

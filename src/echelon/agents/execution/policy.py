@@ -1,4 +1,4 @@
-"""A learned execution policy on disk: weights and the shape of the network they belong to.
+"""A learned execution policy, at work and on disk: weights and the shape of their network.
 
     DIR/policy.safetensors    the network's tensors
     DIR/policy.json           settings, names of the public features, facts about the training
@@ -14,26 +14,78 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from typing_extensions import TypedDict
 
-from echelon.agents.execution.learner import load_weights
-from echelon.agents.execution.network import ExecutionNet, NetworkSettings
-from echelon.agents.execution.rollout import LearnedPolicy
-from echelon.errors import StoreError
+from echelon.agents.execution.network import (
+    ExecutionNet,
+    HiddenState,
+    NetworkSettings,
+    look_up,
+    private_inputs,
+    side_of,
+)
+from echelon.agents.execution.rollout import check_public
+from echelon.errors import DataError, StoreError, shorten
 from echelon.execution.days import Days
-from echelon.execution.features import Extensions, Quotes, public_features
+from echelon.execution.features import Extensions, PublicArrays, Quotes, public_features
+from echelon.execution.simulator import Simulator
 from echelon.features.scaler import Scaler
 from echelon.files import blaming, check_tree
 from echelon.runs.tensor_files import TensorFiles
+from echelon.types import Floats
 
 log = logging.getLogger(__name__)
 
 _FILES = TensorFiles(
     "policy.safetensors", "policy.json", "execution policy", 1, "train the policy again"
 )
-
-
 _REMEDY = "Give the directory of an execution policy, or train it again."
+
+
+class LearnedPolicy:
+    """Does the likeliest, or the mean; it does not explore.
+
+    `start` encodes the days of the orders, whole; by the network's construction what it looks up
+    for a step has seen only the ticks before it.
+    """
+
+    def __init__(self, net: ExecutionNet, public: PublicArrays, name: str = "learned") -> None:
+        self.net = net
+        self.public = public
+        self.name = name
+        self._known: Tensor | None = None
+        self._side: Tensor | None = None
+        self._state: HiddenState = None
+        features = int(public.today.shape[2])
+        if features != net.n_features:
+            raise DataError(
+                f"policy {name!r} was made for {net.n_features} public features, these days have "
+                f"{features}. Use the features it was trained with."
+            )
+
+    def start(self, simulator: Simulator) -> None:
+        """Encode the days."""
+        check_public(self.public, simulator.days)
+        self.net.eval()
+        with torch.no_grad():
+            self._known = look_up(
+                self.net, self.public, simulator.orders, simulator.rules.ticks_per_step
+            )
+        self._side = side_of(simulator.orders)
+        self._state = None
+
+    @torch.no_grad()
+    def request(self, simulator: Simulator) -> Floats:
+        """[E] shares."""
+        assert self._known is not None, "the policy was asked before it was told of the orders"
+        assert self._side is not None, "the policy was asked before it was told of the orders"
+        # Orders step side by side, so that those not done are all at the same step.
+        k = int(simulator.progress.step.max())
+        private = torch.from_numpy(private_inputs(simulator))
+        output, self._state = self.net.step(self._known[:, k], private, self._side, self._state)
+        return self.net.head.shares(self.net.head.greedy(output.params), simulator)
 
 
 class _Document(TypedDict):
@@ -82,6 +134,17 @@ def load_execution_policy(path: Path, features: Sequence[str] | None = None) -> 
         net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
     load_weights(net, tensors, str(path))
     return StoredPolicy(net, names, document["facts"])
+
+
+def load_weights(net: ExecutionNet, tensors: dict[str, Tensor], where: str) -> None:
+    """Put weights into a network, or say how its shape differs from theirs."""
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise StoreError(
+            f"{where} is of another network ({shorten(' '.join(str(error).split()), 300)}). Use "
+            "the network settings and the public features it was made with."
+        ) from None
 
 
 def policy_for_days(
