@@ -78,7 +78,6 @@ def test_yesterday_is_the_symbols_day_before_and_zero_without_one() -> None:
     days = market(0)
     assert previous_days(days).tolist() == [-1, -1, 0, 1, 2, 3]
     found = public_features(days)
-    assert found.has_yesterday.tolist() == [False, False, True, True, True, True]
     np.testing.assert_array_equal(found.yesterday[4], found.today[2])
     assert not found.yesterday[:2].any()
 

@@ -14,7 +14,7 @@ from echelon.agents.execution import LearnedPolicy, NetworkSettings
 from echelon.agents.execution.network import build_net
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
 from echelon.execution.features import public_features
-from echelon.execution.policies import AlmgrenChriss, ExecutionPolicy, Twap, VolumeProfile, Vwap
+from echelon.execution.policies import AlmgrenChriss, ExecutionPolicy, Twap, Vwap
 from echelon.types import Floats
 
 N_DAYS, N_TICKS, STEP = 4, 37, 6
@@ -100,7 +100,7 @@ def test_schedules_ask_the_same_whatever_comes(cut: int) -> None:
         known=days.known[:2],
         volume=days.volume[:2],
     )
-    for policy in (Twap(), Vwap(VolumeProfile.fit(past)), AlmgrenChriss(0.3)):
+    for policy in (Twap(), Vwap(past), AlmgrenChriss(0.3)):
         one, at = requests(policy, days)
         two, _ = requests(policy, scramble_after(days, 2, cut, 5))
         np.testing.assert_array_equal(one[at <= cut + 1], two[at <= cut + 1])

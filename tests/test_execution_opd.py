@@ -8,38 +8,38 @@ import pytest
 import torch
 from test_execution_ppo import network, task
 
-from echelon.agents.execution import Student, make_teacher
+from echelon.agents.execution import PPO, make_teacher
 from echelon.agents.execution.network import build_net
-from echelon.agents.execution.opd import distillation
+from echelon.agents.execution.ppo import distillation
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 
 SETTINGS = ExecutionLearnerConfig(orders=8, minibatches=2, epochs=2)
 
 
-def student(seed: int = 0, **changes: object) -> Student:
+def student(seed: int = 0, **changes: object) -> PPO:
     teacher = make_teacher(SETTINGS, network(), task(), 3)
     settings = SETTINGS.model_copy(update={"distill": 1.0} | changes)
-    return Student(settings, network(), task(), teacher.net, seed)
+    return PPO(settings, network(), task(), seed, teacher.net)
 
 
 def test_distillation_by_hand() -> None:
     net = build_net(network(fractions=(0.0, 1.0)), 3, 0)
     own, taught = torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([[1.0, 0.0]])
     # The teacher's action is 0, to which the student gives a quarter.
-    told = distillation(own, taught, net, "action")
+    told = distillation(own, taught, net.head, "action")
     assert float(told) == pytest.approx(-math.log(0.25))
-    whole = distillation(own, own, net, "distribution")
+    whole = distillation(own, own, net.head, "distribution")
     assert float(whole) == pytest.approx(0.0, abs=1e-7)
     p = 1.0 / (1.0 + math.exp(-1.0))
     apart = p * math.log(p / 0.25) + (1.0 - p) * math.log((1.0 - p) / 0.75)
-    assert float(distillation(own, taught, net, "distribution")) == pytest.approx(apart)
+    assert float(distillation(own, taught, net.head, "distribution")) == pytest.approx(apart)
 
 
 def test_distillation_of_rates_by_hand() -> None:
     net = build_net(network(fractions=()), 3, 0)
     own, taught = torch.tensor([[0.5, 0.0]]), torch.tensor([[1.5, -3.0]])
-    told = distillation(own, taught, net, "action")
+    told = distillation(own, taught, net.head, "action")
     assert float(told) == pytest.approx(0.5 * math.log(2 * math.pi) + 0.5)
 
 
@@ -75,11 +75,11 @@ def test_student_comes_closer_to_what_the_teacher_does() -> None:
 
 def test_weight_falls_to_nothing() -> None:
     one = student(distill_decay=0.5, total_steps=200)
-    assert one.weight == 1.0
+    assert one.distill_weight == 1.0
     one.steps = 25
-    assert one.weight == pytest.approx(0.75)
+    assert one.distill_weight == pytest.approx(0.75)
     one.steps = 400
-    assert one.weight == 0.0
+    assert one.distill_weight == 0.0
 
 
 def test_restored_student_goes_on_bit_for_bit() -> None:
@@ -89,7 +89,7 @@ def test_restored_student_goes_on_bit_for_bit() -> None:
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     expected = one.train_once()
     teacher = build_net(network(oracle=True), 3, 77)
-    other = Student(one.config, network(), task(), teacher, 8)
+    other = PPO(one.config, network(), task(), 8, teacher)
     other.restore(tensors, state)
     assert other.train_once() == expected
 
@@ -97,7 +97,7 @@ def test_restored_student_goes_on_bit_for_bit() -> None:
 def test_teachers_and_students_that_do_not_fit_are_refused() -> None:
     rates = build_net(network(fractions=(), oracle=True), 3, 0)
     with pytest.raises(ConfigError, match="expected the same"):
-        Student(SETTINGS, network(), task(), rates, 0)
+        PPO(SETTINGS, network(), task(), 0, rates)
     seer = build_net(network(oracle=True), 3, 0)
     with pytest.raises(ConfigError, match="must not see the future"):
-        Student(SETTINGS, network(oracle=True), task(), seer, 0)
+        PPO(SETTINGS, network(oracle=True), task(), 0, seer)

@@ -10,7 +10,6 @@ from echelon.execution import Days, ExecutionRules, Simulator, measure_orders, p
 from echelon.execution.policies import (
     AlmgrenChriss,
     Twap,
-    VolumeProfile,
     Vwap,
     almgren_chriss_cost,
     almgren_chriss_left,
@@ -114,15 +113,15 @@ def test_twap_makes_up_for_what_a_cap_held_back() -> None:
 def test_vwap_follows_the_mean_share_of_the_train_days() -> None:
     volume = np.array([[1.0, 1.0, 2.0, 0.0], [30.0, 10.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     days = Days.from_prices(np.full((3, 4), 10.0), volume)
-    profile = VolumeProfile.fit(days)
+    profile = Vwap(days)
     np.testing.assert_allclose(profile.pooled, [0.5, 0.25, 0.25, 0.0])
     rules = ExecutionRules(ticks_per_step=1)
     fresh = Days.from_prices(np.full((1, 4), 10.0), np.full((1, 4), 5.0), symbol="NEW")
     for market in (days, fresh):
-        history = run_orders(Vwap(profile), market, parent_orders(0, 0.8, True, 0, 4), rules)
+        history = run_orders(profile, market, parent_orders(0, 0.8, True, 0, 4), rules)
         np.testing.assert_allclose(history.steps.executed[0][:3], [0.4, 0.2, 0.2])
     # An order where the profile has nothing goes evenly.
-    history = run_orders(Vwap(profile), fresh, parent_orders(0, 4.0, True, 3, 4), rules)
+    history = run_orders(profile, fresh, parent_orders(0, 4.0, True, 3, 4), rules)
     assert history.executed[0] == 4.0
 
 
@@ -131,7 +130,7 @@ def test_vwap_knows_symbols_apart() -> None:
     days = Days.from_prices(np.full((2, 2), 10.0), volume)
     days = Days(("A", "B"), *(getattr(days, n) for n in DAY_ARRAYS))
     orders = parent_orders([0, 1], 4.0, True, 0, 2)
-    history = run_orders(Vwap(VolumeProfile.fit(days)), days, orders, ExecutionRules(1))
+    history = run_orders(Vwap(days), days, orders, ExecutionRules(1))
     np.testing.assert_allclose(history.steps.executed, volume)
 
 
@@ -141,11 +140,11 @@ DAY_ARRAYS = ("dates", "clock", "buy", "sell", "known", "volume")
 def test_profiles_that_cannot_be_used_are_refused() -> None:
     halted = Days.from_prices(np.full((2, 4), np.nan), np.zeros((2, 4)))
     with pytest.raises(DataError, match="none of the 2 train days"):
-        VolumeProfile.fit(halted)
-    profile = VolumeProfile.fit(IMPACT)
+        Vwap(halted)
+    profile = Vwap(IMPACT)
     short = Days.from_prices(np.full((1, 4), 1.0), np.ones((1, 4)))
     with pytest.raises(DataError, match="130 ticks a day, these days have 4"):
-        run_orders(Vwap(profile), short, parent_orders(0, 1.0, True, 0, 4), RULES)
+        run_orders(profile, short, parent_orders(0, 1.0, True, 0, 4), RULES)
 
 
 class Asks:

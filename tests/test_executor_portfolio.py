@@ -23,7 +23,7 @@ from echelon.errors import ConfigError, DataError, StoreError, UniverseError, Us
 from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.evaluation.test_access import Look
 from echelon.execution.days import Days
-from echelon.execution.policies import ExecutionPolicy, Twap, VolumeProfile, Vwap
+from echelon.execution.policies import ExecutionPolicy, Twap, Vwap
 from echelon.execution.portfolio import (
     AlignedDays,
     IntradayExecutor,
@@ -524,8 +524,8 @@ def test_volume_profile_is_of_train_days_alone(line: Line) -> None:
     assert isinstance(works.policy, Vwap)
     days = works._aligned.days
     last = np.datetime64("2015-03-02")
-    fitted = VolumeProfile.fit(days.take(np.flatnonzero(days.dates <= last)))
-    assert works.policy.profile.pooled == pytest.approx(fitted.pooled)
+    fitted = Vwap(days.take(np.flatnonzero(days.dates <= last)))
+    assert works.policy.pooled == pytest.approx(fitted.pooled)
     assert (days.dates > last).any()
 
 

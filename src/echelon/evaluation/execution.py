@@ -16,7 +16,6 @@ Axes: `E` orders, `T` ticks of a day, `C` dates.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +30,7 @@ from echelon.execution import History, ParentOrders, measure_orders
 from echelon.execution.history import BASIS_POINTS, gain_loss_ratio, order_frame
 from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs, run_orders
 from echelon.execution.simulator import steps_of
-from echelon.files import write_atomic, write_json
+from echelon.files import finite_or_none, write_json, write_parquet
 from echelon.training.execution import open_trained
 from echelon.training.execution_data import ExecutionData
 from echelon.types import Floats
@@ -87,10 +86,6 @@ class ExecutionEvaluation:
     orders: pl.DataFrame
     steps: pl.DataFrame | None = None
 
-    def __post_init__(self) -> None:
-        names = [policy.name for policy in self.policies]
-        assert len(set(names)) == len(names), f"two policies have one name: {names}"
-
     def mean(self, name: str, measure: str) -> Mean:
         """Over dates, of one policy."""
         return over_dates(self.policy(name).measures[measure], self.dates)
@@ -112,9 +107,9 @@ class ExecutionEvaluation:
             pa = policy.measures["pa"]
             policies[policy.name] = {
                 "measures": {m: self.mean(policy.name, m)._asdict() for m in policy.measures},
-                "glr": _finite(gain_loss_ratio(np.where(np.abs(pa) < _NOISE, 0.0, pa))),
+                "glr": finite_or_none(gain_loss_ratio(np.where(np.abs(pa) < _NOISE, 0.0, pa))),
                 "seeds": {
-                    str(seed): {m: _finite(float(v.mean())) for m, v in measures.items()}
+                    str(seed): {m: finite_or_none(float(v.mean())) for m, v in measures.items()}
                     for seed, measures in policy.seeds.items()
                 },
                 "less": {
@@ -125,7 +120,7 @@ class ExecutionEvaluation:
             }
         return {"split": self.split, "facts": dict(self.facts), "policies": policies}
 
-    def write(self, directory: Path) -> Path:
+    def write(self, directory: Path) -> None:
         """Tables first, the summary last: where it is, all is."""
         directory.mkdir(parents=True, exist_ok=True)
         measures = {
@@ -133,21 +128,19 @@ class ExecutionEvaluation:
             for policy in self.policies
             for measure, values in policy.measures.items()
         }
-        _write_table(self.orders.hstack(pl.DataFrame(measures)), directory / ORDERS)
+        write_parquet(directory / ORDERS, self.orders.hstack(pl.DataFrame(measures)))
         if self.steps is None:  # one of an earlier evaluation would be of other orders
             (directory / HISTORY).unlink(missing_ok=True)
         else:
-            _write_table(self.steps, directory / HISTORY)
+            write_parquet(directory / HISTORY, self.steps)
         shapes = {"minute": self.clock, "volume": self.volume}
         shapes |= {policy.name: policy.path for policy in self.policies}
-        _write_table(pl.DataFrame(shapes), directory / SHAPES)
-        target = directory / SUMMARY
+        write_parquet(directory / SHAPES, pl.DataFrame(shapes))
         hourly = {
             policy.name: {str(h): list(v) for h, v in policy.hourly.items()}
             for policy in self.policies
         }
-        write_json(target, self.summary() | {"hourly": hourly})
-        return target
+        write_json(directory / SUMMARY, self.summary() | {"hourly": hourly})
 
 
 def make_schedules(data: ExecutionData, kappa: float) -> list[ExecutionPolicy]:
@@ -223,7 +216,7 @@ def evaluate_execution(
         "last": max(dates),
         "symbols": sorted(set(data.days.symbols)),
         "price": data.days.price_source,
-        "rules": {k: _finite(float(v)) for k, v in data.rules._asdict().items()},
+        "rules": {k: finite_or_none(float(v)) for k, v in data.rules._asdict().items()},
         "content": data.content,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -278,7 +271,14 @@ def _work_orders(
         by_seed[seed] = measure_orders(history)
         ticks.append(_by_tick(history))
         if steps is not None:
-            steps.append(_step_table(name, seed, history))
+            frame = history.steps_frame().select(
+                pl.lit(name).alias("policy"),
+                pl.lit(seed, dtype=pl.Int64).alias("seed"),
+                pl.exclude("price", "market_price"),
+                # No price is null, as readers average it.
+                pl.col("price", "market_price").fill_nan(None),
+            )
+            steps.append(frame)
     names = next(iter(by_seed.values()))
     return PolicyOrders(
         name,
@@ -286,16 +286,6 @@ def _work_orders(
         {seed: own for seed, own in by_seed.items() if seed is not None},
         np.asarray(np.mean([share for share, _ in ticks], axis=0)),
         _hourly(data.days.clock, np.mean(ticks, axis=0)),
-    )
-
-
-def _step_table(name: str, seed: int | None, history: History) -> pl.DataFrame:
-    """Every step of every order, with whose it is; no price is null, as readers average it."""
-    return history.steps_frame().select(
-        pl.lit(name).alias("policy"),
-        pl.lit(seed, dtype=pl.Int64).alias("seed"),
-        pl.exclude("price", "market_price"),
-        pl.col("price", "market_price").fill_nan(None),
     )
 
 
@@ -317,13 +307,3 @@ def _hourly(clock: Floats, ticks: Floats) -> dict[int, tuple[float, float]]:
         share, gained = (float(total) for total in ticks[:, hours == hour].sum(axis=1))
         by_hour[hour] = (share, gained / share if share > 0.0 else 0.0)
     return by_hour
-
-
-def _write_table(frame: pl.DataFrame, path: Path) -> None:
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer)
-    write_atomic(path, buffer.getvalue())
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

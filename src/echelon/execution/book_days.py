@@ -21,15 +21,11 @@ then goes beyond 1440. `cut_sessions` makes days to work orders on from a long o
 
 1. The recording is parted where it pauses: where the next snapshot is more than `PAUSE` usual
    distances away.
-2. Each part is cut, from its first snapshot on, into sessions of `length` ticks. A session ends
-   with the snapshot that begins the next one; nothing else is shared, so sessions follow one
-   another in time.
-3. What is left of a part is shorter than a session, and is left out.
+2. Each part is cut, from its first snapshot on, into sessions of `length` ticks; each ends with
+   the snapshot that begins the next one. What is left of a part is left out.
 
-A session's date is the moment it begins, and its clock counts minutes from there: date and clock
-together are the time, as they are of a day that counts from midnight. Snapshots come at slightly
-uneven moments; the clock that all sessions share has their usual distance.
-
+A session's date is the moment it begins, and its clock counts minutes from there. Snapshots come at
+slightly uneven moments; the clock that all sessions share has their usual distance.
 
 Axes: `D` days, `T` snapshots of a day, `L` levels.
 """
@@ -38,7 +34,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
@@ -149,12 +145,11 @@ class BookDays:
                 f"the book of {self.symbols[0]} has one snapshot a day; trades lie between two. "
                 "Give a longer recording."
             )
-        ask, bid = (
-            np.ascontiguousarray(a[:, :n_ticks, 0]) for a in (self.ask_price, self.bid_price)
+        ask, bid, volume = (
+            np.ascontiguousarray(array[:, :n_ticks])
+            for array in (self.ask_price[..., 0], self.bid_price[..., 0], self.bought + self.sold)
         )
-        volume = np.ascontiguousarray((self.bought + self.sold)[:, :n_ticks])
-        middle = (ask + bid) / 2.0
-        clock = self.clock[:n_ticks]
+        middle, clock = (ask + bid) / 2.0, self.clock[:n_ticks]
         return Days(self.symbols, self.dates, clock, ask, bid, middle, volume, "book")
 
     def quotes(self) -> Quotes:
@@ -239,29 +234,24 @@ def read_book(
     single = {name: numbers[name].to_numpy() for name in columns[1:5]}
     _refuse_rows(path, frame[ROW], times, single, table)
     middle = single["midpoint"]
-    prices = {
-        side: middle[:, None] * (1.0 + table[f"{side}_distance"]) for side in ("bids", "asks")
-    }
-    sizes = {side: table[f"{side}_notional"] / prices[side] for side in prices}
+    levels = {}
+    for side in ("bid", "ask"):
+        price = middle[:, None] * (1.0 + table[f"{side}s_distance"])
+        levels[f"{side}_price"] = np.ascontiguousarray(price[None])
+        levels[f"{side}_size"] = np.ascontiguousarray((table[f"{side}s_notional"] / price)[None])
     start = times[0].replace(hour=0, minute=0, second=0, microsecond=0)
     moments = (times - start).dt.total_microseconds().cast(pl.Float64) / 60e6
+    # Traded until the next snapshot, from what was traded since the one before.
+    bought, sold = (np.append((single[k] / middle)[1:], 0.0)[None] for k in ("buys", "sells"))
     return BookDays(
-        symbols=(symbol,),
-        dates=np.array([start], dtype="datetime64[us]"),
-        clock=np.ascontiguousarray(moments.to_numpy()),
-        bid_price=np.ascontiguousarray(prices["bids"][None]),
-        bid_size=np.ascontiguousarray(sizes["bids"][None]),
-        ask_price=np.ascontiguousarray(prices["asks"][None]),
-        ask_size=np.ascontiguousarray(sizes["asks"][None]),
-        bought=_after(single["buys"] / middle),
-        sold=_after(single["sells"] / middle),
+        (symbol,),
+        np.array([start], dtype="datetime64[us]"),
+        np.ascontiguousarray(moments.to_numpy()),
+        **levels,
+        bought=bought,
+        sold=sold,
         tick_size=tick_size,
     )
-
-
-def _after(since: Floats) -> Floats:
-    """[1,T] traded until the next snapshot, from what was traded since the one before."""
-    return np.append(since[1:], 0.0)[None]
 
 
 def _refuse_rows(
@@ -326,22 +316,13 @@ def cut_sessions(book: BookDays, length: int) -> BookDays:
         log.info("%d of %d snapshots are left out: shorter than a session", left_out, n_snapshots)
     begins = np.array(first)
     at = begins[:, None] + np.arange(length + 1)
-
-    def flow(shares: Floats) -> Floats:
-        cut = shares[0, at]
-        cut[:, -1] = 0.0  # what follows the last snapshot is the next session's
-        return np.ascontiguousarray(cut)
-
+    arrays = {
+        name: np.ascontiguousarray(getattr(book, name)[0, at])
+        for name in (*_LEVELS, "bought", "sold")
+    }
+    for name in ("bought", "sold"):
+        arrays[name][:, -1] = 0.0  # what follows the last snapshot is the next session's
     moments = np.round(book.clock[begins] * 60e6).astype("timedelta64[us]")
-    return replace(
-        book,
-        symbols=book.symbols * len(begins),
-        dates=book.dates[0] + moments,
-        clock=np.asarray(np.arange(length + 1) * usual, dtype=np.float64),
-        bid_price=np.ascontiguousarray(book.bid_price[0, at]),
-        bid_size=np.ascontiguousarray(book.bid_size[0, at]),
-        ask_price=np.ascontiguousarray(book.ask_price[0, at]),
-        ask_size=np.ascontiguousarray(book.ask_size[0, at]),
-        bought=flow(book.bought),
-        sold=flow(book.sold),
-    )
+    clock = np.asarray(np.arange(length + 1) * usual, dtype=np.float64)
+    names = book.symbols * len(begins)
+    return BookDays(names, book.dates[0] + moments, clock, **arrays, tick_size=book.tick_size)

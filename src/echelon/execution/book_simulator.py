@@ -18,16 +18,8 @@ quote, or better, as the tick begins or ends: what trades at better prices is no
 At the order's last tick what rests is cancelled and the remainder crosses the book. Displayed sizes
 are those recorded: our own trades do not move the market. An order is done when less than 1e-6 is
 left or its time is over. The simulator changes through `step` alone; `tests/slow_book.py` is its
-plain twin, and its `History` is measured like that of any other execution.
-
-Two policies to compare with:
-
-    market_twap       a market order in every step: the spread is paid, and time is spread evenly
-    limit_at_touch    all that is left rests at the best quote of its side, cancelled and posted
-                      again at each step; what does not fill crosses the book at the order's end
-
-A policy is asked step by step what to do with each order. It may read the book up to the snapshot
-of `progress.tick` and the trades before it: what trades after that snapshot is not known yet.
+plain twin, and its `History` is measured like that of any other execution. A policy (`MarketTwap`,
+`LimitAtTouch`) may read the book up to the snapshot of `progress.tick` and the trades before it.
 
 Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order, `L` levels.
 """
@@ -305,7 +297,7 @@ class BookPolicy(Protocol):
 
 @dataclass(frozen=True)
 class MarketTwap:
-    """Market orders: of what is left, an even share of the steps that are left."""
+    """Market orders, which pay the spread: of what is left, an even share of the steps left."""
 
     name: str = "market_twap"
 
@@ -342,13 +334,9 @@ def run_book_orders(
     book: BookDays,
     orders: ParentOrders,
     rules: BookRules,
-    *,
     record: bool = True,
 ) -> History:
-    """Work all orders to their end.
-
-    record: keep what every tick did, too
-    """
+    """Work all orders to their end; record: keep what every tick did, too."""
     simulator = BookSimulator(book, orders, rules, record=record)
     while not simulator.over:
         simulator.step(policy.act(simulator))

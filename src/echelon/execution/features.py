@@ -81,11 +81,10 @@ class PublicArrays:
 class PublicFeatures(PublicArrays):
     """Features of `D` days.
 
-    names[F]; has_yesterday[D]; scaler: what they were scaled with; None: unscaled
+    names[F]; scaler: what they were scaled with; None: unscaled
     """
 
     names: tuple[str, ...]
-    has_yesterday: Bools
     scaler: Scaler | None = None
 
     def __post_init__(self) -> None:
@@ -296,9 +295,8 @@ def public_features(
     if scaler is not None:
         today = np.clip(scaler.transform(raw), -SCALED_MOST, SCALED_MOST)
     before = previous_days(days)
-    has = before >= 0
-    yesterday = np.where(has[:, None, None], today[before], np.float32(0.0))
-    return PublicFeatures(today, yesterday, every, np.asarray(has), scaler)
+    yesterday = np.where((before >= 0)[:, None, None], today[before], np.float32(0.0))
+    return PublicFeatures(today, yesterday, every, scaler)
 
 
 def previous_days(days: Days) -> Ints:

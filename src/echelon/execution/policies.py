@@ -1,6 +1,6 @@
 """Policies of execution: what they are asked, the one loop that works orders, and schedules.
 
-A policy gets a batch of orders (`start`) and then asked, step by step, how many shares of
+A policy gets a batch of orders (`start`) and is then asked, step by step, how many shares of
 each it wants in the coming step. It may read the days only before `progress.tick`: what the tick
 itself brings is not known when it is asked.
 
@@ -68,10 +68,7 @@ def run_orders(
     *,
     record: bool = True,
 ) -> History:
-    """Work all orders to their end.
-
-    record: keep what every tick did, too
-    """
+    """Work all orders to their end; record: keep what every tick did, too."""
     simulator = Simulator(days, orders, rules, record=record)
     policy.start(simulator)
     while not simulator.over:
@@ -166,59 +163,40 @@ class Twap(_Schedule):
         return np.asarray(simulator.progress.left * coming.ticks / coming.left)
 
 
-@dataclass(frozen=True)
-class VolumeProfile:
-    """How a day's volume was spread over its ticks.
+class Vwap(_Schedule):
+    """By the mean over train days of each tick's share of its day's volume.
 
-    shares: by symbol, [T] each, sum 1; pooled[T]: mean of all days, for symbols never seen
+    pooled[T]: of all days, for symbols never seen. Days without volume do not count; the others all
+    count alike, however much they traded.
     """
 
-    shares: dict[str, Floats]
-    pooled: Floats
+    name = "vwap"
 
-    @staticmethod
-    def fit(days: Days) -> VolumeProfile:
-        """From train days: the mean over days of each tick's share of its day's volume.
-
-        Days without volume do not count. A day counts as much as any other, however much it traded.
-        """
-        total = days.volume.sum(axis=1)
+    def __init__(self, train: Days) -> None:
+        total = train.volume.sum(axis=1)
         traded = total > 0.0
         if not traded.any():
             raise DataError(
                 f"none of the {len(total)} train days, whose volume profile vwap follows, has any "
                 "volume. Import bars of split.train with volume, or use twap."
             )
-        share = days.volume[traded] / total[traded, None]
-        symbols = np.asarray(days.symbols)[traded]
-        by_symbol = {str(s): share[symbols == s].mean(axis=0) for s in np.unique(symbols)}
-        return VolumeProfile(by_symbol, np.asarray(share.mean(axis=0)))
+        share = train.volume[traded] / total[traded, None]
+        symbols = np.asarray(train.symbols)[traded]
+        self.by_symbol = {str(s): share[symbols == s].mean(axis=0) for s in np.unique(symbols)}
+        self.pooled: Floats = np.asarray(share.mean(axis=0))
+        self._before = np.zeros((0, 0))
 
-    def of_days(self, days: Days) -> Floats:
-        """[D,T] the profile of each day's symbol."""
+    def start(self, simulator: Simulator) -> None:
+        """Look up the profiles of the days."""
+        days = simulator.days
         if days.shape[1] != len(self.pooled):
             raise DataError(
                 f"the volume profile has {len(self.pooled)} ticks a day, these days have "
                 f"{days.shape[1]}. Fit it on days of the same grid."
             )
-        return np.stack([self.shares.get(symbol, self.pooled) for symbol in days.symbols])
-
-
-class Vwap(_Schedule):
-    """By a volume profile of the past."""
-
-    name = "vwap"
-
-    def __init__(self, profile: VolumeProfile) -> None:
-        self.profile = profile
-        self._before = np.zeros((0, 0))
-
-    def start(self, simulator: Simulator) -> None:
-        """Look up the profiles of the days."""
-        shares = self.profile.of_days(simulator.days)
-        self._before = np.concatenate(
-            [np.zeros((len(shares), 1)), shares.cumsum(axis=1)], axis=1
-        )  # [D,T+1]: share of the volume before the tick
+        shares = np.stack([self.by_symbol.get(symbol, self.pooled) for symbol in days.symbols])
+        # [D,T+1]: share of the volume before the tick
+        self._before = np.concatenate([np.zeros((len(shares), 1)), shares.cumsum(axis=1)], axis=1)
 
     def request(self, simulator: Simulator) -> Floats:
         """[E]; evenly where the profile has no volume to the order's end."""
@@ -266,7 +244,7 @@ class ScheduleInputs(NamedTuple):
 
 SCHEDULES: Mapping[str, Callable[[ScheduleInputs], ExecutionPolicy]] = {
     "twap": lambda _: Twap(),
-    "vwap": lambda given: Vwap(VolumeProfile.fit(given.train)),
+    "vwap": lambda given: Vwap(given.train),
     "almgren_chriss": lambda given: AlmgrenChriss(given.kappa / given.n_steps),
 }
 """Name → maker."""

@@ -57,11 +57,6 @@ class ExecutionRules(NamedTuple):
             config.ticks_per_step, cap, config.half_spread, config.temporary, config.permanent
         )
 
-    @property
-    def cap(self) -> float:
-        """The volume cap that is in force."""
-        return min(self.volume_cap, 1.0)
-
 
 class OrderProgress(NamedTuple):
     """Where the orders stand: what a policy may know of its own doing.
@@ -182,7 +177,7 @@ class Simulator(OrderBatch):
         super().__init__(days, orders, rules.ticks_per_step, record=record)
         self.rules = rules
         # Half the spread and the impact of trading a tick to its cap.
-        self.rest_cost = rules.half_spread + rules.temporary * rules.cap
+        self.rest_cost = rules.half_spread + rules.temporary * min(rules.volume_cap, 1.0)
 
     def step(self, requested: Floats) -> Ints:
         """Ask for so many shares[E] of each order; those done ignore it. Number[E] of the step.

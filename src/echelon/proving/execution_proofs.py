@@ -38,7 +38,6 @@ from echelon.agents.execution import (
     ExecutionLearner,
     ExecutionTask,
     NetworkSettings,
-    Student,
     make_teacher,
 )
 from echelon.agents.execution.network import QLIB_FRACTIONS
@@ -241,7 +240,7 @@ def _distillation(market: DriftMarket | ForetoldMarket) -> Callable[[Trial], See
         trial.train(teacher, taught)
         distill = _learning(own, distill=1.0, distill_decay=1.0)
         learners = {
-            "student": (Student(distill, RATE, task, teacher.net, seed), own),
+            "student": (PPO(distill, RATE, task, seed, teacher.net), own),
             "plain_student_steps": (PPO(_learning(own), RATE, task, seed), own),
             "plain": (PPO(_learning(own + taught), RATE, task, seed), own + taught),
         }

@@ -24,7 +24,6 @@ from echelon.agents.execution import (
     ExecutionTask,
     LearnedPolicy,
     NetworkSettings,
-    Student,
     load_execution_policy,
     make_teacher,
     save_execution_policy,
@@ -109,8 +108,11 @@ class ExecutionTraining(TrainingLoop[ExecutionLearner]):
         )
 
     def validate(self) -> Metrics:
-        """Mean gain over TWAP, price advantage and fill on the validation window."""
-        return mean_gains(self.learner.policy(), self.data, "valid")
+        """Means over the validation window's orders: gain over TWAP, price advantage, fill."""
+        data, policy = self.data, self.learner.policy()
+        history = run_orders(policy, data.days, data.orders["valid"], data.rules, record=False)
+        measures = measure_orders(history, ("gain_twap", "pa", "ffr"))
+        return {name: float(values.mean()) for name, values in measures.items()}
 
     def _save_best(self) -> None:
         data = self.data
@@ -140,15 +142,8 @@ class ExecutionTraining(TrainingLoop[ExecutionLearner]):
         return Course(best_score=state["best"]["gain"], best_step=state["best"]["step"])
 
     def _result(self, outcome: Outcome) -> dict[str, Any]:
-        result = _Result(
-            seed=outcome.seed,
-            ending=outcome.ending,
-            step=outcome.step,
-            best_step=outcome.best_step,
-            best_gain=outcome.best_score,
-            seconds=outcome.seconds,
-        )
-        return dict(result)
+        fields = {"best_gain": outcome.best_score, **outcome.__dict__}
+        return {name: fields[name] for name in _Result.__annotations__}
 
 
 def train_execution(
@@ -211,7 +206,7 @@ def make_execution_learner(
         taught = load_execution_policy(place, data.public.names).net
     else:
         taught = make_teacher(settings, network, task, seed).net
-    return Student(settings, network, task, taught, seed)
+    return PPO(settings, network, task, seed, taught)
 
 
 def train_execution_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
@@ -221,14 +216,7 @@ def train_execution_seed(job: SeedJob, report: Report, should_stop: ShouldStop) 
         if job.resume and (directory / RESULT).is_file():
             result = read_json(directory / RESULT, _Result, "Remove it and resume.")
             if result["ending"] == "done":
-                return Outcome(
-                    result["seed"],
-                    result["ending"],
-                    result["step"],
-                    result["best_step"],
-                    result["best_gain"],
-                    result["seconds"],
-                )
+                return Outcome(*(result[name] for name in _Result.__annotations__))  # type: ignore[literal-required]
         data = load_execution_data(job.config)
         return train_execution(
             job.config, data, directory, job.seed, report, should_stop, resume=job.resume
@@ -244,13 +232,6 @@ def is_trained(run: Path) -> bool:
     """Whether policies were trained there: a lock or an empty log came to nothing."""
     left = (CHECKPOINTS, f"{TEACHER}/{CHECKPOINTS}", POLICY, RESULT)
     return any(any((run / "seeds").glob(f"*/{part}")) for part in left)
-
-
-def mean_gains(policy: LearnedPolicy, data: ExecutionData, split: str) -> Metrics:
-    """Means over the split's orders: gain over TWAP, price advantage, fill."""
-    history = run_orders(policy, data.days, data.orders[split], data.rules, record=False)
-    measures = measure_orders(history, ("gain_twap", "pa", "ffr"))
-    return {name: float(values.mean()) for name, values in measures.items()}
 
 
 def load_learned(

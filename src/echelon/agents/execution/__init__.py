@@ -3,13 +3,12 @@
 from echelon.agents.execution.dqn import DQN
 from echelon.agents.execution.learner import ExecutionLearner
 from echelon.agents.execution.network import NetworkSettings
-from echelon.agents.execution.opd import Student, make_teacher
 from echelon.agents.execution.policy import (
     LearnedPolicy,
     load_execution_policy,
     save_execution_policy,
 )
-from echelon.agents.execution.ppo import PPO
+from echelon.agents.execution.ppo import PPO, make_teacher
 from echelon.agents.execution.rollout import ExecutionTask
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "ExecutionTask",
     "LearnedPolicy",
     "NetworkSettings",
-    "Student",
     "load_execution_policy",
     "make_teacher",
     "save_execution_policy",

@@ -91,13 +91,6 @@ class ExecutionLearner(ABC):
     def train_once(self) -> Metrics:
         """Work some orders, and learn from them."""
 
-    def train(self, env_steps: int) -> Metrics:
-        """Until orders have taken this many steps in all; metrics of the last update."""
-        metrics: Metrics = {}
-        while self.steps < env_steps:
-            metrics = self.train_once()
-        return metrics
-
     def policy(self, public: PublicArrays | None = None, name: str | None = None) -> LearnedPolicy:
         """As it is now, on days with these features; None: on those it learns from."""
         return LearnedPolicy(self.net, public or self.task.public, name or self.algo)

@@ -9,19 +9,13 @@
 3. Public, public × direction, private and direction meet in two small networks, for the policy and
    for the value. Nearly all that the market says has the opposite sense for the opposite side, so
    the product saves the network from finding that out.
-4. A **head** makes a distribution of what the policy's network says, and shares of actions:
-   `FractionHead` (logits over fractions of the order) or `RateHead` (u ~ N(mean, σ²), a rate of
-   rate_max · sigmoid(u) times TWAP). Probabilities of rates are those of u: the squashing is the
-   same for old and new policy, so that it cancels in PPO's ratio and in the divergence between two
-   policies. Both ask for all that is left in an order's last step.
+4. A **head** makes a distribution over actions of what the policy's network says, and shares of
+   actions; in an order's last step all that is left.
 
-Sequences are read causally, by a GRU, an LSTM or a block of self-attention: what comes out at a
-place depends on it and on what is before it. Each runs over a whole sequence, or place by place
-with a hidden state; both give the same numbers.
-
-Sequences may be read in blocks of several ticks (`NetworkSettings.block`): those of a block side
-by side are one input. What a block says is known when it is whole, so that a step which begins
-inside one knows the ticks before it. A day of 390 minutes has 39 inputs at ten ticks a block.
+Sequences are read causally, by a GRU, an LSTM or a block of self-attention, whole or place by place
+with a hidden state; both give the same numbers. With `NetworkSettings.block` several ticks side by
+side are one input. What a block says is known when it is whole, so that a step which begins inside
+one knows the ticks before it.
 
 The table depends on the day alone, never on an order: **a day is encoded once and looked up by all
 orders and steps on it**. That is where the speed comes from, and why the learners are our own: with
@@ -169,7 +163,11 @@ class FractionHead:
 
 @dataclass(frozen=True)
 class RateHead:
-    """A squashed Gaussian over the rate; params[…,2]: mean and log σ, one for all states, of u."""
+    """u ~ N(mean, σ²), rate = rate_max · sigmoid(u) of TWAP; an action is u.
+
+    params[…,2]: mean and log σ, one for all states. Probabilities are those of u: the squashing is
+    the same for old and new policy, so that it cancels in PPO's ratio and in divergences.
+    """
 
     rate_max: float = 4.0
 

@@ -17,19 +17,48 @@ mean of its copies' at the same step is taken: what the market did to all of the
 is left is what acting differently was worth. Copies act independently, so the gradient stays
 unbiased.
 
-Axes: `E` orders, `S` steps.
+**Oracle policy distillation** (OPD; Fang et al., "Universal Trading for Order Execution with Oracle
+Policy Distillation", AAAI 2021) is PPO with a teacher:
+
+1. The **teacher** learns by PPO on the same orders, with a network that also sees the rest of the
+   day (`NetworkSettings.oracle`). It cannot trade; it knows what would have been best.
+2. The **student**, which sees what can be seen, works orders. At every state it comes to, the
+   teacher is asked what it would do there: same order, same position, with the future known.
+3. Student's loss = PPO's + μ · L_d, with L_d = −mean log π_student(teacher's action), or, by
+   setting, the mean KL(π_teacher ‖ π_student). The published weight is μ = 0.01 throughout; with
+   `distill_decay` it falls to 0: what is mostly right is where to begin and not where to end, as it
+   takes no account of how much is at stake, which the reward does.
+
+What the teacher does hangs on the future, of which the student can know part. Made likelier in each
+state is what was *mostly* right there: a target with the market's noise in it once, in one action,
+where PPO's reward has the noise of all the moves to come.
+
+Axes: `E` orders, `S` steps, `A` numbers that say a policy.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from echelon.agents.execution.learner import ExecutionLearner, mean_metrics, taken_mean
-from echelon.agents.execution.network import PolicyOutput, look_up, side_of
-from echelon.agents.execution.rollout import OrderRollout, by_day, roll_out
+from echelon.agents.execution.network import (
+    ExecutionNet,
+    FractionHead,
+    NetworkSettings,
+    PolicyOutput,
+    RateHead,
+    look_up,
+    side_of,
+)
+from echelon.agents.execution.rollout import ExecutionTask, OrderRollout, by_day, roll_out
+from echelon.config.execution import ExecutionLearnerConfig
+from echelon.errors import ConfigError
 from echelon.ops.returns import explained_variance, lambda_returns
-from echelon.types import Ints, Metrics
+from echelon.types import Metrics
 
 VALUE_COEF = 0.5
 """Weight of the value's loss."""
@@ -37,9 +66,39 @@ _GRAD_CLIP = 1.0
 
 
 class PPO(ExecutionLearner):
-    """The learner."""
+    """The learner; with a teacher, which stays as it is, the student of OPD."""
 
     algo = "ppo"
+
+    def __init__(
+        self,
+        config: ExecutionLearnerConfig,
+        network: NetworkSettings,
+        task: ExecutionTask,
+        seed: int,
+        teacher: ExecutionNet | None = None,
+    ) -> None:
+        super().__init__(config, network, task, seed)
+        self.teacher = teacher
+        if teacher is None:
+            return
+        self.algo = "opd"
+        if teacher.head != self.net.head:
+            raise ConfigError(
+                f"the teacher's actions are {teacher.head}, the student's {self.net.head}: "
+                "expected the same. Train a teacher with the student's actions."
+            )
+        if network.oracle:
+            raise ConfigError("a student must not see the future. Set oracle to false.")
+
+    @property
+    def distill_weight(self) -> float:
+        """μ now."""
+        decay = self.config.distill_decay
+        if decay is None:
+            return self.config.distill
+        until = max(1, round(decay * self.config.total_steps))
+        return self.config.distill * max(0.0, 1.0 - self.steps / until)
 
     def train_once(self) -> Metrics:
         """One rollout, and the update on it."""
@@ -71,15 +130,14 @@ class PPO(ExecutionLearner):
         if config.normalize_advantages:
             advantage = standardize_where(advantage, rollout.taken)
         old = head.log_prob(rollout.params, rollout.actions)
+        taught = self._ask_teacher(rollout)
         updates: list[Metrics] = []
         for _ in range(config.epochs):
             for which in by_day(rollout.orders, config.minibatches, self._order_rng):
                 e = torch.from_numpy(which)
-                updates.append(
-                    self._descend_on(
-                        rollout.some(which), which, old[:, e], advantage[:, e], returns[:, e]
-                    )
-                )
+                targets = old[:, e], advantage[:, e], returns[:, e]
+                told = None if taught is None else taught[:, e]
+                updates.append(self._descend_on(rollout.some(which), *targets, told))
         taken = rollout.taken.bool()
         metrics = mean_metrics(updates)
         return metrics | {
@@ -88,10 +146,25 @@ class PPO(ExecutionLearner):
             "charts/learning_rate": float(self.optimizer.param_groups[0]["lr"]),
         }
 
+    @torch.no_grad()
+    def _ask_teacher(self, rollout: OrderRollout) -> Tensor | None:
+        """[S,E,A] what it would do in all states of the rollout, if there is one."""
+        if self.teacher is None:
+            return None
+        per_step = self.task.rules.ticks_per_step
+        public = look_up(self.teacher, self.task.public, rollout.orders, per_step)
+        asked = self.teacher.sequence(public, rollout.private, side_of(rollout.orders))
+        return asked.params.transpose(0, 1)
+
     def _descend_on(
-        self, part: OrderRollout, which: Ints, old: Tensor, advantage: Tensor, returns: Tensor
+        self,
+        part: OrderRollout,
+        old: Tensor,
+        advantage: Tensor,
+        returns: Tensor,
+        taught: Tensor | None,
     ) -> Metrics:
-        """One minibatch: the orders `which` of the rollout."""
+        """One minibatch: some orders of the rollout."""
         config, head = self.config, self.net.head
         public = look_up(self.net, self.task.public, part.orders, self.task.rules.ticks_per_step)
         # Orders of a minibatch may all be shorter than the rollout's longest.
@@ -109,8 +182,13 @@ class PPO(ExecutionLearner):
         worth = taken_mean((value - returns[:length]).square(), taken)
         entropy = taken_mean(head.entropy(params), taken)
         total = policy + VALUE_COEF * worth - config.entropy * entropy
-        further, metrics = self._further(params, which, taken)
-        norm = self._descend(total + further, _GRAD_CLIP)
+        metrics: Metrics = {}
+        if taught is not None:
+            apart = distillation(params, taught[:length], head, config.distill_target)
+            loss = taken_mean(apart, taken)
+            total = total + self.distill_weight * loss
+            metrics["losses/distillation"] = float(loss.detach())
+        norm = self._descend(total, _GRAD_CLIP)
         return metrics | {
             "losses/policy": float(policy.detach()),
             "losses/value": float(worth.detach()),
@@ -118,9 +196,28 @@ class PPO(ExecutionLearner):
             "losses/gradient_norm": norm,
         }
 
-    def _further(self, params: Tensor, which: Ints, taken: Tensor) -> tuple[Tensor, Metrics]:
-        """What else is descended on, for params[S,E,A] of a minibatch; plain PPO has nothing."""
-        return torch.zeros(()), {}
+    def _networks(self) -> dict[str, ExecutionNet]:
+        teacher = {} if self.teacher is None else {"teacher": self.teacher}
+        return super()._networks() | teacher
+
+
+def make_teacher(
+    config: ExecutionLearnerConfig, network: NetworkSettings, task: ExecutionTask, seed: int
+) -> PPO:
+    """The learner of a teacher: PPO with a network that sees the whole day."""
+    return PPO(config, replace(network, oracle=True), task, seed)
+
+
+def distillation(
+    student: Tensor,
+    teacher: Tensor,
+    head: FractionHead | RateHead,
+    target: Literal["action", "distribution"],
+) -> Tensor:
+    """[…] of params student, teacher[…,A]."""
+    if target == "distribution":
+        return head.divergence(teacher, student)
+    return -head.log_prob(student, head.greedy(teacher))
 
 
 def clipped_policy_loss(

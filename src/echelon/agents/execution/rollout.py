@@ -28,7 +28,7 @@ from echelon.execution.features import PublicArrays
 from echelon.execution.history import History
 from echelon.execution.orders import ParentOrders
 from echelon.execution.rewards import Reward, reward_of
-from echelon.execution.simulator import ExecutionRules, Simulator, steps_of
+from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.types import Ints
 
 Choose = Callable[[PolicyOutput], Tensor]
@@ -54,11 +54,6 @@ class ExecutionTask:
     def n_features(self) -> int:
         """F."""
         return int(self.public.today.shape[2])
-
-    @property
-    def n_steps(self) -> int:
-        """S: steps of the longest order."""
-        return int(steps_of(self.orders, self.rules.ticks_per_step).max())
 
 
 def check_public(public: PublicArrays, days: Days) -> None:
