@@ -213,7 +213,7 @@ def load_days(
     no price and no volume. Prices and volumes are as stored.
 
     outside: what to do about bars outside the regular session, before the opening for one
-    cache: None: read anew. Views of a store that are not what is on disk are never cached.
+    cache: None: read again. Views of a store that are not what is on disk are never cached.
     """
     store = store.pin_dataset(dataset)
     manifest = store.manifest(dataset)

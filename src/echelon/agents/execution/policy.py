@@ -79,8 +79,8 @@ class LearnedPolicy:
     @torch.no_grad()
     def request(self, simulator: Simulator) -> Floats:
         """[E] shares."""
-        assert self._known is not None, "the policy was asked before it was told of the orders"
-        assert self._side is not None, "the policy was asked before it was told of the orders"
+        assert self._known is not None, "the policy was asked before it got the orders"
+        assert self._side is not None, "the policy was asked before it got the orders"
         # Orders step side by side, so that those not done are all at the same step.
         k = int(simulator.progress.step.max())
         private = torch.from_numpy(private_inputs(simulator))

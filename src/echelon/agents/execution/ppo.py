@@ -136,8 +136,8 @@ class PPO(ExecutionLearner):
             for which in by_day(rollout.orders, config.minibatches, self._order_rng):
                 e = torch.from_numpy(which)
                 targets = old[:, e], advantage[:, e], returns[:, e]
-                told = None if taught is None else taught[:, e]
-                updates.append(self._descend_on(rollout.some(which), *targets, told))
+                answers = None if taught is None else taught[:, e]
+                updates.append(self._descend_on(rollout.some(which), *targets, answers))
         taken = rollout.taken.bool()
         metrics = mean_metrics(updates)
         return metrics | {
