@@ -32,7 +32,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import Tensor, nn
 
-from echelon.agents.collector import Starts
+from echelon.agents.expert import Starts
 from echelon.config import Config
 from echelon.envs.act import ActionRule, weights_of_actions
 from echelon.envs.books import Books

@@ -21,7 +21,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import build_encoder
-from echelon.training.learners import load_policy
+from echelon.training.run import load_policy
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=APG"),

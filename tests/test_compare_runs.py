@@ -35,8 +35,7 @@ from echelon.evaluation.trust import ClaimBasis, claim_basis, load_trust
 from echelon.features import Prepared
 from echelon.ops.measures import LABELS, sharpe_annual
 from echelon.runs import RunDirectory
-from echelon.training.learners import Worlds
-from echelon.training.run import TrainedRun, Training, seed_directory
+from echelon.training.run import TrainedRun, Training, Worlds, seed_directory
 
 FLAT = (
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100", "seed=1"),

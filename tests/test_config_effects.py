@@ -27,7 +27,7 @@ from test_executor_portfolio import Line
 from worlds import make_world
 
 from echelon.agents.a2c import A2C, ActorPolicy
-from echelon.agents.pretrain import pretrain
+from echelon.agents.pretraining import pretrain
 from echelon.backtest.baselines import make_baseline, run_baselines
 from echelon.backtest.run import run_backtest
 from echelon.cli.console import out
@@ -53,8 +53,7 @@ from echelon.runs.checkpoint import list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import TrialRegistry
 from echelon.runs.tracking import open_sinks
-from echelon.training.learners import Worlds, make_learner
-from echelon.training.run import Training
+from echelon.training.run import Training, Worlds, make_learner
 from echelon.workers import LocalPool
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})

@@ -26,8 +26,7 @@ from echelon.features import Prepared
 from echelon.files import exclusive_lock
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import read_metrics
-from echelon.training.learners import Worlds
-from echelon.training.run import TrainedRun, Training, seed_directory
+from echelon.training.run import TrainedRun, Training, Worlds, seed_directory
 
 SMALL = (
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

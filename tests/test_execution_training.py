@@ -43,7 +43,7 @@ from echelon.training.execution import (
 )
 from echelon.training.execution_data import ExecutionData, load_execution_data
 from echelon.training.loop import Progress
-from echelon.training.many import SeedJob
+from echelon.training.run import SeedJob
 
 SMALL = (
     *("data.source=synthetic", "data.freq=5min", "data.synthetic.n_symbols=2"),

@@ -40,8 +40,7 @@ from echelon.population.policy import HierarchyPolicy
 from echelon.report.run.tables import execution_costs
 from echelon.runs import RunDirectory
 from echelon.training.executors import with_executor
-from echelon.training.learners import Worlds
-from echelon.training.run import TrainedRun, Training, seed_directory
+from echelon.training.run import TrainedRun, Training, Worlds, seed_directory
 from echelon.types import Floats
 
 TICKS = 12

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.collector import Starts, draw_evenly
-from echelon.agents.expert import ExpertLearner, SACLearner
+from echelon.agents.expert import ExpertLearner, SACLearner, Starts, draw_evenly
 from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.learner import learner_class
 from echelon.backtest.run import run_backtest
@@ -23,7 +22,7 @@ from echelon.envs.act import Holdings, weights_of_actions
 from echelon.errors import ConfigError, DataError, TrainingError
 from echelon.models import ExpertActor, ExpertObs, build_encoder
 from echelon.rng import stream
-from echelon.training.learners import Worlds, load_policy, ready
+from echelon.training.run import Worlds, load_policy, ready
 
 SMALL = (
     *("window=6", "model.d_model=8", "model.n_layers=1", "expert.hidden=8", "train.algo=SAC"),

@@ -19,7 +19,7 @@ from markets import CONFIGS
 from torch import Tensor
 from worlds import make_config, make_world
 
-from echelon.agents.pretrain import Origin, read_encoder, write_encoder
+from echelon.agents.pretraining import Origin, read_encoder, write_encoder
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
 from echelon.envs import World
@@ -39,8 +39,7 @@ from echelon.population.record import PopulationHistory
 from echelon.population.settings import refuse_hierarchy
 from echelon.runs.checkpoint import load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
-from echelon.training.learners import Worlds, encoder_hash, ready
-from echelon.training.run import Training, resume_point
+from echelon.training.run import Training, Worlds, encoder_hash, ready, resume_point
 
 TIMED = ("collect", "experts", "router", "population", "router_updates", "steps_per_second")
 

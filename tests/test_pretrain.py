@@ -15,23 +15,20 @@ import torch
 from markets import CONFIGS
 from worlds import make_config, make_world
 
-from echelon.agents import pretrain as pretrain_module
 from echelon.agents import pretraining
-from echelon.agents.pretrain import (
-    Pretrained,
-    ensure_encoder,
-    pretrain,
-    summary,
-)
 from echelon.agents.pretraining import (
     Forecasts,
+    Pretrained,
     Scale,
+    ensure_encoder,
     fit_linear,
     fit_scale,
     last_values,
     linear_forecasts,
     outcomes,
+    pretrain,
     scores,
+    summary,
     target_names,
 )
 from echelon.config import Config, load_config
@@ -521,8 +518,8 @@ def test_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     config = tiny()
-    origin = pretrain_module.Origin.from_config(config, 4, "abc", 0)
-    pretrain_module.write_encoder(tmp_path, origin, {"w": torch.zeros(2)}, {"enabled": False})
+    origin = pretraining.Origin.from_config(config, 4, "abc", 0)
+    pretraining.write_encoder(tmp_path, origin, {"w": torch.zeros(2)}, {"enabled": False})
     with pytest.raises(StoreError, match=r"weights\.safetensors.*another network"):
         ensured(tmp_path, config, a_world())
 
@@ -589,14 +586,14 @@ def _bayes_r2(market: PlantedMarket, worlds: list[World], horizon: int) -> float
 
 
 def test_facts_are_read_without_the_weights_and_only_whole(tmp_path: Path) -> None:
-    assert pretrain_module.read_encoder_facts(tmp_path) is None
+    assert pretraining.read_encoder_facts(tmp_path) is None
     made = ensured(tmp_path, tiny("pretrain.epochs=1"), a_world())
     assert made is not None
     (tmp_path / "encoder" / "weights.safetensors").unlink()
-    assert pretrain_module.read_encoder_facts(tmp_path) == made.facts
+    assert pretraining.read_encoder_facts(tmp_path) == made.facts
     _flip_a_byte(tmp_path / "encoder" / "encoder.json")
     with pytest.raises(StoreError, match=r"encoder\.json.*damaged"):
-        pretrain_module.read_encoder_facts(tmp_path)
+        pretraining.read_encoder_facts(tmp_path)
 
 
 def test_summary_tells_rivals_that_are_beaten_from_those_that_are_not() -> None:

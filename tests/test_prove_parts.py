@@ -32,8 +32,8 @@ from echelon.proving.worlds import (
     train_agent,
     with_steps,
 )
-from echelon.training.learners import Worlds
 from echelon.training.loop import Progress
+from echelon.training.run import Worlds
 from echelon.workers import Report, ShouldStop
 
 

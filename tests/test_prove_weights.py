@@ -39,7 +39,7 @@ from echelon.proving.worlds import (
     train_agent,
 )
 from echelon.report.texts import Words
-from echelon.training.learners import Worlds
+from echelon.training.run import Worlds
 
 SMALL = (
     *("expert.hidden=8", "expert.batch_size=16", "expert.buffer_size=400"),

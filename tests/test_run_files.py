@@ -14,7 +14,7 @@ import pytest
 import torch
 from shells import Shell, tiny
 
-from echelon.agents.pretrain import Origin, read_encoder, write_encoder
+from echelon.agents.pretraining import Origin, read_encoder, write_encoder
 from echelon.backtest.files import read_tables
 from echelon.errors import DamagedError, StoreError
 from echelon.evaluation.evaluate import load_evaluation
@@ -26,8 +26,7 @@ from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 from echelon.runs.metrics import read_metrics
 from echelon.runs.registry import TrialRegistry, Window
-from echelon.training.learner_facts import read_learner_facts
-from echelon.training.run import TrainedRun, finished_outcome, trained_seeds
+from echelon.training.run import TrainedRun, finished_outcome, read_learner_facts, trained_seeds
 
 ODD = (
     "",
@@ -152,9 +151,7 @@ def test_a_checkpoint_with_right_hashes_and_wrong_types_is_damaged(
 def test_an_encoder_of_odd_origin_is_damaged(tmp_path: Path) -> None:
     origin = Origin("c", 3, "d", 1)
     write_encoder(tmp_path, origin, {"w": torch.zeros(2)}, {"enabled": False})
-    stored = read_encoder(tmp_path, origin)
-    assert stored is not None
-    assert len(stored.hash) == 64
+    assert read_encoder(tmp_path, origin) is not None
     path = tmp_path / "encoder" / "encoder.json"
     tree = json.loads(path.read_text()) | {"origin": ["c"]}
     tree.pop("sha256")

@@ -22,7 +22,7 @@ from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.proving.planted import PlantedMarket, own_draws
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
-from echelon.training.learners import Worlds, load_policy, make_learner
+from echelon.training.run import Worlds, load_policy, make_learner
 
 SMALL = (
     *("window=4", "train.books=4", "train.rollout_steps=10", "train.episode_steps=12"),

@@ -27,8 +27,7 @@ from echelon.features import Prepared
 from echelon.runs.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import TrialRegistry, Window
-from echelon.training.learners import Worlds
-from echelon.training.run import TrainedRun, Training, seed_directory
+from echelon.training.run import TrainedRun, Training, Worlds, seed_directory
 
 TEST_STARTS = datetime(2016, 7, 1)
 SMALL = (

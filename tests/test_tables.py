@@ -193,13 +193,13 @@ def test_gradients_of_a_row_asked_for_twice_add_up() -> None:
 def test_loss_on_looked_up_rows_moves_adapter_and_table_but_not_the_base() -> None:
     world, encoder = one_world(), make_encoder()
     torch.manual_seed(0)
-    adapt(encoder, LoraConfig(rank=2))
+    adapt(encoder, LoraConfig(rank=2), ("expert",))
     base = {k: v.clone() for k, v in encoder.state_dict().items() if "lora_" not in k}
     table = EmbeddingTable(world, D)
     table.refresh(encoder)
     rows = at(10, 20, 30)
     before = table.look(rows)
-    optimizer = torch.optim.Adam(adapter_parameters(encoder, "expert"), lr=0.01)
+    optimizer = torch.optim.Adam(adapter_parameters(encoder, "expert").values(), lr=0.01)
     encode_rows(encoder, world, rows).square().mean().backward()
     optimizer.step()
     table.refresh(encoder)

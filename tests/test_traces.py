@@ -12,7 +12,7 @@ from memories import sequences
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from echelon.agents.collector import draw_evenly
+from echelon.agents.expert import draw_evenly
 from echelon.agents.replay import Replay, Transitions
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.ops.traces import (

@@ -19,9 +19,8 @@ from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.runs import tensor_files
 from echelon.runs.checkpoint import best_checkpoint, list_checkpoints, load_checkpoint
 from echelon.runs.metrics import is_timing, read_metrics
-from echelon.training.learners import Worlds
 from echelon.training.loop import Outcome, Progress
-from echelon.training.run import Training, finished_outcome, resume_point, training_hash
+from echelon.training.run import Training, Worlds, finished_outcome, resume_point, training_hash
 
 SMALL = (
     *("window=4", "model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

@@ -21,8 +21,7 @@ from echelon.evaluation.test_access import Look
 from echelon.evaluation.trust import load_trust, verdict
 from echelon.features import Prepared
 from echelon.runs.registry import new_entry
-from echelon.training.learners import Worlds
-from echelon.training.run import TrainedRun, Training, seed_directory
+from echelon.training.run import TrainedRun, Training, Worlds, seed_directory
 
 SMALL = (
     *("model.d_model=8", "model.n_layers=1", "model.hidden=8", "reward.scale=100"),

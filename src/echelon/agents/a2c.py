@@ -15,7 +15,6 @@ The encodings of step 1 serve both the acting and the loss: the weights do not c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -24,14 +23,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.learner import Learner, TrainingSetup, learning_rate_share
+from echelon.agents.learner import (
+    Learner,
+    TrainingSetup,
+    learning_rate_share,
+    refuse_divergence,
+)
 from echelon.agents.tables import encode_span
 from echelon.config import Config
 from echelon.config.agents import TrainConfig
 from echelon.envs.act import ActionKind, ActionRule, Holdings
 from echelon.envs.books import Books
 from echelon.envs.world import World
-from echelon.errors import DataError, TrainingError
+from echelon.errors import DataError
 from echelon.market import Rows
 from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors, build_actor_critic
 from echelon.ops.returns import explained_variance, lambda_returns, standardize
@@ -190,7 +194,8 @@ class A2C(Learner):
             "charts/explained_variance": explained,
             "charts/learning_rate": learning_rates,
         }
-        self._refuse_divergence(metrics)
+        advice = "train.lr_actor, train.lr_critic or reward.scale"
+        refuse_divergence(metrics, f"step {self.steps:,}", advice)
         self.optimizer.step()
         return metrics
 
@@ -302,16 +307,6 @@ class A2C(Learner):
         for group, rate in zip(groups, (train.lr_actor, train.lr_critic), strict=True):
             group["lr"] = rate * share
         return float(train.lr_actor * share)
-
-    def _refuse_divergence(self, metrics: Metrics) -> None:
-        bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
-        if bad:
-            shown = ", ".join(f"{name} = {metrics[name]}" for name in bad)
-            raise TrainingError(
-                f"training diverged at step {self.steps:,}: {shown}. The weights were not changed "
-                "by this step; the last checkpoint is good. Lower train.lr_actor, train.lr_critic "
-                "or reward.scale, and check the features for outliers."
-            )
 
 
 class Losses(NamedTuple):

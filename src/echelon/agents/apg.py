@@ -19,7 +19,6 @@ make the return depend on an order's size are refused.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echelon.agents.collector import Starts
-from echelon.agents.expert_core import SingleExpert, draw_networks, frozen_copy
-from echelon.agents.learner import learning_rate_share
+from echelon.agents.expert import SingleExpert, Starts
+from echelon.agents.expert_core import draw_networks, frozen_copy
+from echelon.agents.learner import learning_rate_share, refuse_divergence
 from echelon.agents.offpolicy import warmup_share
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.envs.act import EXPERT_GAIN
 from echelon.envs.world import World
-from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.errors import ConfigError, DataError
 from echelon.market.differentiable import (
     DiffMarket,
     allowed_trades,
@@ -76,7 +75,7 @@ class APG(SingleExpert):
         self.market = _market(world)
         self.serving = frozen_copy(encoder)
         self.starts = Starts(world.spans("train"), config.expert.horizon, stream(seed, "starts"))
-        self.actor = draw_networks(config, world, self.table, seed).actor
+        self.actor = draw_networks(config, world, self.table, seed)[0]
         self.optimizer = torch.optim.AdamW(
             self.actor.parameters(),
             lr=config.train.lr_actor,
@@ -172,30 +171,23 @@ class APG(SingleExpert):
 
     def _descend(self, loss: Tensor) -> Metrics:
         """One step of AdamW, unless a number is none."""
-        rate = self._set_learning_rate()
+        train = self.config.train
+        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
+        rate = (
+            train.lr_actor * share * warmup_share(self.updates, self.config.expert.warmup_updates)
+        )
+        self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), self.config.train.grad_clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), train.grad_clip)
         metrics = {"losses/total": float(loss.detach()), "losses/gradient_norm": float(norm)}
-        bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
-        if bad:
-            shown = ", ".join(f"{name} = {metrics[name]}" for name in bad)
-            raise TrainingError(
-                f"training diverged at step {self.steps:,}: {shown}. The weights were not changed "
-                "by this step; the last checkpoint is good. Lower train.lr_actor or expert.horizon,"
-                " and check the features for outliers."
-            )
+        refuse_divergence(metrics, f"step {self.steps:,}", "train.lr_actor or expert.horizon")
         self.optimizer.step()
         self.updates += 1
-        return metrics | {"charts/learning_rate": rate, "charts/updates": float(self.updates)}
-
-    def _set_learning_rate(self) -> float:
-        train, warmup = self.config.train, self.config.expert.warmup_updates
-        warmth = warmup_share(self.updates, warmup)
-        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
-        rate = train.lr_actor * share * warmth
-        self.optimizer.param_groups[0]["lr"] = rate
-        return float(rate)
+        return metrics | {
+            "charts/learning_rate": float(rate),
+            "charts/updates": float(self.updates),
+        }
 
 
 def utility(gain: Tensor, reward: RewardConfig) -> Tensor:

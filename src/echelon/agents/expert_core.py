@@ -20,29 +20,28 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.learner import Learner, TrainingSetup
 from echelon.agents.offpolicy import OffPolicy
+from echelon.agents.replay import Transitions
 from echelon.agents.tables import EmbeddingTable, encode_rows, encode_span
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
 from echelon.market import Rows
-from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs, build_encoder
+from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.models.lora import (
     adapt,
     adapter_parameters,
     adapter_state,
     load_adapter_state,
-    merging,
-    use_adapter,
+    merged_weights,
 )
 from echelon.ops.squashed import clip_log_std
 from echelon.rng import global_draws, torch_generator
@@ -53,8 +52,6 @@ from echelon.runs.checkpoint import (
     with_prefix,
 )
 from echelon.types import Floats, Floats32
-
-_Algorithm = TypeVar("_Algorithm", bound=OffPolicy)
 
 _CHUNK = 512
 """Rows that a policy acts on at once, where it does not see its book."""
@@ -69,16 +66,9 @@ def frozen_copy(encoder: Encoder) -> Encoder:
     return copy.deepcopy(encoder).requires_grad_(requires_grad=False).eval()
 
 
-class Networks(NamedTuple):
-    """Actor and critics of an expert."""
-
-    actor: ExpertActor
-    critic: ExpertCritic
-
-
 def draw_networks(
     config: Config, world: World, table: EmbeddingTable, seed: int, skill_dim: int = 0
-) -> Networks:
+) -> tuple[ExpertActor, ExpertCritic]:
     """Fresh networks, with the scale that the table's embeddings have on the train window."""
     hidden, state = config.expert.hidden, config.state
     with global_draws(seed, "weights"):
@@ -89,10 +79,13 @@ def draw_networks(
     z, present = table.look(some), torch.from_numpy(world.present[some])
     actor.scale.fit(z, present)
     critic.scale.fit(z, present)
-    return Networks(actor, critic)
+    return actor, critic
 
 
-class ExpertCore(Generic[_Algorithm]):
+CoreT = TypeVar("CoreT", bound=OffPolicy)
+
+
+class ExpertCore(Generic[CoreT]):
     """Networks of an expert that learns off-policy, its tables, and the adapter on their encoder.
 
     core: SAC or TD3; tables: embeddings by the encoder as it serves now, those of `world` first
@@ -104,7 +97,7 @@ class ExpertCore(Generic[_Algorithm]):
         world: World,
         encoder: Encoder,
         tables: Sequence[EmbeddingTable],
-        algorithm: type[_Algorithm],
+        algorithm: type[CoreT],
         seed: int,
         directory: Path | None,
         skill_dim: int = 0,
@@ -200,22 +193,21 @@ class AdapterTraining:
         with global_draws(seed, "adapter"):
             adapt(self.encoder, config.lora, (_LEARNING, _TARGET))
         load_adapter_state(self.encoder, _TARGET, adapter_state(self.encoder, _LEARNING))
-        self.parameters = adapter_parameters(self.encoder, _LEARNING)
-        self.slow = adapter_parameters(self.encoder, _TARGET)
+        self.parameters = list(adapter_parameters(self.encoder, _LEARNING).values())
+        self.slow = list(adapter_parameters(self.encoder, _TARGET).values())
         self.optimizer = torch.optim.Adam(self.parameters, lr=config.lora.lr)
         self.slow_serving = frozen_copy(encoder)
         self.slow_table = EmbeddingTable(world, encoder.d_model, table_file(tables, "target"))
         self.slow_table.share(plain)
 
-    def encode(self, rows: np.ndarray[Any, np.dtype[np.int32]]) -> Tensor:
+    def encode(self, rows: NDArray[np.int32]) -> Tensor:
         """Embeddings[B,N,D] of rows[B], with the adapter's gradients, which begin at zero."""
         self.optimizer.zero_grad(set_to_none=True)
         return encode_rows(self.encoder, self.world, rows)
 
     def step(self) -> None:
         """Move the adapter along the gradient that the critics left in it; the copy follows."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self.norm = float(norm)
+        self.norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip))
         if not math.isfinite(self.norm):
             raise TrainingError(
                 f"training diverged: the gradient of the adapter is {self.norm}. The adapter was "
@@ -228,11 +220,10 @@ class AdapterTraining:
 
     def serve(self, serving: Encoder, table: EmbeddingTable) -> None:
         """Compute both tables again from the adapters as they are."""
-        serving.load_state_dict(_merged_weights(self.encoder, _LEARNING))
+        serving.load_state_dict(merged_weights(self.encoder, _LEARNING))
         table.refresh(serving)
-        self.slow_serving.load_state_dict(_merged_weights(self.encoder, _TARGET))
+        self.slow_serving.load_state_dict(merged_weights(self.encoder, _TARGET))
         self.slow_table.refresh(self.slow_serving)
-        use_adapter(self.encoder, _LEARNING)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON)."""
@@ -255,26 +246,9 @@ class AdapterTraining:
         self.slow_table.refresh(self.slow_serving)
 
 
-def _merged_weights(encoder: Encoder, name: str) -> dict[str, Tensor]:
-    """Weights of the encoder without adapters that computes what this one does with `name`."""
-    with merging(encoder, name):
-        return {
-            key.replace(".base_layer.", "."): value.clone()
-            for key, value in encoder.state_dict().items()
-            if ".lora_" not in key
-        }
-
-
 def table_file(directory: Path | None, name: str) -> Path | None:
     """Where a table of that name is kept; None: in memory."""
     return None if directory is None else directory / f"{name}.npy"
-
-
-class _Encoded(NamedTuple):
-    """Embeddings z[T,N,D] of a span; the world is held, since its identity stands for it."""
-
-    world: World
-    z: Tensor
 
 
 class WeightPolicy:
@@ -305,7 +279,8 @@ class WeightPolicy:
         self._config = config
         self._seed = seed
         self._keep = keep
-        self._kept: dict[tuple[int, range], _Encoded] = {}
+        # The world is held too, since its identity stands for it.
+        self._kept: dict[tuple[int, range], tuple[World, Tensor]] = {}
         self._tables = tables
         # Who does not see its book acts alike in all of them: a row is worked out once.
         state = config.state
@@ -332,10 +307,10 @@ class WeightPolicy:
     def _encode(self, world: World, span: range) -> Tensor:
         key = id(world), span
         if key in self._kept:
-            return self._kept[key].z
+            return self._kept[key][1]
         z = encode_span(self._encoder, world, span)
         if self._keep:
-            self._kept[key] = _Encoded(world, z)
+            self._kept[key] = world, z
         return z
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
@@ -390,56 +365,23 @@ def expert_obs(z: Tensor, present: Tensor, held: Holdings) -> ExpertObs:
     )
 
 
-class SingleExpert(Learner):
-    """A learner of one expert on the run's encoder and a table of it.
+def replayed_obs(
+    step: Transitions, z: Tensor, next_z: Tensor, present: Tensor
+) -> tuple[ExpertObs, ExpertObs]:
+    """(now, next): what an expert saw at B remembered steps, of all sequences one after another.
 
-    serving: the encoder that the policy acts with; actor: what acts
+    z, next_z[B,N,D]: embeddings of the steps' rows and of those after; present[T,N]
     """
+    rows = torch.from_numpy(step.row.reshape(-1)).long()
 
-    serving: Encoder
-    actor: ExpertActor
+    def seen(z: Tensor, rows: Tensor, *book: NDArray[Any]) -> ExpertObs:
+        weights, cash, free = (torch.from_numpy(part) for part in book)
+        per_asset = (len(rows), -1)
+        return ExpertObs(
+            z, weights.reshape(per_asset), cash.reshape(-1), present[rows], free.reshape(per_asset)
+        )
 
-    def __init__(
-        self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
-    ) -> None:
-        """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
-        self.config = config
-        self.world = world
-        self.seed = seed
-        self.steps = 0
-        self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
-        self.table.refresh(encoder)
-        self._policy: WeightPolicy | None = None
-
-    @classmethod
-    def from_setup(cls, setup: TrainingSetup) -> Self:
-        """With tables in the seed's directory."""
-        assert setup.encoder is not None, "experts stand on a pre-trained encoder"
-        tables = setup.directory / "tables"
-        return cls(setup.config, setup.train, setup.seed, setup.encoder, tables)
-
-    @classmethod
-    def load_policy(
-        cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
-    ) -> WeightPolicy:
-        """The policy of what `weights` gave."""
-        encoder = build_encoder(config, n_features)
-        encoder.load_state_dict(below_prefix("encoder.", weights))
-        actor = ExpertActor(config.model.d_model, config.expert.hidden, config.state)
-        actor.load_state_dict(below_prefix("actor.", weights))
-        return WeightPolicy(encoder, actor, config, seed, name)
-
-    def policy(self) -> WeightPolicy:
-        """The actor on the encoder of the present table."""
-        if self._policy is None:
-            self._policy = WeightPolicy(self.serving, self.actor, self.config, self.seed, keep=True)
-        return self._policy
-
-    def weights(self) -> dict[str, Tensor]:
-        """What `load_policy` makes the policy from again."""
-        encoder = with_prefix("encoder.", self.serving.state_dict())
-        return encoder | with_prefix("actor.", self.actor.state_dict())
-
-    def close(self) -> None:
-        """Remove the file of the table."""
-        self.table.close()
+    return (
+        seen(z, rows, step.weights, step.cash, step.free),
+        seen(next_z, rows + 1, step.next_weights, step.next_cash, step.next_free),
+    )

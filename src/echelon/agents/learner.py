@@ -18,8 +18,46 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.world import World
+from echelon.errors import TrainingError
 from echelon.models import Encoder
+from echelon.models.lora import AdapterSize
 from echelon.types import Metrics
+
+
+class ReplaySize(NamedTuple):
+    """Of a replay buffer: bytes of one transition, and how many it has room for."""
+
+    transition_bytes: int
+    capacity: int
+
+    @property
+    def whole(self) -> str:
+        """All of it, in the unit that fits."""
+        size = float(self.transition_bytes * self.capacity)
+        units = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
+        unit = next((name for name, least in units.items() if size >= least), "bytes")
+        return f"{size / units.get(unit, 1.0):.4g} {unit}"
+
+
+class LearnerFacts(NamedTuple):
+    """What a learner takes beside its networks; None: it has none."""
+
+    adapter: AdapterSize | None
+    replay: ReplaySize | None
+
+    def lines(self) -> list[str]:
+        """In words."""
+        lines = []
+        if self.adapter is not None:
+            trained, whole = self.adapter
+            share = 100 * self.adapter.share
+            lines.append(f"adapter: {trained:,} of {whole:,} encoder weights train ({share:.1f} %)")
+        if self.replay is not None:
+            size, capacity = self.replay
+            lines.append(
+                f"replay: {size:,} bytes a transition, {self.replay.whole} for {capacity:,}"
+            )
+        return lines
 
 
 class TrainingSetup(NamedTuple):
@@ -87,8 +125,8 @@ class Learner(ABC):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from what `state` gave."""
 
-    def facts(self) -> Mapping[str, Any] | None:
-        """What it takes besides its networks (`training.learner_facts`); None: nothing."""
+    def facts(self) -> LearnerFacts | None:
+        """What it takes beside its networks; None: nothing."""
         return None
 
     def close(self) -> None:  # noqa: B027 (most learners keep nothing outside of themselves)
@@ -110,3 +148,18 @@ def learning_rate_share(schedule: str, progress: float) -> float:
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
     return 1.0
+
+
+def refuse_divergence(metrics: Metrics, when: str, advice: str, of: str = "") -> None:
+    """Raise `TrainingError` where a metric of an update is not a number; advice: what to lower.
+
+    when: of the update, "step 1,000"; of: the network that it was of, where there are several
+    """
+    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if bad:
+        shown = ", ".join(f"{name} = {metrics[name]}" for name in bad)
+        raise TrainingError(
+            f"training diverged at {when}: {shown}. The weights{of} were not changed by this "
+            f"{when.split()[0]}; the last checkpoint is good. Lower {advice}, and check the "
+            "features for outliers."
+        )

@@ -11,17 +11,16 @@ Axes: `B` rows of a batch, `A` dimensions of an action.
 from __future__ import annotations
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from echelon.agents.learner import refuse_divergence
 from echelon.config.agents import ExpertConfig, TrainConfig
-from echelon.errors import TrainingError
 from echelon.rng import torch_generator
 from echelon.runs.checkpoint import (
     FlatOptimizer,
@@ -307,18 +306,14 @@ class OffPolicy(ABC):
 
     def _descend(self, descent: Descent, loss: Tensor) -> None:
         """Step, unless loss or gradient is not a number."""
-        value = loss.item()
-        if not (math.isfinite(value) and math.isfinite(descent.norm)):
-            self._refuse({f"losses/{descent.name}": value, **_norm(descent)}, descent.name)
+        name = f"losses/{descent.name}"
+        metrics = {name: loss.item(), f"{name}_gradient_norm": descent.norm}
+        self._refuse_divergence(metrics, descent.name)
         descent.step(self.warmth)
 
-    def _refuse(self, metrics: Metrics, name: str) -> NoReturn:
-        shown = ", ".join(f"{key} = {value}" for key, value in metrics.items())
-        raise TrainingError(
-            f"training diverged at update {self.updates + 1:,}: {shown}. The weights of the {name} "
-            "were not changed by this update; the last checkpoint is good. Lower train.lr_actor, "
-            "train.lr_critic or reward.scale, and check the features for outliers."
-        )
+    def _refuse_divergence(self, metrics: Metrics, name: str) -> None:
+        advice = "train.lr_actor, train.lr_critic or reward.scale"
+        refuse_divergence(metrics, f"update {self.updates + 1:,}", advice, f" of the {name}")
 
 
 def warmup_share(updates: int, warmup_updates: int) -> float:
@@ -338,7 +333,3 @@ def as_module(net: object) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise TypeError(f"expected a torch module, found {type(net).__name__}")
     return net
-
-
-def _norm(descent: Descent) -> Metrics:
-    return {f"losses/{descent.name}_gradient_norm": descent.norm}

@@ -29,15 +29,25 @@ standard deviation they have on the train window, so that a loss of 1 is that of
 Rivals: the mean of the train window; the last value (the return, or the volatility, of the h bars
 up to t); and a ridge regression on the same features, all W rows of the window side by side.
 
+The encoder of a run is made once and kept on disk (`ensure_encoder`), for whoever stands on it:
+
+    RUN/encoder/weights.safetensors    the encoder's tensors
+    RUN/encoder/encoder.json           what it was made of, hashes, how pre-training went
+
+Both files are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
+
 Axes: `T` rows of the world, `R` rows of some stretches, `N` assets, `F` features, `W` window, `K`
 targets, `P` = W·F + 1; `G` runs, `S` rows of a run and of the window before it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,13 +55,22 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.errors import DataError, TrainingError
-from echelon.models.encoders import Encoder
-from echelon.ops.blocks import MeanInterval, mean_interval
-from echelon.rng import stream
+from echelon.errors import DamagedError, DataError, StoreError, TrainingError, shorten
+from echelon.files import (
+    check_tree,
+    exclusive_lock,
+    json_line,
+    recover_directory,
+    standing_directory,
+)
+from echelon.models import Encoder, build_encoder
+from echelon.ops.blocks import mean_interval
+from echelon.rng import global_draws, stream
+from echelon.runs.tensor_files import TensorFiles
 from echelon.types import Bools, Floats, Floats32
 
 Pieces = Sequence[range]
@@ -75,6 +94,197 @@ _AVERAGED_STEPS = 500
 """Steps over which the running mean of the weights forgets."""
 _GRAD_CLIP = 1.0
 _CHUNK_BARS = 256
+
+_WEIGHTS, _FACTS = "weights.safetensors", "encoder.json"
+_FILES = TensorFiles(_WEIGHTS, _FACTS, "encoder", 1, "another directory")
+_NAME = "encoder"
+_SECTIONS = ("window", "features", "normalization", "split", "pretrain")
+_MODEL_KEYS = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
+"""Parts of the configuration, and of its `model`, that an encoder depends on."""
+
+
+class Origin(NamedTuple):
+    """What an encoder was made of."""
+
+    config: str
+    n_features: int
+    data: str
+    seed: int
+
+    @staticmethod
+    def from_config(config: Config, n_features: int, data: str, seed: int) -> Origin:
+        """config: its hash is of the parts that pre-training depends on"""
+        tree = config.model_dump(mode="json")
+        parts = {name: tree[name] for name in _SECTIONS}
+        parts["model"] = {name: tree["model"][name] for name in _MODEL_KEYS}
+        text = json_line(parts, sort_keys=True, allow_nan=True)
+        return Origin(hashlib.sha256(text.encode()).hexdigest(), n_features, data, seed)
+
+
+class StoredEncoder(NamedTuple):
+    """What was saved."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class _Document(TypedDict):
+    """What encoder.json says beside versions and hashes of files."""
+
+    origin: Origin
+    facts: dict[str, Any]
+    tensors_sha256: str
+
+
+def write_encoder(
+    directory: Path, origin: Origin, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Write both files, or none."""
+    target = directory / _NAME
+    try:
+        recover_directory(target)
+        document = {"origin": origin._asdict(), "facts": dict(facts)}
+        _FILES.write(target, tensors, document, allow_nan=False)
+    except OSError as error:
+        raise StoreError(
+            f"{target}: the pre-trained encoder cannot be written ({error.strerror or error}). "
+            "Make room or mend the disk, then start again."
+        ) from error
+
+
+def read_encoder(directory: Path, origin: Origin) -> StoredEncoder | None:
+    """Read and check what `write_encoder` wrote; None where there is nothing.
+
+    origin: what it must be made of
+    """
+    path = standing_directory(directory / _NAME)
+    if path is None:
+        return None
+    remedy = _remedy(path)
+    document, data = _FILES.read(path, remedy)
+    written = check_tree(document, _Document, path / _FACTS, remedy)
+    _require_origin(path / _FACTS, written["origin"], origin)
+    return StoredEncoder(_FILES.unpack(data, path, remedy), written["facts"])
+
+
+def read_encoder_facts(directory: Path) -> dict[str, Any] | None:
+    """What is known of the encoder of a run, checked; None where it has none."""
+    document = _read_document(directory)
+    return None if document is None else document["facts"]
+
+
+def encoder_file_hash(directory: Path) -> str | None:
+    """Hash of the weights of the encoder of a run; None where it has none."""
+    document = _read_document(directory)
+    return None if document is None else document["tensors_sha256"]
+
+
+def _read_document(directory: Path) -> _Document | None:
+    path = standing_directory(directory / _NAME)
+    if path is None:
+        return None
+    remedy = _remedy(path)
+    return check_tree(_FILES.read_document(path, remedy), _Document, path / _FACTS, remedy)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A base encoder, in evaluation mode, and what is known about it.
+
+    facts: as JSON has it; `enabled`, and where that is true `epochs`, `best_epoch`, `ending`,
+        `train_loss`, `valid_loss` (one per pass), `cells`, `masked_r2` and `scores`
+        (see `pretraining.scores`)
+    """
+
+    encoder: Encoder
+    facts: Mapping[str, Any]
+
+
+def pretrain(
+    config: Config,
+    world: World,
+    seed: int,
+    *,
+    valid: World | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Pretrained | None:
+    """Pre-train the encoder that `config.model` asks for; None: stopped before the end.
+
+    valid: where the validation window is, if in another world than the train window
+    """
+    torch.set_num_threads(config.train.threads)
+    with global_draws(seed, "pretrain"):
+        encoder = build_encoder(config, world.x.shape[2])
+        encoder.fit(whole_windows(world, world.spans("train")))
+        facts: Mapping[str, Any] | None = {"enabled": False}
+        if config.pretrain.enabled:
+            training = Pretraining(config, world, valid or world, encoder, seed)
+            facts = training.run(should_stop)
+    return None if facts is None else Pretrained(encoder.eval(), facts)
+
+
+def ensure_encoder(
+    config: Config,
+    world: World,
+    directory: Path,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+    *,
+    valid: World | None = None,
+    data: str,
+) -> Pretrained | None:
+    """The encoder of `directory`, pre-trained now if it has none; None: stopped before the end.
+
+    Processes that ask for the same one wait for whoever is at it. Made of another configuration,
+    data or seed, it is refused.
+
+    data: hash of what the worlds were made from
+    """
+    n_features = world.x.shape[2]
+    origin = Origin.from_config(config, n_features, data, seed)
+    with exclusive_lock(directory / ".encoder.lock", f"the encoder in {directory}", wait=True):
+        stored = read_encoder(directory, origin)
+        if stored is not None:
+            torch.set_num_threads(config.train.threads)
+            return Pretrained(_rebuild(config, n_features, directory, stored.tensors), stored.facts)
+        made = pretrain(config, world, seed, valid=valid, should_stop=should_stop)
+        if made is not None:
+            write_encoder(directory, origin, made.encoder.state_dict(), made.facts)
+        return made
+
+
+def _rebuild(
+    config: Config, n_features: int, directory: Path, tensors: Mapping[str, Tensor]
+) -> Encoder:
+    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
+        encoder = build_encoder(config, n_features)
+    try:
+        encoder.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        path = directory / _NAME
+        what = f"of another network: {error}"
+        raise DamagedError(path / _WEIGHTS, what, _remedy(path)) from None
+    return encoder.eval()
+
+
+def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
+    words = {
+        "config": "configuration (window, features, normalization, split, model, pretrain)",
+        "n_features": "number of features",
+        "data": "data",
+        "seed": "seed",
+    }
+    for name, value in wanted._asdict().items():
+        if getattr(written, name) != value:
+            there, here = shorten(getattr(written, name))[:12], str(value)[:12]
+            raise StoreError(
+                f"{path}: the encoder was pre-trained with another {words[name]}: {there}, "
+                f"expected {here}. Go on with what it was made of, or use another directory."
+            )
+
+
+def _remedy(path: Path) -> str:
+    return f"Remove the directory {path}, and it is pre-trained anew."
 
 
 class MaskedErrors(NamedTuple):
@@ -392,9 +602,9 @@ def target_names(horizons: Sequence[int]) -> list[str]:
 
 def fit_scale(world: World, pieces: Pieces, horizons: Sequence[int]) -> Scale:
     """Mean and deviation of the targets on the train window's stretches."""
-    daily = _all_of([np.diff(_log_growth(world, piece), axis=0) for piece in pieces])
+    daily = np.concatenate([np.diff(_log_growth(world, piece), axis=0) for piece in pieces])
     quiet = _QUIET * float(np.nanstd(daily)) if np.isfinite(daily).any() else 0.0
-    raw = _all_of(
+    raw = np.concatenate(
         [_ahead(_log_growth(world, piece), horizons, quiet, len(piece)) for piece in pieces]
     )
     known = np.isfinite(raw).sum(axis=(0, 1))
@@ -457,10 +667,6 @@ def _ahead(level: Floats, horizons: Sequence[int], quiet: float, n_rows: int) ->
         tiny = np.finfo(np.float64).tiny
         out[:-h, :, len(horizons) + k] = np.log(np.maximum(usual, max(quiet, tiny)))
     return out
-
-
-def _all_of(parts: Sequence[Floats]) -> Floats:
-    return np.concatenate(parts) if parts else np.empty((0, 0))
 
 
 def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
@@ -586,8 +792,7 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
     known = np.isfinite(y)
     if not known.any():
         return {"cells": 0}
-    mean = np.zeros_like(y)
-    said = {"encoder": encoder, "linear": linear, "last": last, "mean": mean}
+    said = {"encoder": encoder, "linear": linear, "last": last, "mean": np.zeros_like(y)}
     # The last value may be unknown where the target is not; all are compared on the same cells.
     both = known & np.isfinite(last)
     errors = {
@@ -606,11 +811,11 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
     }
     for rival in ("linear", "last", "mean"):
         gain = errors[rival] - errors["encoder"]
-        score[f"over_{rival}"] = _as_json(_over_time(gain, horizon, rng))
+        score[f"over_{rival}"] = _over_time(gain, horizon, rng)
     return score
 
 
-def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> MeanInterval:
+def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> dict[str, Any]:
     """Mean of gain[R,N] over its known cells; what happens to all assets at once counts once."""
     known = np.isfinite(gain)
     rows = known.any(axis=1)
@@ -618,10 +823,7 @@ def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> MeanIn
     # Rows weigh by their cells, so that the estimate is the mean over cells.
     total = np.where(known, gain, 0.0).sum(axis=1, dtype=np.float64)[rows]
     share = per_row.mean() if len(per_row) else 1.0
-    return mean_interval(total / share, rng, least_block=horizon)
-
-
-def _as_json(interval: MeanInterval) -> dict[str, Any]:
+    interval = mean_interval(total / share, rng, least_block=horizon)
     return {
         name: None if isinstance(value, float) and not np.isfinite(value) else value
         for name, value in interval._asdict().items()
@@ -630,3 +832,47 @@ def _as_json(interval: MeanInterval) -> dict[str, Any]:
 
 def _mean(errors: Floats32) -> float | None:
     return float(np.nanmean(errors, dtype=np.float64)) if np.isfinite(errors).any() else None
+
+
+def summary(facts: Mapping[str, Any]) -> list[str]:
+    """Lines for a display: did the encoder foresee more than its rivals, out of sample?
+
+    Out of sample: on the second half of the validation window, the first having chosen the pass.
+    """
+    if not facts["enabled"]:
+        return ["encoder: as drawn, not pre-trained (pretrain.enabled=false)"]
+    lines = [
+        f"encoder: best of {facts['epochs']} passes is no. {facts['best_epoch']}; out of sample "
+        "(second half of validation):"
+    ]
+    scores = [(*name.rsplit("_", 1), score) for name, score in facts["scores"].items()]
+    for kind, bars, score in sorted(scores, key=lambda item: (item[0], int(item[1]))):
+        what = f"  {kind} over {bars} bar{'' if bars == '1' else 's'}: "
+        if not score["cells"]:
+            lines.append(f"{what}no data")
+            continue
+        r2 = score["r2"]
+        last = "n/a" if r2["last"] is None else f"{100 * r2['last']:.2f} %"
+        lines.append(
+            f"{what}R² {100 * r2['encoder']:.2f} % (linear {100 * r2['linear']:.2f} %, last value "
+            f"{last}); {_verdict(score)}"
+        )
+    return lines
+
+
+def _verdict(score: Mapping[str, Any]) -> str:
+    """Which rivals the encoder is better than, not told apart from, worse than."""
+    verdicts: dict[str, list[str]] = {
+        "better than": [],
+        "not told apart from": [],
+        "worse than": [],
+    }
+    for rival in ("linear", "last", "mean"):
+        interval = score.get(f"over_{rival}") or {}
+        if interval.get("low") is None:
+            continue
+        above, below = interval["low"] > 0.0, interval["high"] < 0.0
+        word = "better than" if above else "worse than" if below else "not told apart from"
+        verdicts[word].append(rival)
+    parts = [f"{word} {' and '.join(rivals)}" for word, rivals in verdicts.items() if rivals]
+    return ", ".join(parts) or "too few bars to compare them"

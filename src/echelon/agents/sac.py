@@ -209,8 +209,7 @@ class SAC(OffPolicy):
         free = self.actor.free(obs)
         n_free = sampled.action.shape[1] if free is None else float(free.sum()) / len(free)
         excess = float(sampled.log_prob.detach().mean()) + self.target_entropy * n_free
-        if not math.isfinite(excess):
-            self._refuse({"losses/entropy": excess}, "networks")
+        self._refuse_divergence({"losses/entropy": excess}, "networks")
         return excess
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

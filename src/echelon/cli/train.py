@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from echelon.config import Config
     from echelon.features import PrepareReport
     from echelon.training.loop import Outcome, Progress
-    from echelon.training.many import SeedJob
+    from echelon.training.run import SeedJob
     from echelon.workers import Failure, Report, ShouldStop
 
 
@@ -122,7 +122,7 @@ def train_all_seeds(
     goes on from it; train: one seed in a process of its own, None: a portfolio agent
     tell: called with a seed that has made progress
     """
-    from echelon.training.many import SeedJob, train_seed, train_seeds
+    from echelon.training.run import SeedJob, train_seed, train_seeds
 
     wanted = [config.seed + k for k in range(config.train.seeds)]
     if checkpoint is not None:
@@ -158,9 +158,8 @@ def _tell_once(run: Path) -> Callable[[int], None]:
     said: list[int] = []
 
     def tell(seed: int) -> None:
-        from echelon.agents.pretrain import read_encoder_facts, summary
-        from echelon.training.learner_facts import read_learner_facts
-        from echelon.training.run import seed_directory
+        from echelon.agents.pretraining import read_encoder_facts, summary
+        from echelon.training.run import read_learner_facts, seed_directory
 
         if not said:
             said.append(seed)

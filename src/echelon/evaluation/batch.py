@@ -51,8 +51,7 @@ from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.runs import RunDirectory
 from echelon.training.executors import verify_days
 from echelon.training.loop import Outcome
-from echelon.training.many import SeedJob, train_seed
-from echelon.training.run import TrainedRun, finished_outcome, seed_directory
+from echelon.training.run import SeedJob, TrainedRun, finished_outcome, seed_directory, train_seed
 from echelon.workers import Failure, Report, ShouldStop, run_jobs
 
 _FORMAT = 1

@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.collector import Collected, Collector
-from echelon.agents.expert_core import ExpertCore, WeightPolicy, expert_obs
+from echelon.agents.expert import Collected, Collector
+from echelon.agents.expert_core import ExpertCore, WeightPolicy, expert_obs, replayed_obs
 from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.replay import Behaviour
 from echelon.agents.sac import SAC, Traced
@@ -36,7 +36,7 @@ from echelon.config import Config
 from echelon.envs.act import Holdings, weights_of_actions
 from echelon.envs.world import World
 from echelon.errors import TrainingError
-from echelon.models import Encoder, ExpertObs
+from echelon.models import Encoder
 from echelon.ops.traces import by_source
 from echelon.population.expert_reward import ExpertReward
 from echelon.population.measurement import own_returns, window_sharpes
@@ -303,18 +303,10 @@ class Member:
 
         z, z_next: embeddings[L·B,N,D] of the steps' rows and of those after; weight[T]
         """
-        step, who, present = drawn.transitions, drawn.behaviour, self.collector.present
-        rows = _flat(step.row).long()
-        obs = ExpertObs(z, _flat(step.weights), _flat(step.cash), present[rows], _flat(step.free))
-        next_obs = ExpertObs(
-            z_next,
-            _flat(step.next_weights),
-            _flat(step.next_cash),
-            present[rows + 1],
-            _flat(step.next_free),
-        )
+        step, who = drawn.transitions, drawn.behaviour
+        obs, next_obs = replayed_obs(step, z, z_next, self.collector.present)
         raw = _flat(step.raw)
-        assert raw.shape == (len(rows), z.shape[1]), "actions are not [L·B,N]"
+        assert raw.shape == z.shape[:2], "actions are not [L·B,N]"
         action = torch.tanh(raw)
         reward, information = self.pay.combine(drawn, obs, action, self._beta)
         gamma = self.hyperparameters["gamma"]

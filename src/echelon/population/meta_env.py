@@ -31,7 +31,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
-from echelon.agents.collector import Starts
+from echelon.agents.expert import Starts
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.vec import PlacesVecEnv

@@ -31,8 +31,7 @@ from echelon.proving.worlds import Draw
 from echelon.rng import stream
 from echelon.runs import RunDirectory
 from echelon.training.loop import Outcome, Progress
-from echelon.training.many import SeedJob, train_seed
-from echelon.training.run import TrainedRun
+from echelon.training.run import SeedJob, TrainedRun, train_seed
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 

@@ -34,9 +34,15 @@ from echelon.market import PriceHistory, Rows, drawn_market, market_rows
 from echelon.ops.measures import sharpe_annual
 from echelon.proving.parts import KeyedPart
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
-from echelon.training.learners import Worlds, load_policy, ready
 from echelon.training.loop import Outcome
-from echelon.training.run import Training, finished_outcome, resume_point
+from echelon.training.run import (
+    Training,
+    Worlds,
+    finished_outcome,
+    load_policy,
+    ready,
+    resume_point,
+)
 from echelon.types import Bools, Floats, Floats32, Times
 from echelon.workers import Report, ShouldStop
 

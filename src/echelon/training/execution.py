@@ -47,8 +47,7 @@ from echelon.training.loop import (
     Progress,
     TrainingLoop,
 )
-from echelon.training.many import SeedJob
-from echelon.training.run import resume_point, seed_directory, trained_seeds
+from echelon.training.run import SeedJob, resume_point, seed_directory, trained_seeds
 from echelon.types import Metrics
 from echelon.workers import Report, ShouldStop
 

@@ -1,9 +1,9 @@
-"""Train a portfolio agent, and open what was trained.
+"""Train a run's portfolio agents, one per seed, side by side, and open what was trained.
 
 SEED_DIR/…                     the training's log, checkpoints and result (see training.loop)
 SEED_DIR/checkpoints/best/     weights of the best on the validation window
 SEED_DIR/tensorboard/          the log for TensorBoard
-SEED_DIR/learner.json          sizes of adapter and replay (see training.learner_facts)
+SEED_DIR/learner.json          sizes of adapter and replay, of learners that have them
 """
 
 from __future__ import annotations
@@ -11,23 +11,28 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from echelon.agents.learner import Learner
+from echelon.agents.learner import Learner, LearnerFacts, TrainingSetup, learner_class
+from echelon.agents.pretraining import Pretrained, encoder_file_hash, ensure_encoder
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_run_config, override_config
 from echelon.config.agents import BASELINE_SETTINGS
+from echelon.config.algorithms import ALGORITHMS
 from echelon.config.market import EXECUTOR_KEYS
+from echelon.config.sizes import refuse_settings
+from echelon.envs.world import World, world_of
 from echelon.errors import DamagedError, DataError, StoreError, UsageError, shorten
 from echelon.features.prepared import Prepared
-from echelon.files import blaming, json_line, read_json, write_json
+from echelon.files import blaming, exclusive_lock, json_line, read_json, write_json
 from echelon.runs import RunDirectory
 from echelon.runs.checkpoint import (
     TENSORS,
@@ -40,11 +45,12 @@ from echelon.runs.checkpoint import (
     with_prefix,
 )
 from echelon.runs.tracking import Sink, open_sinks
-from echelon.training.learner_facts import LEARNER_FACTS
-from echelon.training.learners import Worlds, encoder_hash, load_policy, make_learner
+from echelon.training.executors import verify_days, with_executor
 from echelon.training.loop import CHECKPOINTS, RESULT, Intervals, Outcome, Progress, TrainingLoop
 from echelon.types import Metrics
+from echelon.workers import JobResults, Report, ShouldStop, run_jobs
 
+LEARNER_FACTS = "learner.json"
 _LEAST_VALID = 3
 """Bars of a validation window: two returns have a standard deviation."""
 
@@ -54,6 +60,89 @@ _TRAINED_BY = (
     *("experts", "meta_router", "trainer", "risk"),
 )
 """Parts of the configuration that training depends on; the seed is checked on its own."""
+
+
+class Worlds(NamedTuple):
+    """Where an agent learns and where it is validated; often the same market.
+
+    data: hash of what both were made from
+    """
+
+    train: World
+    valid: World
+    data: str
+
+    @staticmethod
+    def from_prepared(prepared: Prepared, config: Config) -> Worlds:
+        """Both windows of a prepared set; its test window is not in them.
+
+        Only validation has the executor: learners collect with immediate fills.
+        """
+        world = world_of(prepared, config)
+        costs = 1.0 if config.eval.use_fee else 0.0
+        valid = world if costs else world_of(prepared, config, costs=costs)
+        if config.market.executor != "immediate":  # which would only tell more of the same fills
+            valid = with_executor(valid, config, costs=costs)
+        return Worlds(world, valid, str(prepared.manifest["content_hash"]))
+
+
+def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
+    """The learner that `train.algo` names; directory: the seed's own.
+
+    The encoder of experts is the run's, two directories up; `ready` has it pre-trained beforehand,
+    otherwise that is done here.
+    """
+    base = _encoder(config, worlds, directory) if _stands_on_encoder(config) else None
+    encoder = None if base is None else base.encoder
+    setup = TrainingSetup(config, worlds.train, worlds.valid, directory, seed, encoder)
+    return learner_class(config).from_setup(setup)
+
+
+def load_policy(
+    config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str = "agent"
+) -> Policy:
+    """The policy of a learner's `weights`; raises RuntimeError where they do not fit."""
+    return learner_class(config).load_policy(config, weights, n_features, seed, name)
+
+
+def encoder_hash(config: Config, directory: Path) -> str | None:
+    """Hash of the run's encoder, which the learner in `directory` stands on; None without one."""
+    return encoder_file_hash(directory.parents[1]) if _stands_on_encoder(config) else None
+
+
+def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
+    """Whether everything is there that the learner needs; False: stopped before it was.
+
+    Experts need the run's encoder: whichever seed comes first pre-trains it, the others wait.
+    """
+    # Before the encoder is pre-trained, which takes minutes.
+    refuse_settings(config)
+    learner_class(config).refuse_world(config, worlds.train)
+    return (
+        not _stands_on_encoder(config)
+        or _encoder(config, worlds, directory, should_stop) is not None
+    )
+
+
+def _stands_on_encoder(config: Config) -> bool:
+    return ALGORITHMS[config.train.algo].pretrained
+
+
+def _encoder(
+    config: Config,
+    worlds: Worlds,
+    directory: Path,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Pretrained | None:
+    return ensure_encoder(
+        config,
+        learner_class(config).pretraining_world(config, worlds.train),
+        directory.parents[1],
+        config.seed,
+        should_stop=should_stop,
+        valid=worlds.valid,
+        data=worlds.data,
+    )
 
 
 class Training(TrainingLoop[Learner]):
@@ -107,7 +196,9 @@ class Training(TrainingLoop[Learner]):
     ) -> Outcome:
         """Train to the end, or until `should_stop` says so after some round."""
         if (facts := self.learner.facts()) is not None:
-            write_json(self.directory / LEARNER_FACTS, facts)
+            parts = facts._asdict().items()
+            sizes = {name: None if size is None else size._asdict() for name, size in parts}
+            write_json(self.directory / LEARNER_FACTS, sizes)
         return super().run(on_progress, should_stop)
 
     def validate(self) -> Metrics:
@@ -307,11 +398,60 @@ def finished_outcome(config: Config, directory: Path) -> Outcome | None:
     return None
 
 
-def outcome_before_start(seed: int) -> Outcome:
-    """Of a training that was stopped before its first step."""
-    return Outcome(seed, "stopped", 0, -1, -math.inf, 0.0)
-
-
 def resume_point(directory: Path) -> Path | None:
     """The checkpoint a seed's training goes on from; None: from the beginning."""
     return latest_checkpoint(directory / CHECKPOINTS)
+
+
+def read_learner_facts(directory: Path) -> LearnerFacts:
+    """What `Learner.facts` said when training began; nothing known where there is no file."""
+    path = directory / LEARNER_FACTS
+    if not path.exists():
+        return LearnerFacts(None, None)
+    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it anew.")
+
+
+@dataclass(frozen=True)
+class SeedJob:
+    """One agent to train. checkpoint: where to go on from; resume: from the latest, if any."""
+
+    config: Config
+    run: Path
+    seed: int
+    resume: bool = False
+    checkpoint: Path | None = None
+
+
+def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
+    """Train one agent; what is finished already is not trained again."""
+    directory = seed_directory(job.run, job.seed)
+    with exclusive_lock(directory / ".train.lock", f"the training in {directory}"):
+        point = job.checkpoint
+        if point is None and job.resume:
+            done = finished_outcome(job.config, directory)
+            if done is not None:
+                return done
+            point = resume_point(directory)
+        worlds = Worlds.from_prepared(Prepared.open(job.run), job.config)
+        if not ready(job.config, worlds, directory, should_stop):
+            return Outcome(job.seed, "stopped", 0, -1, -math.inf, 0.0)
+        training = Training(job.config, worlds, directory, job.seed, resume=point)
+        return training.run(report, should_stop)
+
+
+def train_seeds(
+    jobs: Sequence[SeedJob],
+    *,
+    workers: int,
+    on_progress: Callable[[Progress], None],
+    train: Callable[[SeedJob, Report, ShouldStop], Outcome] = train_seed,
+) -> JobResults[Outcome]:
+    """Train every job, so many at a time; train: one of them, in a process of its own."""
+
+    def pass_on(_job: int, message: object) -> None:
+        assert isinstance(message, Progress)
+        on_progress(message)
+
+    if workers > 1:
+        verify_days(job.config for job in jobs)
+    return run_jobs(train, jobs, workers=workers, on_report=pass_on)

@@ -12,8 +12,7 @@ from echelon.files import blaming, read_json
 from echelon.report.rules import idle_text, recorded_rules, rules_text
 from echelon.report.run.gather import RunData
 from echelon.report.texts import DASH, Words
-from echelon.training.learner_facts import LEARNER_FACTS, read_learner_facts
-from echelon.training.run import seed_directory
+from echelon.training.run import LEARNER_FACTS, read_learner_facts, seed_directory
 
 _REMEDY = "Train the run again."
 CODE = (
