@@ -8,9 +8,7 @@
 call to call. With one worker all members live in this process. Members of one process work one
 after the other, in the order they are named; processes work side by side. Values travel as copies,
 in one process too, so results do not depend on the number of workers as long as members share
-nothing that changes and draw random numbers from generators of their own. `Pool` is all that
-callers know: members on Ray would be another one (an actor for each member, `call` as one
-`ray.get`), and nothing else would change.
+nothing that changes and draw random numbers from generators of their own.
 
 **Jobs.** A task is a module-level function `task(job, report, should_stop) -> result`. A worker
 that has done a job gets the next one: starting one takes seconds. With one worker everything
@@ -24,8 +22,8 @@ What goes wrong:
   each of its members, until `rebuild` has made them again; their states are the caller's to
   restore.
 - Ctrl-C and SIGTERM do not reach workers. `run_jobs` asks every task to stop at its next good
-  moment (a checkpoint, say) and waits for it. A call of a pool is finished, and whoever made it
-  asks its own `should_stop` then. A second signal does not wait (see `echelon.stopping`).
+  moment (a checkpoint, say) and waits for it; a call of a pool is finished. A second signal does
+  not wait (see `echelon.stopping`).
 - This process is killed: tasks are asked to stop; workers of a pool leave at once.
 
 How a worker is started: it is forked from a helper process that does nothing but import torch and
@@ -59,6 +57,7 @@ import tempfile
 import threading
 import traceback
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from echelon.errors import EchelonError, TrainingError
 from echelon.files import (
@@ -85,7 +84,6 @@ _J = TypeVar("_J")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T_co = TypeVar("_T_co", covariant=True)
-_T = TypeVar("_T")
 
 Report = Callable[[object], None]
 ShouldStop = Callable[[], bool]
@@ -120,13 +118,16 @@ class Failure:
 # --- members that live on
 
 
-class Pool(Protocol[_T_co]):
-    """Where members live that are called by their numbers."""
+class Pool(Closing, Generic[_T_co]):
+    """Where members live that are called by their numbers; members on Ray would be another one.
+
+    Results and Failures are by number, in the order in which members were named.
+    """
 
     @property
+    @abstractmethod
     def remote(self) -> bool:
         """Whether members live in other processes, with which they can be lost."""
-        ...
 
     def call(
         self,
@@ -136,34 +137,37 @@ class Pool(Protocol[_T_co]):
         **kwargs: _P.kwargs,
     ) -> dict[int, _R | Failure]:
         """Call a method of the members' class, with the same arguments for each one named."""
-        ...
+        # By its name: the member's own class may have its own.
+        return self._call(method.__name__, dict.fromkeys(numbers, (args, kwargs)))
 
     def call_each(
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        ...
+        none: dict[str, Any] = {}
+        given = {number: ((argument,), none) for number, argument in arguments.items()}
+        return self._call(method.__name__, given)
 
+    @abstractmethod
     def rebuild(self, number: int) -> list[int]:
         """Make a member again, and those that were lost with it; all their numbers, rising."""
-        ...
 
-    def close(self) -> None:
-        """Let all members go."""
-        ...
+    @abstractmethod
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, Any]]) -> dict[int, Any]:
+        """Results of a method, given (args, kwargs) for each member named."""
 
 
-class LocalPool(Closing, Generic[_T]):
+class LocalPool(Pool[_T_co]):
     """The pool of this machine: members in a few processes, or in this one."""
 
     def __init__(
-        self, make: Callable[[int], _T], size: int, workers: int = 1, threads: int = 1
+        self, make: Callable[[int], _T_co], size: int, workers: int = 1, threads: int = 1
     ) -> None:
         """make: pickled to get to the process; threads: of torch, in this one during a call"""
         assert size >= 1, f"size should be ≥ 1, is {size}"
         assert workers >= 1, f"workers should be ≥ 1, are {workers}"
         self.size = size
-        self.members: dict[int, _T] = {}
+        self.members: dict[int, _T_co] = {}
         """Those that live in this process."""
         self.workers: list[Worker] = []
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
@@ -185,22 +189,6 @@ class LocalPool(Closing, Generic[_T]):
     def remote(self) -> bool:
         """Whether there are other processes; without them no member can be lost."""
         return bool(self.workers)
-
-    def call(
-        self,
-        method: Callable[Concatenate[_T, _P], _R],
-        numbers: Iterable[int],
-        *args: _P.args,
-        **kwargs: _P.kwargs,
-    ) -> dict[int, _R | Failure]:
-        """Result or `Failure` of each member named, in their order; see `Pool`."""
-        return self._call(method, dict.fromkeys(numbers, (args, kwargs)))
-
-    def call_each(
-        self, method: Callable[[_T, _A], _R], arguments: Mapping[int, _A]
-    ) -> dict[int, _R | Failure]:
-        """Result or `Failure` of each member named, in their order; see `Pool`."""
-        return self._call(method, {number: ((arg,), {}) for number, arg in arguments.items()})
 
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
@@ -240,13 +228,10 @@ class LocalPool(Closing, Generic[_T]):
         """Numbers of all that live in the process of one."""
         return list(range(number % len(self.workers), self.size, len(self.workers)))
 
-    def _call(
-        self, method: Callable[..., _R], arguments: Mapping[int, tuple[Any, Any]]
-    ) -> dict[int, _R | Failure]:
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, Any]]) -> dict[int, Any]:
         unknown = [number for number in arguments if not 0 <= number < self.size]
         assert not unknown, f"members are numbered 0 to {self.size - 1}, found {unknown}"
-        name = method.__name__  # the member's own class may have its own
-        calls = [_Call(number, name, _pack(given)) for number, given in arguments.items()]
+        calls = [_Call(number, method, _pack(given)) for number, given in arguments.items()]
         answers = self._ask(calls)
         return {number: self._result(number, answers[number]) for number in arguments}
 
@@ -262,28 +247,20 @@ class LocalPool(Closing, Generic[_T]):
         if not self.workers:
             with _torch_threads(self._threads):
                 return {c.number: _perform(self.members, self._make_member, c) for c in calls}
-        asked: dict[Worker, list[int]] = {}
         outcomes: dict[int, _Outcome] = {}
         try:
             for worker in self.workers:
                 own = [call for call in calls if self._worker_of(call.number) is worker]
                 if own:
-                    asked[worker] = [call.number for call in own]
-                    self._busy[worker] = list(asked[worker])
+                    self._busy[worker] = [call.number for call in own]
                     worker.send(own)
             while self._busy:
                 for worker in _ready(self._busy):
-                    answer = worker.receive()
-                    if answer is None:
-                        # Those that had answered are lost too: the state they speak of is gone.
-                        lost = _Outcome("lost", worker.ended)
-                        outcomes |= dict.fromkeys(asked[worker], lost)
-                        del self._busy[worker]
-                        continue
-                    number, outcomes[number] = answer
-                    self._busy[worker].remove(number)
-                    if not self._busy[worker]:
-                        del self._busy[worker]
+                    answers = worker.receive()
+                    if answers is None:
+                        answers = dict.fromkeys(self._busy[worker], _Outcome("lost", worker.ended))
+                    outcomes |= answers
+                    del self._busy[worker]
         except BaseException:
             # Answers that nobody has read would be taken for those of the next call.
             self.close()
@@ -329,8 +306,7 @@ def _host_members(pipe: Connection, threads: int) -> None:
     with suppress(EOFError, OSError):  # the parent has gone
         make = _unpack(pipe.recv_bytes())
         while (calls := _unpack(pipe.recv_bytes())) is not None:
-            for call in calls:
-                pipe.send_bytes(_pack((call.number, _perform(members, make, call))))
+            pipe.send_bytes(_pack({call.number: _perform(members, make, call) for call in calls}))
     pipe.close()
 
 
@@ -403,7 +379,7 @@ def run_jobs(
 ) -> JobResults[_R]:
     """Run every job; `on_report(k, message)` passes on what the task of job k reports."""
     if workers > 1 and len(jobs) > 1:
-        return _JobRun(task, jobs, min(workers, len(jobs)), on_report).run()
+        return _run_in_workers(task, jobs, min(workers, len(jobs)), on_report)
     results: list[_R | Failure | None] = [None] * len(jobs)
     with stop_requests() as stop:
         for k, job in enumerate(jobs):
@@ -416,79 +392,61 @@ def run_jobs(
         return JobResults(results, stop())
 
 
-class _JobRun(Generic[_J, _R]):
-    """Worker processes, each of which does one job after the other.
+def _run_in_workers(
+    task: _Task[_J, _R],
+    jobs: Sequence[_J],
+    workers: int,
+    on_report: Callable[[int, object], None],
+) -> JobResults[_R]:
+    """Do all jobs, or those that were begun before a stop, in processes.
 
     One is given a job, and None where there are no more or where it is to stop; it gives reports
     and an outcome. Each has a pipe of its own: what workers share (a queue, an event) has a
     lock, and one that is killed while it holds the lock would halt the others.
     """
-
-    def __init__(
-        self,
-        task: _Task[_J, _R],
-        jobs: Sequence[_J],
-        workers: int,
-        on_report: Callable[[int, object], None],
-    ) -> None:
-        self._task = task
-        self._jobs = jobs
-        self._workers = workers
-        self._on_report = on_report
-        self._running: dict[int, Worker] = {}
-        self._idle: list[Worker] = []
-        self._results: list[_R | Failure | None] = [None] * len(jobs)
-
-    def run(self) -> JobResults[_R]:
-        """Do all jobs, or those that were started before a stop."""
-        waiting = list(range(len(self._jobs)))
-        asked = False
-        with stop_requests() as stopped:
-            try:
-                while waiting or self._running:
-                    if stopped() and not asked:
-                        asked = True
-                        waiting.clear()
-                        for worker in self._running.values():
-                            worker.send(None)
-                    while waiting and len(self._running) < self._workers:
-                        self._start(waiting.pop(0))
-                    self._listen()
-            finally:
-                for worker in self._running.values():
-                    worker.dismiss(busy=True)
-                for worker in self._idle:
-                    worker.dismiss(busy=False)
-                for worker in (*self._running.values(), *self._idle):
+    results: list[_R | Failure | None] = [None] * len(jobs)
+    waiting, asked = list(range(len(jobs))), False
+    running: dict[Worker, int] = {}
+    idle: list[Worker] = []
+    with stop_requests() as stopped:
+        try:
+            while waiting or running:
+                if stopped() and not asked:
+                    asked = True
+                    waiting.clear()
+                    for worker in running:
+                        worker.send(None)
+                while waiting and len(running) < workers:
+                    idle = [worker for worker in idle if worker.process.is_alive()]
+                    worker = idle.pop() if idle else start_worker(_do_jobs, task)
+                    k = waiting.pop(0)
+                    worker.send(jobs[k])
+                    running[worker] = k
+                for worker in _ready(running, _POLL_SECONDS):
+                    outcome, k = worker.receive(), running[worker]
+                    if outcome is not None and outcome.kind == "report":
+                        on_report(k, outcome.content)
+                        continue
+                    del running[worker]
+                    if outcome is not None:
+                        done = outcome.kind == "result"
+                        results[k] = outcome.content if done else Failure(_error_of(outcome))
+                        idle.append(worker)
+                        continue
                     worker.end()
-            return JobResults(self._results, stopped())
-
-    def _start(self, k: int) -> None:
-        alive = [worker for worker in self._idle if worker.process.is_alive()]
-        worker = alive.pop() if alive else start_worker(_do_jobs, self._task)
-        self._idle = alive
-        worker.send(self._jobs[k])
-        self._running[k] = worker
-
-    def _listen(self) -> None:
-        numbers = {worker: k for k, worker in self._running.items()}
-        for worker in _ready(numbers, _POLL_SECONDS):
-            k = numbers[worker]
-            outcome = worker.receive()
-            if outcome is None:
-                del self._running[k]
+                    error = TrainingError(
+                        f"a worker process ended unexpectedly ({worker.ended}), perhaps for want "
+                        "of memory. Go on with --resume, with fewer --workers."
+                    )
+                    results[k] = Failure(error)
+        finally:
+            for worker in running:
+                worker.dismiss(busy=True)
+            for worker in idle:
+                worker.dismiss(busy=False)
+            for worker in (*running, *idle):
                 worker.end()
-                error = TrainingError(
-                    f"a worker process ended unexpectedly ({worker.ended}), perhaps for want of "
-                    "memory. Go on with --resume, with fewer --workers."
-                )
-                self._results[k] = Failure(error)
-            elif outcome.kind == "report":
-                self._on_report(k, outcome.content)
-            else:
-                done = outcome.kind == "result"
-                self._results[k] = outcome.content if done else Failure(_error_of(outcome))
-                self._idle.append(self._running.pop(k))
+        return JobResults(results, stopped())
 
 
 def _do_jobs(pipe: Connection, task: _Task[_J, _R]) -> None:
@@ -660,7 +618,7 @@ def start_worker(work: Callable[..., None], *args: object, daemon: bool = False)
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        with _environment_of_start(_for_helper(temporary)):
+        with _environment_of_helper(temporary):
             forkserver.ensure_running()  # the workers inherit what it blocks
         process.start()
     finally:
@@ -700,19 +658,17 @@ def _temp_directory() -> Path | None:
     return directory
 
 
-def _for_helper(temporary: Path | None) -> dict[str, str]:
-    """Variables of the helper: one thread of OpenMP, OpenBLAS with as many as it would have."""
-    blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
-    return ({} if temporary is None else {"TMPDIR": str(temporary)}) | {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": blas or str(len(os.sched_getaffinity(0))),
-    }
-
-
 @contextmanager
-def _environment_of_start(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have what is started meanwhile see other variables, and multiprocessing its directory."""
+def _environment_of_helper(temporary: Path | None) -> Iterator[None]:
+    """Have the helper, started meanwhile, see other variables, and multiprocessing its directory.
+
+    One thread of OpenMP, OpenBLAS with as many as it would have.
+    """
+    blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment["OPENBLAS_NUM_THREADS"] = blas or str(len(os.sched_getaffinity(0)))
+    if temporary is not None:
+        environment["TMPDIR"] = str(temporary)
     before, place = {name: os.environ.get(name) for name in environment}, tempfile.tempdir
     os.environ.update(environment)
     tempfile.tempdir = None
