@@ -24,7 +24,7 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.models import ActorCriticOutput, build_actor_critic
+from echelon.models import ActorCritic, ActorCriticOutput
 
 Observation = dict[str, NDArray[np.float32]]
 
@@ -101,7 +101,7 @@ class WindowPolicy(ActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         shape = self.observation_space["x"].shape
-        self.net = build_actor_critic(self.config, shape[-1])
+        self.net = ActorCritic(self.config, shape[-1])
         self.present = torch.ones(shape[1], dtype=torch.bool)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=lr_schedule(1), fused=True)
 

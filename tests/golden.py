@@ -28,7 +28,7 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config, load_config
 from echelon.envs import world_of
 from echelon.features import Prepared
-from echelon.models import build_actor_critic
+from echelon.models import ActorCritic
 
 HERE = Path(__file__).parent / "golden"
 ASSETS = "assets=[AAPL, CVX, DAL, LVS, JNJ, GOOGL]"
@@ -62,7 +62,7 @@ CASES: Mapping[str, Case] = {
 def agent(config: Config, n_features: int) -> Policy:
     """An untrained network: its weights follow from the seed alone."""
     torch.manual_seed(7)
-    return ActorPolicy(build_actor_critic(config, n_features), config, 7)
+    return ActorPolicy(ActorCritic(config, n_features), config, 7)
 
 
 def backtests(directory: Path, bars: Path) -> dict[str, Backtest]:

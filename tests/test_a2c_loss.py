@@ -20,7 +20,7 @@ from worlds import make_config
 from echelon.agents import a2c as module
 from echelon.agents.a2c import Losses, Rollout, a2c_losses, losses_by_piece
 from echelon.config.agents import TrainConfig
-from echelon.models import ActorCritic, MarketTensors, build_actor_critic
+from echelon.models import ActorCritic, MarketTensors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +49,7 @@ def made_up(*overrides: str, seed: int = 0) -> Case:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = build_actor_critic(config, 2)
+        net = ActorCritic(config, 2)
         with torch.no_grad():  # far from the uniform policy that a new network has
             net.actor.outer.weight.mul_(200.0)
         x = torch.randn(groups, length + 4, assets, 2)

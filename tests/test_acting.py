@@ -19,7 +19,6 @@ from echelon.models import (
     Acting,
     ActorCritic,
     MarketTensors,
-    build_actor_critic,
     build_encoder,
     encoders,
 )
@@ -43,7 +42,7 @@ def draws(*shape: int, seed: int = 1) -> Tensor:
 def network(config: Config) -> ActorCritic:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = build_actor_critic(config, F)
+        net = ActorCritic(config, F)
     with torch.no_grad():  # far from the uniform policy that a new network has
         net.actor.outer.weight.mul_(100.0)
     return net

@@ -35,7 +35,7 @@ from echelon.envs import Action, World, books
 from echelon.envs.act import ActionKind, Holdings
 from echelon.errors import StoreError
 from echelon.market import MarketRows, Orders, Reason, Rows
-from echelon.models import build_actor_critic
+from echelon.models import ActorCritic
 from echelon.ops import measures as m
 
 HOLD, BUY, SELL = (int(a) for a in Action)
@@ -71,7 +71,7 @@ def actor(config: Config, n_features: int = 2, seed: int = 0, loud: float = 300.
     """A network with opinions: a new one is close to uniform."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = build_actor_critic(config, n_features)
+        net = ActorCritic(config, n_features)
     with torch.no_grad():
         net.actor.outer.weight.mul_(loud)
     return ActorPolicy(net, config, seed)

@@ -21,7 +21,6 @@ from echelon.models import (
     MarketTensors,
     TimeCNN,
     TransformerEncoder,
-    build_actor_critic,
     build_encoder,
     encoders,
 )
@@ -50,7 +49,7 @@ def _config(*, window: int = W, state: dict[str, bool] | None = None, **model: A
 def _network(seed: int = 0, **model: Any) -> ActorCritic:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return build_actor_critic(_config(**model), F)
+        return ActorCritic(_config(**model), F)
 
 
 def _loud_network(seed: int = 0, **model: Any) -> ActorCritic:
@@ -135,7 +134,7 @@ def test_time_cnn_equals_torch_convolutions_and_pooling() -> None:
     assert isinstance(encoder, TimeCNN)
     h = x.permute(1, 2, 0)
     for layer in encoder.layers:
-        weight = layer.weight.view(2 * D, encoder.kernel, -1).transpose(1, 2)
+        weight = layer.weight.view(2 * D, 3, -1).transpose(1, 2)
         h = torch.nn.functional.glu(torch.nn.functional.conv1d(h, weight, layer.bias), dim=1)
     mean, last = torch.nn.functional.avg_pool1d(h, W - 6, 1), h[..., W - 7 :]
     expected = torch.cat([mean[:, : D // 2], last[:, D // 2 :]], dim=1).permute(2, 0, 1)
@@ -190,7 +189,7 @@ def test_a_width_that_heads_cannot_share_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.d_model = 18 .* 4 heads.* 20"):
         build_encoder(_config(encoder="Transformer", d_model=18), F)
     with pytest.raises(ConfigError, match=r"model\.hidden = 10 .* 4 heads"):
-        build_actor_critic(_config(cross_asset="attention", hidden=10), F)
+        ActorCritic(_config(cross_asset="attention", hidden=10), F)
 
 
 def test_config_chooses_the_encoder_its_width_and_its_depth() -> None:
@@ -288,7 +287,7 @@ def test_many_bars_at_once_equal_bar_by_bar(cross: str, shared: bool) -> None:
     ],
 )
 def test_state_config_decides_the_portfolio_inputs(state: dict[str, bool], n_inputs: int) -> None:
-    network = build_actor_critic(_config(state=state), F)
+    network = ActorCritic(_config(state=state), F)
     market = network.encode(_draws(W, N, F)).map(lambda m: m[0])
     present = torch.ones(N, dtype=torch.bool)
     out = network(market, torch.zeros(E, N, n_inputs), present)

@@ -32,10 +32,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def _encoder(window: int = W, seed: int = 3, **settings: Any) -> TimesNet:
-    settings = {"n_layers": 2, "periods": PERIODS, **settings}
+    settings = {"d_model": D, "n_layers": 2, "dropout": 0.0, "periods": PERIODS, **settings}
+    keys = [f"model.{name}={_shown(value)}" for name, value in settings.items()]
+    config = make_config(f"window={window}", "model.encoder=TimesNet", *keys)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return TimesNet(F, D, window=window, **settings)
+        return TimesNet(config, F)
+
+
+def _shown(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _loud(encoder: TimesNet) -> TimesNet:

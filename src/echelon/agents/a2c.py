@@ -37,7 +37,7 @@ from echelon.envs.books import Books
 from echelon.envs.world import World
 from echelon.errors import DataError
 from echelon.market import Rows
-from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors, build_actor_critic
+from echelon.models import Acting, ActorCritic, ActorCriticOutput, MarketTensors
 from echelon.ops.returns import explained_variance, lambda_returns, standardize
 from echelon.rng import global_draws, stream, torch_generator
 from echelon.runs.checkpoint import (
@@ -87,7 +87,7 @@ class A2C(Learner):
                 f"book can take {len(self.span) - 1} steps. Shorten the episode."
             )
         with global_draws(seed, "weights"):
-            self.net = build_actor_critic(config, world.x.shape[2])
+            self.net = ActorCritic(config, world.x.shape[2])
         self._fit_encoders()
         self.optimizer = torch.optim.Adam(
             [
@@ -117,7 +117,7 @@ class A2C(Learner):
         cls, config: Config, weights: Mapping[str, Tensor], n_features: int, seed: int, name: str
     ) -> ActorPolicy:
         """The actor of what `weights` gave."""
-        net = build_actor_critic(config, n_features)
+        net = ActorCritic(config, n_features)
         net.load_state_dict(dict(weights))
         return ActorPolicy(net, config, seed, name)
 

@@ -6,7 +6,6 @@ from echelon.models.actor_critic import (
     ActorCritic,
     ActorCriticOutput,
     MarketTensors,
-    build_actor_critic,
 )
 from echelon.models.encoders import Encoder, TimeCNN, TransformerEncoder, build_encoder
 from echelon.models.expert import ExpertActor, ExpertCritic, ExpertObs
@@ -25,7 +24,6 @@ __all__ = [
     "TimeCNN",
     "TimesNet",
     "TransformerEncoder",
-    "build_actor_critic",
     "build_encoder",
     "choose_periods",
 ]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from echelon.config import Config
 from echelon.errors import ConfigError
-from echelon.models.encoders import Encoder, build_encoder, init_linear
+from echelon.models.encoders import build_encoder, init_linear
 
 N_ACTIONS = 3
 """HOLD, BUY and SELL, in this order on the last axis of logits and masks."""
@@ -93,11 +94,10 @@ class ActorCriticOutput(NamedTuple):
 class Mixed(NamedTuple):
     """The hidden layer after the assets have seen one another.
 
-    Attributes:
-        asset: [..., E, N, H]; the hidden of asset i is `asset[i] + common`.
-        common: [..., E, H], or None for zero. Kept apart because it is the same for all assets:
-            a linear layer can read it once per book, and the sum is never written out.
-        mean: [..., E, H], the mean of the hidden over the present assets.
+    asset: [..., E, N, H]; the hidden of asset i is `asset[i] + common`
+    common: [..., E, H], or None for zero. Kept apart because it is the same for all assets: a
+        linear layer can read it once per book, and the sum is never written out
+    mean: [..., E, H], the mean of the hidden over the present assets
     """
 
     asset: Tensor
@@ -105,18 +105,9 @@ class Mixed(NamedTuple):
     mean: Tensor
 
 
-class _Affine(NamedTuple):
-    """The weights of a linear layer."""
-
-    weight: Tensor
-    bias: Tensor
-
-    @staticmethod
-    def from_layer(layer: nn.Linear) -> _Affine:
-        return _Affine(layer.weight, layer.bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return fn.linear(x, self.weight, self.bias)
+def _affine(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A linear layer as a function, its weights looked up."""
+    return partial(fn.linear, weight=layer.weight, bias=layer.bias)
 
 
 class JoinedLinear(nn.Module):
@@ -161,13 +152,9 @@ class CrossAssetMLP(nn.Module):
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
         self.outer = init_linear(nn.Linear(hidden, hidden))
 
-    def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
-        """Mix the assets, see `Cross`."""
-        return self.as_function()(h, present, share)
-
     def as_function(self) -> Cross:
         """Return this layer as a function."""
-        inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
+        inner, outer = _affine(self.inner), _affine(self.outer)
 
         def mix(h: Tensor, present: Tensor, share: Tensor) -> Mixed:
             mean = h.sum(-2) * share
@@ -209,16 +196,9 @@ class CrossAssetAttention(nn.Module):
         return self
 
 
-class NoCrossAsset(nn.Module):
+def _no_cross_asset(h: Tensor, _present: Tensor, share: Tensor) -> Mixed:
     """Each asset by itself; only the critic's pooling joins them."""
-
-    def forward(self, h: Tensor, present: Tensor, share: Tensor) -> Mixed:
-        """Leave the assets as they are, see `Cross`."""
-        return Mixed(h, None, h.sum(-2) * share)
-
-    def as_function(self) -> Cross:
-        """Return this layer as a function."""
-        return self
+    return Mixed(h, None, h.sum(-2) * share)
 
 
 def _share(present: Tensor) -> Tensor:
@@ -236,17 +216,11 @@ class Body(nn.Module):
     def __init__(self, d_model: int, n_portfolio: int, hidden: int, cross: CrossAsset) -> None:
         super().__init__()
         self.join = JoinedLinear(d_model, n_portfolio, hidden)
-        self.cross: CrossAssetMLP | CrossAssetAttention | NoCrossAsset
+        self.cross: CrossAssetMLP | CrossAssetAttention | None = None
         if cross == "mlp":
             self.cross = CrossAssetMLP(hidden)
         elif cross == "attention":
             self.cross = CrossAssetAttention(hidden)
-        else:
-            self.cross = NoCrossAsset()
-
-    def project(self, z: Tensor) -> Tensor:
-        """The part that does not depend on the book: z [..., N, D] -> [..., N, H]."""
-        return self.join.project(z)
 
     def forward(self, market: Tensor, portfolio: Tensor, present: Tensor) -> Mixed:
         """The part that does. Absent assets have hidden units that are switched off."""
@@ -256,7 +230,8 @@ class Body(nn.Module):
 
     def as_function(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Mixed]:
         """(switched-off market, portfolio, present, share) -> Mixed, as a function."""
-        weight, cross = self.join.portfolio, self.cross.as_function()
+        weight = self.join.portfolio
+        cross = _no_cross_asset if self.cross is None else self.cross.as_function()
 
         def mix(market: Tensor, portfolio: Tensor, present: Tensor, share: Tensor) -> Mixed:
             h = _join(market, portfolio, weight)
@@ -284,19 +259,17 @@ class Actor(nn.Module):
         with torch.no_grad():
             self.outer.bias[0] = _FIRST_HOLD  # HOLD, by the environments' order
 
-    def forward(self, mixed: Mixed) -> Tensor:
-        """Logits [..., E, N, 3]."""
-        return self.as_function()(mixed)
-
     def as_function(self) -> Callable[[Mixed], Tensor]:
-        """Return this layer as a function."""
-        inner, outer = _Affine.from_layer(self.inner), _Affine.from_layer(self.outer)
+        """Mixed -> logits [..., E, N, 3], as a function."""
+        inner, outer = _affine(self.inner), _affine(self.outer)
+
+        weight = self.inner.weight
 
         def decide(mixed: Mixed) -> Tensor:
             if mixed.common is None:
                 h = inner(mixed.asset)
             else:
-                h = fn.linear(mixed.asset, inner.weight).add_(inner(mixed.common).unsqueeze(-2))
+                h = fn.linear(mixed.asset, weight).add_(inner(mixed.common).unsqueeze(-2))
             return outer(h.relu_())
 
         return decide
@@ -317,73 +290,62 @@ class Critic(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Encoder, actor with one head per asset, and critic.
+    """Encoder, actor with one head per asset, and critic, as `config` describes them.
 
-    Args:
-        encoder: the encoder of the actor, and of the critic too where they share.
-        critic_encoder: the critic's own encoder, or None to share encoder and body.
-        n_portfolio: portfolio inputs per asset (P): holding's weight, cash share.
-        hidden: width of the layers after the encoder (H).
-        cross_asset: how assets see one another.
+    critic_encoder, critic_body: the critic's own, None where it shares those of the actor
+    n_portfolio: portfolio inputs per asset (P): holding's weight, cash share
     """
 
     trades: Tensor
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        critic_encoder: Encoder | None,
-        n_portfolio: int,
-        hidden: int,
-        cross_asset: CrossAsset,
-    ) -> None:
+    def __init__(self, config: Config, n_features: int) -> None:
+        """Weights come from torch's global generator; seed it first.
+
+        Raises ConfigError if window, widths and layers do not go together.
+        """
         super().__init__()
-        self.n_portfolio = n_portfolio
-        self.hidden = hidden
+        model, state = config.model, config.state
+        encoder = build_encoder(config, n_features)
+        own = None if model.shared_encoder else build_encoder(config, n_features)
+        self.n_portfolio = int(state.include_pos) + int(state.include_cash)
+        self.hidden = model.hidden
         self.encoder = encoder
-        self.body = Body(encoder.d_model, n_portfolio, hidden, cross_asset)
-        self.actor = Actor(hidden)
-        self.critic_encoder = critic_encoder
+        self.body = Body(encoder.d_model, self.n_portfolio, model.hidden, model.cross_asset)
+        self.actor = Actor(model.hidden)
+        self.critic_encoder = own
         self.critic_body: Body | None = None
-        if critic_encoder is not None:
-            self.critic_body = Body(critic_encoder.d_model, n_portfolio, hidden, cross_asset)
-        self.critic = Critic(hidden)
+        if own is not None:
+            self.critic_body = Body(own.d_model, self.n_portfolio, model.hidden, model.cross_asset)
+        self.critic = Critic(model.hidden)
         self.register_buffer("trades", torch.tensor(_IS_TRADE), persistent=False)
 
     def encode(self, x: Tensor) -> MarketTensors:
-        """Work out what no book changes.
+        """Work out what no book changes, of float32 features x [S, N, F] or [G, S, N, F], S ≥ W.
 
-        Args:
-            x: float32 features [S, N, F] or [G, S, N, F], S ≥ W.
-
-        Returns:
-            Tensors [L, N, H] or [G, L, N, H] with L = S-W+1; bar k sees rows k to k+W-1.
+        Returns tensors [L, N, H] or [G, L, N, H] with L = S-W+1; bar k sees rows k to k+W-1.
         """
-        actor = self.body.project(self.encoder(x))
+        actor = self.body.join.project(self.encoder(x))
         if self.critic_encoder is None or self.critic_body is None:
             return MarketTensors(actor, None)
-        return MarketTensors(actor, self.critic_body.project(self.critic_encoder(x)))
+        return MarketTensors(actor, self.critic_body.join.project(self.critic_encoder(x)))
 
     def forward(
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None = None
     ) -> ActorCriticOutput:
         """Decide for each book.
 
-        Args:
-            market: from `encode`, indexed and expanded to [..., E or 1, N, H], with as many axes
-                as `portfolio`; or [N, H], one bar for all books.
-            portfolio: float32 [..., E, N, P]; P in the order weight of the holding, cash share.
-            present: bool [..., E or 1, N], one axis fewer than `portfolio`, or [N]. An absent
-                asset is left out of every mean and attention and can only be held.
-            mask: bool [..., E or 1, N, 3], True where an action is allowed, or None: all are.
-                Holding is always allowed, whatever the mask says.
-
-        Returns:
-            logits [..., E, N, 3] in the order HOLD, BUY, SELL, and value [..., E].
+        market: from `encode`, indexed and expanded to [..., E or 1, N, H], with as many axes as
+            `portfolio`; or [N, H], one bar for all books
+        portfolio: float32 [..., E, N, P]; P in the order weight of the holding, cash share
+        present: bool [..., E or 1, N], one axis fewer than `portfolio`, or [N]. An absent asset is
+            left out of every mean and attention and can only be held
+        mask: bool [..., E or 1, N, 3], True where an action is allowed, or None: all are. Holding
+            is always allowed, whatever the mask says
+        Returns logits [..., E, N, 3] in the order HOLD, BUY, SELL, and value [..., E].
         """
         self._check(market, portfolio, present, mask)
         mixed = self.body(market.actor, portfolio, present)
-        logits = self.mask_logits(self.actor(mixed), present, mask)
+        logits = self.mask_logits(self.actor.as_function()(mixed), present, mask)
         if self.critic_body is not None and market.critic is not None:
             mixed = self.critic_body(market.critic, portfolio, present)
         return ActorCriticOutput(logits, self.critic(mixed))
@@ -480,21 +442,3 @@ class Acting:
             present = self._present[bars]
             mixed = self._body(self._market[bars], portfolio, present, self._share[bars])
             return self._net.mask_logits(self._actor(mixed), present, mask)
-
-
-def build_actor_critic(config: Config, n_features: int) -> ActorCritic:
-    """The network that `config.model`, `config.state` and `config.window` describe.
-
-    Weights come from torch's global generator; seed it first.
-
-    Raises:
-        ConfigError: if window, widths and layers do not go together.
-    """
-    model = config.model
-    return ActorCritic(
-        encoder=build_encoder(config, n_features),
-        critic_encoder=None if model.shared_encoder else build_encoder(config, n_features),
-        n_portfolio=int(config.state.include_pos) + int(config.state.include_cash),
-        hidden=model.hidden,
-        cross_asset=model.cross_asset,
-    )

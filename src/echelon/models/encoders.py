@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from typing import Self
 
 import torch
 import torch.nn.functional as fn
@@ -31,9 +30,14 @@ GLU_GAIN = 1.85
 """Keeps the variance through a GLU: 1/√E[σ(b)²] for b ~ N(0, 1). Default weights lose 70 % of the
 scale in every layer, and after three of them an embedding is little more than its bias."""
 
+_KERNEL = 3
+"""Bars that a convolution of TimeCNN sees."""
+
 _CHUNK_ROWS = 5_120
 """Rows × assets that TimeCNN works on at a time. The tensors of more, 20 MB and up, are given back
 to the system when freed, and it costs more to get their pages again than to fill them."""
+
+_HEADS = 4
 
 _CHUNK_TOKENS = 4_096
 """Tokens that the Transformer works on at a time: enough for BLAS, few enough for the cache."""
@@ -57,33 +61,24 @@ def init_linear(layer: nn.Linear, gain: float = 1.0) -> nn.Linear:
 
 
 class Encoder(nn.Module, ABC):
-    """Market features to embeddings, one per bar and asset.
+    """Market features to embeddings, one per bar and asset, as `config.model` sets it up.
 
-    Attributes:
-        n_features: features per row and asset (F).
-        d_model: width of an embedding (D).
-        window: rows that one embedding sees (W).
+    n_features: per row and asset (F); d_model: width of an embedding (D)
+    window: rows that one embedding sees (W)
     """
 
-    def __init__(self, n_features: int, d_model: int, window: int) -> None:
+    def __init__(self, config: Config, n_features: int) -> None:
+        """Weights come from torch's global generator, which the caller seeds."""
         super().__init__()
         self.n_features = n_features
-        self.d_model = d_model
-        self.window = window
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: Config, n_features: int) -> Self:
-        """As `config.model` sets it up, over windows of `config.window` bars."""
+        self.d_model = config.model.d_model
+        self.window = config.window
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode a stretch, or a batch of stretches.
 
-        Args:
-            x: float32 [S, N, F] or [G, S, N, F], S ≥ W, all finite.
-
-        Returns:
-            z: [S-W+1, N, D] or [G, S-W+1, N, D]; `z[..., k, :, :]` sees rows k to k+W-1.
+        x: float32 [S, N, F] or [G, S, N, F], S ≥ W, all finite
+        Returns z: [S-W+1, N, D] or [G, S-W+1, N, D]; `z[..., k, :, :]` sees rows k to k+W-1.
         """
         wanted = x.dim() in (3, 4) and x.shape[-1] == self.n_features
         assert wanted, (
@@ -123,36 +118,22 @@ class TimeCNN(Encoder):
     80 ms forward and backward where `nn.Conv1d` with `avg_pool1d` takes 103.
     """
 
-    def __init__(
-        self,
-        n_features: int,
-        d_model: int,
-        n_layers: int,
-        window: int,
-        dropout: float = 0.0,
-        kernel: int = 3,
-    ) -> None:
-        super().__init__(n_features, d_model, window)
-        least = n_layers * (kernel - 1) + 1
-        if window < least:
+    def __init__(self, config: Config, n_features: int) -> None:
+        super().__init__(config, n_features)
+        n_layers, d_model = config.model.n_layers, self.d_model
+        least = n_layers * (_KERNEL - 1) + 1
+        if self.window < least:
             raise ConfigError(
-                f"window = {window} is too short for model.n_layers = {n_layers}: each layer of "
-                f"TimeCNN uses up {kernel - 1} bars, so the least window is {least}. "
+                f"window = {self.window} is too short for model.n_layers = {n_layers}: each layer "
+                f"of TimeCNN uses up {_KERNEL - 1} bars, so the least window is {least}. "
                 f"Raise window or lower model.n_layers"
             )
-        self.kernel = kernel
-        self.pooled = window - least + 1
+        self.pooled = self.window - least + 1
         widths = [n_features] + [d_model] * (n_layers - 1)
         self.layers = nn.ModuleList(
-            init_linear(nn.Linear(kernel * width, 2 * d_model), GLU_GAIN) for width in widths
+            init_linear(nn.Linear(_KERNEL * width, 2 * d_model), GLU_GAIN) for width in widths
         )
-        self.dropout = nn.Dropout(dropout)
-
-    @classmethod
-    def from_config(cls, config: Config, n_features: int) -> Self:
-        """As `config.model` sets it up."""
-        model = config.model
-        return cls(n_features, model.d_model, model.n_layers, config.window, model.dropout)
+        self.dropout = nn.Dropout(config.model.dropout)
 
     def _encode(self, x: Tensor) -> Tensor:
         *_, rows, n_assets, _ = x.shape
@@ -168,8 +149,8 @@ class TimeCNN(Encoder):
         """Embed each window of a few assets or groups: [.., S, N, F] -> [.., S-W+1, N, D]."""
         h = x
         for layer in self.layers:
-            rows = h.shape[-3] - self.kernel + 1
-            joined = torch.cat([h.narrow(-3, k, rows) for k in range(self.kernel)], dim=-1)
+            rows = h.shape[-3] - _KERNEL + 1
+            joined = torch.cat([h.narrow(-3, k, rows) for k in range(_KERNEL)], dim=-1)
             value, gate = layer(joined).chunk(2, dim=-1)
             h = self.dropout(value * torch.sigmoid(gate))
         latest = h.narrow(-3, self.pooled - 1, h.shape[-3] - self.pooled + 1)
@@ -209,32 +190,19 @@ class TransformerEncoder(Encoder):
     row, so this encoder is much slower; see `model.encoder`.
     """
 
-    def __init__(
-        self,
-        n_features: int,
-        d_model: int,
-        n_layers: int,
-        window: int,
-        dropout: float = 0.0,
-        n_heads: int = 4,
-    ) -> None:
-        super().__init__(n_features, d_model, window)
-        if d_model % n_heads:
+    def __init__(self, config: Config, n_features: int) -> None:
+        super().__init__(config, n_features)
+        model, d_model = config.model, self.d_model
+        if d_model % _HEADS:
             raise ConfigError(
-                f"model.d_model = {d_model} cannot be split over the {n_heads} heads of the "
-                f"Transformer; take a multiple of {n_heads}, such as "
-                f"{n_heads * math.ceil(d_model / n_heads)}"
+                f"model.d_model = {d_model} cannot be split over the {_HEADS} heads of the "
+                f"Transformer; take a multiple of {_HEADS}, such as "
+                f"{_HEADS * math.ceil(d_model / _HEADS)}"
             )
         self.embed = init_linear(nn.Linear(n_features, d_model))
-        self.place = nn.Parameter(torch.randn(window, d_model) * 0.02)
-        self.blocks = nn.ModuleList(_Block(d_model, n_heads, dropout) for _ in range(n_layers))
+        self.place = nn.Parameter(torch.randn(self.window, d_model) * 0.02)
+        self.blocks = nn.ModuleList(_Block(d_model, model.dropout) for _ in range(model.n_layers))
         self.norm = nn.LayerNorm(d_model)
-
-    @classmethod
-    def from_config(cls, config: Config, n_features: int) -> Self:
-        """As `config.model` sets it up."""
-        model = config.model
-        return cls(n_features, model.d_model, model.n_layers, config.window, model.dropout)
 
     def _encode(self, x: Tensor) -> Tensor:
         tokens = self.embed(x)
@@ -270,9 +238,8 @@ class TransformerEncoder(Encoder):
 class _Block(nn.Module):
     """One pre-norm layer: attention of the queried tokens over all, then a feed-forward net."""
 
-    def __init__(self, d_model: int, n_heads: int, dropout: float) -> None:
+    def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
-        self.n_heads = n_heads
         self.norm_attention = nn.LayerNorm(d_model)
         self.query = init_linear(nn.Linear(d_model, d_model))
         self.key_value = init_linear(nn.Linear(d_model, 2 * d_model))
@@ -288,9 +255,7 @@ class _Block(nn.Module):
         asking = normed if queried is tokens else self.norm_attention(queried)
         key, value = self.key_value(normed).chunk(2, dim=-1)
         seen = fn.scaled_dot_product_attention(
-            _split_heads(self.query(asking), self.n_heads),
-            _split_heads(key, self.n_heads),
-            _split_heads(value, self.n_heads),
+            _split_heads(self.query(asking)), _split_heads(key), _split_heads(value)
         )
         h = queried + self.dropout(self.out(seen.transpose(1, 2).reshape(queried.shape)))
         fed = self.contract(fn.gelu(self.expand(self.norm_feed(h))))
@@ -298,10 +263,9 @@ class _Block(nn.Module):
         return updated
 
 
-def _split_heads(x: Tensor, n_heads: int) -> Tensor:
+def _split_heads(x: Tensor) -> Tensor:
     """[B, W, D] -> [B, heads, W, D/heads]."""
-    batch, tokens, width = x.shape
-    return x.view(batch, tokens, n_heads, width // n_heads).transpose(1, 2)
+    return x.view(*x.shape[:2], _HEADS, -1).transpose(1, 2)
 
 
 def build_encoder(config: Config, n_features: int) -> Encoder:
@@ -310,10 +274,9 @@ def build_encoder(config: Config, n_features: int) -> Encoder:
     TimesNet needs `fit` before its first use, unless `config.model.periods` names its periods or
     a state is loaded that has them; the others do without, and may be fitted all the same.
 
-    Raises:
-        ConfigError: if the window is too short, the width cannot be split, or a period is longer
-            than the window.
+    Raises ConfigError if the window is too short, the width cannot be split, or a period is longer
+    than the window.
     """
     module, _, name = ENCODERS[config.model.encoder].partition(":")
     kind: type[Encoder] = getattr(importlib.import_module(f"echelon.models.{module}"), name)
-    return kind.from_config(config, n_features)
+    return kind(config, n_features)

@@ -41,7 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as fn
@@ -77,8 +77,7 @@ def choose_periods(x: Tensor, window: int, count: int) -> tuple[int, ...]:
     without the zero one, and k/W belongs to the period W/k, rounded: 2 to W bars. Where fewer than
     `count` such periods are distinct, all of them.
 
-    Raises:
-        DataError: if x is shorter than one window.
+    Raises DataError if x is shorter than one window.
     """
     n_windows = len(x) // window
     if n_windows == 0:
@@ -103,42 +102,28 @@ def _period(window: int, cycles: int) -> int:
 class TimesNet(Encoder):
     """Periods found on the train window, pictures of them, inception convolutions.
 
-    Needs `fit` before its first use, or `periods`. The periods are part of `state_dict`, so a
-    checkpoint carries those its weights were trained with.
+    Needs `fit` before its first use, or `model.periods`.
 
-    Attributes:
-        periods: int64[k], in bars; zeros before `fit`.
+    periods: int64[k], in bars, zeros before `fit`; part of `state_dict`, so a checkpoint carries
+    those its weights were trained with
     """
 
     periods: Tensor
 
-    def __init__(
-        self,
-        n_features: int,
-        d_model: int,
-        n_layers: int,
-        window: int,
-        dropout: float = 0.0,
-        periods: Sequence[int] = (),
-        n_periods: int = 3,
-    ) -> None:
-        """periods: in bars; empty: the `n_periods` strongest ones of what `fit` is shown."""
-        super().__init__(n_features, d_model, window)
-        _check(d_model, window, periods)
-        self.given = tuple(periods)
-        count = min(n_periods, len({_period(window, k) for k in range(1, window // 2 + 1)}))
+    def __init__(self, config: Config, n_features: int) -> None:
+        """Without `model.periods`: the `n_periods` strongest ones of what `fit` is shown."""
+        super().__init__(config, n_features)
+        model, window = config.model, self.window
+        _check(self.d_model, window, model.periods)
+        self.given = tuple(model.periods)
+        count = min(model.n_periods, len({_period(window, k) for k in range(1, window // 2 + 1)}))
         buffer = torch.tensor(self.given) if self.given else torch.zeros(count, dtype=torch.int64)
         self.register_buffer("periods", buffer)
-        self.stem = Stem(n_features, d_model, window)
-        self.blocks = nn.ModuleList(TimesBlock(d_model, dropout) for _ in range(n_layers))
-        self.dropout = nn.Dropout(dropout)
-
-    @classmethod
-    def from_config(cls, config: Config, n_features: int) -> Self:
-        """As `config.model` sets it up."""
-        model = config.model
-        shape = (n_features, model.d_model, model.n_layers, config.window, model.dropout)
-        return cls(*shape, periods=model.periods, n_periods=model.n_periods)
+        self.stem = Stem(n_features, self.d_model, window)
+        self.blocks = nn.ModuleList(
+            TimesBlock(self.d_model, model.dropout) for _ in range(model.n_layers)
+        )
+        self.dropout = nn.Dropout(model.dropout)
 
     def fit(self, x: Tensor) -> None:
         """Choose the periods from the train window's features x[S, N, F], unless they are given."""
@@ -160,7 +145,9 @@ class TimesNet(Encoder):
         n_bars = len(columns) - self.window + 1
         width = max(1, _CHUNK_WINDOWS // min(n_bars, 2 * self.window))
         bars = max(1, _CHUNK_WINDOWS // width)
-        kept = self._kept_bytes(n_bars * columns.shape[1])
+        # A block keeps the picture, its middle twice and its result, per period, and the rest.
+        per_bar = (2.5 * len(periods) + 4) * self.d_model * 4
+        kept = n_bars * columns.shape[1] * self.window * len(self.blocks) * per_bar
         recompute = torch.is_grad_enabled() and kept > _KEPT_BYTES
         parts = []
         for some in torch.split(columns, width, dim=1):
@@ -176,12 +163,6 @@ class TimesNet(Encoder):
             parts.append(torch.cat(embedded))
         z = torch.cat(parts, dim=1)
         return z.view(n_bars, -1, x.shape[-2], self.d_model).movedim(0, 1) if x.dim() == 4 else z
-
-    def _kept_bytes(self, n_windows: int) -> int:
-        """About what the backward pass of so many windows needs."""
-        # A block keeps the picture, its middle twice and its result, per period, and the rest.
-        per_bar = (2.5 * len(self.periods) + 4) * self.d_model * 4
-        return int(n_windows * self.window * len(self.blocks) * per_bar)
 
     def _windows(self, x: Tensor, periods: tuple[int, ...]) -> Tensor:
         """Embed each window of one chunk: x [S, A, F] -> [S-W+1, A, D]."""
@@ -347,13 +328,12 @@ class _Run(NamedTuple):
 class Links(NamedTuple):
     """Who is whose neighbour in the pictures of a window.
 
-    Attributes:
-        n_taps: taps of the kernel, row by row.
-        n_bars: bars that are asked about: the last ones of the window.
-        n_cells: cells of all pictures that they look at.
-        inner: cells, and the bars they look at.
-        outer: cells, and the bars that look at them, counted from the first that is asked about.
-        period_of_cell: int64[n_cells], which of the periods a cell belongs to.
+    n_taps: taps of the kernel, row by row
+    n_bars: bars that are asked about: the last ones of the window
+    n_cells: cells of all pictures that they look at
+    inner: cells, and the bars they look at
+    outer: cells, and the bars that look at them, counted from the first that is asked about
+    period_of_cell: int64[n_cells], which of the periods a cell belongs to
     """
 
     n_taps: int
@@ -366,13 +346,15 @@ class Links(NamedTuple):
 
 def collect(products: Tensor, links: Links) -> Tensor:
     """Sum, for each cell, what its taps look at: [B, W, taps, C] -> [B, n_cells, C]."""
-    cells: Tensor = _Collect.apply(products, links)  # type: ignore[no-untyped-call]
+    sums = _Sums(links.inner, links.n_cells, products.shape[1], links.n_taps)
+    cells: Tensor = _SumLinked.apply(products, sums, True)  # type: ignore[no-untyped-call]
     return cells
 
 
 def gather_cells(cells: Tensor, links: Links) -> Tensor:
     """Sum, for each bar and tap, the cells it looks at: [B, n_cells, C] -> [B, n_bars, taps, C]."""
-    seen: Tensor = _GatherCells.apply(cells, links)  # type: ignore[no-untyped-call]
+    sums = _Sums(links.outer, links.n_cells, links.n_bars, links.n_taps)
+    seen: Tensor = _SumLinked.apply(cells, sums, False)  # type: ignore[no-untyped-call]
     return seen
 
 
@@ -426,51 +408,45 @@ def _runs(links: list[tuple[int, int, int]]) -> tuple[_Run, ...]:
     return tuple(runs)
 
 
-def _sum_to_cells(products: Tensor, runs: tuple[_Run, ...], n_cells: int) -> Tensor:
-    """[B, bars, taps, C] -> [B, n_cells, C]."""
-    cells = products.new_zeros(len(products), n_cells, products.shape[3])
-    for cell, bar, tap, length in runs:
-        cells.narrow(1, cell, length).add_(products.narrow(1, bar, length)[:, :, tap])
-    return cells
+class _Sums(NamedTuple):
+    """Sums along runs, from the taps of bars to cells, and back: one is the other's transpose."""
+
+    runs: tuple[_Run, ...]
+    n_cells: int
+    n_bars: int
+    n_taps: int
+
+    def __call__(self, values: Tensor, to_cells: bool) -> Tensor:
+        """[B, n_bars, n_taps, C] -> [B, n_cells, C], or the other way."""
+        shape = (self.n_cells,) if to_cells else (self.n_bars, self.n_taps)
+        sums = values.new_zeros(len(values), *shape, values.shape[-1])
+        for cell, bar, tap, length in self.runs:
+            if to_cells:
+                taps = values.narrow(1, bar, length)[:, :, tap]
+                sums.narrow(1, cell, length).add_(taps)
+            else:
+                sums.narrow(1, bar, length)[:, :, tap].add_(values.narrow(1, cell, length))
+        return sums
 
 
-def _sum_to_taps(cells: Tensor, runs: tuple[_Run, ...], n_bars: int, n_taps: int) -> Tensor:
-    """The transpose of `_sum_to_cells`: [B, cells, C] -> [B, n_bars, n_taps, C]."""
-    taps = cells.new_zeros(len(cells), n_bars, n_taps, cells.shape[2])
-    for cell, bar, tap, length in runs:
-        taps.narrow(1, bar, length)[:, :, tap].add_(cells.narrow(1, cell, length))
-    return taps
+class _Context(Protocol):
+    """What forward passes leave to their backward."""
+
+    sums: _Sums
+    to_cells: bool
+    kernel: int
 
 
-class _Linked(Protocol):
-    """What a forward pass leaves to its backward."""
-
-    links: Links
-    window: int
-
-
-class _Collect(torch.autograd.Function):
+class _SumLinked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Linked, products: Tensor, links: Links) -> Tensor:
-        ctx.links, ctx.window = links, products.shape[1]
-        return _sum_to_cells(products, links.inner, links.n_cells)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Linked, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum_to_taps(gradient, ctx.links.inner, ctx.window, ctx.links.n_taps), None
-
-
-class _GatherCells(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Linked, cells: Tensor, links: Links) -> Tensor:
-        ctx.links = links
-        return _sum_to_taps(cells, links.outer, links.n_bars, links.n_taps)
+    def forward(ctx: _Context, values: Tensor, sums: _Sums, to_cells: bool) -> Tensor:
+        ctx.sums, ctx.to_cells = sums, to_cells
+        return sums(values, to_cells)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Linked, gradient: Tensor) -> tuple[Tensor, None]:
-        return _sum_to_cells(gradient, ctx.links.outer, ctx.links.n_cells), None
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.sums(gradient, not ctx.to_cells), None, None
 
 
 class _Edge(NamedTuple):
@@ -490,15 +466,9 @@ def _edges(window: int, kernel: int) -> tuple[_Edge, ...]:
     return tuple(_Edge(seen.index(ends), seen.count(ends), *ends) for ends in dict.fromkeys(seen))
 
 
-class _Sized(Protocol):
-    """What `sum_in_windows` leaves to its backward."""
-
-    kernel: int
-
-
 class _SumInWindows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Sized, taps: Tensor, window: int) -> Tensor:
+    def forward(ctx: _Context, taps: Tensor, window: int) -> Tensor:
         rows, n_assets, kernel, width = taps.shape
         ctx.kernel, n_windows = kernel, rows - window + 1
         out = taps.new_empty(n_windows, n_assets, window, width)
@@ -512,7 +482,7 @@ class _SumInWindows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Sized, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None]:
         n_windows, n_assets, window, width = gradient.shape
         taps = gradient.new_zeros(n_windows + window - 1, n_assets, ctx.kernel, width)
         for first, length, low, high in _edges(window, ctx.kernel):
