@@ -50,7 +50,7 @@ def rng() -> np.random.Generator:
 
 
 def everything(replay: Replay) -> Transitions:
-    return read_columns(replay.columns, np.arange(replay.size))
+    return read_columns(replay.columns, np.arange(len(replay)))
 
 
 # --- drawing ----------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def with_behaviour(steps: int, directory: Path | None = None) -> Replay:
 
 def test_behaviour_comes_back_beside_the_transition_it_made() -> None:
     replay, plain = with_behaviour(33), fill(capacity=31, steps=33, ends=0.2).replay
-    for slots in (rng().integers(0, replay.size, 50), sequence_slots(replay, 50, 3, rng())):
+    for slots in (rng().integers(0, len(replay), 50), sequence_slots(replay, 50, 3, rng())):
         behaviour = read_behaviour(replay.columns, slots)
         alone = read_columns(plain.columns, slots)
         assert_same(read_columns(replay.columns, slots), alone)

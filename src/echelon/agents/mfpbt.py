@@ -167,8 +167,7 @@ class Decision:
 
     def as_json(self) -> dict[str, Any]:
         """The record in plain types."""
-        plain = {"hyperparameters": dict(self.hyperparameters)}
-        return asdict(self) | plain | {"cause": [self.cause.code, dict(self.cause.values)]}
+        return asdict(self) | {"cause": [self.cause.code, dict(self.cause.values)]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Decision:
@@ -186,15 +185,12 @@ class Proposal:
 
     def as_json(self) -> dict[str, Any]:
         """The record in plain types, for a checkpoint."""
-        before = dict(self.before)
-        return {"decision": self.decision.as_json(), "before": before, "fitness": self.fitness}
+        return asdict(self) | {"decision": self.decision.as_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Proposal:
         """What `as_json` wrote."""
-        return cls(
-            Decision.from_json(record["decision"]), dict(record["before"]), record["fitness"]
-        )
+        return cls(**{**record, "decision": Decision.from_json(record["decision"])})
 
 
 def evolve(
@@ -205,11 +201,7 @@ def evolve(
     round_: counted from 1; fit[M]; present[M]: hyperparameters of each member
     """
     _require_members(plan, fit, present)
-    if plan.per_niche == 1:
-        raise ConfigError(
-            "expected niches of at least 4 members, found one of 1: with one member per niche use "
-            "propose, settle and reseed"
-        )
+    assert plan.per_niche > 1, "with one member per niche use propose, conclude_trial and reseed"
     assert round_ >= 1, f"rounds are counted from 1, found {round_}"
     decisions = []
     for niche in range(plan.niches):
@@ -349,34 +341,21 @@ def _migrate(
     for member in group[2 * share : 3 * share]:
         if outsiders and _fitter(fit, outsiders[0], member):
             migrant = outsiders.pop(0)
-            decisions.append(_migration(plan, round_, member, migrant, group[0], fit, present))
+            slower = plan.delta_of(migrant) > plan.delta_of(member)
+            # The best of its own group may have no fitness: then it has nothing to teach either.
+            source = migrant if slower else group[0] if math.isfinite(fit[group[0]]) else None
+            values = dict(present[member if source is None else source])
+            code = "fitter_slower" if slower else "fitter_faster"
+            cause = _comparison(code, fit, member, migrant)
+            decisions.append(Decision(round_, member, "migrate", migrant, source, values, cause))
             continue
         lenders = rank_members([m for m in range(plan.members) if plan.niche_of(m) != home], fit)
         lenders = [m for m in lenders if _may_lend(plan, m, member) and _fitter(fit, m, member)]
         if lenders:
-            lender = lenders[0]
-            cause = _comparison("fitter_niche", fit, member, lender)
-            values = dict(present[lender])
-            decisions.append(Decision(round_, member, "borrow", None, lender, values, cause))
+            cause = _comparison("fitter_niche", fit, member, lenders[0])
+            values = dict(present[lenders[0]])
+            decisions.append(Decision(round_, member, "borrow", None, lenders[0], values, cause))
     return decisions
-
-
-def _migration(
-    plan: PopulationPlan,
-    round_: int,
-    member: int,
-    migrant: int,
-    best: int,
-    fit: Floats,
-    present: Sequence[Hyperparameters],
-) -> Decision:
-    slower = plan.delta_of(migrant) > plan.delta_of(member)
-    # The best of its own group may have no fitness: then it has nothing to teach either.
-    source = migrant if slower else best if math.isfinite(fit[best]) else None
-    values = dict(present[member if source is None else source])
-    code = "fitter_slower" if slower else "fitter_faster"
-    cause = _comparison(code, fit, member, migrant)
-    return Decision(round_, member, "migrate", migrant, source, values, cause)
 
 
 def _comparison(code: str, fit: Floats, member: int, source: int) -> Cause:
@@ -414,18 +393,10 @@ def _require_members(plan: PopulationPlan, fit: Floats, present: Sequence[Hyperp
     assert fit.shape == (plan.members,), f"fit should be [{plan.members}], is {fit.shape}"
     assert len(present) == plan.members, f"{len(present)} sets of hyperparameters"
     for member, values in enumerate(present):
-        if values.keys() != plan.space.keys():
-            raise ConfigError(
-                f"expected hyperparameters {sorted(plan.space)} of member {member}, found "
-                f"{sorted(values)}"
-            )
-        for name, value in values.items():
-            bounds = plan.space[name]
-            if not bounds.low <= value <= bounds.high:
-                raise ConfigError(
-                    f"expected {name} of member {member} within [{bounds.low:g}, "
-                    f"{bounds.high:g}], found {value:g}: widen the bounds or begin inside them"
-                )
+        bounds = plan.space
+        assert values.keys() == bounds.keys(), f"member {member} has {sorted(values)}"
+        outside = [n for n, v in values.items() if not bounds[n].low <= v <= bounds[n].high]
+        assert not outside, f"{outside} of member {member} are out of bounds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,10 +417,6 @@ class Life:
     parent: int | None
     lender: int | None
     hyperparameters: Hyperparameters
-
-    def as_json(self) -> dict[str, Any]:
-        """The record in plain types."""
-        return asdict(self) | {"hyperparameters": dict(self.hyperparameters)}
 
 
 class Lineage:
@@ -503,7 +470,7 @@ class Lineage:
 
     def as_json(self) -> list[dict[str, Any]]:
         """All lives in plain types, by id."""
-        return [life.as_json() for life in self.lives]
+        return [asdict(life) for life in self.lives]
 
     @classmethod
     def from_json(cls, plan: PopulationPlan, records: Sequence[Mapping[str, Any]]) -> Lineage:
@@ -538,6 +505,6 @@ def _require_sound(plan: PopulationPlan, place: int, life: Life) -> None:
         return
     raise StoreError(
         f"expected life {place} of the lineage to be of a member of {plan.niches} niches × "
-        f"{plan.per_niche} and to descend from earlier lives, found {life.as_json()}: it belongs "
+        f"{plan.per_niche} and to descend from earlier lives, found {asdict(life)}: it belongs "
         "to another population or is damaged"
     )

@@ -244,6 +244,11 @@ class OffPolicy(ABC):
         self.critic_descent = Descent("critic", critic.parameters(), train.lr_critic, clip)
         self.generator = torch_generator(seed, "updates")
         """Of the noise inside updates; acting has the caller's."""
+        self._begin(train)
+
+    @abstractmethod
+    def _begin(self, train: TrainConfig) -> None:
+        """Make what this algorithm has beside actor and critics."""
 
     @property
     def warmth(self) -> float:

@@ -208,17 +208,19 @@ class Replay:
     def __len__(self) -> int:
         return self.mark.size
 
-    @property
-    def size(self) -> int:
-        """Transitions in use."""
-        return self.mark.size
-
     def add(self, step: Transitions, behaviour: Behaviour | None = None) -> None:
         """Remember one step of every book, in the place of the oldest one if the ring is full."""
         if (behaviour is not None) != self.behaviour:
             raise ValueError(f"expected a behaviour: {self.behaviour}, found {type(behaviour)}")
         books = len(step.row)
-        mark = self.mark if self.mark.books else self._begin(books)
+        mark = self.mark
+        if not mark.books:
+            if not 1 <= books <= self.capacity:
+                raise ConfigError(
+                    f"{self.setting} = {self.capacity:,} cannot hold a step of {books:,} books "
+                    f"(train.books). Take at least {books:,}."
+                )
+            mark = RingMark(books)
         if books != mark.books:
             raise ValueError(f"expected a step of {mark.books} books, found one of {books}")
         values = step._asdict() | ({} if behaviour is None else behaviour._asdict())
@@ -232,13 +234,13 @@ class Replay:
 
     def sample(self, n: int, rng: np.random.Generator) -> Transitions:
         """Transitions drawn at random, each as likely as any other, with repetition: [n,…]."""
-        if self.size == 0:
+        if self.mark.size == 0:
             raise ValueError("nothing can be drawn from an empty replay buffer")
-        return read_columns(self._plain, rng.integers(0, self.size, n))
+        return read_columns(self._plain, rng.integers(0, self.mark.size, n))
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """(arrays, JSON): the slots in use, and where the ring stands. The arrays are views."""
-        arrays = {name: values[: self.size] for name, values in self.columns.items()}
+        arrays = {name: values[: self.mark.size] for name, values in self.columns.items()}
         facts = {"capacity": self.capacity, "n_assets": self.n_assets, **self.mark._asdict()}
         return arrays, facts
 
@@ -272,14 +274,6 @@ class Replay:
                     f"expected {values.dtype}{[mark.size, *values.shape[1:]]}. Start the run again."
                 )
         return mark
-
-    def _begin(self, books: int) -> RingMark:
-        if not 1 <= books <= self.capacity:
-            raise ConfigError(
-                f"{self.setting} = {self.capacity:,} cannot hold a step of {books:,} books "
-                f"(train.books). Take at least {books:,}."
-            )
-        return RingMark(books)
 
 
 class RingMark(NamedTuple):

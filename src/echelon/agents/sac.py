@@ -30,15 +30,13 @@ from torch import Tensor, nn
 from echelon.agents.offpolicy import (
     ActionSample,
     Descent,
-    GaussianActor,
     Obs,
     OffPolicy,
     ReplayBatch,
     SequenceBatch,
-    TwinCritic,
     detach_obs,
 )
-from echelon.config.agents import ExpertConfig, TrainConfig
+from echelon.config.agents import TrainConfig
 from echelon.config.hierarchy import SharingConfig
 from echelon.ops.offpolicy_returns import retrace
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
@@ -57,21 +55,13 @@ class Traced(NamedTuple):
 class SAC(OffPolicy):
     """Actor, twin critics, temperature."""
 
-    def __init__(
-        self,
-        actor: GaussianActor,
-        critic: TwinCritic,
-        train: TrainConfig,
-        expert: ExpertConfig,
-        seed: int,
-    ) -> None:
-        super().__init__(actor, critic, train, expert, seed)
+    def _begin(self, train: TrainConfig) -> None:
+        expert = self.expert
         first = expert.first_temperature if expert.entropy == "auto" else expert.entropy
         self.target_entropy = expert.target_entropy
         self.log_alpha = nn.Parameter(torch.tensor([math.log(first)]))
-        self.alpha_descent = Descent(
-            "temperature", iter([self.log_alpha]), train.lr_actor, math.inf
-        )
+        weights = iter([self.log_alpha])
+        self.alpha_descent = Descent("temperature", weights, train.lr_actor, math.inf)
 
     @torch.no_grad()
     def act(self, obs: Obs, generator: torch.Generator, *, explore: bool) -> ActionSample:

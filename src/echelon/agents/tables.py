@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -108,8 +107,7 @@ class EmbeddingTable:
         try:
             with torch.no_grad():
                 for run in runs_of(self._standing):
-                    for first in range(run.start, run.stop, _CHUNK_BARS):
-                        rows = range(first, min(first + _CHUNK_BARS, run.stop))
+                    for rows in _chunks(run, _CHUNK_BARS):
                         yield rows, encoder(_windows_of(self._world, rows)).numpy()
         finally:
             encoder.train(was_training)
@@ -117,10 +115,13 @@ class EmbeddingTable:
 
 def encode_span(encode: Callable[[Tensor], Tensor], world: World, span: range) -> Tensor:
     """Encodings[T,N,…] of every row of a span, without gradients, some rows at a time."""
-    starts = range(span.start, span.stop, _SPAN_BARS)
-    chunks = (range(low, min(low + _SPAN_BARS, span.stop)) for low in starts)
+    chunks = _chunks(span, _SPAN_BARS)
     with torch.no_grad():
         return torch.cat([encode(_windows_of(world, rows)) for rows in chunks])
+
+
+def _chunks(rows: range, bars: int) -> Iterator[range]:
+    return (range(low, min(low + bars, rows.stop)) for low in range(rows.start, rows.stop, bars))
 
 
 def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Tensor:
@@ -130,7 +131,8 @@ def encode_rows(encoder: Encoder, world: World, rows: NDArray[np.integer]) -> Te
     assert asked[0] >= world.window - 1, "a row was asked for that has no whole window"
     windows = asked[:, None] + np.arange(1 - world.window, 1)
     z: Tensor = encoder(torch.from_numpy(world.x[windows]))[:, 0]
-    return z if len(asked) == len(rows) and _is_sorted(place) else z[torch.from_numpy(place)]
+    in_order = len(asked) == len(rows) and bool((np.diff(place) > 0).all())
+    return z if in_order else z[torch.from_numpy(place)]
 
 
 def standing_rows(world: World) -> Bools:
@@ -173,10 +175,6 @@ def _windows_of(world: World, rows: range) -> Tensor:
     return torch.from_numpy(x)
 
 
-def _is_sorted(place: Rows) -> bool:
-    return bool((np.diff(place) > 0).all())
-
-
 def _write(
     path: Path, shape: tuple[int, int, int], chunks: Iterator[tuple[range, Floats32]]
 ) -> Floats32:
@@ -188,13 +186,18 @@ def _write(
     header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
     try:
         with atomic_file(path) as handle:
+
+            def write_zeros(n_rows: int) -> None:
+                for _ in range(n_rows):
+                    handle.write(bytes(4 * shape[1] * shape[2]))
+
             npy.write_array_header_1_0(handle, header)
             done = 0
             for rows, part in chunks:
-                _write_zeros(handle, rows.start - done, shape)
+                write_zeros(rows.start - done)
                 handle.write(np.ascontiguousarray(part).data)
                 done = rows.stop
-            _write_zeros(handle, shape[0] - done, shape)
+            write_zeros(shape[0] - done)
         z = read_array(path, "Make room, or mend the disk.")
     except OSError as error:
         raise StoreError(
@@ -203,9 +206,3 @@ def _write(
             "train on fewer bars."
         ) from error
     return z
-
-
-def _write_zeros(handle: BinaryIO, n_rows: int, shape: tuple[int, int, int]) -> None:
-    row = bytes(4 * shape[1] * shape[2])
-    for _ in range(n_rows):
-        handle.write(row)

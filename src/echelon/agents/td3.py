@@ -22,16 +22,14 @@ from torch import Tensor, nn
 
 from echelon.agents.offpolicy import (
     ActionSample,
-    GaussianActor,
     Obs,
     OffPolicy,
     ReplayBatch,
     Target,
-    TwinCritic,
     as_module,
     detach_obs,
 )
-from echelon.config.agents import ExpertConfig, TrainConfig
+from echelon.config.agents import TrainConfig
 from echelon.types import Metrics
 
 _LARGEST = 1.0 - 2.0**-20
@@ -41,16 +39,8 @@ _LARGEST = 1.0 - 2.0**-20
 class TD3(OffPolicy):
     """Actor, twin critics, and targets of both."""
 
-    def __init__(
-        self,
-        actor: GaussianActor,
-        critic: TwinCritic,
-        train: TrainConfig,
-        expert: ExpertConfig,
-        seed: int,
-    ) -> None:
-        super().__init__(actor, critic, train, expert, seed)
-        self.target_actor = Target(as_module(actor), expert.tau)
+    def _begin(self, train: TrainConfig) -> None:
+        self.target_actor = Target(as_module(self.actor), self.expert.tau)
         self._actor_loss = 0.0
 
     @torch.no_grad()
