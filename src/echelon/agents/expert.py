@@ -48,10 +48,6 @@ from echelon.rng import stream, torch_generator
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 from echelon.types import Bools, Floats, Metrics
 
-_COMMON = (
-    *("losses/critic", "losses/actor", "losses/critic_gradient_norm"),
-    *("losses/actor_gradient_norm", "charts/value", "charts/learning_rate"),
-)
 _EVEN_LOG_STD = math.log(0.5 * math.pi / math.sqrt(3.0))
 
 
@@ -244,8 +240,6 @@ class ExpertLearner(SingleExpert):
     """The learner: networks, books, replay, tables, and where they stand."""
 
     algorithm: ClassVar[type[OffPolicy]]
-    metrics: ClassVar[tuple[str, ...]]
-    """Names of the numbers that an update gives."""
 
     def __init__(
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
@@ -356,11 +350,9 @@ class SACLearner(ExpertLearner):
     """A single expert by SAC."""
 
     algorithm = SAC
-    metrics = (*_COMMON, "losses/temperature", "charts/temperature", "charts/entropy")
 
 
 class TD3Learner(ExpertLearner):
     """A single expert by TD3."""
 
     algorithm = TD3
-    metrics = _COMMON

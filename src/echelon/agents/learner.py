@@ -75,10 +75,33 @@ class TrainingSetup(NamedTuple):
     encoder: Encoder | None = None
 
 
-class Learner(ABC):
-    """An agent that learns. `steps`: environment steps so far, one per book and bar."""
+class RoundLearner(ABC):
+    """What learns in rounds, by `training.loop`. `steps`: so far."""
 
     steps: int
+
+    @abstractmethod
+    def train_once(self) -> Metrics:
+        """Collect and learn a little; the metrics have `charts/reward`, and nothing of losses
+        before the first update.
+
+        Raises `TrainingError` before a loss that is not a number can reach the weights.
+        """
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors, JSON) from which `restore` goes on bit for bit."""
+
+    @abstractmethod
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+
+    def close(self) -> None:  # noqa: B027 (most learners keep nothing outside of themselves)
+        """Training has ended: remove what can be computed again."""
+
+
+class Learner(RoundLearner):
+    """An agent that learns; its steps are one per book and bar."""
 
     @classmethod
     @abstractmethod
@@ -92,7 +115,7 @@ class Learner(ABC):
     ) -> Policy:
         """The policy of what `weights` gave; raises RuntimeError where they do not fit."""
 
-    @classmethod  # noqa: B027 (most learners can learn on any)
+    @classmethod
     def refuse_world(cls, config: Config, world: World) -> None:
         """Raise where nothing could be learned on this train window."""
 
@@ -102,14 +125,6 @@ class Learner(ABC):
         return train
 
     @abstractmethod
-    def train_once(self) -> Metrics:
-        """Collect and learn a little; the metrics have `charts/reward`, and nothing of losses
-        before the first update.
-
-        Raises `TrainingError` before a loss that is not a number can reach the weights.
-        """
-
-    @abstractmethod
     def policy(self) -> Policy:
         """The agent as it is now."""
 
@@ -117,20 +132,9 @@ class Learner(ABC):
     def weights(self) -> dict[str, Tensor]:
         """What `load_policy` makes the policy from again."""
 
-    @abstractmethod
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
-
-    @abstractmethod
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-
     def facts(self) -> LearnerFacts | None:
         """What it takes beside its networks; None: nothing."""
         return None
-
-    def close(self) -> None:  # noqa: B027 (most learners keep nothing outside of themselves)
-        """Training has ended: remove what can be computed again."""
 
 
 def learner_class(config: Config) -> type[Learner]:

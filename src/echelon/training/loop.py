@@ -17,10 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from torch import Tensor
-
+from echelon.agents.learner import RoundLearner
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import write_json
 from echelon.runs.checkpoint import blaming_checkpoint, load_checkpoint, save_checkpoint
@@ -30,24 +29,6 @@ from echelon.types import Metrics
 
 RESULT, CHECKPOINTS = "result.json", "checkpoints"
 Ending = Literal["done", "patience", "stopped"]
-
-
-class RoundLearner(Protocol):
-    """What the loop asks of a learner. `steps`: so far."""
-
-    steps: int
-
-    def train_once(self) -> Metrics:
-        """One round; what it reports has `charts/reward`."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON) from which `restore` goes on bit for bit."""
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-
-    def close(self) -> None:
-        """Training has ended: remove what can be computed again."""
 
 
 LearnerT = TypeVar("LearnerT", bound=RoundLearner)

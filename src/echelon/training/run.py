@@ -92,7 +92,8 @@ def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> 
     The encoder of experts is the run's, two directories up; `ready` has it pre-trained beforehand,
     otherwise that is done here.
     """
-    base = _encoder(config, worlds, directory) if _stands_on_encoder(config) else None
+    pretrained = ALGORITHMS[config.train.algo].pretrained
+    base = _encoder(config, worlds, directory) if pretrained else None
     encoder = None if base is None else base.encoder
     setup = TrainingSetup(config, worlds.train, worlds.valid, directory, seed, encoder)
     return learner_class(config).from_setup(setup)
@@ -107,7 +108,8 @@ def load_policy(
 
 def encoder_hash(config: Config, directory: Path) -> str | None:
     """Hash of the run's encoder, which the learner in `directory` stands on; None without one."""
-    return encoder_file_hash(directory.parents[1]) if _stands_on_encoder(config) else None
+    pretrained = ALGORITHMS[config.train.algo].pretrained
+    return encoder_file_hash(directory.parents[1]) if pretrained else None
 
 
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
@@ -118,14 +120,9 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     # Before the encoder is pre-trained, which takes minutes.
     refuse_settings(config)
     learner_class(config).refuse_world(config, worlds.train)
-    return (
-        not _stands_on_encoder(config)
-        or _encoder(config, worlds, directory, should_stop) is not None
-    )
-
-
-def _stands_on_encoder(config: Config) -> bool:
-    return ALGORITHMS[config.train.algo].pretrained
+    if not ALGORITHMS[config.train.algo].pretrained:
+        return True
+    return _encoder(config, worlds, directory, should_stop) is not None
 
 
 def _encoder(

@@ -6,7 +6,6 @@ Axes: `E` orders, `S` steps.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
 from echelon.agents.execution.policy import LearnedPolicy, load_weights
 from echelon.agents.execution.rollout import ExecutionTask
+from echelon.agents.learner import RoundLearner
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import StoreError, TrainingError
 from echelon.execution.features import PublicArrays
@@ -59,7 +59,7 @@ class ReturnScale:
         return math.sqrt(self.total / self.count)
 
 
-class ExecutionLearner(ABC):
+class ExecutionLearner(RoundLearner):
     """A network that learns from a task.
 
     steps: taken so far by all orders
@@ -86,10 +86,6 @@ class ExecutionLearner(ABC):
         self._action_generator = torch.Generator().manual_seed(
             int(stream(seed, "execution", "actions").integers(2**62))
         )
-
-    @abstractmethod
-    def train_once(self) -> Metrics:
-        """Work some orders, and learn from them."""
 
     def policy(self, public: PublicArrays | None = None, name: str | None = None) -> LearnedPolicy:
         """As it is now, on days with these features; None: on those it learns from."""
@@ -130,9 +126,6 @@ class ExecutionLearner(ABC):
     def _networks(self) -> dict[str, ExecutionNet]:
         """All that the state keeps."""
         return {"net": self.net}
-
-    def close(self) -> None:  # noqa: B027 (there is nothing to remove)
-        """Training has ended."""
 
     def _set_learning_rate(self) -> None:
         """It falls linearly to 0 at the last step."""
