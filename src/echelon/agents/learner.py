@@ -40,7 +40,7 @@ class ReplaySize(NamedTuple):
 
 
 class LearnerFacts(NamedTuple):
-    """What a learner takes beside its networks; None: it has none."""
+    """What a learner takes besides its networks; None: it has none."""
 
     adapter: AdapterSize | None
     replay: ReplaySize | None
@@ -133,7 +133,7 @@ class Learner(RoundLearner):
         """What `load_policy` makes the policy from again."""
 
     def facts(self) -> LearnerFacts | None:
-        """What it takes beside its networks; None: nothing."""
+        """What it takes besides its networks; None: nothing."""
         return None
 
 

@@ -248,7 +248,7 @@ class OffPolicy(ABC):
 
     @abstractmethod
     def _begin(self, train: TrainConfig) -> None:
-        """Make what this algorithm has beside actor and critics."""
+        """Make what this algorithm has besides actor and critics."""
 
     @property
     def warmth(self) -> float:

@@ -129,7 +129,7 @@ class StoredEncoder(NamedTuple):
 
 
 class _Document(TypedDict):
-    """What encoder.json says beside versions and hashes of files."""
+    """What encoder.json says besides versions and hashes of files."""
 
     origin: Origin
     facts: dict[str, Any]
@@ -284,7 +284,7 @@ def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
 
 
 def _remedy(path: Path) -> str:
-    return f"Remove the directory {path}, and it is pre-trained anew."
+    return f"Remove the directory {path}, and it is pre-trained again."
 
 
 class MaskedErrors(NamedTuple):
@@ -861,10 +861,10 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(score: Mapping[str, Any]) -> str:
-    """Which rivals the encoder is better than, not told apart from, worse than."""
+    """Which rivals the encoder is better than, not distinguished from, worse than."""
     verdicts: dict[str, list[str]] = {
         "better than": [],
-        "not told apart from": [],
+        "not distinguished from": [],
         "worse than": [],
     }
     for rival in ("linear", "last", "mean"):
@@ -872,7 +872,7 @@ def _verdict(score: Mapping[str, Any]) -> str:
         if interval.get("low") is None:
             continue
         above, below = interval["low"] > 0.0, interval["high"] < 0.0
-        word = "better than" if above else "worse than" if below else "not told apart from"
+        word = "better than" if above else "worse than" if below else "not distinguished from"
         verdicts[word].append(rival)
     parts = [f"{word} {' and '.join(rivals)}" for word, rivals in verdicts.items() if rivals]
     return ", ".join(parts) or "too few bars to compare them"

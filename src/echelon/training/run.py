@@ -405,7 +405,7 @@ def read_learner_facts(directory: Path) -> LearnerFacts:
     path = directory / LEARNER_FACTS
     if not path.exists():
         return LearnerFacts(None, None)
-    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it anew.")
+    return read_json(path, LearnerFacts, "Remove it; going on with the training writes it again.")
 
 
 @dataclass(frozen=True)
