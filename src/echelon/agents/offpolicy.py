@@ -23,7 +23,6 @@ from echelon.agents.learner import refuse_divergence
 from echelon.config.agents import ExpertConfig, TrainConfig
 from echelon.rng import torch_generator
 from echelon.runs.checkpoint import (
-    FlatOptimizer,
     below_prefix,
     flatten_optimizer,
     restore_optimizer,
@@ -156,15 +155,9 @@ class Descent:
         self.optimizer.param_groups[0]["lr"] = self.lr * warmth
         self._adam()
 
-    def state(self) -> FlatOptimizer:
-        """(tensors, JSON) of the optimizer."""
-        tensors, json_state = flatten_optimizer(self.optimizer)
-        return FlatOptimizer(with_prefix(f"optimizer.{self.name}.", tensors), json_state)
-
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave; the tensors may be those of the whole learner."""
-        own = below_prefix(f"optimizer.{self.name}.", tensors)
-        restore_optimizer(self.optimizer, own, state)
+        """Put back what `flatten_optimizer` gave."""
+        restore_optimizer(self.optimizer, tensors, state)
         self._moments = None
 
     @torch.no_grad()
@@ -270,8 +263,8 @@ class OffPolicy(ABC):
             tensors |= with_prefix(f"{name}.", module.state_dict())
         optimizers = {}
         for descent in self._descents():
-            part, optimizers[descent.name] = descent.state()
-            tensors |= part
+            flat, optimizers[descent.name] = flatten_optimizer(descent.optimizer)
+            tensors |= with_prefix(f"optimizer.{descent.name}.", flat)
         return tensors, {"updates": self.updates, "optimizers": optimizers}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -279,7 +272,8 @@ class OffPolicy(ABC):
         for name, module in self._modules().items():
             module.load_state_dict(below_prefix(f"{name}.", tensors))
         for descent in self._descents():
-            descent.restore(tensors, state["optimizers"][descent.name])
+            flat = below_prefix(f"optimizer.{descent.name}.", tensors)
+            descent.restore(flat, state["optimizers"][descent.name])
         self.generator.set_state(tensors["chance.updates"])
         self.updates = int(state["updates"])
 

@@ -72,11 +72,7 @@ class SAC(OffPolicy):
         """One step of gradient descent of temperature, critics and actor."""
         obs = detach_obs(batch.obs)
         now = self._sample(obs, self.generator)
-        alpha = math.exp(float(self.log_alpha.detach()))
-        with torch.no_grad():
-            ahead = self._sample(batch.next_obs, self.generator)
-            q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
-            target_q = batch.reward + batch.discount * (q_next - alpha * ahead.log_prob)
+        target_q = batch.reward + batch.discount * self._next_value(batch.next_obs)
         return self._learn(batch.obs, obs, batch.action, now, target_q, want_metrics=want_metrics)
 
     def update_sequences(
@@ -91,10 +87,7 @@ class SAC(OffPolicy):
         now = self._sample(obs, self.generator)
         shape = batch.reward.shape
         with torch.no_grad():
-            ahead = self._sample(batch.next_obs, self.generator)
-            q_next = torch.minimum(*self.target_critic.net(batch.next_obs, ahead.action))
-            alpha = math.exp(float(self.log_alpha.detach()))
-            v_next = (q_next - alpha * ahead.log_prob).view(shape)
+            v_next = self._next_value(batch.next_obs).view(shape)
             slow = obs if batch.slow_obs is None else batch.slow_obs
             q_taken = torch.minimum(*self.target_critic.net(slow, batch.action)).view(shape)
             trace, dropped = self._trace_and_dropped(batch, obs, now, sharing)
@@ -117,6 +110,14 @@ class SAC(OffPolicy):
             want_metrics=want_metrics,
         )
         return Traced(metrics, trace, dropped)
+
+    @torch.no_grad()
+    def _next_value(self, next_obs: Obs) -> Tensor:
+        """Min Q̄(s′,a′) − α log π(a′) of an action drawn for each of the next observations."""
+        ahead = self._sample(next_obs, self.generator)
+        q_next = torch.minimum(*self.target_critic.net(next_obs, ahead.action))
+        alpha = math.exp(float(self.log_alpha.detach()))
+        return q_next - alpha * ahead.log_prob
 
     def _trace_and_dropped(
         self, batch: SequenceBatch, obs: Obs, now: ActionSample, sharing: SharingConfig
