@@ -374,7 +374,7 @@ def replayed_obs(
     """
     rows = torch.from_numpy(step.row.reshape(-1)).long()
 
-    def seen(z: Tensor, rows: Tensor, *book: NDArray[Any]) -> ExpertObs:
+    def make_obs(z: Tensor, rows: Tensor, *book: NDArray[Any]) -> ExpertObs:
         weights, cash, free = (torch.from_numpy(part) for part in book)
         per_asset = (len(rows), -1)
         return ExpertObs(
@@ -382,6 +382,6 @@ def replayed_obs(
         )
 
     return (
-        seen(z, rows, step.weights, step.cash, step.free),
-        seen(next_z, rows + 1, step.next_weights, step.next_cash, step.next_free),
+        make_obs(z, rows, step.weights, step.cash, step.free),
+        make_obs(next_z, rows + 1, step.next_weights, step.next_cash, step.next_free),
     )
