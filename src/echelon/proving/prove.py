@@ -247,11 +247,11 @@ def plan(config: Config, markets: Sequence[MarketName], sizes: Sizes) -> ProofPl
     only_trend = replace(sizes, signals=("trend",))
     return ProofPlan(
         {name: list(_PROOFS[name].parts(config, agent, sizes)) for name in asked},
-        list(_planted(config, agent, only_trend)) if "null" in markets else [],
+        list(_planted_parts(config, agent, only_trend)) if "null" in markets else [],
     )
 
 
-def _planted(_config: Config, agent: Config, sizes: Sizes) -> list[PlantedPart]:
+def _planted_parts(_config: Config, agent: Config, sizes: Sizes) -> list[PlantedPart]:
     config = with_steps(agent, sizes.planted_steps, sizes.validations)
     # Experts are held to the same bar on every signal; of the flat agent the trend alone is asked.
     all_seeds, flat = sizes.planted_seeds, ALGORITHMS[agent.train.algo].family == "flat"
@@ -361,7 +361,7 @@ class _Proof(NamedTuple):
 
 
 _PROOFS: Mapping[MarketName, _Proof] = {
-    "planted": _Proof(_planted, lambda parts, _: assess_planted(parts)),
+    "planted": _Proof(_planted_parts, lambda parts, _: assess_planted(parts)),
     "regime": _Proof(_regime, lambda parts, _: assess_regime(parts)),
     "null": _Proof(_null, lambda parts, sizes: assess_null(parts, sizes.null_market)),
     "leaky": _Proof(_leaky, lambda parts, _: assess_leaky(parts)),

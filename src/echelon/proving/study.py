@@ -391,7 +391,7 @@ def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
             continue
         restarted = sum(row.known_values("begun anew"))
         notes.append(
-            f"{row.title}: MAPD of at least {HELD:g} reached and held in {_held(lowest)} of "
+            f"{row.title}: MAPD of at least {HELD:g} reached and held in {_count_held(lowest)} of "
             f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
         )
     return notes
@@ -499,11 +499,11 @@ def _table(rows: Sequence[StudyRow], measures: Sequence[str], *, held: bool = Fa
         heads.insert(3, f"≥ {HELD:g} held, seeds")
         for row, line in zip(rows, lines, strict=True):
             lowest = row.known_values("mapd lowest")
-            line.insert(3, f"{_held(lowest)} of {len(lowest)}" if lowest else _NONE)
+            line.insert(3, f"{_count_held(lowest)} of {len(lowest)}" if lowest else _NONE)
     return _markdown(heads, lines)
 
 
-def _held(lowest: Sequence[float]) -> int:
+def _count_held(lowest: Sequence[float]) -> int:
     """How many seeds kept what the experts are to keep."""
     return sum(value >= HELD for value in lowest)
 

@@ -287,8 +287,8 @@ class _Matcher:
             names += self._aliases["date"].split()
         near = (difflib.get_close_matches(normalise(n), free, n=1, cutoff=0.6) for n in names)
         hint = next((f"Did you mean {free[m[0]]!r}? " for m in near if m), "")
-        found, some = _listing(self._columns), ", ".join(names[:8])
-        message = f"no column for it; found {found}; expected one of {some} …"
+        columns, some = _listing(self._columns), ", ".join(names[:8])
+        message = f"no column for it; found {columns}; expected one of {some} …"
         remedy = f"{hint}Rename the column, or map it: {self._key}: {{your_name: {ours}}}"
         self.note(ours, message, remedy)
 

@@ -205,7 +205,7 @@ class Vendor(Source):
         """What else the answer depends on."""
         return (self._benchmark,)
 
-    def _known(self, error: Exception) -> KnownFailure | None:
+    def _match_failure(self, error: Exception) -> KnownFailure | None:
         """What the vendor's table of failures says of an error."""
         names = " ".join(c.__name__ for c in type(error).__mro__)  # a vendor's own are not imported
         text = f"{names} HTTP {_http_status(error)} {error}"
@@ -213,7 +213,7 @@ class Vendor(Source):
 
     def _classify(self, error: Exception) -> RequestFailure:
         """Say whether a failed request is worth another try."""
-        known, status = self._known(error), _http_status(error)
+        known, status = self._match_failure(error), _http_status(error)
         if known is not None and known.kind is not None:
             return known.kind
         if status == 429:
@@ -394,7 +394,7 @@ class Vendor(Source):
 
     def _advice(self, error: Exception) -> str:
         """What the user can do about a request that failed for good."""
-        known = self._known(error)
+        known = self._match_failure(error)
         if known is not None and known.advice:
             return known.advice
         if isinstance(error, OSError) and _http_status(error) != 404:
