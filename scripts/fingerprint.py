@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RENAMED: Mapping[str, str] = {
     r"(state\.json:state\..*)\bbegun_anew$": r"\1reseeded",
     r"(state\.json:state\..*)\btold\.": r"\1metrics.",
+    r"^(.*\.json:.*)\bcompanions\b": r"\1reference_policies",
 }
 """Regular expression over the keys of the older fingerprint → what they are called now."""
 

@@ -132,8 +132,8 @@ def test_runs_of_three_kinds_are_compared_and_evaluated_only_where_needed(
     first, sac, hierarchy = (run["difference"] for run in tree["runs"])
     assert first is None
     saved = {name: load_evaluation(runs / name, "valid") for name in SEEDS}
-    assert (saved["a2c"].companions, saved["sac"].companions) == ({}, {})
-    assert tuple(saved["hierarchy"].companions[1]) == ("hedge", "expert-0", "expert-1")
+    assert (saved["a2c"].reference_policies, saved["sac"].reference_policies) == ({}, {})
+    assert tuple(saved["hierarchy"].reference_policies[1]) == ("hedge", "expert-0", "expert-1")
     sharpes = {
         name: [values["sharpe_annual"] for values in saved[name].seeds.values()] for name in SEEDS
     }

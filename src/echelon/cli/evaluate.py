@@ -173,7 +173,7 @@ def how_sure(run: Path, split: SplitName) -> Iterator[str]:
             f"Sharpe {ratio(seeds['estimate'])} a year; over other seeds, 95 %: "
             f"{ratio(seeds['low'])} to {ratio(seeds['high'])} ({seeds['method']}, n = {seeds['n']})"
         )
-    yield from companion_lines(trust.get("companions", {}), yearly(trust))
+    yield from reference_lines(trust.get("reference_policies", {}), yearly(trust))
     deflation, counted = trust["deflation"], trust["registry"]
     if split != "train" and deflation is not None:
         what = "look" if split == "test" else "configuration"
@@ -247,8 +247,8 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
     for name, values in result.baselines.items():
         add_row(table, name, *(MEASURE_COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
-    if result.companions:
-        _print_companions(result, shown)
+    if result.reference_policies:
+        _print_references(result, shown)
 
 
 def add_agent_rows(
@@ -281,7 +281,7 @@ ROWS: Mapping[str, str] = {"hedge": "hedge", "best": "best expert*", "experts": 
 """What the rows of `evaluation.reference_policies` are called in a table."""
 
 
-def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
+def _print_references(result: Evaluation, shown: Sequence[str]) -> None:
     """The agent vs what is made of the same experts, mean and std over seeds."""
     from echelon.evaluation.reference_policies import with_best
 
@@ -289,14 +289,14 @@ def _print_companions(result: Evaluation, shown: Sequence[str]) -> None:
         "over the same experts", "", *(MEASURE_COLUMNS[name].heading for name in shown)
     )
     add_mean_rows(table, "agent", list(result.seeds.values()), shown)
-    for name, seeds in with_best(result.companions).items():
+    for name, seeds in with_best(result.reference_policies).items():
         add_mean_rows(table, ROWS[name], seeds, shown)
     out.print(table)
     typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")
 
 
-def companion_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
-    """The agent's Sharpe ratio vs those of its companions, as trust.json has them."""
+def reference_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:
+    """The agent's Sharpe ratio vs those of its reference policies, as trust.json has them."""
     from echelon.report.run.trust import span_of
 
     titles = {"hedge": "the hedge over the same experts", "experts": "the experts alone, mean"}

@@ -16,8 +16,8 @@ from echelon.cli.evaluate import (
     ROWS,
     add_agent_rows,
     add_mean_rows,
-    companion_lines,
     difference_line,
+    reference_lines,
 )
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _print_stitched(result: WalkForwardResult) -> None:
     table = number_table(title, "", *(MEASURE_COLUMNS[m].heading for m in shown))
     measures = stitched.measures
     add_agent_rows(table, list(measures.seeds.values()), shown)
-    for row, seeds in by_row(measures.companions).items():
+    for row, seeds in by_row(measures.reference_policies).items():
         add_mean_rows(table, ROWS[row], seeds, shown)
     for name, values in measures.baselines.items():
         add_row(table, name, *(MEASURE_COLUMNS[m].format(values[m]) for m in shown))
@@ -152,7 +152,7 @@ def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
     if sharpe is not None and sharpe["low"] is not None:
         bounds = f"{number(sharpe['low'])} to {number(sharpe['high'])}"
         yield f"Sharpe {number(sharpe['estimate'])} a year; over other seeds, 95 %: {bounds}"
-    yield from companion_lines(statistics.get("companions", {}), annual)
+    yield from reference_lines(statistics.get("reference_policies", {}), annual)
     for name, both in statistics["differences"].items():
         span = span_of(both, annual)
         if math.isnan(span.low):

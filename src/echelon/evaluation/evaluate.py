@@ -51,7 +51,7 @@ from echelon.evaluation.trust import (
 from echelon.files import exclusive_lock, finite_values, read_json, write_json
 from echelon.ops.measures import MeanStd, mean_std
 from echelon.population.record import CommandRecord, record_of, remove_record
-from echelon.population.reference_policies import companions_of, sort_companions
+from echelon.population.reference_policies import reference_policies_of, sort_reference_policies
 from echelon.runs.directory import RunFacts
 from echelon.training.run import TrainedRun
 
@@ -76,7 +76,7 @@ class _Summary(TypedDict):
     best_steps: dict[Seed, int]
     seeds: dict[Seed, MeasureValues]
     baselines: dict[str, MeasureValues]
-    companions: NotRequired[dict[Seed, dict[str, MeasureValues]]]
+    reference_policies: NotRequired[dict[Seed, dict[str, MeasureValues]]]
 
 
 class _Reads(TypedDict):
@@ -89,21 +89,23 @@ class Evaluation:
 
     seeds: measures by seed; baselines: measures by name; each name → value as in `Measures`
     facts: split, span, fill convention, hashes, how often this split was evaluated
-    companions: of a hierarchy, measures by seed and name (see evaluation.reference_policies)
+    reference_policies: of a hierarchy, measures by seed and name
     """
 
     directory: Path
     seeds: Mapping[int, Mapping[str, float]]
     baselines: Mapping[str, Mapping[str, float]]
     facts: Mapping[str, Any]
-    companions: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    reference_policies: Mapping[int, Mapping[str, Mapping[str, float]]] = field(
+        default_factory=dict
+    )
 
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation of a measure over the seeds."""
         return mean_std([values.get(measure, math.nan) for values in self.seeds.values()])
 
     def tables(self, policy: str | int, seed: int | None = None) -> Tables:
-        """Tables of a baseline by name, of an agent by seed, or of a seed's companion by both."""
+        """Tables of a baseline by name, an agent by seed, a reference policy by both."""
         book = Book(AGENT, policy) if isinstance(policy, int) else Book(policy, seed)
         return tables_of_book(self._every_table, book, self.directory)
 
@@ -144,7 +146,7 @@ def evaluate(
                 record.write(directory, f"seed-{seed}")
         books = {Book(AGENT, seed): tables_of(backtest) for seed, backtest in agents.items()}
         books |= {Book(name): tables_of(backtest) for name, backtest in baselines.items()}
-        tracks = _backtest_companions(policies, world, span, config, books)
+        tracks = _backtest_references(policies, world, span, config, books)
         save_tables(directory, books, csv=csv)
         first, last = (world.times[row] for row in (span.start, span.stop - 1))
         rules: dict[str, Any] = {}
@@ -172,7 +174,7 @@ def evaluate(
             },
         }
         if tracks:
-            summary["companions"] = {
+            summary["reference_policies"] = {
                 str(seed): {name: finite_values(track.measures) for name, track in own.items()}
                 for seed, own in tracks.items()
             }
@@ -188,7 +190,7 @@ def evaluate(
     return load_evaluation(run.home, split)
 
 
-def _backtest_companions(
+def _backtest_references(
     policies: Mapping[int, Policy],
     world: World,
     span: range,
@@ -201,8 +203,8 @@ def _backtest_companions(
     """
     tracks: dict[int, dict[str, Track]] = {}
     for seed, policy in policies.items():
-        for name, companion in companions_of(policy).items():
-            backtest = run_backtest(companion, world, span, config)
+        for name, reference in reference_policies_of(policy).items():
+            backtest = run_backtest(reference, world, span, config)
             books[Book(name, seed)] = tables_of(backtest)
             track = Track(backtest.measures.as_dict(), backtest.returns)
             tracks.setdefault(seed, {})[name] = track
@@ -220,11 +222,11 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
     tree = read_saved(path, _Summary, _FORMAT)
     seeds = {int(seed): _measures(values) for seed, values in tree.pop("seeds").items()}
     baselines = {name: _measures(values) for name, values in tree.pop("baselines").items()}
-    companions = {
-        int(seed): {name: _measures(own[name]) for name in sort_companions(own)}
-        for seed, own in tree.pop("companions", {}).items()
+    reference_policies = {
+        int(seed): {name: _measures(own[name]) for name in sort_reference_policies(own)}
+        for seed, own in tree.pop("reference_policies", {}).items()
     }
-    return Evaluation(directory, seeds, baselines, tree, companions)
+    return Evaluation(directory, seeds, baselines, tree, reference_policies)
 
 
 def _reads(directory: Path) -> int:

@@ -1,7 +1,7 @@
 """A hierarchy and what is made of the same experts: numbers of `population.reference_policies`.
 
-Every seed has experts of its own, and so companions of its own. Over the seeds they make three
-rows to hold the agent to:
+Every seed has experts of its own, and so reference policies of its own. Over the seeds they make
+three rows to hold the agent to:
 
     hedge      the fixed-share hedge over the experts
     best       of each seed the expert with the highest Sharpe ratio by itself: chosen in hindsight,
@@ -37,43 +37,48 @@ class Track(NamedTuple):
     returns: Floats
 
 
-def by_row(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
-    """Row → measures of each seed; empty where no agent has companions.
+def by_row(reference_policies: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
+    """Row → measures of each seed; empty where no agent has reference policies.
 
-    companions: seed → name → measures. `best` is left to those who want it: see `with_best`.
+    reference_policies: seed → name → measures. `best` is added by `with_best`.
     """
-    if not companions:
+    if not reference_policies:
         return {}
-    every = list(companions.values())
+    every = list(reference_policies.values())
     return {
         HEDGE: [own[HEDGE] for own in every],
         EXPERTS_MEAN: [_mean([own[k] for k in own if is_expert_key(k)]) for own in every],
     }
 
 
-def with_best(companions: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
+def with_best(
+    reference_policies: Mapping[int, Mapping[str, Measured]],
+) -> dict[str, list[Measured]]:
     """`by_row`, with the best expert in hindsight between the two."""
-    rows = by_row(companions)
+    rows = by_row(reference_policies)
     if not rows:
         return {}
     best = [
-        max((own[k] for k in own if is_expert_key(k)), key=_sharpe) for own in companions.values()
+        max((own[k] for k in own if is_expert_key(k)), key=_sharpe)
+        for own in reference_policies.values()
     ]
     return {HEDGE: rows[HEDGE], BEST_EXPERT: best, EXPERTS_MEAN: rows[EXPERTS_MEAN]}
 
 
-def companion_returns(
-    companions: Mapping[int, Mapping[str, Floats]], length: int
+def reference_returns(
+    reference_policies: Mapping[int, Mapping[str, Floats]], length: int
 ) -> dict[str, Floats]:
     """{hedge: [T,S], experts: [T,S·K]} returns of `length` bars; a ruined book earns nothing more.
 
-    companions: seed → name → returns
+    reference_policies: seed → name → returns
     """
-    if not companions:
+    if not reference_policies:
         return {}
     chosen = {
-        HEDGE: [own[HEDGE] for own in companions.values()],
-        EXPERTS_MEAN: [own[k] for own in companions.values() for k in own if is_expert_key(k)],
+        HEDGE: [own[HEDGE] for own in reference_policies.values()],
+        EXPERTS_MEAN: [
+            own[k] for own in reference_policies.values() for k in own if is_expert_key(k)
+        ],
     }
     return {row: stack_returns(series, length) for row, series in chosen.items()}
 

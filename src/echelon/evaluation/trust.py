@@ -4,7 +4,7 @@ trust.json, next to summary.json (Sharpe ratios per period unless the name says 
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
-    companions    of a hierarchy, the same to what is made of its experts
+    reference policies    of a hierarchy, the same to what is made of its experts
                   (evaluation.reference_policies); no verdict, claim or count rests on these
     deflation     probability that the Sharpe ratio is above what the best of as many trials shows
                   by chance; the trials come from the registry of the runs
@@ -35,7 +35,7 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
-from echelon.evaluation.reference_policies import companion_returns
+from echelon.evaluation.reference_policies import reference_returns
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -162,7 +162,7 @@ class _Trust(TypedDict):
     costs: list[_CostLine]
     claim: _Claimed
     verdict: _Judged
-    companions: NotRequired[dict[str, _BothBlocks]]
+    reference_policies: NotRequired[dict[str, _BothBlocks]]
 
 
 def assess_trust(
@@ -170,11 +170,11 @@ def assess_trust(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
-    companions: Mapping[int, Mapping[str, Floats]] = {},
+    reference_policies: Mapping[int, Mapping[str, Floats]] = {},
 ) -> dict[str, Any]:
     """Everything in trust.json, of backtests just made; `look` has their entry already.
 
-    companions: returns of each seed's, by name
+    reference_policies: returns of each seed's, by name
     """
     seed = look.run.config.seed
     returns = stack_returns(b.returns for b in agents.values())
@@ -203,7 +203,7 @@ def assess_trust(
         "differences": {name: both_blocks(claim) for name, claim in differences.items()},
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         **_over_trials(look, rivals, others.get(YARDSTICK)),
-        **companion_differences(returns, companions, seed),
+        **reference_differences(returns, reference_policies, seed),
         "costs": _cost_sweep(look, policies, agents, baselines),
         "claim": {
             "made": said == "better",
@@ -280,18 +280,18 @@ def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     return judge(returns, baseline, math.nan, seed=seed)
 
 
-def companion_differences(
-    returns: Floats, companions: Mapping[int, Mapping[str, Floats]], seed: int
+def reference_differences(
+    returns: Floats, reference_policies: Mapping[int, Mapping[str, Floats]], seed: int
 ) -> dict[str, Any]:
-    """Differences to the companions, if there are any."""
-    if not companions:
+    """Differences to the reference policies, if there are any."""
+    if not reference_policies:
         return {}
     differences = {
         name: both_blocks(claim)
-        for name, theirs in companion_returns(companions, len(returns)).items()
+        for name, theirs in reference_returns(reference_policies, len(returns)).items()
         if (claim := compare(returns, theirs, seed))
     }
-    return {"companions": differences}
+    return {"reference_policies": differences}
 
 
 def _interval(agents: Mapping[int, Backtest], measure: str) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@
     DIR/walk_forward.json       the folds, for going on later; at the end also what they came to
     DIR/folds/NAME/             a run directory like any other
     DIR/walk_forward.csv, .parquet    every measure, by fold and stitched, of agents and baselines
-                                and of a hierarchy's companions (evaluation.reference_policies)
+                                and of a hierarchy's reference policies
     DIR/stitched.csv, .parquet  time, fold, and returns of each of them, one after another
     DIR/splits.png              the windows
     DIR/report/report.html      all of it as a page
@@ -21,9 +21,9 @@ decides on, so that one return per fold is not in the series, neither the agents
 baselines'. Costs are the sum over the folds, each of which began with the same money; their share
 is that sum over the money of one.
 
-Companions of a hierarchy (see evaluation.reference_policies) are stitched by seed and name. An
-expert of one fold has nothing but its number from that of another, which is why their mean is shown
-and no best one: that would be chosen after the fact.
+Reference policies of a hierarchy (see evaluation.reference_policies) are stitched by seed and name.
+An expert of one fold has nothing but its number from that of another, which is why their mean is
+shown and no best one: that would be chosen after the fact.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from echelon.evaluation.trust import (
     LEAST_BARS,
     YARDSTICK,
     both_blocks,
-    companion_differences,
     compare,
     load_trust,
+    reference_differences,
     verdict,
 )
 from echelon.files import finite_values
@@ -171,7 +171,9 @@ class WalkForwardResult:
             if evaluation is None:
                 lines.append(about | {"who": AGENT, "seeds": 0})
                 continue
-            lines += _lines(about, evaluation.seeds, evaluation.baselines, evaluation.companions)
+            lines += _lines(
+                about, evaluation.seeds, evaluation.baselines, evaluation.reference_policies
+            )
         if self.stitched is not None:
             first, last = self.stitched.days
             about = {"fold": STITCHED, "first": first, "last": last, "problem": ""}
@@ -197,9 +199,11 @@ def _name_seeds(seeds: Mapping[int, _T]) -> dict[str, _T]:
     return {f"seed-{seed}": value for seed, value in seeds.items()}
 
 
-def _name_companions(companions: Mapping[int, Mapping[str, _T]]) -> dict[str, _T]:
+def _name_references(reference_policies: Mapping[int, Mapping[str, _T]]) -> dict[str, _T]:
     return {
-        f"seed-{s}-{name}": value for s, own in companions.items() for name, value in own.items()
+        f"seed-{s}-{name}": value
+        for s, own in reference_policies.items()
+        for name, value in own.items()
     }
 
 
@@ -207,9 +211,9 @@ def _lines(
     about: Mapping[str, object],
     seeds: Mapping[int, Measured],
     baselines: Mapping[str, Measured],
-    companions: Mapping[int, Mapping[str, Measured]],
+    reference_policies: Mapping[int, Mapping[str, Measured]],
 ) -> list[dict[str, object]]:
-    """The mean over the seeds with its std, each seed and baseline; companions the same way."""
+    """The mean over the seeds with its std, each seed, baseline and reference policy."""
 
     def singles(books: Mapping[str, Measured]) -> list[dict[str, object]]:
         return [
@@ -220,8 +224,8 @@ def _lines(
     return [
         _mean_line(about, AGENT, list(seeds.values())),
         *singles(_name_seeds(seeds) | dict(baselines)),
-        *(_mean_line(about, who, every) for who, every in by_row(companions).items()),
-        *singles(_name_companions(companions)),
+        *(_mean_line(about, who, every) for who, every in by_row(reference_policies).items()),
+        *singles(_name_references(reference_policies)),
     ]
 
 
@@ -240,7 +244,7 @@ class StitchedMeasures(NamedTuple):
 
     seeds: Mapping[int, Measured]
     baselines: Mapping[str, Measured]
-    companions: Mapping[int, Mapping[str, Measured]]
+    reference_policies: Mapping[int, Mapping[str, Measured]]
 
 
 @dataclass(frozen=True)
@@ -248,14 +252,14 @@ class Stitched:
     """Test windows one after another: T returns of every book.
 
     times[T], folds[T]: of each return
-    seeds, baselines, companions: those that every fold has; companions: by seed and name
+    seeds, baselines, reference_policies: those that every fold has, the last by seed and name
     """
 
     times: Times
     folds: tuple[str, ...]
     seeds: Mapping[int, Track]
     baselines: Mapping[str, Track]
-    companions: Mapping[int, Mapping[str, Track]]
+    reference_policies: Mapping[int, Mapping[str, Track]]
     periods_per_year: float
 
     @property
@@ -272,20 +276,24 @@ class Stitched:
             {name: track.measures for name, track in self.baselines.items()},
             {
                 s: {n: track.measures for n, track in own.items()}
-                for s, own in self.companions.items()
+                for s, own in self.reference_policies.items()
             },
         )
 
     def frame(self) -> pl.DataFrame:
-        """time, fold, and a column of returns for each seed, baseline and companion."""
-        tracks = _name_seeds(self.seeds) | dict(self.baselines) | _name_companions(self.companions)
+        """time, fold, and a column of returns for each seed, baseline and reference policy."""
+        tracks = (
+            _name_seeds(self.seeds)
+            | dict(self.baselines)
+            | _name_references(self.reference_policies)
+        )
         returns = {name: track.returns for name, track in tracks.items()}
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
     def tree(self) -> dict[str, Any]:
         """Measures and span as JSON has them."""
         first, last = self.days
-        seeds, baselines, companions = self.measures
+        seeds, baselines, reference_policies = self.measures
         books = _name_seeds(seeds) | dict(baselines)
         tree = {
             "first": first,
@@ -294,10 +302,10 @@ class Stitched:
             "periods_per_year": self.periods_per_year,
             "measures": {name: finite_values(values) for name, values in books.items()},
         }
-        if companions:
-            tree["companions"] = {
+        if reference_policies:
+            tree["reference_policies"] = {
                 str(seed): {name: finite_values(values) for name, values in own.items()}
-                for seed, own in companions.items()
+                for seed, own in reference_policies.items()
             }
         return tree
 
@@ -305,7 +313,7 @@ class Stitched:
 def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     """Put the test windows of folds, by name and in the order of time, one after another.
 
-    Of seeds, baselines and companions, those that every fold has.
+    Of seeds, baselines and reference policies, those that every fold has.
     """
     every = list(evaluations.values())
     seeds = [s for s in every[0].seeds if all(s in e.seeds for e in every)]
@@ -313,8 +321,8 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     shared = {
         seed: [
             name
-            for name in every[0].companions.get(seed, {})
-            if all(name in e.companions.get(seed, {}) for e in every)
+            for name in every[0].reference_policies.get(seed, {})
+            if all(name in e.reference_policies.get(seed, {}) for e in every)
         ]
         for seed in seeds
     }
@@ -392,14 +400,15 @@ def statistics(
         for name, track in stitched.baselines.items()
         if (claim := compare(agents, track.returns, seed))
     }
-    companions = {
-        s: {n: track.returns for n, track in own.items()} for s, own in stitched.companions.items()
+    reference_policies = {
+        s: {n: track.returns for n, track in own.items()}
+        for s, own in stitched.reference_policies.items()
     }
     deflated = None if deflation is None else deflation.probability
     return {
         "sharpe_annual": None if interval is None else finite_values(interval),
         "differences": {name: both_blocks(claim) for name, claim in claims.items()},
-        **(companion_differences(agents, companions, seed) if deflation else {}),
+        **(reference_differences(agents, reference_policies, seed) if deflation else {}),
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         "looks": looks,
         "costs": _mean_sweep(sweeps),

@@ -106,7 +106,7 @@ class HierarchyPolicy:
         self._alerts.append(alert)
         self.log.subscribe(alert)
 
-    def companions(self) -> Mapping[str, Policy]:
+    def reference_policies(self) -> Mapping[str, Policy]:
         """The fixed-share hedge over the same experts, and each expert by itself."""
         hedge = HierarchyPolicy(
             self.experts, HedgeRouter(), self.config, self.seed, f"{self.name}, hedge"

@@ -4,14 +4,14 @@ A `RouterPolicy` chooses the expert in charge. It gets, bar by bar, what the exp
 earned, and at its decisions what the router would see: a network needs only the one, a rule over
 returns only the other. `HedgeRouter` is the rule that a router must beat.
 
-Companions are policies made of an agent's own parts (is the whole worth having?):
+Reference policies are policies made of an agent's own parts (is the whole worth having?):
 
     hedge           Fixed-Share over a hierarchy's experts, in the router's place: the same
                     decisions' rhythm, risk control and switching costs
     expert-0, …     each of its experts by itself, with no router and no risk control above it
 
-Whoever evaluates an agent backtests its companions on the same window. They are no rivals chosen
-beforehand, so that no verdict rests on them.
+Whoever evaluates an agent backtests its reference policies on the same window. They are no rivals
+chosen beforehand, so that no verdict rests on them.
 
 Axes: `E` books, `K` experts, `O` entries of an observation.
 """
@@ -79,27 +79,27 @@ class HedgeRouter:
 
 @runtime_checkable
 class Accompanied(Protocol):
-    """A policy with companions."""
+    """A policy with reference policies."""
 
-    def companions(self) -> Mapping[str, Policy]:
+    def reference_policies(self) -> Mapping[str, Policy]:
         """Name → policy; a name is `HEDGE` or of `expert_key`, and part of file names."""
 
 
-def companions_of(policy: object) -> Mapping[str, Policy]:
-    """The companions of a policy; none of one that has no parts."""
-    return policy.companions() if isinstance(policy, Accompanied) else {}
+def reference_policies_of(policy: object) -> Mapping[str, Policy]:
+    """The reference policies of a policy; none of one that has no parts."""
+    return policy.reference_policies() if isinstance(policy, Accompanied) else {}
 
 
 def expert_key(number: int) -> str:
-    """Name of the expert with this number among the companions."""
+    """Name of the expert with this number among the reference policies."""
     return f"{_EXPERT}{number}"
 
 
-def sort_companions(names: Iterable[str]) -> list[str]:
+def sort_reference_policies(names: Iterable[str]) -> list[str]:
     """The hedge, then the experts by number."""
     return sorted(names, key=lambda n: int(n.removeprefix(_EXPERT)) if is_expert_key(n) else -1)
 
 
 def is_expert_key(name: str) -> bool:
-    """Whether a companion is an expert by itself."""
+    """Whether a reference policy is an expert by itself."""
     return name.startswith(_EXPERT)

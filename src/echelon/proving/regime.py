@@ -520,7 +520,7 @@ class RegimeHierarchyPart(TrainingPart):
         own = trade_draws(policy, arena, config, lambda: in_charge.append(policy.in_charge))
         returns, chosen = {"hierarchy": own.returns}, np.stack(in_charge)  # [S,D] both
         experts = policy.experts
-        returns["hedge"] = trade_draws(policy.companions()[HEDGE], arena, config).returns
+        returns["hedge"] = trade_draws(policy.reference_policies()[HEDGE], arena, config).returns
         singles = [trade_draws(expert, arena, config).returns for expert in experts]
         returns |= {f"expert {k}": earned for k, earned in enumerate(singles)}
         regime = np.stack([draw.regime for draw in setting.test], axis=1)

@@ -121,7 +121,7 @@ def gather_walk(directory: Path) -> WalkData:
             returns = _read(directory / f"{STITCHED}.parquet", about["measures"], resume)
             stitched = _split(directory, walk, about, returns)
             statistics = {name: tree["statistics"][name] for name in _STATISTICS}
-            statistics["companions"] = tree["statistics"].get("companions", {})
+            statistics["reference_policies"] = tree["statistics"].get("reference_policies", {})
             rate = about["periods_per_year"]
             statistics |= {"bars": about["periods"], "periods_per_year": rate, "split": "test"}
     text = (directory / "base.yaml").read_text(encoding="utf-8")

@@ -206,12 +206,14 @@ def _split(run: Path, name: str) -> SplitData:
             f"{evaluation.directory / 'summary.json'}: no seed in it. Run `echelon evaluate {run} "
             f"--split {name}` again."
         )
-    companions = evaluation.companions.values()
+    reference_policies = evaluation.reference_policies.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
-    known += [values for own in companions for values in own.values()]
+    known += [values for own in reference_policies for values in own.values()]
     missing = [name for name in LABELS if any(name not in values for values in known)]
     missing += [
-        name for name in (HEDGE, expert_key(0)) if any(name not in own for own in companions)
+        name
+        for name in (HEDGE, expert_key(0))
+        if any(name not in own for own in reference_policies)
     ]
     if missing:
         raise StoreError(

@@ -237,7 +237,7 @@ def orders_table(split: SplitData, words: Words) -> Table | None:
 
 def references_table(split: SplitData, words: Words) -> Table:
     """A row a measure: the agent and the rows over its experts, mean ± std over seeds."""
-    columns = with_best(split.evaluation.companions)
+    columns = with_best(split.evaluation.reference_policies)
     head = [words("measure"), words("agent"), *map(words.reference, columns)]
     rows: list[list[Content]] = []
     for name in REFERENCES:
@@ -250,7 +250,7 @@ def references_table(split: SplitData, words: Words) -> Table:
 
 def references_by_seed(split: SplitData, words: Words) -> Table:
     """Annual Sharpe ratios: a row a reference policy, a column a seed."""
-    references, seeds = split.evaluation.companions, split.evaluation.seeds
+    references, seeds = split.evaluation.reference_policies, split.evaluation.seeds
     ratio = LABELS["sharpe_annual"].format
     head = [words.measure("sharpe_annual"), *(words.name(f"seed-{seed}") for seed in seeds)]
     rows = [[words("agent"), *(ratio(values["sharpe_annual"]) for values in seeds.values())]]

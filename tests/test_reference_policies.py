@@ -32,7 +32,7 @@ from echelon.evaluation.reference_policies import (
     BEST_EXPERT,
     EXPERTS_MEAN,
     by_row,
-    companion_returns,
+    reference_returns,
     with_best,
 )
 from echelon.evaluation.statistics import judge
@@ -40,7 +40,7 @@ from echelon.evaluation.trust import load_trust
 from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
 from echelon.ops.measures import LABELS
 from echelon.population.policy import HierarchyPolicy
-from echelon.population.reference_policies import HEDGE, HedgeRouter, companions_of
+from echelon.population.reference_policies import HEDGE, HedgeRouter, reference_policies_of
 from echelon.report.run.gather import gather
 from echelon.report.texts import Words
 from echelon.report.walkforward import write_walk_forward_report
@@ -119,9 +119,9 @@ def tree_of(path: Path) -> dict[str, Any]:
 # The policy
 
 
-def test_companions_are_the_hedge_over_the_same_experts_and_each_expert() -> None:
+def test_reference_policies_are_the_hedge_over_the_same_experts_and_each_expert() -> None:
     world, agent = world_of(), hierarchy(1)
-    found = companions_of(agent)
+    found = reference_policies_of(agent)
     assert tuple(found) == NAMES
     hedge = HierarchyPolicy(agent.experts, HedgeRouter(rate=60.0, share=0.004), CONFIG, 1)
     wanted = run_backtest(hedge, world, world.span("test"), CONFIG)
@@ -133,7 +133,7 @@ def test_companions_are_the_hedge_over_the_same_experts_and_each_expert() -> Non
 
 
 def test_agent_without_parts_brings_nobody_along() -> None:
-    assert companions_of(Momentum(3)) == {}
+    assert reference_policies_of(Momentum(3)) == {}
 
 
 # Rows
@@ -159,33 +159,36 @@ def test_best_expert_is_chosen_by_sharpe_and_keeps_its_other_measures() -> None:
 
 
 def test_returns_of_a_ruined_expert_are_nothing_after_its_end() -> None:
-    found = companion_returns(
+    found = reference_returns(
         {1: {HEDGE: np.ones(3), "expert-0": np.ones(1), "expert-1": np.ones(3)}}, 3
     )
     assert found[HEDGE].tolist() == [[1.0], [1.0], [1.0]]
     assert found[EXPERTS_MEAN].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
-    assert companion_returns({}, 3) == {}
+    assert reference_returns({}, 3) == {}
 
 
 # Evaluation
 
 
-def test_evaluation_has_the_backtests_of_every_seeds_companions(run: Path) -> None:
+def test_evaluation_has_the_backtests_of_every_seeds_reference_policies(run: Path) -> None:
     found = load_evaluation(run, "test")
-    assert {seed: tuple(own) for seed, own in found.companions.items()} == dict.fromkeys(
+    assert {seed: tuple(own) for seed, own in found.reference_policies.items()} == dict.fromkeys(
         SEEDS, NAMES
     )
     world = world_of()
     for seed in SEEDS:
-        for name, policy in companions_of(hierarchy(seed)).items():
+        for name, policy in reference_policies_of(hierarchy(seed)).items():
             backtest = run_backtest(policy, world, world.span("test"), CONFIG)
             wanted = backtest.measures.as_dict()
-            assert found.companions[seed][name] == pytest.approx(wanted, nan_ok=True), (seed, name)
+            assert found.reference_policies[seed][name] == pytest.approx(wanted, nan_ok=True), (
+                seed,
+                name,
+            )
             equity = found.tables(name, seed).equity
             np.testing.assert_array_equal(equity["value"].to_numpy(), backtest.value)
 
 
-def test_differences_to_companions_pair_the_same_days(run: Path) -> None:
+def test_differences_to_reference_policies_pair_the_same_days(run: Path) -> None:
     trust, found = load_trust(run, "test"), load_evaluation(run, "test")
     assert trust is not None
 
@@ -194,20 +197,22 @@ def test_differences_to_companions_pair_the_same_days(run: Path) -> None:
         return np.column_stack([e["return"][1:].to_numpy() for e in every])
 
     agents, hedges, experts = returns("agent"), returns("hedge"), returns("expert-0", "expert-1")
-    assert tuple(trust["companions"]) == (EXPERTS_MEAN, HEDGE)  # as JSON sorts them
+    assert tuple(trust["reference_policies"]) == (EXPERTS_MEAN, HEDGE)  # as JSON sorts them
     for name, theirs in ((HEDGE, hedges), (EXPERTS_MEAN, experts)):
         claim = judge(agents, theirs, math.nan, seed=42)
         for kind in ("single", "double"):
-            wanted, got = getattr(claim, kind), trust["companions"][name][kind]
+            wanted, got = getattr(claim, kind), trust["reference_policies"][name][kind]
             assert (got["estimate"], got["low"], got["high"]) == pytest.approx(
                 (wanted.estimate, wanted.low, wanted.high)
             )
 
 
-def test_companions_change_nothing_else_of_an_evaluation(run: Path, plain_run: Path) -> None:
+def test_reference_policies_change_nothing_else_of_an_evaluation(
+    run: Path, plain_run: Path
+) -> None:
     for name in ("summary.json", "trust.json"):
         ours, theirs = (tree_of(r / "evaluations" / "test" / name) for r in (run, plain_run))
-        assert ours.pop("companions")
+        assert ours.pop("reference_policies")
         for tree in (ours, theirs):
             tree.pop("evaluated", None)
             tree.pop("run", None)
@@ -242,7 +247,7 @@ def test_report_shows_hedge_hindsight_and_mean_in_both_languages(run: Path) -> N
     text = text_of(html_of(run))
     best = [
         max(own[f"expert-{k}"]["sharpe_annual"] for k in (0, 1))
-        for own in found.companions.values()
+        for own in found.reference_policies.values()
     ]
     ratio = LABELS["sharpe_annual"]
     row = text.partition(EN("row_experts"))[2].partition(EN.measure("sharpe_annual"))[2]
@@ -255,17 +260,17 @@ def test_evaluation_of_before_is_reported_without_them(run: Path, tmp_path: Path
     for name in ("summary.json", "trust.json"):
         file = old / "evaluations" / "test" / name
         tree = tree_of(file)
-        del tree["companions"]
+        del tree["reference_policies"]
         file.write_text(json.dumps(tree), encoding="utf-8")
-    assert load_evaluation(old, "test").companions == {}
+    assert load_evaluation(old, "test").reference_policies == {}
     assert EN("reference") not in html_of(old)
 
 
-def test_summary_with_half_the_companions_is_refused(run: Path, tmp_path: Path) -> None:
+def test_summary_with_half_the_reference_policies_is_refused(run: Path, tmp_path: Path) -> None:
     bad = shutil.copytree(run, tmp_path / "bad")
     file = bad / "evaluations" / "test" / "summary.json"
     tree = tree_of(file)
-    del tree["companions"]["43"]["hedge"]
+    del tree["reference_policies"]["43"]["hedge"]
     file.write_text(json.dumps(tree), encoding="utf-8")
     with pytest.raises(StoreError, match=r"summary.json: 'hedge' is missing"):
         gather(bad, None)
@@ -274,7 +279,7 @@ def test_summary_with_half_the_companions_is_refused(run: Path, tmp_path: Path) 
 # A walk-forward
 
 
-def test_walk_forward_stitches_companions_by_seed_and_shows_no_maximum(walk: Path) -> None:
+def test_walk_forward_stitches_reference_policies_by_seed_and_shows_no_maximum(walk: Path) -> None:
     table = pl.read_parquet(walk / "walk_forward.parquet")
     for fold in ("fold-0", "fold-1", "stitched"):
         whos = table.filter(pl.col("fold") == fold)["who"].to_list()
@@ -298,10 +303,12 @@ def test_walk_forward_stitches_companions_by_seed_and_shows_no_maximum(walk: Pat
     assert lines[EXPERTS_MEAN]["sharpe_annual"] == pytest.approx(np.mean(experts))
 
 
-def test_companions_change_nothing_else_of_a_walk_forward(walk: Path, plain_walk: Path) -> None:
+def test_reference_policies_change_nothing_else_of_a_walk_forward(
+    walk: Path, plain_walk: Path
+) -> None:
     ours, theirs = (tree_of(w / "walk_forward.json") for w in (walk, plain_walk))
-    assert ours["stitched"].pop("companions")
-    assert set(ours["statistics"].pop("companions")) == {HEDGE, EXPERTS_MEAN}
+    assert ours["stitched"].pop("reference_policies")
+    assert set(ours["statistics"].pop("reference_policies")) == {HEDGE, EXPERTS_MEAN}
     assert ours == theirs
 
 
