@@ -103,7 +103,7 @@ def without_losses(learner: HierarchyLearner) -> Everything:
     return Everything(found.tensors, found.state | {"events": kept})
 
 
-Call = Callable[[Callable[..., Any], Mapping[int, Any]], dict[int, Any]]
+Call = Callable[[str, Mapping[int, Any]], dict[int, Any]]
 
 
 def dying(
@@ -117,8 +117,8 @@ def dying(
     call: Call = pool._call
     left = [times]
 
-    def fatal(called: Callable[..., Any], arguments: Mapping[int, Any]) -> dict[int, Any]:
-        if called.__name__ == method and left[0] and arguments:
+    def fatal(called: str, arguments: Mapping[int, Any]) -> dict[int, Any]:
+        if called == method and left[0] and arguments:
             left[0] -= 1
             kill_worker(learner, min(arguments) % 2)
         return call(called, arguments)
