@@ -569,18 +569,25 @@ def run_cases(harness: Harness, cases: Sequence[Case], jobs: int) -> list[Outcom
     ]
     by_number = {case.number: case for case in cases}
     outcomes: list[Outcome] = []
-    while True:
-        done = all(lane.ended() for lane in lanes)
-        rows = [row for lane in range(jobs) for row in _rows(harness.work / f"lane-{lane}.jsonl")]
-        known = {outcome.number for outcome in outcomes}
-        for row in rows:
-            outcome = Outcome(**row)
-            if outcome.number not in known:
-                outcomes.append(outcome)
-                print_outcome(by_number[outcome.number], outcome)
-        if done:
-            break
-        time.sleep(0.3)
+    try:
+        while True:
+            done = all(lane.ended() for lane in lanes)
+            rows = [
+                row for lane in range(jobs) for row in _rows(harness.work / f"lane-{lane}.jsonl")
+            ]
+            known = {outcome.number for outcome in outcomes}
+            for row in rows:
+                outcome = Outcome(**row)
+                if outcome.number not in known:
+                    outcomes.append(outcome)
+                    print_outcome(by_number[outcome.number], outcome)
+            if done:
+                break
+            time.sleep(0.3)
+    except KeyboardInterrupt:
+        for lane in lanes:
+            lane.end_all()
+        return outcomes
     for k, running in enumerate(lanes):
         if running.code != 0:
             log = (harness.work / f"lane-{k}.log").read_text(encoding="utf-8")
@@ -727,5 +734,8 @@ def _run_plan(
         while left > 0:
             batch.append(next(cases))
             left -= len(batch[-1].kills)
-        outcomes += run_cases(harness, batch, args.jobs)
+        done = run_cases(harness, batch, args.jobs)
+        outcomes += done
+        if len(done) < len(batch):  # Ctrl-C: the table is of what was done
+            break
     return outcomes
