@@ -61,6 +61,7 @@ from bench._sac_peer import (
     see_windows,
 )
 from bench.a2c import ASSETS, FEATURES, SEED, make_world
+from echelon.agents import expert
 from echelon.agents.expert import ExpertLearner, SACLearner
 from echelon.agents.offpolicy import OffPolicy
 from echelon.agents.replay import Replay
@@ -269,7 +270,7 @@ def clocked(learner: ExpertLearner) -> Iterator[dict[str, float]]:
     with (
         clock("collect", learner, "_collect"),
         clock("draw", learner.replay, "sample"),
-        clock("batch", learner, "_batch"),
+        clock("batch", expert, "replayed_obs"),
         clock("update", learner.core, "update"),
     ):
         yield spent
@@ -291,8 +292,8 @@ def products_of(learner: ExpertLearner, rounds: int = 3) -> Shares:
         parts.append(spent)
         products.append(mode.seconds)
 
-    def middle(found: list[dict[str, float]]) -> dict[str, float]:
-        return {name: median(one[name] for one in found) / bars for name in found[0]}
+    def middle(rounds: list[dict[str, float]]) -> dict[str, float]:
+        return {name: median(spent[name] for spent in rounds) / bars for name in rounds[0]}
 
     return Shares(mine.bar, middle(parts), middle(products))
 
