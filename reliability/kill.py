@@ -585,8 +585,8 @@ def run_cases(harness: Harness, cases: Sequence[Case], jobs: int) -> list[Outcom
                 break
             time.sleep(0.3)
     except KeyboardInterrupt:
-        for lane in lanes:
-            lane.end_all()
+        for running in lanes:
+            running.end_all()
         return outcomes
     for k, running in enumerate(lanes):
         if running.code != 0:
