@@ -208,6 +208,15 @@ def test_damaged_summary_is_an_error(text: str, tmp_path: Path) -> None:
         load_evaluation(tmp_path, "test")
 
 
+def test_summary_without_a_seed_is_damaged(evaluated: Path, tmp_path: Path) -> None:
+    path = tmp_path / "evaluations" / "test" / "summary.json"
+    path.parent.mkdir(parents=True)
+    tree = json.loads((evaluated / "evaluations" / "test" / "summary.json").read_text())
+    path.write_text(json.dumps(tree | {"seeds": {}}))
+    with pytest.raises(StoreError, match=r"summary.json: missing or damaged.*seeds"):
+        load_evaluation(tmp_path, "test")
+
+
 def test_damaged_summary_is_mended_by_evaluating_again(run: Path) -> None:
     path = run / "evaluations" / "valid" / "summary.json"
     path.parent.mkdir(parents=True)

@@ -693,6 +693,16 @@ def test_fingerprint_follows_content_and_frequency(tmp_path: Path) -> None:
     assert TicksSource(path, freq="1d").info().fingerprint != before
 
 
+@pytest.mark.parametrize("symbol", [600000.0, time(9, 30)], ids=["number", "time"])
+def test_symbols_of_another_type_are_read_as_text(symbol: object, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    row = dict(zip(TRADES, (symbol, 20240102, 93000000, 10.1, 100), strict=True))
+    pl.DataFrame([row]).write_parquet(path)
+    bars = bars_of(TicksSource(path, freq="1d"))
+    assert len(bars) == 1
+    assert bars["symbol"].cast(pl.String)[0].startswith(str(symbol))
+
+
 def test_parquet_keeps_every_readable_row_typed(tmp_path: Path) -> None:
     header = (*TRADES, "申买价1", "申卖量2", "买一量", "备注")
     rows: list[Row] = [

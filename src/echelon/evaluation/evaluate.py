@@ -74,7 +74,7 @@ class _Summary(TypedDict):
     evaluated: str
     run: RunFacts
     best_steps: dict[Seed, int]
-    seeds: dict[Seed, MeasureValues]
+    seeds: Annotated[dict[Seed, MeasureValues], Field(min_length=1)]
     baselines: dict[str, MeasureValues]
     reference_policies: NotRequired[dict[Seed, dict[str, MeasureValues]]]
 

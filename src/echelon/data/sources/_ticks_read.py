@@ -328,6 +328,8 @@ def _keys(frame: pl.DataFrame, layout: TickLayout, problems: ProblemLog) -> pl.D
 
 def _symbols(cells: pl.Series) -> pl.Series:
     """Without blanks around, null where nothing is left."""
+    if cells.dtype not in (pl.String, pl.Categorical):  # a Parquet file may hold anything
+        cells = cells.cast(pl.String)
     codes = cells.unique().cast(pl.String)  # few: look at those, not at all rows
     if (codes != codes.str.strip_chars(_BLANK)).any() or is_missing(codes).any():
         text = cells.cast(pl.String).str.strip_chars(_BLANK)
