@@ -286,16 +286,24 @@ def _nudge(rng: Rng, node: Any, key: Any) -> None:
                 value[:-1],
                 value + value,
                 [*value, odd(rng)],
-                dict(enumerate(map(str, value))),
-                str(value)[:200],
+                dict(enumerate(map(_text, value))),
+                _text(value),
             )
         )
     elif isinstance(value, dict):
         node[key] = rng.choice(
-            (list(value), list(value.items()), str(value)[:200], {**value, word(rng): odd(rng)})
+            (list(value), list(value.items()), _text(value), {**value, word(rng): odd(rng)})
         )
     else:  # what an earlier change put there: a tuple, a date, bytes
-        node[key] = str(value)[:200]
+        node[key] = _text(value)
+
+
+def _text(value: object) -> str:
+    """How it prints, cut; an earlier change may have nested it beyond what can be printed."""
+    try:
+        return str(value)[:200]
+    except RecursionError:
+        return "[" * 200
 
 
 def _drop(rng: Rng, node: Any, key: Any) -> None:
