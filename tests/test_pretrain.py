@@ -586,14 +586,16 @@ def _bayes_r2(market: PlantedMarket, worlds: list[World], horizon: int) -> float
 
 
 def test_facts_are_read_without_the_weights_and_only_whole(tmp_path: Path) -> None:
-    assert pretraining.read_encoder_facts(tmp_path) is None
+    assert pretraining.read_encoder_document(tmp_path) is None
     made = ensured(tmp_path, tiny("pretrain.epochs=1"), a_world())
     assert made is not None
     (tmp_path / "encoder" / "weights.safetensors").unlink()
-    assert pretraining.read_encoder_facts(tmp_path) == made.facts
+    document = pretraining.read_encoder_document(tmp_path)
+    assert document is not None
+    assert document["facts"] == made.facts
     _flip_a_byte(tmp_path / "encoder" / "encoder.json")
     with pytest.raises(StoreError, match=r"encoder\.json.*damaged"):
-        pretraining.read_encoder_facts(tmp_path)
+        pretraining.read_encoder_document(tmp_path)
 
 
 def test_summary_tells_rivals_that_are_beaten_from_those_that_are_not() -> None:

@@ -5,11 +5,10 @@
    a run shares the rows of its windows.
 2. A linear head on the embedding foretells the targets below for every horizon.
    Linear, so that what is known about the future lies open in the embedding.
-3. In a quarter of the runs, encoded a second time, a share of the rows is hidden (zeroed), and a
-   linear decoder has to tell them from the embedding of the window. A window has one embedding,
-   so this asks it to remember what is in it. In a pass of its own: targets foretold from windows
-   with holes would be foretold worse. With a tenth of the weight: with all of it, the forecasts
-   lose half of their lead over a linear model on the planted trend.
+3. A quarter of the runs is encoded a second time with a share of the rows hidden (zeroed), and a
+   linear decoder has to tell them from the embedding of the window. A second time: targets
+   foretold from windows with holes would be foretold worse. With a tenth of the weight: with all
+   of it, the forecasts lose half of their lead over a linear model on the planted trend.
 4. AdamW on the sum. What is kept and judged is the running mean of the weights: forecasts of
    returns are nearly all noise, and so is the last step of any optimizer.
 5. After each pass the loss on the first half of the validation window; the best weights so far are
@@ -47,6 +46,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,22 +81,18 @@ _QUIET = 0.1
 zero would outweigh all others."""
 _STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Strengths of the ridge, in units of each feature's own variance."""
-_HELD_OUT = 0.2
-"""Last part of each train stretch, on which the ridge's strength is chosen."""
 _CHUNK_CELLS = 4_000_000
 """Numbers of flattened windows that are held at a time: 16 MB."""
 _RUN_BARS = 16
 """Neighbouring rows that are encoded together."""
-_MASKED_RUNS = 4
-"""One run in so many is encoded a second time, with rows hidden."""
-_MASKED_WEIGHT = 0.1
+_MASKED_RUNS, _MASKED_WEIGHT = 4, 0.1
+"""One run in so many is encoded a second time, with rows hidden; weight of its loss."""
 _AVERAGED_STEPS = 500
 """Steps over which the running mean of the weights forgets."""
 _GRAD_CLIP = 1.0
 _CHUNK_BARS = 256
 
-_WEIGHTS, _FACTS = "weights.safetensors", "encoder.json"
-_FILES = TensorFiles(_WEIGHTS, _FACTS, "encoder", 1, "another directory")
+_FILES = TensorFiles("weights.safetensors", "encoder.json", "encoder", 1, "another directory")
 _NAME = "encoder"
 _SECTIONS = ("window", "features", "normalization", "split", "pretrain")
 _MODEL_KEYS = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
@@ -128,8 +124,8 @@ class StoredEncoder(NamedTuple):
     facts: dict[str, Any]
 
 
-class _Document(TypedDict):
-    """What encoder.json says besides versions and hashes of files."""
+class EncoderDocument(TypedDict):
+    """What encoder.json says besides versions; facts: see `Pretrained`."""
 
     origin: Origin
     facts: dict[str, Any]
@@ -160,31 +156,32 @@ def read_encoder(directory: Path, origin: Origin) -> StoredEncoder | None:
     path = standing_directory(directory / _NAME)
     if path is None:
         return None
-    remedy = _remedy(path)
+    file, remedy = path / _FILES.document, _remedy(path)
     document, data = _FILES.read(path, remedy)
-    written = check_tree(document, _Document, path / _FACTS, remedy)
-    _require_origin(path / _FACTS, written["origin"], origin)
+    written = check_tree(document, EncoderDocument, file, remedy)
+    words = {
+        "config": "configuration (window, features, normalization, split, model, pretrain)",
+        "n_features": "number of features",
+        "data": "data",
+        "seed": "seed",
+    }
+    for name, there, here in zip(Origin._fields, written["origin"], origin, strict=True):
+        if there != here:
+            raise StoreError(
+                f"{file}: the encoder was pre-trained with another {words[name]}: "
+                f"{shorten(there)[:12]}, expected {str(here)[:12]}. Go on with what it was made "
+                "of, or use another directory."
+            )
     return StoredEncoder(_FILES.unpack(data, path, remedy), written["facts"])
 
 
-def read_encoder_facts(directory: Path) -> dict[str, Any] | None:
+def read_encoder_document(directory: Path) -> EncoderDocument | None:
     """What is known of the encoder of a run, checked; None where it has none."""
-    document = _read_document(directory)
-    return None if document is None else document["facts"]
-
-
-def encoder_file_hash(directory: Path) -> str | None:
-    """Hash of the weights of the encoder of a run; None where it has none."""
-    document = _read_document(directory)
-    return None if document is None else document["tensors_sha256"]
-
-
-def _read_document(directory: Path) -> _Document | None:
     path = standing_directory(directory / _NAME)
     if path is None:
         return None
-    remedy = _remedy(path)
-    return check_tree(_FILES.read_document(path, remedy), _Document, path / _FACTS, remedy)
+    document = _FILES.read_document(path, _remedy(path))
+    return check_tree(document, EncoderDocument, path / _FILES.document, _remedy(path))
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,6 @@ class Pretrained:
 
     facts: as JSON has it; `enabled`, and where that is true `epochs`, `best_epoch`, `ending`,
         `train_loss`, `valid_loss` (one per pass), `cells`, `masked_r2` and `scores`
-        (see `pretraining.scores`)
     """
 
     encoder: Encoder
@@ -244,43 +240,21 @@ def ensure_encoder(
     origin = Origin.from_config(config, n_features, data, seed)
     with exclusive_lock(directory / ".encoder.lock", f"the encoder in {directory}", wait=True):
         stored = read_encoder(directory, origin)
-        if stored is not None:
-            torch.set_num_threads(config.train.threads)
-            return Pretrained(_rebuild(config, n_features, directory, stored.tensors), stored.facts)
-        made = pretrain(config, world, seed, valid=valid, should_stop=should_stop)
-        if made is not None:
-            write_encoder(directory, origin, made.encoder.state_dict(), made.facts)
-        return made
-
-
-def _rebuild(
-    config: Config, n_features: int, directory: Path, tensors: Mapping[str, Tensor]
-) -> Encoder:
-    with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
-        encoder = build_encoder(config, n_features)
-    try:
-        encoder.load_state_dict(dict(tensors))
-    except RuntimeError as error:
-        path = directory / _NAME
-        what = f"of another network: {error}"
-        raise DamagedError(path / _WEIGHTS, what, _remedy(path)) from None
-    return encoder.eval()
-
-
-def _require_origin(path: Path, written: Origin, wanted: Origin) -> None:
-    words = {
-        "config": "configuration (window, features, normalization, split, model, pretrain)",
-        "n_features": "number of features",
-        "data": "data",
-        "seed": "seed",
-    }
-    for name, value in wanted._asdict().items():
-        if getattr(written, name) != value:
-            there, here = shorten(getattr(written, name))[:12], str(value)[:12]
-            raise StoreError(
-                f"{path}: the encoder was pre-trained with another {words[name]}: {there}, "
-                f"expected {here}. Go on with what it was made of, or use another directory."
-            )
+        if stored is None:
+            made = pretrain(config, world, seed, valid=valid, should_stop=should_stop)
+            if made is not None:
+                write_encoder(directory, origin, made.encoder.state_dict(), made.facts)
+            return made
+        torch.set_num_threads(config.train.threads)
+        with torch.random.fork_rng(devices=[]):  # drawing weights would move the caller's generator
+            encoder = build_encoder(config, n_features)
+        try:
+            encoder.load_state_dict(stored.tensors)
+        except RuntimeError as error:
+            path = directory / _NAME
+            what = f"of another network: {error}"
+            raise DamagedError(path / _FILES.tensors, what, _remedy(path)) from None
+        return Pretrained(encoder.eval(), stored.facts)
 
 
 def _remedy(path: Path) -> str:
@@ -332,13 +306,17 @@ class Pretraining:
     def __init__(
         self, config: Config, world: World, valid: World, encoder: Encoder, seed: int
     ) -> None:
-        self.config, self.seed = config, seed
-        self.world, self.valid = world, valid
+        self.config, self.seed, self.world, self.valid = config, seed, world, valid
         horizons = config.pretrain.horizons
         self.train_pieces = world.spans("train")
         self.stop_pieces, self.score_pieces = _halves(valid.spans("valid"))
-        if valid is world:
-            _refuse_overlap(self.train_pieces, valid.spans("valid"))
+        for a, b in product(self.train_pieces, valid.spans("valid") if valid is world else ()):
+            if a.start < b.stop and b.start < a.stop:
+                raise DataError(
+                    f"the train window (rows {a.start} to {a.stop - 1}) and the validation window "
+                    f"({b.start} to {b.stop - 1}) overlap, so nothing would be out of sample. "
+                    "Keep split.train and split.valid apart, or hand in a validation world."
+                )
         self.scale = fit_scale(world, self.train_pieces, horizons)
         self.y = outcomes(world, self.train_pieces, horizons, self.scale)
         self.y_stop = _rows(
@@ -355,10 +333,7 @@ class Pretraining:
         self.rng = stream(seed, "pretrain", "batches")
 
     def run(self, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """Train to the end and compare with the rivals: the facts; None: stopped.
-
-        Leaves the encoder at its best weights.
-        """
+        """Train to the end, leave the best weights, compare with the rivals; None: stopped."""
         settings = self.config.pretrain
         weights: list[Tensor] = list(self.net.parameters())
         optimizer = torch.optim.AdamW(
@@ -542,10 +517,7 @@ def _behind(world: World, rows: range, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def whole_windows(world: World, pieces: Pieces) -> Tensor:
-    """Features of whole windows, one after another, as an encoder is shown them to fit itself.
-
-    None crosses from one stretch to the next.
-    """
+    """Features of whole windows, one after another; none crosses from one stretch to the next."""
     parts = []
     for piece in pieces:
         n_rows = (len(piece) + world.window - 1) // world.window * world.window
@@ -574,17 +546,6 @@ def _halves(pieces: Pieces) -> tuple[Pieces, Pieces]:
     (piece,) = pieces
     cut = piece.start + len(piece) // 2
     return (range(piece.start, cut),), (range(cut, piece.stop),)
-
-
-def _refuse_overlap(train: Pieces, valid: Pieces) -> None:
-    for a in train:
-        for b in valid:
-            if a.start < b.stop and b.start < a.stop:
-                raise DataError(
-                    f"the train window (rows {a.start} to {a.stop - 1}) and the validation window "
-                    f"({b.start} to {b.stop - 1}) overlap, so nothing would be out of sample. "
-                    "Keep split.train and split.valid apart, or hand in a validation world."
-                )
 
 
 class Scale(NamedTuple):
@@ -681,7 +642,7 @@ def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
     n_weights = world.window * world.x.shape[2] + 1
     early, between, late = (_Moments(n_weights, y.shape[2]) for _ in range(3))
     for piece in pieces:
-        cut = piece.stop - int(_HELD_OUT * len(piece))
+        cut = piece.stop - len(piece) // 5
         first = max(piece.start, cut - reach)
         parts = (range(piece.start, first), range(first, cut), range(cut, piece.stop))
         for moments, rows in zip((early, between, late), parts, strict=True):
@@ -777,13 +738,11 @@ def scores(forecasts: Forecasts, horizons: Sequence[int], seed: int) -> dict[str
     over_linear, over_last, over_mean: the rival's squared error less the encoder's, with a 95 %
         interval over time; above zero: the encoder is better
     """
-    reach = (*horizons, *horizons)
-    return {
-        name: _score(
-            Forecasts(*(part[..., k] for part in forecasts)), reach[k], stream(seed, "scores", name)
-        )
-        for k, name in enumerate(target_names(horizons))
-    }
+    scored = {}
+    for k, name in enumerate(target_names(horizons)):
+        own = Forecasts(*(part[..., k] for part in forecasts))
+        scored[name] = _score(own, horizons[k % len(horizons)], stream(seed, "scores", name))
+    return scored
 
 
 def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -799,7 +758,10 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
         name: (np.where(both if name == "last" else known, y - part, np.nan)) ** 2
         for name, part in said.items()
     }
-    mse = {name: _mean(error) for name, error in errors.items()}
+    mse = {
+        name: float(np.nanmean(error, dtype=np.float64)) if np.isfinite(error).any() else None
+        for name, error in errors.items()
+    }
     score: dict[str, Any] = {
         "cells": int(known.sum()),
         "mse": mse,
@@ -810,8 +772,7 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
         },
     }
     for rival in ("linear", "last", "mean"):
-        gain = errors[rival] - errors["encoder"]
-        score[f"over_{rival}"] = _over_time(gain, horizon, rng)
+        score[f"over_{rival}"] = _over_time(errors[rival] - errors["encoder"], horizon, rng)
     return score
 
 
@@ -828,10 +789,6 @@ def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> dict[s
         name: None if isinstance(value, float) and not np.isfinite(value) else value
         for name, value in interval._asdict().items()
     }
-
-
-def _mean(errors: Floats32) -> float | None:
-    return float(np.nanmean(errors, dtype=np.float64)) if np.isfinite(errors).any() else None
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
@@ -862,17 +819,13 @@ def summary(facts: Mapping[str, Any]) -> list[str]:
 
 def _verdict(score: Mapping[str, Any]) -> str:
     """Which rivals the encoder is better than, not distinguished from, worse than."""
-    verdicts: dict[str, list[str]] = {
-        "better than": [],
-        "not distinguished from": [],
-        "worse than": [],
-    }
+    words = ("better than", "not distinguished from", "worse than")
+    verdicts: dict[str, list[str]] = {word: [] for word in words}
     for rival in ("linear", "last", "mean"):
         interval = score.get(f"over_{rival}") or {}
         if interval.get("low") is None:
             continue
-        above, below = interval["low"] > 0.0, interval["high"] < 0.0
-        word = "better than" if above else "worse than" if below else "not distinguished from"
-        verdicts[word].append(rival)
+        place = 0 if interval["low"] > 0.0 else 2 if interval["high"] < 0.0 else 1
+        verdicts[words[place]].append(rival)
     parts = [f"{word} {' and '.join(rivals)}" for word, rivals in verdicts.items() if rivals]
     return ", ".join(parts) or "too few bars to compare them"

@@ -158,13 +158,13 @@ def _tell_once(run: Path) -> Callable[[int], None]:
     said: list[int] = []
 
     def tell(seed: int) -> None:
-        from echelon.agents.pretraining import read_encoder_facts, summary
+        from echelon.agents.pretraining import read_encoder_document, summary
         from echelon.training.run import read_learner_facts, seed_directory
 
         if not said:
             said.append(seed)
-            encoder = read_encoder_facts(run)
-            lines = [] if encoder is None else summary(encoder)
+            encoder = read_encoder_document(run)
+            lines = [] if encoder is None else summary(encoder["facts"])
             for line in (*lines, *read_learner_facts(seed_directory(run, seed)).lines()):
                 err.print(Text(line), soft_wrap=True)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from echelon.agents.learner import Learner, LearnerFacts, TrainingSetup, learner_class
-from echelon.agents.pretraining import Pretrained, encoder_file_hash, ensure_encoder
+from echelon.agents.pretraining import Pretrained, ensure_encoder, read_encoder_document
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_backtest
 from echelon.config import Config, load_run_config, override_config
@@ -108,8 +108,10 @@ def load_policy(
 
 def encoder_hash(config: Config, directory: Path) -> str | None:
     """Hash of the run's encoder, which the learner in `directory` stands on; None without one."""
-    pretrained = ALGORITHMS[config.train.algo].pretrained
-    return encoder_file_hash(directory.parents[1]) if pretrained else None
+    if not ALGORITHMS[config.train.algo].pretrained:
+        return None
+    document = read_encoder_document(directory.parents[1])
+    return None if document is None else document["tensors_sha256"]
 
 
 def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable[[], bool]) -> bool:
