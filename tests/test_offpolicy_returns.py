@@ -40,7 +40,6 @@ class Drawn(NamedTuple):
     q_t: Tensor
     log_ratio_t: Tensor
     truncated: Tensor
-    valid: Tensor
 
 
 def drawn(length: int, n: int, seed: int) -> Drawn:
@@ -61,7 +60,6 @@ def drawn(length: int, n: int, seed: int) -> Drawn:
         q,
         ratios,
         coin(0.15),
-        ~coin(0.15),
     )
 
 
@@ -113,12 +111,9 @@ def test_vtrace_bounds_the_trace_by_its_own_c_bar() -> None:
 def pieces(d: Drawn, b: int) -> list[list[int]]:
     """The steps of sequence b, split where one does not go on from the other."""
     found: list[list[int]] = [[]]
-    for t, (valid, cut) in enumerate(
-        zip(d.valid[:, b].tolist(), d.truncated[:, b].tolist(), strict=True)
-    ):
-        if valid:
-            found[-1].append(t)
-        if cut or not valid:
+    for t, cut in enumerate(d.truncated[:, b].tolist()):
+        found[-1].append(t)
+        if cut:
             found.append([])
     return [piece for piece in found if piece]
 
@@ -160,9 +155,7 @@ def vtrace_written_out(d: Drawn, trace: float, rho_bar: float, c_bar: float) -> 
 def test_retrace_equals_the_sum_written_out(length: int, n: int, trace: float, seed: int) -> None:
     d = drawn(length, n, seed)
     c_t = trace_coefficients(d.log_ratio_t, trace)
-    got = retrace(
-        *(d.r_t, d.discount_t, d.v_next, d.q_t, c_t), truncated=d.truncated, valid=d.valid
-    )
+    got = retrace(d.r_t, d.discount_t, d.v_next, d.q_t, c_t, truncated=d.truncated)
     torch.testing.assert_close(got, retrace_written_out(d, trace), rtol=1e-11, atol=1e-11)
 
 
@@ -183,7 +176,6 @@ def test_vtrace_equals_the_sum_written_out(
         c_bar=c_bar,
         trace=trace,
         truncated=d.truncated,
-        valid=d.valid,
     )
     wanted = vtrace_written_out(d, trace, c_bar + more, c_bar)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
@@ -417,25 +409,6 @@ def test_vtrace_leaves_the_values_of_the_bounded_policy_as_they_are(
     assert bool(((v - of_pi).abs() > 0.05).any()) == (rho_bar < math.inf)
 
 
-def test_padding_may_hold_anything_and_ends_a_sequence_with_a_bootstrap() -> None:
-    d = drawn(7, 3, 4)
-    valid = torch.arange(7)[:, None] < torch.tensor([7, 4, 1])
-    c_t = trace_coefficients(d.log_ratio_t, 0.9)
-    padded = [
-        torch.where(valid, x, math.nan)
-        for x in (d.r_t, d.discount_t, d.v_next, d.q_t, c_t, d.v_t, d.log_ratio_t)
-    ]
-    r, g, v_next, q, c, v, ratio = padded
-    got_q = retrace(r, g, v_next, q, c, valid=valid)
-    got_v = vtrace(r, g, v, v_next, ratio, valid=valid)
-    for b, length in enumerate((7, 4, 1)):
-        short = [x[:length, b : b + 1] for x in padded]
-        r1, g1, v_next1, q1, c1, v1, ratio1 = short
-        assert torch.equal(got_q[:length, b : b + 1], retrace(r1, g1, v_next1, q1, c1))
-        assert torch.equal(got_v[:length, b : b + 1], vtrace(r1, g1, v1, v_next1, ratio1))
-        assert got_q[length:, b].tolist() == got_v[length:, b].tolist() == [0.0] * (7 - length)
-
-
 def test_sequences_do_not_mix() -> None:
     d = drawn(5, 3, 5)
     c_t = trace_coefficients(d.log_ratio_t, 1.0)
@@ -477,8 +450,8 @@ def test_masks_must_be_bool_and_of_the_same_shape() -> None:
     good = [torch.zeros(3, 2) for _ in range(5)]
     with pytest.raises(AssertionError, match=r"truncated is .*, not bool"):
         retrace(*good, truncated=torch.zeros(3, 2))
-    with pytest.raises(AssertionError, match=r"valid is not \[L,B\]"):
-        retrace(*good, valid=torch.ones(2, dtype=torch.bool))
+    with pytest.raises(AssertionError, match=r"truncated is not \[L,B\]"):
+        retrace(*good, truncated=torch.ones(2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

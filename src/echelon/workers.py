@@ -5,44 +5,39 @@
     done = run_jobs(train_seed, jobs, workers=2)               # results or Failures, in order
 
 **Pool.** `make(number)` is called in the process that hosts the member, which keeps its state from
-call to call. With one worker all members live in this process. Members of one process work one
-after the other, in the order they are named; processes work side by side. Values travel as copies,
-in one process too, so results do not depend on the number of workers as long as members share
-nothing that changes and draw random numbers from generators of their own.
+call to call. Members of one process work one after the other, in the order they are named;
+processes work side by side. Values travel as copies, in one process too, so results do not depend
+on the number of workers as long as members share nothing that changes and draw random numbers from
+generators of their own.
 
 **Jobs.** A task is a module-level function `task(job, report, should_stop) -> result`. A worker
-that has done a job gets the next one: starting one takes seconds. With one worker everything
-happens in this process.
+that has done a job gets the next one: starting one takes seconds.
 
-What goes wrong:
+With one worker, members and jobs are in this process. What goes wrong:
 
 - An `EchelonError` is a `Failure` in the result's place; the others go on. Any other exception is
   a bug: a pool raises it once all have answered, a job's is a Failure with the traceback.
 - A process dies, killed or out of memory: a `Failure` for its job; of a pool, one with `lost` for
-  each of its members, until `rebuild` has made them again; their states are the caller's to
-  restore.
+  each of its members, until `rebuild` has made them again.
 - Ctrl-C and SIGTERM do not reach workers. `run_jobs` asks every task to stop at its next good
   moment (a checkpoint, say) and waits for it; a call of a pool is finished. A second signal does
   not wait (see `echelon.stopping`).
 - This process is killed: tasks are asked to stop; workers of a pool leave at once.
 
-How a worker is started: it is forked from a helper process that does nothing but import torch and
-fork (Python's forkserver). Forking this process instead would be quicker still, but a copy of a
-process that uses threads may hang, and polars starts some as soon as it is imported; a new
-interpreter for each worker is as safe, but takes seconds, most of them torch's.
+A worker is forked from a helper process that does nothing but import torch and fork (Python's
+forkserver). A fork of this process may hang, since polars starts threads as soon as it is imported;
+a new interpreter for each worker takes seconds, most of them torch's.
 
 - A worker ignores Ctrl-C and SIGTERM from its first moment, which reach all processes of a terminal
   or a service: it would die of them before it can be asked to stop, and so would the helper.
-- It sees the environment variables and the directory that this process has now, not those of the
-  time at which the helper was started. Libraries that read theirs when they are imported keep what
-  they read: OMP_NUM_THREADS is 1 in the helper, since a copy of a process whose OpenMP has threads
-  hangs when it wants some itself; who trains says how many torch may use. OpenBLAS keeps its
-  number, on which results depend: it ends its threads before a fork and starts new ones on demand.
+- It sees the environment variables and the directory that this process has now, not the helper's.
+  Libraries that read theirs when they are imported keep what they read: OMP_NUM_THREADS is 1 in the
+  helper, since a copy of a process whose OpenMP has threads hangs when it wants some itself; who
+  trains says how many torch may use. OpenBLAS keeps its number, on which results depend: it ends
+  its threads before a fork and starts new ones on demand.
 - Its temporary files, and those of Python's process helpers, are in a directory of ours, which the
   next process removes where this one and all its workers were killed (see `files.sweep`).
-- It knows the digests of files that this process has computed: what a command has verified is not
-  verified again in each worker.
-- It leaves without clearing up what it imported, which would take another second.
+- It knows the digests of files that this process has computed, and verifies none of them again.
 """
 
 from __future__ import annotations
@@ -90,17 +85,12 @@ ShouldStop = Callable[[], bool]
 _Task = Callable[[_J, Report, ShouldStop], _R]
 
 IMPORTED = ("torch._dynamo", "numba")
-"""What the helper imports: slow to import, and starts no thread by that.
+"""What the helper imports: slow to import, and starts no thread by that (as polars would).
 
-torch._dynamo: optimizers import it when the first one is made. polars, pandas and pyarrow, and
-what imports them, are not for here.
+torch._dynamo: optimizers import it when the first one is made.
 """
 _PATIENCE_SECONDS = 5.0
 """That a process is given to leave when asked, before it is ended."""
-_POLL_SECONDS = 0.2
-_SOCKET_BYTES = 107
-"""Longest path of a socket."""
-_BELOW = len("/echelon-mp-0123456789abcdef/pymp-12345678/listener-12345678")
 _daemons: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -144,8 +134,7 @@ class Pool(Closing, Generic[_T_co]):
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        none: dict[str, Any] = {}
-        given = {number: ((argument,), none) for number, argument in arguments.items()}
+        given = {number: ((argument,), {}) for number, argument in arguments.items()}
         return self._call(method.__name__, given)
 
     @abstractmethod
@@ -164,18 +153,14 @@ class LocalPool(Pool[_T_co]):
         self, make: Callable[[int], _T_co], size: int, workers: int = 1, threads: int = 1
     ) -> None:
         """make: pickled to get to the process; threads: of torch, in this one during a call"""
-        assert size >= 1, f"size should be ≥ 1, is {size}"
-        assert workers >= 1, f"workers should be ≥ 1, are {workers}"
         self.size = size
         self.members: dict[int, _T_co] = {}
         """Those that live in this process."""
         self.workers: list[Worker] = []
         """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
-        self._make_member = make
-        self._threads = threads
+        self._make_member, self._threads, self._closed = make, threads, False
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
-        self._closed = False
         try:
             if min(workers, size) > 1:
                 self.workers.extend(self._start() for _ in range(min(workers, size)))
@@ -197,7 +182,7 @@ class LocalPool(Pool[_T_co]):
         `make` raises; where the new process dies too, they are lost still, as the next call says.
         """
         numbers = [number]
-        if self.workers and self._worker_of(number).ended is not None:
+        if self.workers and self.workers[number % len(self.workers)].ended is not None:
             self.workers[number % len(self.workers)] = self._start()
             numbers = self._housemates(number)
         for failure in self._make(numbers):
@@ -221,9 +206,6 @@ class LocalPool(Pool[_T_co]):
         worker.send(self._make_member)
         return worker
 
-    def _worker_of(self, number: int) -> Worker:
-        return self.workers[number % len(self.workers)]
-
     def _housemates(self, number: int) -> list[int]:
         """Numbers of all that live in the process of one."""
         return list(range(number % len(self.workers), self.size, len(self.workers)))
@@ -245,12 +227,21 @@ class LocalPool(Pool[_T_co]):
         if self._closed:
             raise RuntimeError("the pool is closed: its members are gone")
         if not self.workers:
-            with _torch_threads(self._threads):
-                return {c.number: _perform(self.members, self._make_member, c) for c in calls}
+            import torch
+
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._threads)
+            try:
+                return {
+                    call.number: _outcome_of(_perform, self.members, self._make_member, call)
+                    for call in calls
+                }
+            finally:
+                torch.set_num_threads(before)
         outcomes: dict[int, _Outcome] = {}
         try:
-            for worker in self.workers:
-                own = [call for call in calls if self._worker_of(call.number) is worker]
+            for w, worker in enumerate(self.workers):
+                own = [call for call in calls if call.number % len(self.workers) == w]
                 if own:
                     self._busy[worker] = [call.number for call in own]
                     worker.send(own)
@@ -270,18 +261,18 @@ class LocalPool(Pool[_T_co]):
     def _result(self, number: int, outcome: _Outcome) -> Any:  # noqa: ANN401 (of any method)
         if outcome.kind == "result":
             return _unpack(outcome.content)
-        who = f"member {number}: "
         if outcome.kind == "lost":
             others = ", ".join(map(str, self._housemates(number)))
-            text = (
-                f"{who}its process (members {others}) ended unexpectedly ({outcome.content}), "
-                "perhaps for want of memory. Resume the run with fewer trainer.workers."
+            error: Exception = TrainingError(
+                f"member {number}: its process (members {others}) ended unexpectedly "
+                f"({outcome.content}), perhaps for want of memory. Resume the run with fewer "
+                "trainer.workers."
             )
-            return Failure(TrainingError(text), lost=True)
-        error = _error_of(outcome, who)
-        if outcome.kind == "error":
-            return Failure(error)
-        raise error
+        else:
+            error = _error_of(outcome, f"member {number}: ")
+        if outcome.kind not in ("lost", "error"):
+            raise error
+        return Failure(error, lost=outcome.kind == "lost")
 
 
 class _Call(NamedTuple):
@@ -300,50 +291,35 @@ def _host_members(pipe: Connection, threads: int) -> None:
     """Host members in a process of their own, until asked to leave."""
     import torch
 
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only workers host members"
+
+    def leave_with_parent() -> None:
+        """However it ends, which a call under way would not notice."""
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     members: dict[int, Any] = {}
     with suppress(EOFError, OSError):  # the parent has gone
         make = _unpack(pipe.recv_bytes())
         while (calls := _unpack(pipe.recv_bytes())) is not None:
-            pipe.send_bytes(_pack({call.number: _perform(members, make, call) for call in calls}))
+            outcomes = {call.number: _outcome_of(_perform, members, make, call) for call in calls}
+            pipe.send_bytes(_pack(outcomes))
     pipe.close()
 
 
-def _leave_with_parent() -> None:
-    """End this process when the one that started it ends, however it does."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only workers watch"
-    wait([parent.sentinel])
-    os._exit(1)
-
-
-def _perform(members: dict[int, Any], make: Callable[[int], object], call: _Call) -> _Outcome:
+def _perform(members: dict[int, Any], make: Callable[[int], object], call: _Call) -> bytes:
     """Make a member or call it."""
-
-    def perform() -> bytes:
-        if call.method is None:
-            members.pop(call.number, None)
-            members[call.number] = make(call.number)
-            return _pack(None)
-        if call.number not in members:
-            raise TrainingError("it could not be made when it was last tried: rebuild it")
-        args, kwargs = _unpack(call.arguments)
-        return _pack(getattr(members[call.number], call.method)(*args, **kwargs))
-
-    return _outcome_of(perform)
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    if call.method is None:
+        members.pop(call.number, None)
+        members[call.number] = make(call.number)
+        return _pack(None)
+    if call.number not in members:
+        raise TrainingError("it could not be made when it was last tried: rebuild it")
+    args, kwargs = _unpack(call.arguments)
+    return _pack(getattr(members[call.number], call.method)(*args, **kwargs))
 
 
 # --- jobs
@@ -351,10 +327,7 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class JobResults(Generic[_R]):
-    """Results in the order of the jobs; None: not started, because of a stop.
-
-    stopped: Ctrl-C or SIGTERM came
-    """
+    """Results in the order of the jobs; None: not started, because Ctrl-C or SIGTERM came."""
 
     results: list[_R | Failure | None]
     stopped: bool
@@ -422,7 +395,7 @@ def _run_in_workers(
                     k = waiting.pop(0)
                     worker.send(jobs[k])
                     running[worker] = k
-                for worker in _ready(running, _POLL_SECONDS):
+                for worker in _ready(running, timeout=0.2):
                     outcome, k = worker.receive(), running[worker]
                     if outcome is not None and outcome.kind == "report":
                         on_report(k, outcome.content)
@@ -467,14 +440,9 @@ def _do_jobs(pipe: Connection, task: _Task[_J, _R]) -> None:
     def report(message: object) -> None:
         send(_Outcome("report", message))
 
-    while not stopped:
-        try:
-            given = _unpack(pipe.recv_bytes())
-        except (EOFError, OSError):
-            break
-        if given is None:
-            break
-        send(_outcome_of(partial(task, given, report, should_stop)))
+    with suppress(EOFError, OSError):  # the parent has gone
+        while not stopped and (job := _unpack(pipe.recv_bytes())) is not None:
+            send(_outcome_of(task, job, report, should_stop))
     pipe.close()
     sys.exit(0)
 
@@ -483,18 +451,15 @@ def _do_jobs(pipe: Connection, task: _Task[_J, _R]) -> None:
 
 
 class _Outcome(NamedTuple):
-    """What came of a call, such that it can be sent.
-
-    kind: result, error, os, bug, lost (how the process ended), report (of a job under way)
-    """
+    """What came of a call; kind: result, error, os, bug, lost, report (of a job under way)."""
 
     kind: str
     content: Any
 
 
-def _outcome_of(function: Callable[[], object]) -> _Outcome:
+def _outcome_of(function: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> _Outcome:
     try:
-        return _Outcome("result", function())
+        return _Outcome("result", function(*args, **kwargs))
     except EchelonError as error:
         return _Outcome("error", (type(error), str(error)))
     except OSError as error:
@@ -516,10 +481,7 @@ def _error_of(outcome: _Outcome, who: str = "") -> Exception:
 
 
 class _Pickler(ForkingPickler):
-    """What pipes between processes use, but that tensors go as arrays, by value.
-
-    torch would have them share memory by file descriptors, which die with the process.
-    """
+    """Tensors go by value: torch would share memory by descriptors that die with the process."""
 
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401 (of pickle's making)
         torch = sys.modules.get("torch")  # without it there are no tensors
@@ -548,13 +510,13 @@ def _unpack(data: bytes) -> Any:  # noqa: ANN401 (whatever was packed)
 # --- processes
 
 
+@dataclass(eq=False)
 class Worker:
     """A process, and our end of the pipe between it and us; ended: how, where it died."""
 
-    def __init__(self, process: Any, pipe: Connection) -> None:  # noqa: ANN401 (ForkServerProcess)
-        self.process = process
-        self.pipe = pipe
-        self.ended: str | None = None
+    process: Any
+    pipe: Connection
+    ended: str | None = None
 
     def send(self, message: object) -> None:
         """Give it something; nothing where it has ended."""
@@ -648,7 +610,8 @@ def _begin(
 @cache
 def _temp_directory() -> Path | None:
     """For temporary files of the workers; None: as it is, in a worker or where names are long."""
-    long = len(os.fsencode(tempfile.gettempdir())) + _BELOW > _SOCKET_BYTES
+    below = "/echelon-mp-0123456789abcdef/pymp-12345678/listener-12345678"
+    long = len(os.fsencode(tempfile.gettempdir())) + len(below) > 107  # bytes of a socket's path
     if long or multiprocessing.parent_process() is not None:
         return None
     stack = ExitStack()

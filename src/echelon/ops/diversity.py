@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from echelon.errors import StoreError, TrainingError
 from echelon.types import Floats, Ints
 
-USAGE_WINDOW = 1000
-"""Decisions over which the router's usage of experts is counted."""
 _ROUNDING = 1e-4
 
 
@@ -85,7 +83,6 @@ def population_volume(
     jitter: added to the diagonal, which is then scaled back to 1: clones have a logarithm
     """
     assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
-    assert length_scale > 0.0, f"length_scale should be > 0, is {length_scale}"
     w = with_cash(weights)
     squared = np.stack([np.square(w - expert).sum(axis=-1).mean(axis=-1) for expert in w])
     kernel = np.exp(-squared / (2.0 * length_scale**2))
@@ -123,11 +120,8 @@ class UsageWindow:
     The bonus of a decision is that of the shares before it: read `bonus`, then `record`.
     """
 
-    def __init__(self, n_experts: int, length: int = USAGE_WINDOW) -> None:
-        assert n_experts >= 1, "there are no experts"
-        assert length >= 1, "the window holds no decision"
-        self.n_experts = n_experts
-        self.length = length
+    def __init__(self, n_experts: int, length: int = 1000) -> None:
+        self.n_experts, self.length = n_experts, length
         self._chosen: Ints = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -185,8 +179,6 @@ def policy_kl(
     so nothing overflows, and as the sum over j holds a 1 for j = k no draw exceeds log K.
     """
     assert weights.ndim == 3, f"weights should be [K,B,N], are {weights.shape}"
-    assert sigma > 0.0, f"sigma should be > 0, is {sigma}"
-    assert samples >= 1, f"samples should be ≥ 1, are {samples}"
     w = with_cash(weights)
     n_experts = len(w)
     noise = rng.standard_normal((samples, w.shape[-1]))
@@ -212,11 +204,6 @@ class KlWeightRule:
     floor: float = 0.4
     rate: float = 0.05
     most: float = 0.2
-
-    def __post_init__(self) -> None:
-        assert 0.0 <= self.floor <= 1.0, f"floor should be in [0, 1], is {self.floor}"
-        assert self.rate > 0.0, f"rate should be > 0, is {self.rate}"
-        assert self.most >= 0.0, f"most should be ≥ 0, is {self.most}"
 
     def next(self, weight: float, usage_entropy: float, n_experts: int) -> float:
         """λ after one look at the usage, in [0, most]: a step of dual ascent on the constraint.

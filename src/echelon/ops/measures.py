@@ -9,7 +9,7 @@ Conventions, the same for every measure:
   and skfolio.
 - Drawdown, CVaR and costs are positive when they hurt.
 - A series must hold at least one return, all of them finite, and none below -1 where they are
-  compounded; anything else is a ValueError. Missing returns are the caller's to decide on.
+  compounded; anything else is a ValueError.
 - A ratio with nothing below the line is its limit: 0 for 0/0 (cash has Sharpe 0), else ±inf (no
   losing period: Sortino inf; no drawdown: Calmar inf). So the order of two results stays right.
 - NaN in a result means "undefined": volatility and Sharpe of a single return, the hit rate
@@ -56,10 +56,7 @@ def annual_return(returns: Floats, periods_per_year: float) -> float:
 
 
 def volatility_period(returns: Floats) -> float:
-    """Standard deviation (ddof 1) of the returns; exactly 0 if they are all the same.
-
-    NaN for a single return.
-    """
+    """Standard deviation (ddof 1); exactly 0 if all are the same, NaN for a single return."""
     r = _series(returns)
     if len(r) < 2:
         return math.nan
@@ -138,8 +135,7 @@ def turnover_annual(traded: Floats, periods_per_year: float) -> float:
     """Value traded a year, in multiples of the book's value; two-way.
 
     traded[T]: value of all buys *plus* all sells of a period, over the value of the book before
-    they were made. Two-way, since costs are paid on both sides: turnover times a fee per side is
-    what the fee takes a year. Exchanging the whole portfolio once counts 2.
+    they were made. Turnover times a fee per side is then what the fee takes a year.
     """
     share = _series(traded, "traded")
     if share.min() < 0.0:
@@ -169,7 +165,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ("commission", "stamp", "slippage"):
-            _money(getattr(self, name), name)
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be an amount from 0 up, not {getattr(self, name)}")
 
     @property
     def total(self) -> float:
@@ -227,7 +224,10 @@ def measure(
             )
     if initial_value is not None and not 0.0 < initial_value < math.inf:
         raise ValueError(f"initial_value must be above 0, not {initial_value}")
-    unknown = math.nan
+    traded = unknown = math.nan
+    if turnover is not None:
+        traded = turnover_annual(turnover, periods_per_year)
+    total = unknown if costs is None else costs.total
     return Measures(
         total_return=total_return(returns),
         annual_return=annual_return(returns, periods_per_year),
@@ -239,15 +239,11 @@ def measure(
         calmar=calmar(returns, periods_per_year),
         max_drawdown=max_drawdown(returns),
         cvar95=cvar(returns),
-        turnover_annual=unknown
-        if turnover is None
-        else turnover_annual(turnover, periods_per_year),
+        turnover_annual=traded,
         hit_rate=hit_rate(returns),
         exposure=unknown if exposure is None else mean_exposure(exposure),
-        cost_total=unknown if costs is None else costs.total,
-        cost_share=unknown
-        if costs is None or initial_value is None
-        else costs.total / initial_value,
+        cost_total=total,
+        cost_share=unknown if initial_value is None else total / initial_value,
         cost_commission=unknown if costs is None else costs.commission,
         cost_stamp=unknown if costs is None else costs.stamp,
         cost_slippage=unknown if costs is None else costs.slippage,
@@ -290,9 +286,6 @@ class RunningMeasures:
         self._value *= 1.0 + ret
         self._peak = max(self._peak, self._value)
         self.max_drawdown = max(self.max_drawdown, self.drawdown)
-        self._insert(ret)
-
-    def _insert(self, ret: float) -> None:
         milder = -ret
         if self._tail and milder > self._tail[0]:
             self._tail_sum += milder
@@ -345,9 +338,7 @@ def mean_std(values: Sequence[float]) -> MeanStd:
         raise ValueError(f"mean_std needs a list of at least one value, not shape {v.shape}")
     with np.errstate(invalid="ignore"):
         mean = float(v.mean())
-        if len(v) < 2 or not np.isfinite(v).all():
-            return MeanStd(mean, math.nan)
-        return MeanStd(mean, 0.0 if v.min() == v.max() else float(v.std(ddof=1)))
+        return MeanStd(mean, volatility_period(v) if np.isfinite(v).all() else math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,12 +446,6 @@ def _paths(returns: Floats) -> Floats:
             "Are these per cent, or log returns?"
         )
     return r
-
-
-def _money(value: float, name: str) -> float:
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name} must be an amount from 0 up, not {value}")
-    return value
 
 
 def _rate(periods_per_year: float) -> float:

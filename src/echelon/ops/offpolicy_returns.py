@@ -11,9 +11,9 @@ the one at which the next step began. Three things end a sequence:
 
 1. terminated: `discount_t` is 0 there, and nothing comes back from beyond;
 2. truncated: the step bootstraps with `v_next`, and the trace stops;
-3. the next step is not `valid` (padding), or there is none: as if truncated.
+3. there is no next step: as if truncated.
 
-Targets carry no gradient. Where a step is not valid its target is 0, whatever its inputs hold.
+Targets carry no gradient.
 """
 
 from __future__ import annotations
@@ -34,29 +34,25 @@ def vtrace(
     c_bar: float = 1.0,
     trace: float = 1.0,
     truncated: Tensor | None = None,
-    valid: Tensor | None = None,
 ) -> Tensor:
     """V-trace targets [L,B] of state values (Espeholt et al., 2018).
 
     r_t, discount_t[L,B]: of the step; v_t, v_next[L,B]: values of its state and of the one after
     log_ratio_t[L,B]: log π(a_t) − log μ(a_t)
     rho_bar, c_bar: bounds of the ratio before the step's own error and in the trace; trace: λ
-    truncated, valid[L,B] bool: cut off after this step; no padding. None: nowhere, everywhere
+    truncated[L,B] bool: cut off after this step; None: nowhere
 
     The values that fit these targets are those of the policy ∝ min(ρ̄ μ, π): of π itself where ρ̄
     bounds nothing. c̄ and λ change only how fast and how noisily one gets there.
     """
-    _require_share("trace", trace)
+    if not 0.0 <= trace <= 1.0:
+        raise ValueError(f"expected trace within [0, 1], found {trace}")
     if not 0.0 < c_bar <= rho_bar:
         raise ValueError(f"expected 0 < c_bar ≤ rho_bar, found c_bar={c_bar}, rho_bar={rho_bar}")
     _require_alike(r_t, discount_t=discount_t, v_t=v_t, v_next=v_next, log_ratio_t=log_ratio_t)
-    goes_on = _goes_on(r_t, truncated, valid)
-    r_t, discount_t, v_t, v_next, log_ratio_t = (
-        _clear_padding(values, valid) for values in (r_t, discount_t, v_t, v_next, log_ratio_t)
-    )
     ratio = log_ratio_t.exp()
     error = ratio.clamp(max=rho_bar) * (r_t + discount_t * v_next - v_t)
-    weight = discount_t * (trace * ratio.clamp(max=c_bar)) * goes_on
+    weight = discount_t * (trace * ratio.clamp(max=c_bar)) * _goes_on(r_t, truncated)
     return v_t + _accumulate(error, weight)
 
 
@@ -69,7 +65,6 @@ def retrace(
     c_t: Tensor,
     *,
     truncated: Tensor | None = None,
-    valid: Tensor | None = None,
 ) -> Tensor:
     """Retrace targets [L,B] of Q(s_t, a_t) (Munos et al., 2016); soft where `v_next` is.
 
@@ -77,17 +72,13 @@ def retrace(
     v_next[L,B]: E_π[min Q̄ − α log π] at the state after the step
     q_t[L,B]: min Q̄(s_t, a_t) of the action taken; c_t[L,B]: λ · min(1, π/μ) of it
     (`ops.traces`). Neither of the first step counts: its action is the one being valued.
-    truncated, valid[L,B] bool: cut off after this step; no padding. None: nowhere, everywhere
+    truncated[L,B] bool: cut off after this step; None: nowhere
 
     Any c_t in [0, π/μ] has the values of π for its fixed point.
     """
     _require_alike(r_t, discount_t=discount_t, v_next=v_next, q_t=q_t, c_t=c_t)
-    goes_on = _goes_on(r_t, truncated, valid)
-    r_t, discount_t, v_next, q_t, c_t = (
-        _clear_padding(values, valid) for values in (r_t, discount_t, v_next, q_t, c_t)
-    )
     one_step = r_t + discount_t * v_next
-    weight = discount_t * _next(c_t) * goes_on
+    weight = discount_t * _next(c_t) * _goes_on(r_t, truncated)
     surprise = _accumulate(one_step - q_t, weight)
     return one_step + weight * _next(surprise)
 
@@ -105,24 +96,15 @@ def _next(values: Tensor) -> Tensor:
     return torch.cat([values[1:], torch.zeros_like(values[:1])])
 
 
-def _goes_on(like: Tensor, truncated: Tensor | None, valid: Tensor | None) -> Tensor:
+def _goes_on(like: Tensor, truncated: Tensor | None) -> Tensor:
     """1.0 where the following step belongs to the same sequence, otherwise 0.0: [L,B]."""
     on = torch.ones(like.shape, dtype=torch.bool, device=like.device)
     on[-1:] = False
-    for name, mask in (("truncated", truncated), ("valid", valid)):
-        if mask is not None:
-            assert mask.shape == like.shape, f"{name} is not [L,B]"
-            assert mask.dtype == torch.bool, f"{name} is {mask.dtype}, not bool"
     if truncated is not None:
+        assert truncated.shape == like.shape, "truncated is not [L,B]"
+        assert truncated.dtype == torch.bool, f"truncated is {truncated.dtype}, not bool"
         on &= ~truncated
-    if valid is not None:
-        on &= _next(valid)
     return on.to(like.dtype)
-
-
-def _clear_padding(values: Tensor, valid: Tensor | None) -> Tensor:
-    # A choice, not a product: padding may hold anything, and 0 · NaN is NaN.
-    return values if valid is None else torch.where(valid, values, 0.0)
 
 
 def _require_alike(r_t: Tensor, **others: Tensor) -> None:
@@ -133,8 +115,3 @@ def _require_alike(r_t: Tensor, **others: Tensor) -> None:
             f"{name} should be [L,B] = {tuple(r_t.shape)}, is {tuple(values.shape)}"
         )
         assert values.dtype == r_t.dtype, f"{name} is {values.dtype}, r_t {r_t.dtype}"
-
-
-def _require_share(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"expected {name} within [0, 1], found {value}")

@@ -88,7 +88,7 @@ def too_far(kl: Tensor, shared: Tensor, limit: float) -> Tensor:
 class SourceTraces(NamedTuple):
     """What a batch took from each expert; NaN for those it holds nothing of.
 
-    steps[K] int64: valid steps; mean_trace[K]: of their coefficients, the dropped ones included
+    steps[K] int64: their number; mean_trace[K]: of their coefficients, the dropped ones included
     dropped_share[K]: of those steps, how many were dropped
     """
 
@@ -98,29 +98,19 @@ class SourceTraces(NamedTuple):
 
 
 @torch.no_grad()
-def by_source(
-    source: Tensor,
-    c_t: Tensor,
-    dropped: Tensor,
-    n_sources: int,
-    valid: Tensor | None = None,
-) -> SourceTraces:
+def by_source(source: Tensor, c_t: Tensor, dropped: Tensor, n_sources: int) -> SourceTraces:
     """Mean trace coefficient and dropped share by the expert that made the step.
 
-    source[L,B] or [B] int: 0 … K−1; c_t[L,B]; dropped, valid[L,B] bool (valid None: all)
+    source[L,B] or [B] int: 0 … K−1; c_t[L,B]; dropped[L,B] bool
     """
     assert dropped.shape == c_t.shape, "dropped and c_t differ in shape"
-    assert valid is None or valid.shape == c_t.shape, "valid and c_t differ in shape"
-    keep = torch.ones_like(dropped) if valid is None else valid
-    ids = source.expand_as(c_t)[keep].long()
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_sources:
-        raise ValueError(
-            f"expected sources from 0 to {n_sources - 1}, found {int(ids.min())} to "
-            f"{int(ids.max())}"
-        )
+    ids = source.expand_as(c_t).flatten().long()
+    low, high = int(ids.min()), int(ids.max())
+    if not 0 <= low <= high < n_sources:
+        raise ValueError(f"expected sources from 0 to {n_sources - 1}, found {low} to {high}")
 
     def total(values: Tensor) -> Tensor:
-        return torch.bincount(ids, weights=values[keep].double(), minlength=n_sources)
+        return torch.bincount(ids, weights=values.flatten().double(), minlength=n_sources)
 
     steps = torch.bincount(ids, minlength=n_sources)
     return SourceTraces(steps, total(c_t) / steps, total(dropped) / steps)
