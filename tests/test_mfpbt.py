@@ -213,7 +213,7 @@ def test_whatever_the_fitness_weights_stay_in_the_niche_and_the_fast_teach_no_sl
     for d in decisions:
         assert round_ % plan.delta_of(d.member) == 0
         group = rank_members(
-            plan.group(plan.niche_of(d.member), plan.subpopulation_of(d.member)), fit
+            plan.group(plan.niche_of(d.member), d.member % plan.per_niche // plan.size), fit
         )
         assert d.member in group[2:]  # the better half is left alone
         for source in (d.weights_from, d.hyperparameters_from):

@@ -134,7 +134,7 @@ class Pool(Closing, Generic[_T_co]):
         self, method: Callable[[_T_co, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R | Failure]:
         """Call a method with an argument of its own for each member named."""
-        given = {number: ((argument,), {}) for number, argument in arguments.items()}
+        given: dict[int, Any] = {number: ((own,), {}) for number, own in arguments.items()}
         return self._call(method.__name__, given)
 
     @abstractmethod

@@ -46,6 +46,7 @@ from echelon.runs.checkpoint import (
     pack_generator,
     restore_optimizer,
     unpack_generator,
+    with_prefix,
 )
 from echelon.types import Metrics
 
@@ -75,9 +76,7 @@ class A2C(Learner):
     """The learner: network, optimizer, books, and where they stand."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
-        self.config = config
-        self.world = world
-        self.seed = seed
+        self.config, self.world, self.seed = config, world, seed
         train = config.train
         self.span = world.span("train")
         self.episode = train.episode_steps
@@ -88,7 +87,11 @@ class A2C(Learner):
             )
         with global_draws(seed, "weights"):
             self.net = ActorCritic(config, world.x.shape[2])
-        self._fit_encoders()
+        # An encoder may choose something by what it sees of the train window.
+        seen = np.array(world.x[self.span.start - world.window + 1 : self.span.stop])
+        for encoder in (self.net.encoder, self.net.critic_encoder):
+            if encoder is not None:
+                encoder.fit(torch.from_numpy(seen))
         self.optimizer = torch.optim.Adam(
             [
                 {"params": self.net.actor_parameters(), "lr": train.lr_actor},
@@ -102,8 +105,7 @@ class A2C(Learner):
         self._start_rng = stream(seed, "starts")
         rule = ActionRule.from_config(config, "discrete")
         self.books = Books(world, rule, config.reward, train.books, self.span)
-        groups = train.offset_groups
-        self.rows = np.full(groups, self.span.start, dtype=np.int64)
+        self.rows = np.full(train.offset_groups, self.span.start, dtype=np.int64)
         self.ends = self.rows.copy()
         self._begin_episodes(first=True)
 
@@ -132,14 +134,17 @@ class A2C(Learner):
         if self.config.model.dropout:
             torch.manual_seed(self._dropout_seed + self.steps)
         self.net.train()
-        rollout = self.collect()
-        return self.update(rollout)
+        return self.update(self.collect())
 
     def collect(self) -> Rollout:
         """Encode the next bars and trade them; the books move on."""
         length = int(min(self.config.train.rollout_steps, (self.ends - self.rows).min()))
         groups, per_group, n_assets = len(self.rows), self.books_per_group, self.world.n_assets
-        market, present = self._encode(length + 1)
+        world, window = self.world, self.world.window
+        x = np.stack([world.x[t - window + 1 : t + length + 1] for t in self.rows])
+        market = self.net.encode(torch.from_numpy(x))
+        seen = np.stack([world.present[t : t + length + 1] for t in self.rows])
+        present = torch.from_numpy(seen)[:, :, None]
         # Bars first, and an axis for the books: [L+1,G,1,N,…].
         acting = Acting(
             self.net,
@@ -180,7 +185,10 @@ class A2C(Learner):
     def update(self, rollout: Rollout) -> Metrics:
         """One step of gradient descent on a rollout."""
         train = self.config.train
-        learning_rates = self._set_learning_rates()
+        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
+        groups = self.optimizer.param_groups
+        for group, rate in zip(groups, (train.lr_actor, train.lr_critic), strict=True):
+            group["lr"] = rate * share
         self.optimizer.zero_grad(set_to_none=True)
         losses, explained = self._backward(rollout)
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), train.grad_clip)
@@ -192,7 +200,7 @@ class A2C(Learner):
             "losses/gradient_norm": float(norm),
             "charts/reward": float(rollout.reward.mean()),
             "charts/explained_variance": explained,
-            "charts/learning_rate": learning_rates,
+            "charts/learning_rate": float(train.lr_actor * share),
         }
         advice = "train.lr_actor, train.lr_critic or reward.scale"
         refuse_divergence(metrics, f"step {self.steps:,}", advice)
@@ -200,17 +208,13 @@ class A2C(Learner):
         return metrics
 
     def _backward(self, rollout: Rollout) -> tuple[Losses, float]:
-        """Leave the gradients of the loss in the network.
+        """Leave the gradients in the network: (parts of the loss, detached; explained variance).
 
         The heads take the rollout in pieces, the encoder takes it whole.
-
-        Returns: the parts of the loss, without a history, and the explained variance
         """
-        gathered = rollout.market.cut()
-        pieces = []
-        for piece in losses_by_piece(
-            self.net, rollout._replace(market=gathered), self.config.train
-        ):
+        gathered, pieces = rollout.market.cut(), []
+        cut = rollout._replace(market=gathered)
+        for piece in losses_by_piece(self.net, cut, self.config.train):
             self._total(piece.losses).backward()  # type: ignore[no-untyped-call]
             pieces.append(piece._replace(losses=Losses(*(part.detach() for part in piece.losses))))
         rollout.market.backward(gathered)
@@ -233,8 +237,7 @@ class A2C(Learner):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
         optimizer, optimizer_state = flatten_optimizer(self.optimizer)
-        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
-        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        tensors = with_prefix("net.", self.net.state_dict()) | with_prefix("optimizer.", optimizer)
         books = self.books.state() | {"rows": self.rows, "ends": self.ends}
         tensors |= {f"books.{k}": torch.from_numpy(np.array(v)) for k, v in books.items()}
         tensors["chance.actions"] = self._action_generator.get_state()
@@ -249,22 +252,12 @@ class A2C(Learner):
         """Go on from what `state` gave."""
         self.net.load_state_dict(below_prefix("net.", tensors))
         restore_optimizer(self.optimizer, below_prefix("optimizer.", tensors), state["optimizer"])
-        books = {
-            name: value.numpy().copy() for name, value in below_prefix("books.", tensors).items()
-        }
+        books = {k: v.numpy().copy() for k, v in below_prefix("books.", tensors).items()}
         self.rows, self.ends = books.pop("rows"), books.pop("ends")
         self.books.restore(books)
         self._action_generator.set_state(tensors["chance.actions"])
         self._start_rng = unpack_generator(state["starts"])
         self.steps = int(state["steps"])
-
-    def _fit_encoders(self) -> None:
-        """Show the train window to the encoders, which may choose something by it."""
-        first = self.span.start - self.world.window + 1
-        seen = torch.from_numpy(np.array(self.world.x[first : self.span.stop]))
-        for encoder in (self.net.encoder, self.net.critic_encoder):
-            if encoder is not None:
-                encoder.fit(seen)
 
     def _begin_episodes(self, *, first: bool = False) -> None:
         """Start a new episode in every group whose own has ended, and in all of them at first."""
@@ -286,27 +279,11 @@ class A2C(Learner):
             which[g * self.books_per_group : (g + 1) * self.books_per_group] = True
             self.books.reset(np.where(which, start, self.books.row), which)
 
-    def _encode(self, length: int) -> tuple[MarketTensors, Tensor]:
-        """Encodings of the next `length` rows of every group, and who is present in them."""
-        window, world = self.world.window, self.world
-        starts = self.rows.tolist()
-        x = np.stack([world.x[t - window + 1 : t + length] for t in starts])
-        present = np.stack([world.present[t : t + length] for t in starts])
-        return self.net.encode(torch.from_numpy(x)), torch.from_numpy(present)[:, :, None]
-
     def _portfolio(self, held: Holdings) -> Tensor:
         groups = len(self.rows)
         return portfolio_inputs(held, self.config).view(
             groups, self.books_per_group, self.world.n_assets, self.net.n_portfolio
         )
-
-    def _set_learning_rates(self) -> float:
-        train = self.config.train
-        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
-        groups = self.optimizer.param_groups
-        for group, rate in zip(groups, (train.lr_actor, train.lr_critic), strict=True):
-            group["lr"] = rate * share
-        return float(train.lr_actor * share)
 
 
 class Losses(NamedTuple):
@@ -425,10 +402,7 @@ class ActorPolicy:
 
     def __init__(self, net: ActorCritic, config: Config, seed: int, name: str = "agent") -> None:
         """seed: of the draws, where `eval.deterministic` is off."""
-        self.name = name
-        self._net = net
-        self._config = config
-        self._seed = seed
+        self.name, self._net, self._config, self._seed = name, net, config, seed
 
     def start(self, world: World, span: range) -> None:
         """Encode every row of the span, once."""
@@ -446,10 +420,8 @@ class ActorPolicy:
         portfolio = portfolio_inputs(held, self._config)
         allowed = torch.from_numpy(held.allowed)
         logits = self._acting.logits(at, portfolio[:, None], allowed[:, None])[:, 0]
-        if self._config.eval.deterministic:
-            chosen = logits.argmax(-1)
-        else:
-            chosen = sample(logits, self._generator)
+        deterministic = self._config.eval.deterministic
+        chosen = logits.argmax(-1) if deterministic else sample(logits, self._generator)
         return np.asarray(chosen.numpy().astype(np.int8))
 
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -112,7 +112,20 @@ class PopulationPlan:
                 f"expected frequencies of at least 1, each greater than the one before (such as "
                 f"1, 5), found {list(deltas)}"
             )
-        _require_division(self.per_niche, len(deltas))
+        step = len(deltas) * QUARTERS
+        if self.per_niche % step and (self.per_niche, len(deltas)) != (1, 1):
+            raise ConfigError(self._division_advice(step))
+
+    def _division_advice(self, step: int) -> str:
+        size, subpopulations = self.per_niche, step // QUARTERS
+        sizes = " or ".join(str(n * step) for n in (size // step, -(-size // step)) if n > 0)
+        fitting = [str(n) for n in range(1, size // QUARTERS + 1) if size % (n * QUARTERS) == 0]
+        other = f", or {' or '.join(fitting)} subpopulation(s)" if fitting else ""
+        return (
+            f"expected members per niche that divide into {subpopulations} subpopulation(s) of "
+            f"four equal quarters, found {size}: use {sizes} members per niche{other}, or 1 member "
+            "per niche with one subpopulation"
+        )
 
     @property
     def members(self) -> int:
@@ -128,13 +141,9 @@ class PopulationPlan:
         """Niche of a member."""
         return member // self.per_niche
 
-    def subpopulation_of(self, member: int) -> int:
-        """Subpopulation of a member within its niche."""
-        return member % self.per_niche // self.size
-
     def delta_of(self, member: int) -> int:
         """Rounds between two evolutions of a member's subpopulation."""
-        return self.frequencies[self.subpopulation_of(member)]
+        return self.frequencies[member % self.per_niche // self.size]
 
     def group(self, niche: int, subpopulation: int) -> range:
         """Members of one subpopulation of one niche."""
@@ -184,7 +193,7 @@ class Proposal:
     fitness: float
 
     def as_json(self) -> dict[str, Any]:
-        """The record in plain types, for a checkpoint."""
+        """The record in plain types."""
         return asdict(self) | {"decision": self.decision.as_json()}
 
     @classmethod
@@ -206,10 +215,17 @@ def evolve(
     decisions = []
     for niche in range(plan.niches):
         for sub, delta in enumerate(plan.frequencies):
-            if round_ % delta == 0:
-                group = rank_members(plan.group(niche, sub), fit)
-                decisions += _exploit(plan, round_, group, fit, present, seed)
-                decisions += _migrate(plan, round_, group, fit, present)
+            if round_ % delta:
+                continue
+            group, share = rank_members(plan.group(niche, sub), fit), plan.size // QUARTERS
+            for winner, loser in zip(group[:share], group[-share:], strict=True):
+                if math.isfinite(fit[winner]):
+                    changed = perturb_hyperparameters(plan, present[winner], round_, loser, seed)
+                    cause = _comparison("last_quarter", fit, loser, winner)
+                    decisions.append(
+                        Decision(round_, loser, "exploit", winner, winner, changed, cause)
+                    )
+            decisions += _migrate(plan, round_, group, fit, present)
     return sorted(decisions, key=lambda d: d.member)
 
 
@@ -233,13 +249,15 @@ def conclude_trial(proposal: Proposal, round_: int, fitness_now: float) -> Decis
 
     `revert` gives the former hyperparameters back; the weights stay what training made of them.
     """
-    trial = proposal.decision
+    keep = fitness_now >= proposal.fitness
     values = {"before": proposal.fitness, "after": float(fitness_now)}
-    if fitness_now >= proposal.fitness:
-        cause = Cause("trial_kept", values)
-        return Decision(round_, trial.member, "keep", None, None, trial.hyperparameters, cause)
-    cause = Cause("trial_reverted", values)
-    return Decision(round_, trial.member, "revert", None, None, proposal.before, cause)
+    return replace(
+        proposal.decision,
+        round=round_,
+        kind="keep" if keep else "revert",
+        hyperparameters=proposal.decision.hyperparameters if keep else proposal.before,
+        cause=Cause("trial_kept" if keep else "trial_reverted", values),
+    )
 
 
 def reseed(
@@ -250,10 +268,10 @@ def reseed(
     mapd: float,
     threshold: float = 0.25,
 ) -> list[Decision]:
-    """Restart the worst niche, with a fresh skill, if MAPD is under the threshold.
+    """Restart the niche whose best member is the least fit, if MAPD is under the threshold.
 
-    The worst niche is that whose best member is the least fit; all its members share the skill, so
-    all restart, with the hyperparameters of the fittest niche's best (`between_niches`).
+    All its members share the skill, which is drawn afresh, so all of them restart, with the
+    hyperparameters of the fittest niche's best (`between_niches`).
     """
     _require_members(plan, fit, present)
     if mapd >= threshold or plan.niches < 2:
@@ -308,25 +326,6 @@ def perturb_hyperparameters(
     }
 
 
-def _exploit(
-    plan: PopulationPlan,
-    round_: int,
-    group: list[int],
-    fit: Floats,
-    present: Sequence[Hyperparameters],
-    seed: int,
-) -> list[Decision]:
-    share = plan.size // QUARTERS
-    decisions = []
-    for winner, loser in zip(group[:share], group[-share:], strict=True):
-        if not math.isfinite(fit[winner]):
-            continue
-        changed = perturb_hyperparameters(plan, present[winner], round_, loser, seed)
-        cause = _comparison("last_quarter", fit, loser, winner)
-        decisions.append(Decision(round_, loser, "exploit", winner, winner, changed, cause))
-    return decisions
-
-
 def _migrate(
     plan: PopulationPlan,
     round_: int,
@@ -372,21 +371,6 @@ def _fitter(fit: Floats, candidate: int, member: int) -> bool:
     if not math.isfinite(fit[candidate]):
         return False
     return not math.isfinite(fit[member]) or bool(fit[candidate] > fit[member])
-
-
-def _require_division(per_niche: int, subpopulations: int) -> None:
-    step = subpopulations * QUARTERS
-    if per_niche % step == 0 or (per_niche == 1 and subpopulations == 1):
-        return
-    below, above = per_niche // step * step, -(-per_niche // step) * step
-    sizes = " or ".join(str(n) for n in (below, above) if n > 0)
-    fitting = [str(n) for n in range(1, per_niche // QUARTERS + 1) if per_niche % (n * 4) == 0]
-    other = f", or {' or '.join(fitting)} subpopulation(s)" if fitting else ""
-    raise ConfigError(
-        f"expected members per niche that divide into {subpopulations} subpopulation(s) of four "
-        f"equal quarters, found {per_niche}: use {sizes} members per niche{other}, or 1 member "
-        "per niche with one subpopulation"
-    )
 
 
 def _require_members(plan: PopulationPlan, fit: Floats, present: Sequence[Hyperparameters]) -> None:
@@ -447,8 +431,7 @@ class Lineage:
         """
         members = [d.member for d in decisions]
         assert len(set(members)) == len(members), f"two decisions about one member: {members}"
-        before = list(self._living)
-        new = []
+        before, first = list(self._living), len(self.lives)
         for decision in decisions:
             member = decision.member
             source = member if decision.weights_from is None else decision.weights_from
@@ -465,8 +448,7 @@ class Lineage:
             )
             self.lives.append(life)
             self._living[member] = life.id
-            new.append(life)
-        return new
+        return self.lives[first:]
 
     def as_json(self) -> list[dict[str, Any]]:
         """All lives in plain types, by id."""
@@ -486,7 +468,17 @@ class Lineage:
             ) from error
         out._living = list(range(plan.members))
         for place, life in enumerate(out.lives):
-            _require_sound(plan, place, life)
+            sources = (life.parent, life.lender)
+            earlier = all(source is None or 0 <= source < place for source in sources)
+            known = 0 <= life.member < plan.members and life.niche == plan.niche_of(life.member)
+            founds = place < plan.members
+            in_order = (life.kind == FOUNDER) == founds and (not founds or life.member == place)
+            if not (life.id == place and earlier and known and in_order):
+                raise StoreError(
+                    f"expected life {place} of the lineage to be of a member of {plan.niches} "
+                    f"niches × {plan.per_niche} and to descend from earlier lives, found "
+                    f"{asdict(life)}: it belongs to another population or is damaged"
+                )
             out._living[life.member] = life.id
         if len(out.lives) < plan.members:
             raise StoreError(
@@ -494,17 +486,3 @@ class Lineage:
                 f"{len(out.lives)} lives: restore the file or begin a new run"
             )
         return out
-
-
-def _require_sound(plan: PopulationPlan, place: int, life: Life) -> None:
-    earlier = all(source is None or 0 <= source < place for source in (life.parent, life.lender))
-    known = 0 <= life.member < plan.members and life.niche == plan.niche_of(life.member)
-    founds = place < plan.members
-    in_order = (life.kind == FOUNDER) == founds and (not founds or life.member == place)
-    if life.id == place and earlier and known and in_order:
-        return
-    raise StoreError(
-        f"expected life {place} of the lineage to be of a member of {plan.niches} niches × "
-        f"{plan.per_niche} and to descend from earlier lives, found {asdict(life)}: it belongs "
-        "to another population or is damaged"
-    )

@@ -55,10 +55,8 @@ from echelon.runs.checkpoint import (
 )
 from echelon.types import Floats, Metrics
 
-_ROLLOUT, _BATCH = 2048, 64
-"""SB3's defaults: transitions of an update of PPO, and of one of its minibatches."""
-_BUFFER = 1_000_000
-"""SB3's default: transitions that SAC keeps."""
+_ROLLOUT, _BATCH, _BUFFER = 2048, 64, 1_000_000
+"""SB3's defaults: transitions of an update of PPO, of a minibatch of it, and that SAC keeps."""
 _MEMORY = ("actions", "rewards", "dones", "timeouts")
 """Arrays of SB3's replay buffer besides the observations."""
 
@@ -175,10 +173,7 @@ class Sb3Learner(Learner):
     """Environment steps of one `train_once`."""
 
     def __init__(self, config: Config, world: World, seed: int) -> None:
-        self.config = config
-        self.world = world
-        self.seed = seed
-        self.steps = 0
+        self.config, self.world, self.seed, self.steps = config, world, seed, 0
         self._sight = WindowLookup(world.window, *world.x.shape[1:])
         self._sight.look_at(world)
         self._global_rng = _GlobalRng(seed, "training")
@@ -218,9 +213,15 @@ class Sb3Learner(Learner):
             )
         n_assets = len(last) - 1
         sight = WindowLookup(config.window, n_assets, n_features)
+        # What the environment shows; how many rows there are matters to no network.
+        shown: dict[str, spaces.Space[Any]] = {"row": spaces.Box(0.0, np.inf, (1,), np.float32)}
+        if config.state.include_pos:
+            shown["weights"] = spaces.Box(0.0, 1.0, (n_assets,), np.float32)
+        if config.state.include_cash:
+            shown["cash"] = spaces.Box(0.0, 1.0, (1,), np.float32)
         with torch.random.fork_rng(devices=[]):  # its first weights, drawn by lot, are not kept
             policy = cls.policy_class(
-                _index_space(config, n_assets),
+                spaces.Dict(shown),
                 spaces.Box(-1.0, 1.0, (n_assets + 1,), np.float32),
                 lambda _left: 0.0,
                 features_extractor_class=WindowExtractor,
@@ -287,8 +288,11 @@ class Sb3Learner(Learner):
         if isinstance(model, SAC):
             assert model.log_ent_coef is not None
             tensors["temperature"] = model.log_ent_coef
-            memory, state["memory"] = _memory_state(_memory(model))
-            tensors |= with_prefix("memory.", memory)
+            memory = _memory(model)
+            filled = memory.buffer_size if memory.full else memory.pos
+            for name, part in _memory_arrays(memory).items():
+                tensors[f"memory.{name}"] = torch.from_numpy(part[:filled])
+            state["memory"] = {"pos": memory.pos, "full": memory.full}
         return tensors, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -308,7 +312,10 @@ class Sb3Learner(Learner):
         if isinstance(model, SAC):
             assert model.log_ent_coef is not None
             model.log_ent_coef.data.copy_(tensors["temperature"])
-            _restore_memory(_memory(model), below_prefix("memory.", tensors), state["memory"])
+            memory, saved = _memory(model), below_prefix("memory.", tensors)
+            for name, part in _memory_arrays(memory).items():
+                part[: len(saved[name])] = saved[name].numpy()
+            memory.pos, memory.full = int(state["memory"]["pos"]), bool(state["memory"]["full"])
         self.steps = model.num_timesteps = int(state["steps"])
         model._n_updates = int(state["updates"])
         self._latest = {name: float(value) for name, value in state["latest"].items()}
@@ -339,11 +346,8 @@ class Sb3Policy:
         name: str = "agent",
     ) -> None:
         """seed: of the draws, where `eval.deterministic` is off."""
-        self.name = name
-        self._policy = policy
-        self._sight = sight
-        self._config = config
-        self._seed = seed
+        self.name, self._policy, self._sight = name, policy, sight
+        self._config, self._seed = config, seed
 
     def start(self, world: World, span: range) -> None:
         """Look at this world, with draws restarted."""
@@ -433,16 +437,6 @@ def refuse_divergence(logged: Mapping[str, Any], steps: int) -> None:
         )
 
 
-def _index_space(config: Config, n_assets: int) -> spaces.Dict:
-    """What the environment shows; how many rows there are matters to no network."""
-    parts: dict[str, spaces.Space[Any]] = {"row": spaces.Box(0.0, np.inf, (1,), np.float32)}
-    if config.state.include_pos:
-        parts["weights"] = spaces.Box(0.0, 1.0, (n_assets,), np.float32)
-    if config.state.include_cash:
-        parts["cash"] = spaces.Box(0.0, 1.0, (1,), np.float32)
-    return spaces.Dict(parts)
-
-
 def _acting_part(policy: BasePolicy) -> torch.nn.Module:
     """The part of a policy that acts."""
     return policy.actor if isinstance(policy, MultiInputPolicy) else policy
@@ -457,18 +451,3 @@ def _memory_arrays(memory: DictReplayBuffer) -> dict[str, np.ndarray[Any, Any]]:
     arrays = {name: getattr(memory, name) for name in _MEMORY}
     arrays |= {f"now.{name}": part for name, part in memory.observations.items()}
     return arrays | {f"next.{name}": part for name, part in memory.next_observations.items()}
-
-
-def _memory_state(memory: DictReplayBuffer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The filled part of SB3's replay buffer."""
-    filled = memory.buffer_size if memory.full else memory.pos
-    tensors = {k: torch.from_numpy(v[:filled]) for k, v in _memory_arrays(memory).items()}
-    return tensors, {"pos": memory.pos, "full": memory.full}
-
-
-def _restore_memory(
-    memory: DictReplayBuffer, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> None:
-    for name, part in _memory_arrays(memory).items():
-        part[: len(tensors[name])] = tensors[name].numpy()
-    memory.pos, memory.full = int(state["pos"]), bool(state["full"])
