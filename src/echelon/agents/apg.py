@@ -173,9 +173,8 @@ class APG(SingleExpert):
         """One step of AdamW, unless a number is none."""
         train = self.config.train
         share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
-        rate = (
-            train.lr_actor * share * warmup_share(self.updates, self.config.expert.warmup_updates)
-        )
+        warmth = warmup_share(self.updates, self.config.expert.warmup_updates)
+        rate = train.lr_actor * share * warmth
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -184,10 +183,8 @@ class APG(SingleExpert):
         refuse_divergence(metrics, f"step {self.steps:,}", "train.lr_actor or expert.horizon")
         self.optimizer.step()
         self.updates += 1
-        return metrics | {
-            "charts/learning_rate": float(rate),
-            "charts/updates": float(self.updates),
-        }
+        shown = {"charts/learning_rate": float(rate), "charts/updates": float(self.updates)}
+        return metrics | shown
 
 
 def utility(gain: Tensor, reward: RewardConfig) -> Tensor:
@@ -197,9 +194,5 @@ def utility(gain: Tensor, reward: RewardConfig) -> Tensor:
 
 
 def _market(world: World) -> DiffMarket:
-    return diff_market(
-        world.rows,
-        world.rules,
-        fill_open=world.fill_open,
-        members=world.present & world.member,
-    )
+    members = world.present & world.member
+    return diff_market(world.rows, world.rules, fill_open=world.fill_open, members=members)

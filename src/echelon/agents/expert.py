@@ -109,11 +109,6 @@ class Collector:
         self._generator = torch_generator(seed, "actions")
         self._begin(np.ones(config.train.books, dtype=bool))
 
-    @property
-    def n_books(self) -> int:
-        """E."""
-        return self.books.n_books
-
     def step(self, core: OffPolicy, table: EmbeddingTable, *, lot: bool) -> Collected:
         """One bar of every book; lot: actions are drawn evenly, there being no policy yet."""
         row, held, before = self.books.row, self.books.holdings(), self.books.value
@@ -140,9 +135,8 @@ class Collector:
             next_cash=after.cash_share,
             next_free=free(after),
         )
-        bar_return = result.value / before - 1.0
         self._begin(truncated | result.terminated)
-        return Collected(transitions, chosen, bar_return)
+        return Collected(transitions, chosen, bar_return=result.value / before - 1.0)
 
     def _begin(self, which: Bools) -> None:
         """New episodes for the books `which`[E]."""
@@ -194,10 +188,7 @@ class SingleExpert(Learner):
         self, config: Config, world: World, seed: int, encoder: Encoder, tables: Path | None = None
     ) -> None:
         """encoder: pre-trained, with nothing of it changed here; tables: where to keep them"""
-        self.config = config
-        self.world = world
-        self.seed = seed
-        self.steps = 0
+        self.config, self.world, self.seed, self.steps = config, world, seed, 0
         self.table = EmbeddingTable(world, encoder.d_model, table_file(tables, "embeddings"))
         self.table.refresh(encoder)
         self._policy: WeightPolicy | None = None
@@ -260,17 +251,30 @@ class ExpertLearner(SingleExpert):
 
     def train_once(self) -> Metrics:
         """One round: bars and the updates that are due for them."""
+        settings, books = self.config.expert, self.config.train.books
         rewards: list[float] = []
         for _ in range(self.config.train.rollout_steps):
-            rewards.append(self._collect())
-            if self.steps < self.config.expert.learning_starts:
+            lot = self.steps < settings.learning_starts
+            done = self.collector.step(self.core, self.table, lot=lot).transitions
+            self.replay.add(done)
+            self.steps += books
+            rewards.append(float(done.reward.mean()))
+            if self.steps < settings.learning_starts:
                 continue
-            self._due += self.collector.n_books * self.config.expert.updates_per_step
+            self._due += books * settings.updates_per_step
             while self._due >= 1.0:
                 self._due -= 1.0
                 metrics = self._update(want_metrics=self._due < 1.0)
                 self._latest = metrics or self._latest
-        return self._metrics() | {"charts/reward": float(np.mean(rewards))}
+        metrics = dict(self._latest)
+        metrics["charts/reward"] = float(np.mean(rewards))
+        metrics["charts/replay"] = float(len(self.replay))
+        metrics["charts/updates"] = float(self.core.updates)
+        if (adapter := self.networks.adapter) is not None:
+            if self._latest:
+                metrics["losses/adapter_gradient_norm"] = adapter.norm
+            metrics["charts/table_version"] = float(self.table.version)
+        return metrics
 
     def facts(self) -> LearnerFacts:
         """Weights of the adapter, bytes of the replay."""
@@ -282,14 +286,6 @@ class ExpertLearner(SingleExpert):
         """Remove the files of the tables."""
         super().close()
         self.networks.close()
-
-    def _collect(self) -> float:
-        """One bar of every book; the mean of the rewards."""
-        lot = self.steps < self.config.expert.learning_starts
-        done = self.collector.step(self.core, self.table, lot=lot).transitions
-        self.replay.add(done)
-        self.steps += self.collector.n_books
-        return float(done.reward.mean())
 
     def _update(self, *, want_metrics: bool) -> Metrics:
         drawn = self.replay.sample(self.config.expert.batch_size, self._draws)
@@ -306,18 +302,6 @@ class ExpertLearner(SingleExpert):
         metrics = self.core.update(batch, want_metrics=want_metrics)
         if self.networks.finish_update():
             self.policy().forget()
-        return metrics
-
-    def _metrics(self) -> Metrics:
-        """Of the updates, for a log line: their latest numbers, nothing before the first."""
-        metrics = dict(self._latest)
-        metrics["charts/replay"] = float(len(self.replay))
-        metrics["charts/updates"] = float(self.core.updates)
-        adapter = self.networks.adapter
-        if adapter is not None:
-            if self._latest:
-                metrics["losses/adapter_gradient_norm"] = adapter.norm
-            metrics["charts/table_version"] = float(self.table.version)
         return metrics
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

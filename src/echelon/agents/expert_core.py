@@ -227,14 +227,12 @@ class AdapterTraining:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON)."""
-        optimizer, json_state = flatten_optimizer(self.optimizer)
+        optimizer, optimizer_state = flatten_optimizer(self.optimizer)
         tensors = with_prefix("optimizer.", optimizer)
         for name in (_LEARNING, _TARGET):
             tensors |= with_prefix(f"{name}.", adapter_state(self.encoder, name))
-        return tensors | with_prefix("slow_serving.", self.slow_serving.state_dict()), {
-            "optimizer": json_state,
-            "norm": self.norm,
-        }
+        tensors |= with_prefix("slow_serving.", self.slow_serving.state_dict())
+        return tensors, {"optimizer": optimizer_state, "norm": self.norm}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
@@ -273,15 +271,10 @@ class WeightPolicy:
         change meanwhile
         tables: of worlds in which nothing needs to be encoded
         """
-        self.name = name
-        self._encoder = encoder
-        self._actor = actor
-        self._config = config
-        self._seed = seed
-        self._keep = keep
+        self.name, self._encoder, self._actor = name, encoder, actor
+        self._config, self._seed, self._keep, self._tables = config, seed, keep, tables
         # The world is held too, since its identity stands for it.
         self._kept: dict[tuple[int, range], tuple[World, Tensor]] = {}
-        self._tables = tables
         # Who does not see its book acts alike in all of them: a row is worked out once.
         state = config.state
         self._blind = config.eval.deterministic and not (state.include_pos or state.include_cash)
@@ -301,17 +294,14 @@ class WeightPolicy:
         self._present = torch.from_numpy(np.array(world.present[span.start : span.stop]))
         self._generator = torch_generator(self._seed, "evaluation")
         self._table = next((table for table in self._tables if table.covers(world)), None)
-        self._z = None if self._table is not None else self._encode(world, span)
+        self._z = None
+        if self._table is None:
+            key = id(world), span
+            kept = self._kept.get(key)
+            self._z = encode_span(self._encoder, world, span) if kept is None else kept[1]
+            if self._keep:
+                self._kept[key] = world, self._z
         self._actions = self._act_everywhere(span) if self._blind else None
-
-    def _encode(self, world: World, span: range) -> Tensor:
-        key = id(world), span
-        if key in self._kept:
-            return self._kept[key][1]
-        z = encode_span(self._encoder, world, span)
-        if self._keep:
-            self._kept[key] = world, z
-        return z
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
         """Look the encodings of the rows up and ask the actor."""

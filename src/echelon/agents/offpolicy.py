@@ -47,16 +47,6 @@ class GaussianActor(Protocol):
         """As of any module."""
 
 
-class TwinCritic(Protocol):
-    """A module: observation and action → two values that have no weight in common."""
-
-    def __call__(self, obs: Obs, action: Tensor) -> Tensor:
-        """q[2,B] of action[B,A]."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """As of any module."""
-
-
 class ReplayBatch(NamedTuple):
     """Transitions to learn from.
 
@@ -113,27 +103,17 @@ class ActionSample(NamedTuple):
     log_std: Tensor
 
 
-class _Moments(NamedTuple):
-    """Adam's state of each weight, and how many steps it has taken."""
-
-    first: list[Tensor]
-    second: list[Tensor]
-    steps: list[Tensor]
-
-
 class Descent:
     """One network's steps: gradient, its norm, clipping, Adam."""
 
     def __init__(
         self, name: str, parameters: Iterator[nn.Parameter], lr: float, grad_clip: float
     ) -> None:
-        self.name = name
-        self.lr = lr
-        self.grad_clip = grad_clip
+        self.name, self.lr, self.grad_clip, self.norm = name, lr, grad_clip, 0.0
         self.parameters: list[Tensor] = [p for p in parameters if p.requires_grad]
         self.optimizer = torch.optim.Adam(self.parameters, lr=lr, fused=True)
-        self.norm = 0.0
-        self._moments: _Moments | None = None
+        self._moments: list[list[Tensor]] | None = None
+        """Adam's state of each weight: first moments, second moments, steps."""
 
     def gradient(self, loss: Tensor, *, only: bool) -> None:
         """Leave the loss's gradients in the weights, and note their norm.
@@ -148,43 +128,35 @@ class Descent:
             torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._gradients())))
         )
 
-    def step(self, warmth: float) -> None:
-        """Move the weights along the clipped gradient, at a share of the learning rate."""
-        if self.norm > self.grad_clip:
-            torch._foreach_mul_(self._gradients(), self.grad_clip / (self.norm + 1e-6))
-        self.optimizer.param_groups[0]["lr"] = self.lr * warmth
-        self._adam()
-
-    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Put back what `flatten_optimizer` gave."""
-        restore_optimizer(self.optimizer, tensors, state)
-        self._moments = None
-
     @torch.no_grad()
-    def _adam(self) -> None:
-        """As `optimizer.step()` does it, without its wrapping, which costs more than the step.
+    def step(self, warmth: float) -> None:
+        """Move the weights along the clipped gradient, at a share of the learning rate.
 
-        The optimizer keeps the state; only where a weight has no gradient does it step itself.
+        As `optimizer.step()` does it, without its wrapping, which costs more than the step. The
+        optimizer keeps the state; only where a weight has no gradient does it step itself.
         """
         gradients = self._gradients()
+        if self.norm > self.grad_clip:
+            torch._foreach_mul_(gradients, self.grad_clip / (self.norm + 1e-6))
+        group = self.optimizer.param_groups[0]
+        group["lr"] = self.lr * warmth
         count = len(self.parameters)
         if len(self.optimizer.state) < count or len(gradients) < count:
             self.optimizer.step()
             return
         if self._moments is None:
             states = [self.optimizer.state[p] for p in self.parameters]
-            self._moments = _Moments(
-                *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-            )
-        group = self.optimizer.param_groups[0]
-        torch._foreach_add_(self._moments.steps, 1)
+            names = ("exp_avg", "exp_avg_sq", "step")
+            self._moments = [[state[name] for state in states] for name in names]
+        first, second, steps = self._moments
+        torch._foreach_add_(steps, 1)
         torch._fused_adam_(
             self.parameters,
             gradients,
-            self._moments.first,
-            self._moments.second,
+            first,
+            second,
             [],
-            self._moments.steps,
+            steps,
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -193,6 +165,11 @@ class Descent:
             amsgrad=False,
             maximize=False,
         )
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Put back what `flatten_optimizer` gave."""
+        restore_optimizer(self.optimizer, tensors, state)
+        self._moments = None
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]
@@ -222,16 +199,14 @@ class OffPolicy(ABC):
     def __init__(
         self,
         actor: GaussianActor,
-        critic: TwinCritic,
+        critic: nn.Module,
         train: TrainConfig,
         expert: ExpertConfig,
         seed: int,
     ) -> None:
-        self.actor = actor
-        self.critic = critic
-        self.expert = expert
-        self.updates = 0
-        self.target_critic = Target(as_module(critic), expert.tau)
+        """critic: observation, action[B,A] → q[2,B], two values that have no weight in common"""
+        self.actor, self.critic, self.expert, self.updates = actor, critic, expert, 0
+        self.target_critic = Target(critic, expert.tau)
         clip = train.grad_clip
         self.actor_descent = Descent("actor", actor.parameters(), train.lr_actor, clip)
         self.critic_descent = Descent("critic", critic.parameters(), train.lr_critic, clip)
@@ -280,7 +255,7 @@ class OffPolicy(ABC):
     def _modules(self) -> dict[str, nn.Module]:
         return {
             "actor": as_module(self.actor),
-            "critic": as_module(self.critic),
+            "critic": self.critic,
             "target_critic": self.target_critic.net,
         }
 
@@ -305,9 +280,9 @@ class OffPolicy(ABC):
 
     def _descend(self, descent: Descent, loss: Tensor) -> None:
         """Step, unless loss or gradient is not a number."""
-        name = f"losses/{descent.name}"
-        metrics = {name: loss.item(), f"{name}_gradient_norm": descent.norm}
-        self._refuse_divergence(metrics, descent.name)
+        name = descent.name
+        metrics = {f"losses/{name}": loss.item(), f"losses/{name}_gradient_norm": descent.norm}
+        self._refuse_divergence(metrics, name)
         descent.step(self.warmth)
 
     def _refuse_divergence(self, metrics: Metrics, name: str) -> None:

@@ -137,9 +137,18 @@ def allocate(
     Refused where they cannot fit: a ring fills slowly, and would be killed hours later. Files that
     another process has made are opened as they are; new ones take room on disk as they fill.
     """
-    each = sum(column.bytes for column in columns.values())
+
+    def require_room(available: int, where: str) -> None:
+        each = sum(column.bytes for column in columns.values())
+        if capacity * each > available:
+            raise ConfigError(
+                f"{setting} = {capacity:,} transitions of {each} bytes need "
+                f"{capacity * each / 1e9:.1f} GB; {available / 1e9:.1f} GB {where} are available. "
+                f"At most {available // each:,} fit: lower {setting}."
+            )
+
     if directory is None:
-        _require_room(capacity, each, setting, memory_available(), "of memory")
+        require_room(memory_available(), "of memory")
         return {
             name: np.zeros((capacity, *shape), dtype=kind)
             for name, (shape, kind) in columns.items()
@@ -148,7 +157,7 @@ def allocate(
         directory.mkdir(parents=True, exist_ok=True)
         paths = {name: directory / f"{name}.bin" for name in columns}
         taken = sum(path.stat().st_blocks * 512 for path in paths.values() if path.exists())
-        _require_room(capacity, each, setting, shutil.disk_usage(directory).free + taken, "on disk")
+        require_room(shutil.disk_usage(directory).free + taken, "on disk")
         return {name: _map_file(paths[name], capacity, columns[name]) for name in columns}
     except OSError as error:
         raise StoreError(
@@ -193,17 +202,13 @@ class Replay:
         behaviour: keep `Behaviour` too; directory: map the columns from files there
         columns: arrays of `replay_columns` that were allocated elsewhere
         """
-        self.capacity = capacity
-        self.n_assets = n_assets
-        self.setting = setting
-        self.mark = RingMark()
+        self.capacity, self.n_assets, self.setting = capacity, n_assets, setting
         self.behaviour = behaviour
+        self.mark = RingMark()
         kinds = replay_columns(n_assets, behaviour=behaviour)
         self.bytes_per_transition = sum(column.bytes for column in kinds.values())
-        if columns is None:
-            columns = allocate(kinds, capacity, setting, directory)
-        self.columns = columns
-        self._plain = {name: columns[name] for name in replay_columns(n_assets)}
+        self.columns = columns or allocate(kinds, capacity, setting, directory)
+        self._plain = {name: self.columns[name] for name in replay_columns(n_assets)}
 
     def __len__(self) -> int:
         return self.mark.size
@@ -224,7 +229,13 @@ class Replay:
         if books != mark.books:
             raise ValueError(f"expected a step of {mark.books} books, found one of {books}")
         values = step._asdict() | ({} if behaviour is None else behaviour._asdict())
-        _require_finite(values)
+        for name, column in values.items():
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                raise DataError(
+                    f"a transition's {name} is not finite; in the replay buffer it would spoil "
+                    "every batch that draws it. Check prices and features around rows "
+                    f"{int(step.row.min())} to {int(step.row.max()) + 1}."
+                )
         values |= {name: np.packbits(values[name], axis=-1) for name in _BITS}
         values["ended"] = step.terminated * _TERMINATED | step.truncated * _TRUNCATED
         for name, array in self.columns.items():
@@ -378,13 +389,10 @@ def _follow(table: Ints, ends: Ints, starts: Ints, length: int) -> Ints:
     return slots
 
 
-def _in_one_episode(
-    row: NDArray[np.int32], ended: NDArray[np.uint8], slots: Ints
-) -> NDArray[np.bool_]:
+def _in_one_episode(row: NDArray[np.int32], ended: NDArray[np.uint8], slots: Ints) -> Bools:
     """Whether each of the sequences[L,n] stays in one episode."""
-    rows = row.take(slots)
-    jumps = (rows[1:] - rows[:-1] != 1) | (ended.take(slots[:-1]) != 0)
-    whole: NDArray[np.bool_] = ~jumps.any(axis=0)
+    jumps = (np.diff(row.take(slots), axis=0) != 1) | (ended.take(slots[:-1]) != 0)
+    whole: Bools = ~jumps.any(axis=0)
     return whole
 
 
@@ -394,15 +402,6 @@ def _no_sequence(share: SequenceDraw, length: int) -> DataError:
         f"none of the {size:,} transitions in the replay buffer begins a sequence of {length} "
         f"within an episode. {share.advice}"
     )
-
-
-def _require_room(capacity: int, each: int, setting: str, available: int, where: str) -> None:
-    if capacity * each > available:
-        raise ConfigError(
-            f"{setting} = {capacity:,} transitions of {each} bytes need "
-            f"{capacity * each / 1e9:.1f} GB; {available / 1e9:.1f} GB {where} are available. "
-            f"At most {available // each:,} fit: lower {setting}."
-        )
 
 
 def _map_file(path: Path, capacity: int, column: ReplayColumn) -> NDArray[Any]:
@@ -417,14 +416,3 @@ def _map_file(path: Path, capacity: int, column: ReplayColumn) -> NDArray[Any]:
         file.truncate(wanted)
     shape = (capacity, *column.shape)
     return np.asarray(np.memmap(path, dtype=column.kind, mode="r+", shape=shape))
-
-
-def _require_finite(values: Mapping[str, NDArray[Any]]) -> None:
-    for name, column in values.items():
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            row = values["row"]
-            raise DataError(
-                f"a transition's {name} is not finite; in the replay buffer it would spoil every "
-                "batch that draws it. Check prices and features around rows "
-                f"{int(row.min())} to {int(row.max()) + 1}."
-            )

@@ -92,19 +92,10 @@ class SAC(OffPolicy):
             q_taken = torch.minimum(*self.target_critic.net(slow, batch.action)).view(shape)
             trace, dropped = self._trace_and_dropped(batch, obs, now, sharing)
             target_q = retrace(
-                batch.reward,
-                batch.discount,
-                v_next,
-                q_taken,
-                trace,
-                truncated=batch.truncated,
+                *(batch.reward, batch.discount, v_next, q_taken, trace), truncated=batch.truncated
             )
         metrics = self._learn(
-            batch.obs,
-            obs,
-            batch.action,
-            now,
-            target_q.view(-1),
+            *(batch.obs, obs, batch.action, now, target_q.view(-1)),
             weight=(batch.loss_weights * ~dropped).view(-1),
             actor_weight=batch.loss_weights.view(-1),
             want_metrics=want_metrics,
@@ -149,7 +140,11 @@ class SAC(OffPolicy):
     ) -> Metrics:
         """Steps of critics, actor and temperature towards target_q[B]."""
         alpha, warmth = math.exp(float(self.log_alpha.detach())), self.warmth
-        excess = self._excess(obs, now)
+        # Mean of log π + H̄: by how much the policy is too certain.
+        free = self.actor.free(obs)
+        n_free = now.action.shape[1] if free is None else float(free.sum()) / len(free)
+        excess = float(now.log_prob.detach().mean()) + self.target_entropy * n_free
+        self._refuse_divergence({"losses/entropy": excess}, "networks")
         critic_loss = self._learn_critic(obs_with_history, action, target_q, 0.5, weight)
 
         q = torch.minimum(*self.critic(obs, now.action))
@@ -194,14 +189,6 @@ class SAC(OffPolicy):
         return ActionSample(
             torch.tanh(raw), raw, log_prob, raw_log_prob, mean.detach(), log_std.detach()
         )
-
-    def _excess(self, obs: Obs, sampled: ActionSample) -> float:
-        """Mean of log π + H̄: by how much the policy is too certain."""
-        free = self.actor.free(obs)
-        n_free = sampled.action.shape[1] if free is None else float(free.sum()) / len(free)
-        excess = float(sampled.log_prob.detach().mean()) + self.target_entropy * n_free
-        self._refuse_divergence({"losses/entropy": excess}, "networks")
-        return excess
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""

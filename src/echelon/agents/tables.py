@@ -27,24 +27,18 @@ from echelon.market import Rows
 from echelon.models.encoders import Encoder
 from echelon.types import Bools, Floats32
 
-_CHUNK_BARS = 256
-"""Rows encoded at a time: W - 1 rows more are read for each chunk, so few of them cost."""
-_SPAN_BARS = 512
-"""The same for spans: memory stays small however long they are."""
+_CHUNK_BARS, _SPAN_BARS = 256, 512
+"""Rows of a table and of a span encoded at a time; W - 1 rows more are read for each chunk."""
 
 
 class EmbeddingTable:
     """Z[T,N,D] float32 of one encoder version; rows on which no book can stand are zero."""
 
-    version: int
-    """0 before the first refresh, then one more with each."""
-
     def __init__(self, world: World, d_model: int, path: Path | None = None) -> None:
         """path: file to map the table from; None: in memory"""
         self.version = 0
-        self._world = world
-        self._path = path
-        self.d_model = d_model
+        """0 before the first refresh, then one more with each."""
+        self._world, self._path, self.d_model = world, path, d_model
         self._shape = (len(world.times), world.n_assets, d_model)
         self._standing = standing_rows(world)
         self._z: Floats32 | None = None
@@ -147,11 +141,8 @@ def standing_rows(world: World) -> Bools:
         first = max(min(rows.start for rows in whole), world.window - 1)
         standing[first : max(rows.stop for rows in whole)] = True
     for name in world.splits:
-        pieces = world.stretches.get(name)
-        if not pieces:
-            continue
         end = 0
-        for piece in sorted(pieces, key=lambda piece: piece.start):
+        for piece in sorted(world.stretches.get(name, ()), key=lambda piece: piece.start):
             if piece.start - world.window + 1 < end:
                 raise DataError(
                     f"split.{name}: the stretch from row {piece.start} on needs "
@@ -171,8 +162,7 @@ def runs_of(mask: Bools) -> list[range]:
 
 def _windows_of(world: World, rows: range) -> Tensor:
     """Features of `rows` and of the W - 1 rows before them."""
-    x = np.array(world.x[rows.start - world.window + 1 : rows.stop])
-    return torch.from_numpy(x)
+    return torch.from_numpy(np.array(world.x[rows.start - world.window + 1 : rows.stop]))
 
 
 def _write(
@@ -198,11 +188,10 @@ def _write(
                 handle.write(np.ascontiguousarray(part).data)
                 done = rows.stop
             write_zeros(shape[0] - done)
-        z = read_array(path, "Make room, or mend the disk.")
+        return read_array(path, "Make room, or mend the disk.")
     except OSError as error:
         raise StoreError(
             f"{path}: the embedding table cannot be written ({error.strerror or error}). It needs "
             f"{int(np.prod(shape)) * 4 / 1e6:,.0f} MB, twice while it is renewed: make room, or "
             "train on fewer bars."
         ) from error
-    return z

@@ -69,7 +69,12 @@ class TD3(OffPolicy):
         warmth = self.warmth
         critic_loss = self._learn_critic(batch.obs, batch.action, target_q, scale=1.0)
         if (self.updates + 1) % self.expert.policy_delay == 0:
-            self._learn_actor(detach_obs(batch.obs))
+            obs = detach_obs(batch.obs)
+            mean, free = self.actor(obs)[0], self.actor.free(obs)
+            loss = -self.critic(obs, torch.tanh(mean if free is None else mean * free))[0].mean()
+            self.actor_descent.gradient(loss, only=True)
+            self._descend(self.actor_descent, loss)
+            self._actor_loss = float(loss.detach())
             self.target_critic.follow()
             self.target_actor.follow()
         self.updates += 1
@@ -106,15 +111,6 @@ class TD3(OffPolicy):
         action = (torch.tanh(mean) + noise).clamp_(-1.0, 1.0)
         free = self.actor.free(batch.next_obs)
         return action if free is None else action * free
-
-    def _learn_actor(self, obs: Obs) -> None:
-        mean, _ = self.actor(obs)
-        free = self.actor.free(obs)
-        action = torch.tanh(mean if free is None else mean * free)
-        loss = -self.critic(obs, action)[0].mean()
-        self.actor_descent.gradient(loss, only=True)
-        self._descend(self.actor_descent, loss)
-        self._actor_loss = float(loss.detach())
 
     def _modules(self) -> dict[str, nn.Module]:
         return super()._modules() | {"target_actor": self.target_actor.net}

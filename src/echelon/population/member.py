@@ -243,7 +243,7 @@ class Member:
                 raise TrainingError(f"expert {self.niche}: its actions are not numbers")
             self._remember(done)
             rewards.append(float(done.transitions.reward.mean()))
-            self.steps += self.collector.n_books
+            self.steps += self.collector.books.n_books
         mark = self.replay.snapshot()[self.number]
         return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
 
