@@ -37,8 +37,6 @@ from echelon.types import Metrics
 
 BATCH = 256
 """Most orders of an update."""
-EXPLORE = (1.0, 0.05)
-"""ε at first and at last; it falls linearly over the first half of the training."""
 _GRAD_CLIP = 10.0
 
 
@@ -54,17 +52,13 @@ class OrderReplay:
 
     def add(self, rollout: OrderRollout) -> None:
         """The oldest make room."""
-        orders = {
+        new = {
             f"order_{name}": torch.from_numpy(np.array(getattr(rollout.orders, name)))
             for name in ParentOrders._fields
         }
-        new = orders | {
-            "private": rollout.private,
-            "actions": rollout.actions.transpose(0, 1),
-            "reward": rollout.reward.transpose(0, 1),
-            "taken": rollout.taken.transpose(0, 1),
-            "ended": rollout.ended.transpose(0, 1),
-        }
+        new["private"] = rollout.private
+        for name in ("actions", "reward", "taken", "ended"):
+            new[name] = getattr(rollout, name).transpose(0, 1)
         if not self.parts:
             self.parts = {name: value[:0] for name, value in new.items()}
         length = max(parts["reward"].shape[1] for parts in (self.parts, new))
@@ -101,10 +95,9 @@ class DQN(ExecutionLearner):
 
     @property
     def epsilon(self) -> float:
-        """Share of random actions now."""
-        first, last = EXPLORE
+        """Share of random actions now: from 1 to 0.05 over the first half of the training."""
         gone = min(1.0, self.steps / max(1, self.config.total_steps // 2))
-        return first + (last - first) * gone
+        return 1.0 + (0.05 - 1.0) * gone
 
     def train_once(self) -> Metrics:
         """Work some orders, keep them, and learn from some that are kept."""
@@ -145,12 +138,9 @@ class DQN(ExecutionLearner):
         with torch.no_grad():
             known = look_up(self.target, self.task.public, orders, per_step)
             q_target = self.target.sequence(known, private, side).params
-            aim = double_q_target(
-                parts["reward"][which, :length] / self.scale.scale,
-                torch.where(parts["ended"][which, :length], 0.0, config.gamma),
-                _next(q),
-                _next(q_target),
-            )
+            reward = parts["reward"][which, :length] / self.scale.scale
+            discount = torch.where(parts["ended"][which, :length], 0.0, config.gamma)
+            aim = double_q_target(reward, discount, _next(q), _next(q_target))
         chosen = q.gather(-1, parts["actions"][which, :length, None]).squeeze(-1)
         taken = parts["taken"][which, :length]
         loss = taken_mean(smooth_l1_loss(chosen, aim, reduction="none"), taken)

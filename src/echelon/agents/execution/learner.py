@@ -41,9 +41,7 @@ class ReturnScale:
     """
 
     def __init__(self, *, on: bool) -> None:
-        self.on = on
-        self.total = 0.0
-        self.count = 0.0
+        self.on, self.total, self.count = on, 0.0, 0.0
 
     def see(self, reward: Tensor, taken: Tensor) -> None:
         """reward, taken[S,E]."""
@@ -60,10 +58,7 @@ class ReturnScale:
 
 
 class ExecutionLearner(RoundLearner):
-    """A network that learns from a task.
-
-    steps: taken so far by all orders
-    """
+    """A network that learns from a task; steps: taken so far by all orders."""
 
     algo = "none"
 
@@ -74,9 +69,7 @@ class ExecutionLearner(RoundLearner):
         task: ExecutionTask,
         seed: int,
     ) -> None:
-        self.config = config
-        self.task = task
-        self.seed = seed
+        self.config, self.task, self.seed = config, task, seed
         weights = int(stream(seed, "execution", "weights").integers(2**62))
         self.net = build_net(network, task.n_features, weights)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=config.lr, fused=True)

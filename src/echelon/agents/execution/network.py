@@ -18,9 +18,8 @@ side are one input. What a block says is known when it is whole, so that a step 
 one knows the ticks before it.
 
 The table depends on the day alone, never on an order: **a day is encoded once and looked up by all
-orders and steps on it**. That is where the speed comes from, and why the learners are our own: with
-observations of Stable-Baselines3, every order would carry the whole day and have it encoded again
-at each of its steps.
+orders and steps on it**. That is why the learners are our own: with observations of
+Stable-Baselines3, every order would have its whole day encoded again at each of its steps.
 
 Axes: `E` orders, `D` days, `T` ticks, `F` features, `S` steps, `H` hidden units, `A` numbers that
 say a policy; `B` sequences, `L` places, `I` inputs.
@@ -41,6 +40,7 @@ from echelon.config.execution import ExecutionConfig
 from echelon.execution.features import PublicArrays
 from echelon.execution.orders import ParentOrders
 from echelon.execution.simulator import Simulator, next_step, steps_of
+from echelon.ops.information import mlp
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob
 from echelon.types import Floats, Floats32, Ints
 
@@ -50,11 +50,9 @@ PRIVATE = ("left", "time_left", "day_left", "day_gone", "even", "executed", "fil
 order's ticks left, and of the day's that are the order's still; share of the day gone; what TWAP
 would take of what is left; executed in the step before, of the amount; executed of what was asked
 for then."""
-_HALF_LOG_2PIE = 0.5 * math.log(2.0 * math.pi * math.e)
 _DAYS_AT_ONCE = 128
 """Days encoded together where no gradient is wanted: their tables stay in the cache."""
 
-SequenceKind = Literal["gru", "lstm", "attention"]
 HiddenState = Any
 """What a sequence network carries from place to place; None at the beginning."""
 
@@ -102,7 +100,11 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor, first: Tensor | None = None) -> Tensor:
         """[B,L,H] of x[B,L,I]; first[B,H] is a place before the others."""
         h = self.inputs(x)
-        h = h + _places(h.shape[1], h.shape[2])
+        # Sines and cosines of the place (Vaswani et al., 2017).
+        place = torch.arange(h.shape[1], dtype=torch.float32)[:, None]
+        rate = torch.exp(torch.arange(0, h.shape[2], 2) * (-math.log(10_000.0) / h.shape[2]))
+        waves = torch.cat([torch.sin(place * rate), torch.cos(place * rate)], dim=1)
+        h = h + waves[:, : h.shape[2]]
         if first is None:
             return self._block(h)
         return self._block(torch.cat([first[:, None], h], dim=1))[:, 1:]
@@ -192,7 +194,7 @@ class RateHead:
 
     def entropy(self, params: Tensor) -> Tensor:
         """Of u."""
-        return self._parts(params)[1] + _HALF_LOG_2PIE
+        return self._parts(params)[1] + 0.5 * math.log(2.0 * math.pi * math.e)
 
     def divergence(self, teacher: Tensor, student: Tensor) -> Tensor:
         """KL(teacher ‖ student) between two Gaussians, in closed form."""
@@ -225,7 +227,7 @@ class NetworkSettings:
     oracle: sees the rest of the day, too; to teach, never to trade
     """
 
-    sequence: SequenceKind = "gru"
+    sequence: Literal["gru", "lstm", "attention"] = "gru"
     hidden: int = 64
     heads: int = 4
     fractions: tuple[float, ...] = QLIB_FRACTIONS
@@ -268,11 +270,8 @@ class ExecutionNet(nn.Module):
 
     def __init__(self, settings: NetworkSettings, n_features: int) -> None:
         super().__init__()
-        self.settings = settings
-        self.n_features = n_features
-        self.head = settings.head
-        bias = self.head.first_bias()
-        hidden = settings.hidden
+        self.settings, self.n_features, self.head = settings, n_features, settings.head
+        bias, hidden = self.head.first_bias(), settings.hidden
 
         def over_time(n_inputs: int) -> Recurrent | CausalAttention:
             if settings.sequence == "attention":
@@ -286,8 +285,8 @@ class ExecutionNet(nn.Module):
         self.future = over_time(n_inputs) if settings.oracle else None
         self.public = nn.Linear((3 if settings.oracle else 2) * hidden, hidden)
         self.private = over_time(len(PRIVATE))
-        self.actor = _mixer(3 * hidden + 1, hidden, len(bias))
-        self.critic = _mixer(3 * hidden + 1, hidden, 1)
+        self.actor = mlp(3 * hidden + 1, hidden, len(bias))
+        self.critic = mlp(3 * hidden + 1, hidden, 1)
         # A policy that begins near its bias begins as TWAP, or choosing evenly.
         last = self.actor[-1]
         assert isinstance(last, nn.Linear)
@@ -371,13 +370,18 @@ def look_up(
     ticks = torch.from_numpy(step_ticks(orders, ticks_per_step))
     days, which = np.unique(orders.day, return_inverse=True)
     at = torch.from_numpy(which)
+
+    def table(days: Ints) -> Tensor:
+        arrays = (public.today[days], public.yesterday[days])
+        return net.table(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+
     if torch.is_grad_enabled():
-        return _table(net, public, days)[at[:, None], ticks]
+        return table(days)[at[:, None], ticks]
     out = torch.empty(*ticks.shape, net.settings.hidden)
     for first in range(0, len(days), _DAYS_AT_ONCE):
         chunk = days[first : first + _DAYS_AT_ONCE]
         mine = torch.from_numpy((which >= first) & (which < first + len(chunk)))
-        out[mine] = _table(net, public, chunk)[(at[mine] - first)[:, None], ticks[mine]]
+        out[mine] = table(chunk)[(at[mine] - first)[:, None], ticks[mine]]
     return out
 
 
@@ -393,11 +397,6 @@ def side_of(orders: ParentOrders) -> Tensor:
     return torch.from_numpy(np.where(orders.buying, 1.0, -1.0).astype(np.float32))
 
 
-def _table(net: ExecutionNet, public: PublicArrays, days: np.ndarray) -> Tensor:
-    today = torch.from_numpy(np.ascontiguousarray(public.today[days]))
-    return net.table(today, torch.from_numpy(np.ascontiguousarray(public.yesterday[days])))
-
-
 def _blocks(features: Tensor, block: int) -> Tensor:
     """[D,T/block,block·F] of features[D,T,F]; a last block that is not whole ends with zeros."""
     if block == 1:
@@ -405,20 +404,3 @@ def _blocks(features: Tensor, block: int) -> Tensor:
     missing = -features.shape[1] % block
     padded = nn.functional.pad(features, (0, 0, 0, missing))
     return padded.reshape(len(features), -1, block * features.shape[2])
-
-
-def _mixer(n_inputs: int, hidden: int, n_outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(n_inputs, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, n_outputs),
-    )
-
-
-def _places(length: int, hidden: int) -> Tensor:
-    """[L,H] sines and cosines of the place (Vaswani et al., 2017)."""
-    place = torch.arange(length, dtype=torch.float32)[:, None]
-    rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
-    return torch.cat([torch.sin(place * rate), torch.cos(place * rate)], dim=1)[:, :hidden]

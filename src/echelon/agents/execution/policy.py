@@ -52,9 +52,7 @@ class LearnedPolicy:
     """
 
     def __init__(self, net: ExecutionNet, public: PublicArrays, name: str = "learned") -> None:
-        self.net = net
-        self.public = public
-        self.name = name
+        self.net, self.public, self.name = net, public, name
         self._known: Tensor | None = None
         self._side: Tensor | None = None
         self._state: HiddenState = None
@@ -110,12 +108,8 @@ def save_execution_policy(
     """Write a network and what it takes; `path` is a directory, replaced where there is one."""
     assert len(features) == net.n_features, "names are not one a public feature"
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "network": asdict(net.settings),
-        "features": list(features),
-        "facts": dict(facts or {}),
-    }
-    _FILES.write(path, net.state_dict(), document)
+    about = {"features": list(features), "facts": dict(facts or {})}
+    _FILES.write(path, net.state_dict(), {"network": asdict(net.settings), **about})
 
 
 def load_execution_policy(path: Path, features: Sequence[str] | None = None) -> StoredPolicy:
@@ -125,10 +119,11 @@ def load_execution_policy(path: Path, features: Sequence[str] | None = None) -> 
     tensors = _FILES.unpack(data, path, _REMEDY)
     names = tuple(document["features"])
     if features is not None and tuple(features) != names:
+        own, wanted = (shorten(", ".join(which), 80) for which in (names, features))
         raise StoreError(
-            f"{path} is a policy for {len(names)} public features ({_few(names)}), expected "
-            f"{len(features)} ({_few(features)}). Use the features it was trained with, or train "
-            "one for these."
+            f"{path} is a policy for {len(names)} public features ({own}), expected "
+            f"{len(features)} ({wanted}). Use the features it was trained with, or train one for "
+            "these."
         )
     with blaming(path / _FILES.document, _REMEDY):
         net = ExecutionNet(NetworkSettings.from_json(document["network"]), len(names))
@@ -179,7 +174,3 @@ def policy_for_days(
         )
     public = public_features(days, own, scaler, names=names, quotes=quotes)
     return LearnedPolicy(stored.net, public, name)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")

@@ -9,9 +9,6 @@ One update:
 3. `epochs` times the orders are split by days into minibatches; of each the days are encoded again,
    with gradients, and L = clipped policy loss + c_v · (V − G)² − c_e · entropy is descended.
 
-It is our own and not Stable-Baselines3's, which would keep a whole day in every observation and
-encode it again for every order and step (see `network`).
-
 With `copies` over 1 each order is worked several times side by side, and from each advantage the
 mean of its copies' at the same step is taken: what the market did to all of them cancels, and what
 is left is what acting differently was worth. Copies act independently, so the gradient stays
@@ -27,11 +24,8 @@ Policy Distillation", AAAI 2021) is PPO with a teacher:
 3. Student's loss = PPO's + μ · L_d, with L_d = −mean log π_student(teacher's action), or, by
    setting, the mean KL(π_teacher ‖ π_student). The published weight is μ = 0.01 throughout; with
    `distill_decay` it falls to 0: what is mostly right is where to begin and not where to end, as it
-   takes no account of how much is at stake, which the reward does.
-
-What the teacher does hangs on the future, of which the student can know part. Made likelier in each
-state is what was *mostly* right there: a target with the market's noise in it once, in one action,
-where PPO's reward has the noise of all the moves to come.
+   takes no account of how much is at stake, which the reward does. In return the teacher's action
+   has the market's noise in it once, where the reward has that of all the moves to come.
 
 Axes: `E` orders, `S` steps, `A` numbers that say a policy.
 """
@@ -60,9 +54,7 @@ from echelon.errors import ConfigError
 from echelon.ops.returns import explained_variance, lambda_returns
 from echelon.types import Metrics
 
-VALUE_COEF = 0.5
-"""Weight of the value's loss."""
-_GRAD_CLIP = 1.0
+_VALUE_COEF, _GRAD_CLIP = 0.5, 1.0
 
 
 class PPO(ExecutionLearner):
@@ -130,7 +122,13 @@ class PPO(ExecutionLearner):
         if config.normalize_advantages:
             advantage = standardize_where(advantage, rollout.taken)
         old = head.log_prob(rollout.params, rollout.actions)
-        taught = self._ask_teacher(rollout)
+        taught: Tensor | None = None  # [S,E,A] what the teacher would do in all these states
+        if self.teacher is not None:
+            with torch.no_grad():
+                per_step = self.task.rules.ticks_per_step
+                public = look_up(self.teacher, self.task.public, rollout.orders, per_step)
+                asked = self.teacher.sequence(public, rollout.private, side_of(rollout.orders))
+                taught = asked.params.transpose(0, 1)
         updates: list[Metrics] = []
         for _ in range(config.epochs):
             for which in by_day(rollout.orders, config.minibatches, self._order_rng):
@@ -139,22 +137,11 @@ class PPO(ExecutionLearner):
                 answers = None if taught is None else taught[:, e]
                 updates.append(self._descend_on(rollout.some(which), *targets, answers))
         taken = rollout.taken.bool()
-        metrics = mean_metrics(updates)
-        return metrics | {
+        return mean_metrics(updates) | {
             "charts/reward": float(rollout.reward.sum() / len(rollout.orders)),
             "charts/explained_variance": explained_variance(returns[taken], rollout.value[taken]),
             "charts/learning_rate": float(self.optimizer.param_groups[0]["lr"]),
         }
-
-    @torch.no_grad()
-    def _ask_teacher(self, rollout: OrderRollout) -> Tensor | None:
-        """[S,E,A] what it would do in all states of the rollout, if there is one."""
-        if self.teacher is None:
-            return None
-        per_step = self.task.rules.ticks_per_step
-        public = look_up(self.teacher, self.task.public, rollout.orders, per_step)
-        asked = self.teacher.sequence(public, rollout.private, side_of(rollout.orders))
-        return asked.params.transpose(0, 1)
 
     def _descend_on(
         self,
@@ -172,16 +159,11 @@ class PPO(ExecutionLearner):
         output = self.net.sequence(public, part.private[:, :length], side_of(part.orders))
         params, value = output.params.transpose(0, 1), output.value.transpose(0, 1)
         taken = part.taken[:length]
-        policy = clipped_policy_loss(
-            head.log_prob(params, part.actions[:length]),
-            old[:length],
-            advantage[:length],
-            taken,
-            config.clip,
-        )
+        log_prob = head.log_prob(params, part.actions[:length])
+        policy = clipped_policy_loss(log_prob, old[:length], advantage[:length], taken, config.clip)
         worth = taken_mean((value - returns[:length]).square(), taken)
         entropy = taken_mean(head.entropy(params), taken)
-        total = policy + VALUE_COEF * worth - config.entropy * entropy
+        total = policy + _VALUE_COEF * worth - config.entropy * entropy
         metrics: Metrics = {}
         if taught is not None:
             apart = distillation(params, taught[:length], head, config.distill_target)
