@@ -35,6 +35,7 @@ from echelon.execution.features import Extensions, load_extensions
 from echelon.execution.history import BASIS_POINTS, measure_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.rewards import reward_from_config
+from echelon.features.prepared import SPLITS
 from echelon.files import blaming, exclusive_lock, json_line, read_json
 from echelon.training.execution_data import ExecutionData, load_execution_data
 from echelon.training.loop import (
@@ -53,12 +54,6 @@ from echelon.workers import Report, ShouldStop
 
 POLICY, TEACHER = "policy", "teacher"
 _AGAIN = "Train the policy again: echelon execution train."
-_SEEN: Mapping[str, tuple[str, ...]] = {
-    "train": (),
-    "valid": ("train",),
-    "test": ("train", "valid"),
-}
-"""Split → windows of a policy that must not reach into it."""
 
 
 class _Result(TypedDict):
@@ -87,13 +82,11 @@ class ExecutionTraining(TrainingLoop[ExecutionLearner]):
     ) -> None:
         """directory: the learner's own; resume: from its latest checkpoint, if any"""
         self.config, self.data = config, data
-        settings = config.execution.learner
-        parts = [config.execution.model_dump(mode="json"), config.split.model_dump(mode="json")]
+        settings, every = config.execution.learner, config.execution.learner.validate_every
+        sections = [part.model_dump(mode="json") for part in (config.execution, config.split)]
         # The name of an extension stays when its code changes.
-        made_from = json_line(
-            [*parts, seed, data.extensions.digest], sort_keys=True, allow_nan=True
-        )
-        every = settings.validate_every
+        parts = [*sections, seed, data.extensions.digest]
+        made_from = json_line(parts, sort_keys=True, allow_nan=True)
         super().__init__(
             learner,
             directory,
@@ -167,9 +160,7 @@ def train_execution(
         teacher = make_execution_learner(config, data, directory, seed, teacher=True)
         place = directory / TEACHER
         training = ExecutionTraining(config, data, teacher, place, seed, resume=resume)
-        outcome = training.run(
-            lambda now: on_progress(replace(now, total=2 * now.total)), should_stop
-        )
+        outcome = training.run(lambda now: on_progress(replace(now, total=2 * before)), should_stop)
         if outcome.ending == "stopped":
             return outcome
     learner = make_execution_learner(config, data, directory, seed)
@@ -189,23 +180,16 @@ def make_execution_learner(
     """
     execution = config.execution
     settings, network = execution.learner, NetworkSettings.from_config(execution)
-    task = ExecutionTask(
-        data.days,
-        data.public,
-        data.orders["train"],
-        data.rules,
-        reward_from_config(execution.reward),
-    )
+    reward = reward_from_config(execution.reward)
+    task = ExecutionTask(data.days, data.public, data.orders["train"], data.rules, reward)
     if teacher:
         return make_teacher(settings, network, task, seed)
     if settings.algo != "OPD":
         return (DQN if settings.algo == "DQN" else PPO)(settings, network, task, seed)
     place = directory / TEACHER / POLICY
-    if place.exists():
-        taught = load_execution_policy(place, data.public.names).net
-    else:
-        taught = make_teacher(settings, network, task, seed).net
-    return PPO(settings, network, task, seed, taught)
+    best = load_execution_policy(place, data.public.names) if place.exists() else None
+    taught = best or make_teacher(settings, network, task, seed)
+    return PPO(settings, network, task, seed, taught.net)
 
 
 def train_execution_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome:
@@ -243,8 +227,7 @@ def load_learned(
 
     extensions: where its own features are; None: those of the data
     """
-    path = directory / POLICY
-    own = data.extensions if extensions is None else extensions
+    path, own = directory / POLICY, extensions or data.extensions
     return policy_for_days(path, load_execution_policy(path), data.days, own, data.quotes, name)
 
 
@@ -266,8 +249,7 @@ def open_trained(
         if not (run / "config.yaml").is_file():
             raise UsageError(f"{run}: no config.yaml there, so not a run directory.")
     configs = {run: load_run_config(run / "config.yaml", (), trust_code) for run in runs.values()}
-    first = next(iter(runs.values()))
-    config = configs[first]
+    first, config = next(iter(configs.items()))
     data = load_execution_data(config, (split,), orders)
     learned: dict[str, dict[int, ExecutionPolicy]] = {}
     for name, run in runs.items():
@@ -296,7 +278,7 @@ def _refuse_seen(
 ) -> None:
     """Refuse a policy whose windows reach into the days it is to be judged on."""
     begin, end = getattr(config.split, split)
-    for window in _SEEN[split]:
+    for window in SPLITS[: SPLITS.index(split)]:
         low, high = (date.fromisoformat(bound) for bound in seen[window])
         if low <= end and begin <= high:
             raise UsageError(

@@ -23,7 +23,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.sources import open_source
 from echelon.data.sources._tables import inspect
 from echelon.data.sources.synthetic import SyntheticSource
-from echelon.data.store import Store
+from echelon.data.store import Manifest, Store
 from echelon.errors import ConfigError, DataError
 from echelon.execution.book_days import BookDays, cut_sessions, read_book, synthetic_book_days
 from echelon.execution.days import Days, load_days
@@ -60,18 +60,6 @@ class ExecutionData(NamedTuple):
     extensions: Extensions = Extensions()
 
 
-class _DaySource(NamedTuple):
-    """What orders are worked on.
-
-    quotes: None where the days are bars; content: their hash; timezone: of the exchange
-    """
-
-    days: Days
-    quotes: Quotes | None
-    content: str
-    timezone: str = "UTC"
-
-
 def load_execution_data(
     config: Config, needed: Sequence[str] = ("train", "valid"), orders: Path | None = None
 ) -> ExecutionData:
@@ -81,15 +69,18 @@ def load_execution_data(
     """
     execution = config.execution
     extensions = load_extensions(execution.extensions, execution.run_code)
-    source = _load_book(config) if execution.price == "book" else _load_bars(config)
-    days, quotes = source.days, source.quotes
+    quotes: Quotes | None = None
+    if execution.price == "book":
+        book, content = (_synthetic_book if execution.book is None else _read_recording)(config)
+        days, quotes, timezone = book.to_days(), book.quotes(), "UTC"
+    else:
+        days, manifest = _load_bars(config)
+        content, timezone = manifest.content_hash, manifest.info.timezone
     inside = _split_days(config, days)
     names, own = extensions.split_names(execution.features)
     public = public_features(days, own, train=inside["train"], names=names, quotes=quotes)
-    every = _load_orders(config, days, source.timezone, orders)
-    by_split = {
-        name: every.take(np.flatnonzero(which[every.day])) for name, which in inside.items()
-    }
+    every = _load_orders(config, days, timezone, orders)
+    by_split = {name: every.take(np.flatnonzero(mask[every.day])) for name, mask in inside.items()}
     path = orders or execution.orders.path
     for name in needed:
         if not len(by_split[name]):
@@ -104,7 +95,7 @@ def load_execution_data(
         inside,
         by_split,
         ExecutionRules.from_config(execution),
-        source.content,
+        content,
         len(every),
         quotes,
         extensions,
@@ -118,7 +109,7 @@ def sessions_by_share(n_sessions: int, shares: tuple[float, float, float]) -> li
     return [np.asarray(place == k) for k in range(3)]
 
 
-def _load_bars(config: Config) -> _DaySource:
+def _load_bars(config: Config) -> tuple[Days, Manifest]:
     if config.data.freq == "1d":
         raise ConfigError(
             "data.freq = 1d: orders are worked through the bars of a day. Set data.freq to 5min or "
@@ -127,26 +118,16 @@ def _load_bars(config: Config) -> _DaySource:
     manifest = ensure_dataset(config)
     if config.market.preset != "auto":  # which nothing here needs
         config.market.preset_for(manifest.info.calendar)
+    store, first, last = Store(config.data.store), config.split.train[0], config.split.test[1]
+    price = config.execution.price
     days = load_days(
-        Store(config.data.store),
-        manifest.name,
-        config.assets,
-        config.split.train[0],
-        config.split.test[1],
-        price_source=config.execution.price,
-        outside="drop",
+        store, manifest.name, config.assets, first, last, price_source=price, outside="drop"
     )
-    return _DaySource(days, None, manifest.content_hash, manifest.info.timezone)
-
-
-def _load_book(config: Config) -> _DaySource:
-    """The book that `execution.book` names, or that of the synthetic source."""
-    recorded = config.execution.book is not None
-    book, content = _read_recording(config) if recorded else _synthetic_book(config)
-    return _DaySource(book.to_days(), book.quotes(), content)
+    return days, manifest
 
 
 def _read_recording(config: Config) -> tuple[BookDays, str]:
+    """The book that `execution.book` names, and its hash."""
     path, length = config.execution.book, config.execution.book_session
     assert path is not None, "the caller looked"
     assert length is not None, "the configuration checks that it is there"
@@ -187,7 +168,6 @@ def _split_days(config: Config, days: Days) -> dict[str, Bools]:
     """[D] of each split: by date, or by share of the sessions of a book."""
     shares = config.execution.book_split
     date = days.dates.astype("datetime64[D]")
-    inside: dict[str, Bools] = {}
     if shares is not None:
         inside = dict(zip(SPLITS, sessions_by_share(len(date), shares), strict=True))
         if not all(which.any() for which in inside.values()):
@@ -196,6 +176,7 @@ def _split_days(config: Config, days: Days) -> dict[str, Bools]:
                 "Set execution.book_session lower, or the shares otherwise."
             )
         return inside
+    inside = {}
     for name in SPLITS:
         first, last = (np.datetime64(bound) for bound in getattr(config.split, name))
         inside[name] = (date >= first) & (date <= last)

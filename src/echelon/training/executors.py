@@ -69,11 +69,10 @@ def verify_days(configs: Iterable[Config]) -> None:
     for config in configs:
         name = config.market.executor_dataset
         if name is not None:
-            first, last = config.split.train[0], config.split.valid[1]
+            first = datetime.combine(config.split.train[0], time.min)
+            last = datetime.combine(config.split.valid[1], time.max)
             with suppress(StoreError):
-                Store(config.data.store).verify(
-                    name, datetime.combine(first, time.min), datetime.combine(last, time.max)
-                )
+                Store(config.data.store).verify(name, first, last)
 
 
 def _share(basis_points: float | None, costs: float) -> float | None:
@@ -100,22 +99,14 @@ def _load(world: World, config: Config) -> tuple[Days, str]:
 
 
 def _policy(days: Days, world: World, config: Config, ticks_per_step: int) -> ExecutionPolicy:
-    if config.market.executor == "learned":
-        return _learned_policy(days, config, ticks_per_step)
-    rows = world.splits["train"]
-    train = np.isin(
-        days.dates.astype("datetime64[D]"),
-        world.times[rows.start : rows.stop].astype("datetime64[D]"),
-    )
-    n_steps = -(-days.shape[1] // ticks_per_step)
-    given = ScheduleInputs(days.take(train), n_steps, config.execution.kappa)
-    return SCHEDULES[config.market.executor](given)
-
-
-def _learned_policy(days: Days, config: Config, ticks_per_step: int) -> ExecutionPolicy:
-    """The stored policy; `facts.rules` of its file, where there are any, begin with the ticks of a
-    step that it learned with.
-    """
+    """The schedule, or the stored policy that the configuration names."""
+    if config.market.executor != "learned":
+        rows = world.splits["train"]
+        dates = world.times[rows.start : rows.stop].astype("datetime64[D]")
+        train = np.isin(days.dates.astype("datetime64[D]"), dates)
+        n_steps = -(-days.shape[1] // ticks_per_step)
+        given = ScheduleInputs(days.take(train), n_steps, config.execution.kappa)
+        return SCHEDULES[config.market.executor](given)
     # The learners of execution need seconds to import.
     from echelon.agents.execution.policy import load_execution_policy, policy_for_days
 
@@ -123,6 +114,7 @@ def _learned_policy(days: Days, config: Config, ticks_per_step: int) -> Executio
     assert path is not None, "the configuration checks that it is there"
     stored = load_execution_policy(path)
     with blaming(path, "Train the policy again with `echelon execution train`."):
+        # Where there are rules, they begin with the ticks of a step that it learned with.
         trained = stored.facts.get("rules", [ticks_per_step])[0]
     if trained != ticks_per_step:
         raise ConfigError(
@@ -130,8 +122,7 @@ def _learned_policy(days: Days, config: Config, ticks_per_step: int) -> Executio
             f"{config.market.executor_step_minutes:g}, which is {ticks_per_step} ticks of "
             f"{config.market.executor_dataset!r}. Set it to {trained} ticks, or train another."
         )
-    # A policy may have been trained with features of the user's own.
-    # Files that it needs nothing of are not run.
+    # Files of the user's own features that the policy needs nothing of are not run.
     execution = config.execution
     files = execution.extensions if set(stored.features) - set(FEATURES) else ()
     return policy_for_days(path, stored, days, load_extensions(files, execution.run_code))

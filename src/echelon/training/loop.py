@@ -29,8 +29,6 @@ from echelon.types import Metrics
 
 RESULT, CHECKPOINTS = "result.json", "checkpoints"
 Ending = Literal["done", "patience", "stopped"]
-
-
 LearnerT = TypeVar("LearnerT", bound=RoundLearner)
 
 
@@ -97,27 +95,6 @@ class Course:
     reward: float = math.nan
     counts: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
-
-    @staticmethod
-    def from_state(state: Mapping[str, Any]) -> Course:
-        """What a checkpoint has of it; older ones had one count for all metrics."""
-        fields = dict(state)
-        if "count" in fields:
-            fields["counts"] = dict.fromkeys(fields["sums"], fields.pop("count"))
-        return Course(**fields)
-
-    def add(self, metrics: Metrics) -> None:
-        """Take in those of a round."""
-        for name, value in metrics.items():
-            self.counts[name] = self.counts.get(name, 0) + 1
-            self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def take_means(self) -> Metrics:
-        """Of each metric, over the rounds that had it: what was not measured is not in the log."""
-        # Sorted, as a checkpoint's JSON is: the columns of a resumed run's log keep their order.
-        means = {name: total / self.counts[name] for name, total in sorted(self.sums.items())}
-        self.counts, self.sums = {}, {}
-        return means
 
 
 class TrainingLoop(ABC, Generic[LearnerT]):
@@ -208,15 +185,8 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         except BaseException:
             _finish(sinks, log, "failed")
             raise
-        outcome = Outcome(
-            self.seed,
-            ending,
-            learner.steps,
-            course.best_step,
-            course.best_score,
-            log.seconds,
-            course.since_best,
-        )
+        best = course.best_step, course.best_score
+        outcome = Outcome(self.seed, ending, learner.steps, *best, log.seconds, course.since_best)
         _finish(sinks, log, "interrupted" if ending == "stopped" else "finished")
         write_json(self.directory / RESULT, self._result(outcome), allow_nan=True)
         return outcome
@@ -227,7 +197,10 @@ class TrainingLoop(ABC, Generic[LearnerT]):
 
     def _collect(self, metrics: Metrics) -> None:
         """Take in a round's metrics: the log has means over the rounds since the last one."""
-        self.course.add(metrics)
+        counts, sums = self.course.counts, self.course.sums
+        for name, value in metrics.items():
+            counts[name] = counts.get(name, 0) + 1
+            sums[name] = sums.get(name, 0.0) + value
 
     def _result(self, outcome: Outcome) -> dict[str, Any]:
         """As result.json has it."""
@@ -238,27 +211,33 @@ class TrainingLoop(ABC, Generic[LearnerT]):
         return {"course": self.course.__dict__}
 
     def _restore_course(self, state: Mapping[str, Any]) -> Course:
-        return Course.from_state(state["course"])
+        """What a checkpoint has of it; older ones had one count for all metrics."""
+        fields = dict(state["course"])
+        if "count" in fields:
+            fields["counts"] = dict.fromkeys(fields["sums"], fields.pop("count"))
+        return Course(**fields)
 
     def _log(self, log: MetricLog, sinks: list[Sink], rate: float) -> None:
-        metrics = self.course.take_means() | {"time/steps_per_second": rate}
-        self.course.reward = metrics["charts/reward"] / self.reward_scale
-        self._write(log, sinks, metrics)
+        """Means of each metric over the rounds that had it."""
+        course = self.course
+        # Sorted, as a checkpoint's JSON is: the columns of a resumed run's log keep their order.
+        means = {name: total / course.counts[name] for name, total in sorted(course.sums.items())}
+        course.counts, course.sums = {}, {}
+        course.reward = means["charts/reward"] / self.reward_scale
+        self._write(log, sinks, means | {"time/steps_per_second": rate})
 
     def _validate(self, log: MetricLog, sinks: list[Sink]) -> None:
         course = self.course
         measures = {f"valid/{name}": value for name, value in self.validate().items()}
         self._write(log, sinks, measures)
         course.score = measures[f"valid/{self.select_by}"]
+        course.since_best += 1
         # NaN (nothing traded, nothing known) is never better than anything.
-        if course.score > course.best_score or (
-            course.best_step < 0 and math.isfinite(course.score)
-        ):
+        first = course.best_step < 0 and math.isfinite(course.score)
+        if course.score > course.best_score or first:
             course.best_score, course.best_step = course.score, self.learner.steps
             course.since_best = 0
             self._save_best()
-        else:
-            course.since_best += 1
 
     def _write(self, log: MetricLog, sinks: list[Sink], metrics: Metrics) -> None:
         log.write(self.learner.steps, metrics)
@@ -266,16 +245,9 @@ class TrainingLoop(ABC, Generic[LearnerT]):
             sink.log(self.learner.steps, metrics)
 
     def _progress(self, rate: float) -> Progress:
-        course = self.course
-        return Progress(
-            self.seed,
-            self.learner.steps,
-            self.intervals.total,
-            rate,
-            course.reward,
-            course.score,
-            course.best_score if course.best_step >= 0 else math.nan,
-        )
+        course, steps, total = self.course, self.learner.steps, self.intervals.total
+        best = course.best_score if course.best_step >= 0 else math.nan
+        return Progress(self.seed, steps, total, rate, course.reward, course.score, best)
 
     def _checkpoint(self, log: MetricLog) -> None:
         log.snapshot()
@@ -303,11 +275,8 @@ class TrainingLoop(ABC, Generic[LearnerT]):
             self.learner.restore(dict(checkpoint.tensors), state["learner"])
             self.course = self._restore_course(state)
         if self.learner.steps != checkpoint.step:
-            raise DamagedError(
-                path,
-                f"{self.learner.steps} steps in a checkpoint of {checkpoint.step}",
-                "Resume from an earlier one, or start the run again.",
-            )
+            what = f"{self.learner.steps} steps in a checkpoint of {checkpoint.step}"
+            raise DamagedError(path, what, "Resume from an earlier one, or start the run again.")
         self.resumed_at = checkpoint.step
 
 

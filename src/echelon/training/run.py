@@ -128,33 +128,18 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
 
 
 def _encoder(
-    config: Config,
-    worlds: Worlds,
-    directory: Path,
-    should_stop: Callable[[], bool] = lambda: False,
+    config: Config, worlds: Worlds, directory: Path, should_stop: ShouldStop = lambda: False
 ) -> Pretrained | None:
-    return ensure_encoder(
-        config,
-        learner_class(config).pretraining_world(config, worlds.train),
-        directory.parents[1],
-        config.seed,
-        should_stop=should_stop,
-        valid=worlds.valid,
-        data=worlds.data,
-    )
+    world = learner_class(config).pretraining_world(config, worlds.train)
+    place, valid, data = directory.parents[1], worlds.valid, worlds.data
+    return ensure_encoder(config, world, place, config.seed, should_stop, valid=valid, data=data)
 
 
 class Training(TrainingLoop[Learner]):
     """One agent's training, from the beginning or from a checkpoint."""
 
     def __init__(
-        self,
-        config: Config,
-        worlds: Worlds,
-        directory: Path,
-        seed: int,
-        *,
-        resume: Path | None = None,
+        self, config: Config, worlds: Worlds, directory: Path, seed: int, resume: Path | None = None
     ) -> None:
         """directory: the seed's own; resume: a checkpoint of it to go on from"""
         torch.set_num_threads(config.train.threads)
@@ -167,20 +152,18 @@ class Training(TrainingLoop[Learner]):
                 f"ratio to choose a checkpoint by needs {_LEAST_VALID}. Lengthen the split."
             )
         train = config.train
+        intervals = Intervals(
+            train.total_env_steps,
+            train.log_interval_steps,
+            train.validate_every_steps,
+            train.checkpoint_every_steps,
+            train.keep_checkpoints,
+            train.patience,
+        )
         learner = make_learner(config, worlds, directory, seed)
         made_of = {"seed": seed, "data": worlds.data, "encoder": encoder_hash(config, directory)}
         super().__init__(
-            learner,
-            directory,
-            seed,
-            Intervals(
-                train.total_env_steps,
-                train.log_interval_steps,
-                train.validate_every_steps,
-                train.checkpoint_every_steps,
-                train.keep_checkpoints,
-                train.patience,
-            ),
+            *(learner, directory, seed, intervals),
             identity=training_hash(config),
             made_of={name: part for name, part in made_of.items() if part is not None},
             select_by=train.select_by,
@@ -203,20 +186,14 @@ class Training(TrainingLoop[Learner]):
     def validate(self) -> Metrics:
         """Measures of the present policy on the validation window; means where it has stretches."""
         policy, world = self.learner.policy(), self.worlds.valid
-        spans = [
-            run_backtest(policy, world, span, self.config).measures.as_dict()
-            for span in self.valid_spans
-        ]
+        runs = (run_backtest(policy, world, span, self.config) for span in self.valid_spans)
+        spans = [run.measures.as_dict() for run in runs]
         return {name: sum(m[name] for m in spans) / len(spans) for name in spans[0]}
 
     def _save_best(self) -> None:
-        save_best(
-            self.checkpoints,
-            self.learner.steps,
-            with_prefix("net.", self.learner.weights()),
-            {"score": self.course.score, **self.made_of},
-            config_hash=self.identity,
-        )
+        tensors = with_prefix("net.", self.learner.weights())
+        facts = {"score": self.course.score, **self.made_of}
+        save_best(self.checkpoints, self.learner.steps, tensors, facts, config_hash=self.identity)
 
     def _sinks(self) -> list[Sink]:
         name = f"{self.directory.parent.parent.name}-{self.seed}"
@@ -368,11 +345,7 @@ def _checkpoints(run: Path, seed: int) -> Path:
 
 
 def trained_seeds(run: Path) -> list[int]:
-    """Seeds that have a directory in a run, in order; what else is there is not a seed's.
-
-    A copy made next to them (`42 copy`) is none, and neither is anything by a name that
-    `seed_directory` does not give.
-    """
+    """Seeds that have a directory in a run, in order; a copy next to them (`42 copy`) is none."""
     place = run / "seeds"
     try:
         names = [entry.name for entry in place.iterdir() if entry.is_dir()]
