@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as fn
@@ -36,28 +36,17 @@ from echelon.models.encoders import build_encoder, init_linear
 
 N_ACTIONS = 3
 """HOLD, BUY and SELL, in this order on the last axis of logits and masks."""
-_IS_TRADE = (False, True, True)
-
 MASKED = -1.0e9
 """Before a softmax or a ReLU this becomes exactly 0, and unlike -inf it never makes a NaN."""
 
 _ATTENTION_HEADS = 4
 _RELU_GAIN = math.sqrt(2)
-_POLICY_GAIN = 0.01
-"""Gain of the actor's last layer: the first policy hardly depends on the state."""
-_FIRST_HOLD = -1.0
-"""HOLD's first logit, next to 0 for BUY and SELL. Drawn from, a policy of many heads invests its
-cash soon, however likely HOLD is, so it hardly learns that a book in cash must buy; taking the
-most probable actions, the same policy then never trades. HOLD has to be earned instead."""
-
-CrossAsset = Literal["mlp", "attention", "none"]
 
 
 class MarketTensors(NamedTuple):
     """What a network made of the market, before any book: [L, N, H] or [G, L, N, H].
 
-    `critic` is None where actor and critic share their encoder. Index and expand both at once
-    with `map`, for example `market.map(lambda m: m[:, t, None])`.
+    `critic` is None where actor and critic share their encoder.
     """
 
     actor: Tensor
@@ -65,9 +54,8 @@ class MarketTensors(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> MarketTensors:
         """Apply the same indexing or expansion to all that is there."""
-        return MarketTensors(
-            change(self.actor), None if self.critic is None else change(self.critic)
-        )
+        critic = None if self.critic is None else change(self.critic)
+        return MarketTensors(change(self.actor), critic)
 
     def cut(self) -> MarketTensors:
         """Copies without a history that gather gradients: see `backward`."""
@@ -76,9 +64,8 @@ class MarketTensors(NamedTuple):
     def backward(self, gathered: MarketTensors) -> None:
         """Send the gradients that `gathered`, a `cut` of this, has gathered into the encoders.
 
-        Lets a learner take the books in several small batches, each with its own forward and
-        backward, and go through the encoder once. The gradients are those of one large batch;
-        but its tensors, tens of MB each, cost more to allocate than to fill.
+        A learner can then take the books in small batches and go through the encoder once. The
+        gradients are those of one large batch, whose tensors cost more to allocate than to fill.
         """
         ends = [tensor for tensor in self if tensor is not None]
         torch.autograd.backward(ends, [leaf.grad for leaf in gathered if leaf is not None])
@@ -123,13 +110,8 @@ class JoinedLinear(nn.Module):
             scale = 1.0 / math.sqrt(n_portfolio)
             self.portfolio = nn.Parameter(torch.randn(n_portfolio, hidden) * scale)
 
-    def project(self, z: Tensor) -> Tensor:
-        """Return W_z·z + b: z [..., N, D] -> [..., N, H]."""
-        projected: Tensor = self.market(z)
-        return projected
-
     def forward(self, market: Tensor, portfolio: Tensor) -> Tensor:
-        """Return market + W_p·p, [..., E, N, H]."""
+        """Return market + W_p·p, [..., E, N, H], where market is W_z·z + b."""
         return _join(market, portfolio, self.portfolio)
 
 
@@ -213,7 +195,7 @@ def _share(present: Tensor) -> Tensor:
 class Body(nn.Module):
     """First layer over [z, p], its activation and the cross-asset layer."""
 
-    def __init__(self, d_model: int, n_portfolio: int, hidden: int, cross: CrossAsset) -> None:
+    def __init__(self, d_model: int, n_portfolio: int, hidden: int, cross: str) -> None:
         super().__init__()
         self.join = JoinedLinear(d_model, n_portfolio, hidden)
         self.cross: CrossAssetMLP | CrossAssetAttention | None = None
@@ -255,15 +237,17 @@ class Actor(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.inner = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
-        self.outer = init_linear(nn.Linear(hidden, N_ACTIONS), _POLICY_GAIN)
+        # A small gain: the first policy hardly depends on the state.
+        self.outer = init_linear(nn.Linear(hidden, N_ACTIONS), 0.01)
         with torch.no_grad():
-            self.outer.bias[0] = _FIRST_HOLD  # HOLD, by the environments' order
+            # HOLD's logit, next to 0 for BUY and SELL. Drawn from, a policy of many heads invests
+            # its cash soon, however likely HOLD is, so it hardly learns that a book in cash must
+            # buy; taking the most probable actions, it would then never trade.
+            self.outer.bias[0] = -1.0
 
     def as_function(self) -> Callable[[Mixed], Tensor]:
         """Mixed -> logits [..., E, N, 3], as a function."""
-        inner, outer = _affine(self.inner), _affine(self.outer)
-
-        weight = self.inner.weight
+        inner, outer, weight = _affine(self.inner), _affine(self.outer), self.inner.weight
 
         def decide(mixed: Mixed) -> Tensor:
             if mixed.common is None:
@@ -299,10 +283,7 @@ class ActorCritic(nn.Module):
     trades: Tensor
 
     def __init__(self, config: Config, n_features: int) -> None:
-        """Weights come from torch's global generator; seed it first.
-
-        Raises ConfigError if window, widths and layers do not go together.
-        """
+        """Raises ConfigError if window, widths and layers do not go together."""
         super().__init__()
         model, state = config.model, config.state
         encoder = build_encoder(config, n_features)
@@ -317,17 +298,17 @@ class ActorCritic(nn.Module):
         if own is not None:
             self.critic_body = Body(own.d_model, self.n_portfolio, model.hidden, model.cross_asset)
         self.critic = Critic(model.hidden)
-        self.register_buffer("trades", torch.tensor(_IS_TRADE), persistent=False)
+        self.register_buffer("trades", torch.tensor((False, True, True)), persistent=False)
 
     def encode(self, x: Tensor) -> MarketTensors:
         """Work out what no book changes, of float32 features x [S, N, F] or [G, S, N, F], S ≥ W.
 
         Returns tensors [L, N, H] or [G, L, N, H] with L = S-W+1; bar k sees rows k to k+W-1.
         """
-        actor = self.body.join.project(self.encoder(x))
+        actor = self.body.join.market(self.encoder(x))
         if self.critic_encoder is None or self.critic_body is None:
             return MarketTensors(actor, None)
-        return MarketTensors(actor, self.critic_body.join.project(self.critic_encoder(x)))
+        return MarketTensors(actor, self.critic_body.join.market(self.critic_encoder(x)))
 
     def forward(
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None = None
@@ -378,37 +359,33 @@ class ActorCritic(nn.Module):
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None
     ) -> None:
         """State the shapes; a wrong one would broadcast into a wrong answer without an error."""
-        shape = list(portfolio.shape)
-        wanted = len(shape) >= 3 and shape[-1] == self.n_portfolio
-        assert wanted, f"expected portfolio [..., E, N, {self.n_portfolio}], found {shape}"
-        *lead, n_assets, _ = portfolio.shape
-        for name, tensor in (("actor", market.actor), ("critic", market.critic)):
-            if tensor is not None:
-                _check_shape(f"market.{name}", tensor, lead, (n_assets, self.hidden))
-        _check_shape("present", present, lead, (n_assets,))
-        assert present.dtype == torch.bool, f"expected present as bool, found {present.dtype}"
+        found = list(portfolio.shape)
+        wanted = len(found) >= 3 and found[-1] == self.n_portfolio
+        assert wanted, f"expected portfolio [..., E, N, {self.n_portfolio}], found {found}"
         assert portfolio.dtype == torch.float32, (
             f"expected portfolio as float32, found {portfolio.dtype}"
         )
+        *lead, n_assets, _ = portfolio.shape
+        masks = {"present": (n_assets,), "mask": (n_assets, N_ACTIONS)}
+        parts = (market.actor, market.critic, present, mask)
+        for name, tensor in zip(("market.actor", "market.critic", *masks), parts, strict=True):
+            if tensor is None:
+                continue
+            tail = masks.get(name, (n_assets, self.hidden))
+            shape, full = tuple(tensor.shape), (*lead, *tail)
+            fits = len(shape) == len(full) and shape[len(lead) :] == tail
+            fits = fits and all(have in (1, want) for have, want in zip(shape, full, strict=True))
+            assert fits or shape == tail, (
+                f"expected {name} {list(full)}, with 1 for any of {lead}, or {list(tail)}; "
+                f"found {list(shape)}"
+            )
+            assert name not in masks or tensor.dtype == torch.bool, (
+                f"expected {name} as bool, found {tensor.dtype}"
+            )
         assert (market.critic is None) == (self.critic_body is None), (
             "expected a market encoded by this network; found "
             f"{'no critic part' if market.critic is None else 'a critic part'}"
         )
-        if mask is not None:
-            _check_shape("mask", mask, lead, (n_assets, N_ACTIONS))
-            assert mask.dtype == torch.bool, f"expected mask as bool, found {mask.dtype}"
-
-
-def _check_shape(name: str, tensor: Tensor, lead: list[int], tail: tuple[int, ...]) -> None:
-    """Assert that `tensor` is `tail`, or `lead` + `tail` with 1 for any axis of `lead`."""
-    shape = tuple(tensor.shape)
-    full = (*lead, *tail)
-    fits = len(shape) == len(full) and shape[len(lead) :] == tail
-    fits = fits and all(have in (1, want) for have, want in zip(shape, full, strict=True))
-    assert fits or shape == tail, (
-        f"expected {name} {list(full)}, with 1 for any of {lead}, or {list(tail)}; "
-        f"found {list(shape)}"
-    )
 
 
 class Acting:

@@ -32,16 +32,12 @@ scale in every layer, and after three of them an embedding is little more than i
 
 _KERNEL = 3
 """Bars that a convolution of TimeCNN sees."""
-
 _CHUNK_ROWS = 5_120
 """Rows × assets that TimeCNN works on at a time. The tensors of more, 20 MB and up, are given back
 to the system when freed, and it costs more to get their pages again than to fill them."""
-
 _HEADS = 4
-
 _CHUNK_TOKENS = 4_096
 """Tokens that the Transformer works on at a time: enough for BLAS, few enough for the cache."""
-
 _KEPT_BYTES = 2 << 30
 """Activations that the Transformer keeps for the backward pass at most; above that each chunk is
 computed again, which takes a third more time."""
@@ -185,9 +181,8 @@ class TransformerEncoder(Encoder):
     """A pre-norm Transformer over the window of each asset; the last bar's token is the embedding.
 
     Rows get their features projected once, then each window is unfolded and its tokens get a
-    learned embedding of their place in the window. The last layer works for the last token alone,
-    since nothing else is read from it. A window costs W tokens per layer where TimeCNN pays one
-    row, so this encoder is much slower; see `model.encoder`.
+    learned embedding of their place. The last layer works for the last token alone, since nothing
+    else is read from it. Much slower than TimeCNN: W tokens per layer and window, not one row.
     """
 
     def __init__(self, config: Config, n_features: int) -> None:
@@ -272,10 +267,8 @@ def build_encoder(config: Config, n_features: int) -> Encoder:
     """The encoder that `config.model` asks for, over windows of `config.window` bars.
 
     TimesNet needs `fit` before its first use, unless `config.model.periods` names its periods or
-    a state is loaded that has them; the others do without, and may be fitted all the same.
-
-    Raises ConfigError if the window is too short, the width cannot be split, or a period is longer
-    than the window.
+    a state is loaded that has them; the others do without, and may be fitted all the same. Raises
+    ConfigError if window, width and periods do not go together.
     """
     module, _, name = ENCODERS[config.model.encoder].partition(":")
     kind: type[Encoder] = getattr(importlib.import_module(f"echelon.models.{module}"), name)

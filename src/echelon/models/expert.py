@@ -28,9 +28,6 @@ from echelon.models.encoders import init_linear
 
 _HEADS = 4
 _RELU_GAIN = math.sqrt(2)
-_FIRST_GAIN = 0.01
-"""Gain of the actor's last layer: the first policy hardly depends on the state."""
-_FIRST_LOG_STD = -1.0
 N_CRITICS = 2
 _ALL = StateConfig()
 """What is seen of the book where nothing else is said: all of it."""
@@ -97,9 +94,10 @@ class ExpertActor(nn.Module):
         self.ask = init_linear(nn.Linear(hidden, 3 * hidden))
         self.join = init_linear(nn.Linear(hidden, hidden))
         self.second = init_linear(nn.Linear(hidden, hidden), _RELU_GAIN)
-        self.last = init_linear(nn.Linear(hidden, 2), _FIRST_GAIN)
+        # A small gain: the first policy hardly depends on the state.
+        self.last = init_linear(nn.Linear(hidden, 2), 0.01)
         with torch.no_grad():
-            self.last.bias[1] = _FIRST_LOG_STD
+            self.last.bias[1] = -1.0  # log_std
         self.skilled: nn.Linear | None = None
         if skill_dim:
             self.skilled = init_linear(nn.Linear(skill_dim, hidden, bias=False), _RELU_GAIN)
@@ -112,25 +110,21 @@ class ExpertActor(nn.Module):
             # As if the skill were joined to every asset's input: it is the same for all of them.
             h = h + self.skilled(self.skill)
         h = fn.relu(h)
-        h = h + self._others(h, obs.present)
+        # Attention of each asset over those present.
+        batch, assets, width = h.shape
+        shape = (batch, assets, 3, _HEADS, width // _HEADS)
+        query, key, value = self.ask(h).view(shape).permute(2, 0, 3, 1, 4)
+        # A book without any asset present attends to all of them: nothing of it counts.
+        seen = (obs.present | ~obs.present.any(-1, keepdim=True))[:, None, None, :]
+        mask = None if bool(obs.present.all()) else seen
+        mixed = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        h = h + self.join(mixed.transpose(1, 2).reshape(h.shape))
         mean, log_std = self.last(fn.relu(self.second(h))).unbind(-1)
         return mean, log_std
 
     def free(self, obs: ExpertObs) -> Tensor:
         """[B,N] which actions count."""
         return obs.free
-
-    def _others(self, h: Tensor, present: Tensor) -> Tensor:
-        """Attention of each asset over those present: [B,N,H] -> [B,N,H]."""
-        batch, assets, width = h.shape
-        shape = (batch, assets, 3, _HEADS, width // _HEADS)
-        query, key, value = self.ask(h).view(shape).permute(2, 0, 3, 1, 4)
-        # A book without any asset present attends to all of them: nothing of it counts.
-        seen = (present | ~present.any(-1, keepdim=True))[:, None, None, :]
-        mask = None if bool(present.all()) else seen
-        mixed = fn.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        joined: Tensor = self.join(mixed.transpose(1, 2).reshape(batch, assets, width))
-        return joined
 
 
 class ExpertCritic(nn.Module):

@@ -18,8 +18,7 @@ Where this departs from the paper, and why:
   every picture, with the bars before it on its left and the cycle before it above. Filled up at
   the end, the bar before the last could lie at the other side of the picture.
 - The last block works for that corner alone, since nothing else is read from it. A mean over
-  the window would need all of it, and be late: see TimeCNN. The last bar still hears of the
-  others, through cycles, the stem and the weights of the periods.
+  the window would need all of it, and be late: see TimeCNN.
 - Cells that are filled up stay empty in every layer; so does all outside a picture.
 - The inception has 1×1 and 3×3 cells. A window of 20 bars folds into 1 to 3 rows, of which 5×5
   cells lie outside for the most part, and they would take twice the time.
@@ -39,7 +38,6 @@ Axes: `B` windows (of any asset), `S` rows, `A` assets of any group, `W` window,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -55,16 +53,11 @@ from echelon.models.encoders import Encoder, init_linear
 
 STEM_KERNELS = (3, 5, 7, 9)
 INCEPTION_KERNELS = (1, 3)
-
-_TINY = 1e-12
-
 _CHUNK_WINDOWS = 384
-"""Windows that are worked on at a time: enough to
-lose little on small operations, few enough that their tensors stay below some MB."""
-
+"""Windows that are worked on at a time: enough to lose little on small operations, few enough that
+their tensors stay below some MB."""
 _KEPT_BYTES = 2 << 30
 """Activations that are kept for the backward pass at most, as in the Transformer."""
-
 _FIT_BYTES = 64 << 20
 """Features that are transformed at a time when periods are chosen."""
 
@@ -113,8 +106,24 @@ class TimesNet(Encoder):
     def __init__(self, config: Config, n_features: int) -> None:
         """Without `model.periods`: the `n_periods` strongest ones of what `fit` is shown."""
         super().__init__(config, n_features)
-        model, window = config.model, self.window
-        _check(self.d_model, window, model.periods)
+        model, window, quarters = config.model, self.window, len(STEM_KERNELS)
+        if self.d_model % quarters:
+            raise ConfigError(
+                f"model.d_model = {self.d_model} cannot be split over the {quarters} kernels of "
+                f"TimesNet; take a multiple of {quarters}, such as "
+                f"{quarters * math.ceil(self.d_model / quarters)}"
+            )
+        if window < 2:
+            raise ConfigError(f"window = {window} is too short for TimesNet, which needs 2 bars")
+        if any(not 2 <= period <= window for period in model.periods):
+            raise ConfigError(
+                f"model.periods = {list(model.periods)} do not all lie between 2 and window = "
+                f"{window}. Name periods that a window can hold, or lengthen window"
+            )
+        if len(set(model.periods)) < len(model.periods):
+            raise ConfigError(
+                f"model.periods = {list(model.periods)} names a period twice; name it once"
+            )
         self.given = tuple(model.periods)
         count = min(model.n_periods, len({_period(window, k) for k in range(1, window // 2 + 1)}))
         buffer = torch.tensor(self.given) if self.given else torch.zeros(count, dtype=torch.int64)
@@ -178,10 +187,9 @@ class TimesNet(Encoder):
 class Stem(nn.Module):
     """Convolutions of several widths along time, inside each window.
 
-    Outside a window is nothing, as if filled up with zeros. A convolution is a product of each row
-    with all taps of its kernel at once, and then sums of what neighbouring rows gave. The products
-    are the same for all windows that hold a row, so they are made once per row; only the sums near
-    a window's ends differ. A kernel is at most as wide as a window has any use for.
+    Outside a window is nothing, as if filled up with zeros. The products with a kernel's taps are
+    the same for all windows that hold a row, so they are made once per row; only the sums near a
+    window's ends differ. A kernel is at most as wide as a window has any use for.
     """
 
     def __init__(self, n_features: int, d_model: int, window: int) -> None:
@@ -209,18 +217,15 @@ class TimesBlock(nn.Module):
     """Two inceptions on the pictures of all periods; their mean, residual and LayerNorm.
 
     An inception sums convolutions over 1×1, 3×3, … cells, and a sum of convolutions is the one
-    whose kernel is their sum; so it is held as that one, drawn as such a sum.
-
-    A convolution is a product with each tap of its kernel and a sum over neighbours. All periods
-    share kernels, and differ only in who is whose neighbour. So no picture is ever made:
+    whose kernel is their sum; so it is held as that one, drawn as such a sum. All periods share
+    kernels, and differ only in who is whose neighbour. So no picture is ever made:
 
     1. `inner` makes the products of each bar, once for all periods;
     2. they are summed over the neighbours in each picture, and go through GELU: the cells;
     3. cells, times the weight of their period, are gathered by the tap that looks at them, summed
        over the periods, and `outer` makes one product of it all.
 
-    That is a third of the products that convolutions of each picture would make. On one core it
-    takes half the time of `nn.Conv2d` forward and backward, and as long as that forward alone.
+    On one core that takes half the time of `nn.Conv2d` forward and backward.
     """
 
     def __init__(self, d_model: int, dropout: float) -> None:
@@ -271,7 +276,7 @@ def amplitude_shares(h: Tensor, basis: Tensor) -> Tensor:
     """
     waves = (basis @ h).view(len(h), 2, -1, h.shape[2])
     # A window without any movement has amplitude 0, where the root alone has no slope.
-    amplitudes = (waves.square().sum(1) + _TINY).sqrt().mean(-1)
+    amplitudes = (waves.square().sum(1) + 1e-12).sqrt().mean(-1)
     return torch.softmax(amplitudes, dim=-1)
 
 
@@ -285,24 +290,6 @@ def _basis(periods: tuple[int, ...], window: int) -> Tensor:
     angle = 2 * math.pi * angle
     waves = torch.cat([angle.cos(), angle.sin()])
     return (waves - waves.mean(1, keepdim=True)) / math.sqrt(window)
-
-
-def _check(d_model: int, window: int, periods: Sequence[int]) -> None:
-    if d_model % len(STEM_KERNELS):
-        raise ConfigError(
-            f"model.d_model = {d_model} cannot be split over the {len(STEM_KERNELS)} kernels of "
-            f"TimesNet; take a multiple of {len(STEM_KERNELS)}, such as "
-            f"{len(STEM_KERNELS) * math.ceil(d_model / len(STEM_KERNELS))}"
-        )
-    if window < 2:
-        raise ConfigError(f"window = {window} is too short for TimesNet, which needs 2 bars")
-    if any(not 2 <= period <= window for period in periods):
-        raise ConfigError(
-            f"model.periods = {list(periods)} do not all lie between 2 and window = {window}. "
-            "Name periods that a window can hold, or lengthen window"
-        )
-    if len(set(periods)) < len(periods):
-        raise ConfigError(f"model.periods = {list(periods)} names a period twice; name it once")
 
 
 def sum_in_windows(taps: Tensor, window: int) -> Tensor:
@@ -449,21 +436,15 @@ class _SumLinked(torch.autograd.Function):
         return ctx.sums(gradient, not ctx.to_cells), None, None
 
 
-class _Edge(NamedTuple):
-    """Places of a window, `length` from `first` on, where a kernel sees offsets `low` to `high`."""
-
-    first: int
-    length: int
-    low: int
-    high: int
-
-
 @cache
-def _edges(window: int, kernel: int) -> tuple[_Edge, ...]:
-    """All places of a window by what a kernel sees there: one by one near the ends."""
+def _edges(window: int, kernel: int) -> tuple[tuple[int, int, int, int], ...]:
+    """(first, length, low, high): places of a window where a kernel sees offsets `low` to `high`.
+
+    All places, `length` from `first` on; near the window's ends one by one.
+    """
     half = kernel // 2
     seen = [(max(-half, -j), min(half, window - 1 - j)) for j in range(window)]
-    return tuple(_Edge(seen.index(ends), seen.count(ends), *ends) for ends in dict.fromkeys(seen))
+    return tuple((seen.index(ends), seen.count(ends), *ends) for ends in dict.fromkeys(seen))
 
 
 class _SumInWindows(torch.autograd.Function):
