@@ -44,7 +44,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -319,9 +318,8 @@ class Pretraining:
                 )
         self.scale = fit_scale(world, self.train_pieces, horizons)
         self.y = outcomes(world, self.train_pieces, horizons, self.scale)
-        self.y_stop = _rows(
-            outcomes(valid, self.stop_pieces, horizons, self.scale), self.stop_pieces
-        )
+        stop = outcomes(valid, self.stop_pieces, horizons, self.scale)
+        self.y_stop = _rows(stop, self.stop_pieces)
         if not np.isfinite(self.y_stop).any():
             raise DataError(
                 f"pretrain.horizons={list(horizons)}: the first half of the validation window, "
@@ -339,8 +337,9 @@ class Pretraining:
         optimizer = torch.optim.AdamW(
             weights, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
         )
-        mean = _RunningMean(weights)
-        best, best_epoch, best_weights = math.inf, 0, mean.values
+        # The mean of the weights of the last steps, the newest of which weigh most.
+        mean, steps = _clones(weights), 0
+        best, best_epoch, best_weights = math.inf, 0, mean
         train_losses: list[float] = []
         valid_losses: list[float] = []
         for epoch in range(1, settings.epochs + 1):
@@ -350,15 +349,18 @@ class Pretraining:
                 if should_stop():
                     return None
                 losses.append(self._step(batch, optimizer, weights))
-                mean.add(weights)
-            with mean.in_place_of(weights):
-                valid_losses.append(
-                    _loss(self._forecasts(self.valid, self.stop_pieces), self.y_stop)
-                )
+                steps += 1
+                share = max(1.0 / _AVERAGED_STEPS, 3.0 / (3.0 + steps))
+                torch._foreach_lerp_(mean, [weight.detach() for weight in weights], share)
+            with torch.no_grad():
+                own = _clones(weights)
+                torch._foreach_copy_(weights, mean)
+                said = self._forecasts(self.valid, self.stop_pieces)
+                torch._foreach_copy_(weights, own)
+            valid_losses.append(_loss(said, self.y_stop))
             train_losses.append(float(np.mean(losses)))
             if valid_losses[-1] < best:
-                best, best_epoch = valid_losses[-1], epoch
-                best_weights = [value.clone() for value in mean.values]
+                best, best_epoch, best_weights = valid_losses[-1], epoch, _clones(mean)
             if epoch - best_epoch >= settings.patience:
                 break
         with torch.no_grad():
@@ -427,12 +429,8 @@ class Pretraining:
     def _forecasts(self, world: World, pieces: Pieces) -> Floats32:
         """[R,N,K] forecasts of the rows of `pieces`, one piece after the other."""
         self.net.eval()
-        return np.concatenate(
-            [
-                self.net.forecast(torch.from_numpy(_behind(world, rows, world.x))).numpy()
-                for rows in _chunks(pieces)
-            ]
-        )
+        parts = (torch.from_numpy(_behind(world, rows, world.x)) for rows in _chunks(pieces))
+        return np.concatenate([self.net.forecast(part).numpy() for part in parts])
 
     @torch.no_grad()
     def _masked_r2(self) -> float | None:
@@ -458,45 +456,19 @@ class Pretraining:
             linear=linear_forecasts(self.valid, pieces, linear),
             last=last_values(self.valid, pieces, horizons, self.scale),
         )
+        targets = {"train": self.y, "stop": self.y_stop, "score": forecasts.y}
         return {
-            "cells": {
-                "train": int(np.isfinite(self.y).any(axis=2).sum()),
-                "stop": int(np.isfinite(self.y_stop).any(axis=2).sum()),
-                "score": int(np.isfinite(forecasts.y).any(axis=2).sum()),
-            },
+            "cells": {k: int(np.isfinite(y).any(axis=2).sum()) for k, y in targets.items()},
             "masked_r2": self._masked_r2(),
             "scores": scores(forecasts, horizons, self.seed),
         }
 
 
-class _RunningMean:
-    """Mean of the weights of the last steps, the newest of which weigh most."""
-
-    def __init__(self, weights: list[Tensor]) -> None:
-        self.values = [weight.detach().clone() for weight in weights]
-        self._steps = 0
-
-    def add(self, weights: list[Tensor]) -> None:
-        """Take in the weights after a step."""
-        self._steps += 1
-        share = max(1.0 / _AVERAGED_STEPS, 3.0 / (3.0 + self._steps))
-        torch._foreach_lerp_(self.values, [weight.detach() for weight in weights], share)
-
-    @contextmanager
-    def in_place_of(self, weights: list[Tensor]) -> Iterator[None]:
-        """Let the mean stand for the weights for a while."""
-        own = [weight.detach().clone() for weight in weights]
-        with torch.no_grad():
-            torch._foreach_copy_(weights, self.values)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(weights, own)
+def _clones(weights: Sequence[Tensor]) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
 
 
 def _loss(said: Floats32, y: Floats32) -> float:
-    """Mean squared error over known targets."""
     return float(np.nanmean((said - y) ** 2, dtype=np.float64))
 
 
@@ -518,11 +490,9 @@ def _behind(world: World, rows: range, values: NDArray[Any]) -> NDArray[Any]:
 
 def whole_windows(world: World, pieces: Pieces) -> Tensor:
     """Features of whole windows, one after another; none crosses from one stretch to the next."""
-    parts = []
-    for piece in pieces:
-        n_rows = (len(piece) + world.window - 1) // world.window * world.window
-        parts.append(np.asarray(world.x[piece.stop - n_rows : piece.stop]))
-    return torch.from_numpy(np.concatenate(parts))
+    lengths = [-(-len(piece) // world.window) * world.window for piece in pieces]
+    ends = zip(pieces, lengths, strict=True)
+    return torch.from_numpy(np.concatenate([world.x[p.stop - n : p.stop] for p, n in ends]))
 
 
 def _feature_sd(world: World, pieces: Pieces) -> Floats32:
@@ -660,12 +630,8 @@ def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
 def linear_forecasts(world: World, pieces: Pieces, weights: Floats) -> Floats32:
     """[R,N,K] what the ridge says at the rows of `pieces`, one piece after the other."""
     small = weights.astype(np.float32)
-    parts = [
-        (flat @ small).reshape(len(some), world.n_assets, -1)
-        for piece in pieces
-        for some, flat in flat_windows(world, piece)
-    ]
-    return np.concatenate(parts)
+    said = [flat @ small for piece in pieces for _, flat in flat_windows(world, piece)]
+    return np.concatenate(said).reshape(-1, world.n_assets, weights.shape[1])
 
 
 def flat_windows(world: World, rows: range) -> Iterator[tuple[range, Floats32]]:
@@ -699,10 +665,8 @@ class _Moments:
 
     def plus(self, other: _Moments) -> _Moments:
         total = _Moments(*self.cross.shape)
-        total.count = self.count + other.count
-        total.gram = self.gram + other.gram
-        total.cross = self.cross + other.cross
-        total.squares = self.squares + other.squares
+        for name, value in vars(self).items():
+            setattr(total, name, value + getattr(other, name))
         return total
 
     def solve(self, strength: float) -> Floats:
@@ -772,23 +736,20 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
         },
     }
     for rival in ("linear", "last", "mean"):
-        score[f"over_{rival}"] = _over_time(errors[rival] - errors["encoder"], horizon, rng)
+        gain = errors[rival] - errors["encoder"]
+        cells = np.isfinite(gain)
+        rows = cells.any(axis=1)
+        # By rows: what happens to all assets at once counts once. They weigh by their cells, so
+        # that the estimate is the mean over cells.
+        per_row = cells.sum(axis=1)[rows]
+        total = np.where(cells, gain, 0.0).sum(axis=1, dtype=np.float64)[rows]
+        share = per_row.mean() if len(per_row) else 1.0
+        interval = mean_interval(total / share, rng, least_block=horizon)
+        score[f"over_{rival}"] = {
+            name: value if math.isfinite(value) else None
+            for name, value in interval._asdict().items()
+        }
     return score
-
-
-def _over_time(gain: Floats32, horizon: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Mean of gain[R,N] over its known cells; what happens to all assets at once counts once."""
-    known = np.isfinite(gain)
-    rows = known.any(axis=1)
-    per_row = known.sum(axis=1)[rows]
-    # Rows weigh by their cells, so that the estimate is the mean over cells.
-    total = np.where(known, gain, 0.0).sum(axis=1, dtype=np.float64)[rows]
-    share = per_row.mean() if len(per_row) else 1.0
-    interval = mean_interval(total / share, rng, least_block=horizon)
-    return {
-        name: None if isinstance(value, float) and not np.isfinite(value) else value
-        for name, value in interval._asdict().items()
-    }
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
