@@ -9,7 +9,7 @@ import pytest
 from test_execution_book_training import SESSIONS, write_book
 from test_execution_training import configured
 
-from echelon.agents.execution import NetworkSettings
+from echelon.agents.execution.network import NetworkSettings
 from echelon.config import Config
 from echelon.config.execution import ExecutionConfig
 from echelon.errors import ConfigError, DataError

@@ -7,8 +7,7 @@ import pytest
 import torch
 from test_execution_ppo import RULES, network, task
 
-from echelon.agents.execution import DQN
-from echelon.agents.execution.dqn import OrderReplay, double_q_target
+from echelon.agents.execution.dqn import DQN, OrderReplay, double_q_target
 from echelon.agents.execution.rollout import OrderRollout
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError, StoreError

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scrambled_days import scramble_after
 
-from echelon.agents.execution import LearnedPolicy, NetworkSettings
-from echelon.agents.execution.network import build_net
+from echelon.agents.execution.network import NetworkSettings, build_net
+from echelon.agents.execution.policy import LearnedPolicy
 from echelon.execution import Days, ExecutionRules, Simulator, parent_orders
 from echelon.execution.features import public_features
 from echelon.execution.policies import AlmgrenChriss, ExecutionPolicy, Twap, Vwap

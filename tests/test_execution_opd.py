@@ -8,9 +8,8 @@ import pytest
 import torch
 from test_execution_ppo import network, task
 
-from echelon.agents.execution import PPO, make_teacher
 from echelon.agents.execution.network import build_net
-from echelon.agents.execution.ppo import distillation
+from echelon.agents.execution.ppo import PPO, distillation, make_teacher
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import ConfigError
 
@@ -54,7 +53,7 @@ def test_teacher_sees_the_future_and_is_not_moved() -> None:
 
 
 def test_without_weight_the_student_is_plain_ppo() -> None:
-    from echelon.agents.execution import PPO
+    from echelon.agents.execution.ppo import PPO
 
     plain = PPO(SETTINGS, network(), task(), 0)
     one = student(distill=0.0)

@@ -9,18 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.agents.execution import (
-    PPO,
-    ExecutionTask,
-    LearnedPolicy,
-    NetworkSettings,
-    load_execution_policy,
-    save_execution_policy,
-)
 from echelon.agents.execution.learner import taken_mean
 from echelon.agents.execution.network import (
     PRIVATE,
     FractionHead,
+    NetworkSettings,
     RateHead,
     build_net,
     look_up,
@@ -28,13 +21,19 @@ from echelon.agents.execution.network import (
     side_of,
     step_ticks,
 )
+from echelon.agents.execution.policy import (
+    LearnedPolicy,
+    load_execution_policy,
+    save_execution_policy,
+)
 from echelon.agents.execution.ppo import (
+    PPO,
     clipped_policy_loss,
     less_copies,
     order_returns,
     standardize_where,
 )
-from echelon.agents.execution.rollout import by_day, roll_out
+from echelon.agents.execution.rollout import ExecutionTask, by_day, roll_out
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import DataError, StoreError, TrainingError
 from echelon.execution import (

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.agents.execution import ExecutionTask
+from echelon.agents.execution.rollout import ExecutionTask
 from echelon.execution.days import Days
 from echelon.execution.features import PublicArrays
 from echelon.execution.history import BASIS_POINTS

@@ -32,15 +32,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from echelon.agents.execution import (
-    DQN,
-    PPO,
-    ExecutionLearner,
-    ExecutionTask,
-    NetworkSettings,
-    make_teacher,
-)
-from echelon.agents.execution.network import QLIB_FRACTIONS
+from echelon.agents.execution.dqn import DQN
+from echelon.agents.execution.learner import ExecutionLearner
+from echelon.agents.execution.network import QLIB_FRACTIONS, NetworkSettings
+from echelon.agents.execution.ppo import PPO, make_teacher
+from echelon.agents.execution.rollout import ExecutionTask
 from echelon.config import Config
 from echelon.config.execution import ExecutionLearnerConfig
 from echelon.errors import Stopped
