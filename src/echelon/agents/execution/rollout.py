@@ -31,9 +31,6 @@ from echelon.execution.rewards import Reward, reward_of
 from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.types import Ints
 
-Choose = Callable[[PolicyOutput], Tensor]
-"""From what the net says to actions[E]."""
-
 
 @dataclass(frozen=True)
 class ExecutionTask:
@@ -60,15 +57,14 @@ def check_public(public: PublicArrays, days: Days) -> None:
     """Refuse features that are not of these days."""
     for name in ("today", "yesterday"):
         array = getattr(public, name)
+        what = f"public features {name!r} are"
         if array.ndim != 3 or array.shape[:2] != days.shape:
             raise DataError(
-                f"public features {name!r} are {array.shape}, expected [D,T,F] with (D, T) = "
-                f"{days.shape}. Make them from these days."
+                f"{what} {array.shape}, expected [D,T,F] with (D, T) = {days.shape}. Make them "
+                "from these days."
             )
         if not np.isfinite(array).all():
-            raise DataError(
-                f"public features {name!r} are not all numbers. Fill or mask what is missing."
-            )
+            raise DataError(f"{what} not all numbers. Fill or mask what is missing.")
 
 
 class OrderRollout(NamedTuple):
@@ -101,9 +97,12 @@ class OrderRollout(NamedTuple):
 
 @torch.no_grad()
 def roll_out(
-    net: ExecutionNet, task: ExecutionTask, orders: ParentOrders, choose: Choose
+    net: ExecutionNet,
+    task: ExecutionTask,
+    orders: ParentOrders,
+    choose: Callable[[PolicyOutput], Tensor],
 ) -> OrderRollout:
-    """Work `orders` to their end."""
+    """Work `orders` to their end; choose: from what the net says to actions[E]."""
     public = look_up(net, task.public, orders, task.rules.ticks_per_step)
     side = side_of(orders)
     simulator = Simulator(task.days, orders, task.rules, record=False)
