@@ -96,10 +96,7 @@ _daemons: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Failure:
-    """A call or a job that came to nothing.
-
-    error: as it was raised; lost: the process died, and the member's state with it
-    """
+    """An error in a result's place; lost: the process died, and the member's state with it."""
 
     error: Exception
     lost: bool = False

@@ -208,10 +208,7 @@ class A2C(Learner):
         return metrics
 
     def _backward(self, rollout: Rollout) -> tuple[Losses, float]:
-        """Leave the gradients in the network: (parts of the loss, detached; explained variance).
-
-        The heads take the rollout in pieces, the encoder takes it whole.
-        """
+        """Leave the gradients in the network: (parts of the loss, detached; explained variance)."""
         gathered, pieces = rollout.market.cut(), []
         cut = rollout._replace(market=gathered)
         for piece in losses_by_piece(self.net, cut, self.config.train):

@@ -176,10 +176,7 @@ def draw_evenly(free: Tensor, generator: torch.Generator) -> ActionSample:
 
 
 class SingleExpert(Learner):
-    """A learner of one expert on the run's encoder and a table of it.
-
-    serving: the encoder that the policy acts with; actor: what acts
-    """
+    """A learner of one expert on the run's encoder (`serving`) and a table of it."""
 
     serving: Encoder
     actor: ExpertActor

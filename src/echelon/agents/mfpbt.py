@@ -205,10 +205,7 @@ class Proposal:
 def evolve(
     plan: PopulationPlan, round_: int, fit: Floats, present: Sequence[Hyperparameters], seed: int
 ) -> list[Decision]:
-    """Decisions of one evolution of niches with several members, by rising member.
-
-    round_: counted from 1; fit[M]; present[M]: hyperparameters of each member
-    """
+    """Decisions of round 1, 2, …, by member, from fit[M] and present[M] hyperparameters."""
     _require_members(plan, fit, present)
     assert plan.per_niche > 1, "with one member per niche use propose, conclude_trial and reseed"
     assert round_ >= 1, f"rounds are counted from 1, found {round_}"

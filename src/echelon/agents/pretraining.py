@@ -148,10 +148,7 @@ def write_encoder(
 
 
 def read_encoder(directory: Path, origin: Origin) -> StoredEncoder | None:
-    """Read and check what `write_encoder` wrote; None where there is nothing.
-
-    origin: what it must be made of
-    """
+    """Read what `write_encoder` wrote, made of `origin` or refused; None where there is nothing."""
     path = standing_directory(directory / _NAME)
     if path is None:
         return None

@@ -62,10 +62,7 @@ _MEMORY = ("actions", "rewards", "dones", "timeouts")
 
 
 class WindowLookup:
-    """What networks see of a row: its window of features and which assets have any.
-
-    All networks of a policy share one, so that it can be pointed at another world.
-    """
+    """What all networks of a policy see of a row: its window of features, which assets have any."""
 
     def __init__(self, window: int, n_assets: int, n_features: int) -> None:
         self.n_assets = n_assets

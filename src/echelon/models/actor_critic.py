@@ -44,10 +44,7 @@ _RELU_GAIN = math.sqrt(2)
 
 
 class MarketTensors(NamedTuple):
-    """What a network made of the market, before any book: [L, N, H] or [G, L, N, H].
-
-    `critic` is None where actor and critic share their encoder.
-    """
+    """The market before any book, [L, N, H] or [G, L, N, H]; critic None: it shares the encoder."""
 
     actor: Tensor
     critic: Tensor | None

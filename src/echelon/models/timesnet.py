@@ -270,10 +270,7 @@ def _inception(n_in: int, n_out: int, gain: float) -> Tensor:
 
 
 def amplitude_shares(h: Tensor, basis: Tensor) -> Tensor:
-    """Weights of the periods [B, k]: a softmax over each window's own amplitudes at them.
-
-    h [B, W, D]; the amplitude at a period is the mean over the D channels.
-    """
+    """Softmax[B, k] over the amplitudes of windows h [B, W, D] at the periods, mean of channels."""
     waves = (basis @ h).view(len(h), 2, -1, h.shape[2])
     # A window without any movement has amplitude 0, where the root alone has no slope.
     amplitudes = (waves.square().sum(1) + 1e-12).sqrt().mean(-1)

@@ -115,10 +115,7 @@ def usage_bonus(shares: Floats, chosen: Ints) -> Floats:
 
 
 class UsageWindow:
-    """The router's last decisions, and what they say of its usage of K experts.
-
-    The bonus of a decision is that of the shares before it: read `bonus`, then `record`.
-    """
+    """The router's last decisions among K experts. Read `bonus` of a decision, then `record` it."""
 
     def __init__(self, n_experts: int, length: int = 1000) -> None:
         self.n_experts, self.length = n_experts, length

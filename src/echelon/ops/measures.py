@@ -97,10 +97,7 @@ def sortino_annual(returns: Floats, periods_per_year: float) -> float:
 
 
 def drawdown_series(returns: Floats) -> Floats:
-    """[T]: how far, as a share in [0, 1], equity is below its highest point so far.
-
-    The initial value counts as a high, so that a first loss is a drawdown.
-    """
+    """[T]: share in [0, 1] that equity is below its highest point so far, the start included."""
     value = equity(returns)
     return 1.0 - value / np.maximum(np.maximum.accumulate(value), 1.0)
 

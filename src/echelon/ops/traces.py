@@ -99,10 +99,7 @@ class SourceTraces(NamedTuple):
 
 @torch.no_grad()
 def by_source(source: Tensor, c_t: Tensor, dropped: Tensor, n_sources: int) -> SourceTraces:
-    """Mean trace coefficient and dropped share by the expert that made the step.
-
-    source[L,B] or [B] int: 0 … K−1; c_t[L,B]; dropped[L,B] bool
-    """
+    """Means by the expert that made the step: source[L,B] or [B] in 0 … K−1; c_t, dropped[L,B]."""
     assert dropped.shape == c_t.shape, "dropped and c_t differ in shape"
     ids = source.expand_as(c_t).flatten().long()
     low, high = int(ids.min()), int(ids.max())

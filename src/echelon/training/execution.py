@@ -147,10 +147,7 @@ def train_execution(
     *,
     resume: bool = False,
 ) -> Outcome:
-    """Train one policy, of OPD after its teacher; progress counts the steps of both.
-
-    directory: the seed's own; resume: from the latest checkpoint, if any
-    """
+    """Train a policy in the seed's directory, OPD's after its teacher; progress counts both."""
     torch.set_num_threads(config.train.threads)
     before = 0
     if config.execution.learner.algo == "OPD":
@@ -173,10 +170,7 @@ def train_execution(
 def make_execution_learner(
     config: Config, data: ExecutionData, directory: Path, seed: int, *, teacher: bool = False
 ) -> ExecutionLearner:
-    """As it begins; OPD's student listens to the best teacher there is, or to a fresh one.
-
-    teacher: OPD's, in place of the policy's own
-    """
+    """As it begins: OPD's teacher, or a policy's; OPD's student with the best teacher there is."""
     execution = config.execution
     settings, network = execution.learner, NetworkSettings.from_config(execution)
     reward = reward_from_config(execution.reward)
@@ -222,10 +216,7 @@ def load_learned(
     name: str = "learned",
     extensions: Extensions | None = None,
 ) -> LearnedPolicy:
-    """The best policy of a trained seed, for days with the features it was trained with.
-
-    extensions: where its own features are; None: those of the data
-    """
+    """A seed's best policy; extensions: where features of its own are, None: those of the data."""
     path, own = directory / POLICY, extensions or data.extensions
     return policy_for_days(path, load_execution_policy(path), data.days, own, data.quotes, name)
 

@@ -62,10 +62,7 @@ def with_executor(world: World, config: Config, *, costs: float = 1.0) -> World:
 
 
 def verify_days(configs: Iterable[Config]) -> None:
-    """Verify the bars that executors fill with in training, so that no worker process need.
-
-    Of what is damaged, whoever trades on it says so.
-    """
+    """Verify the bars of executors once; of what is damaged, whoever trades on it says so."""
     for config in configs:
         name = config.market.executor_dataset
         if name is not None:

@@ -70,10 +70,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended: all steps done, no progress for `train.patience`, or stopped.
-
-    since_best: validations since the best one
-    """
+    """How training ended; since_best: validations since the best one."""
 
     seed: int
     ending: Ending

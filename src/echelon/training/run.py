@@ -63,10 +63,7 @@ _TRAINED_BY = (
 
 
 class Worlds(NamedTuple):
-    """Where an agent learns and where it is validated; often the same market.
-
-    data: hash of what both were made from
-    """
+    """Where an agent learns and where it is validated; data: hash of what both were made from."""
 
     train: World
     valid: World
@@ -74,10 +71,7 @@ class Worlds(NamedTuple):
 
     @staticmethod
     def from_prepared(prepared: Prepared, config: Config) -> Worlds:
-        """Both windows of a prepared set; its test window is not in them.
-
-        Only validation has the executor: learners collect with immediate fills.
-        """
+        """Without the test window; only validation has the executor, learners fill at once."""
         world = world_of(prepared, config)
         costs = 1.0 if config.eval.use_fee else 0.0
         valid = world if costs else world_of(prepared, config, costs=costs)
@@ -242,10 +236,7 @@ class TrainedRun:
 
     @staticmethod
     def open(path: Path, trust_code: Sequence[Path] = ()) -> TrainedRun:
-        """Open a run; raises where nothing was trained in it.
-
-        trust_code: files of code that its configuration names and that may run
-        """
+        """Open a run that has trained agents; trust_code: files of code it names that may run."""
         config_file = path / "config.yaml"
         if not config_file.is_file():
             raise StoreError(f"{path}: no config.yaml there, so not a run directory.")

@@ -228,10 +228,7 @@ def standardize_where(values: Tensor, taken: Tensor) -> Tensor:
 
 
 def less_copies(advantage: Tensor, taken: Tensor, copies: int) -> Tensor:
-    """Advantages[S,E] less the mean of an order's other copies that took the step.
-
-    Copies are neighbours. Where no other copy took the step, the advantage stays.
-    """
+    """Advantages[S,E] less the mean of the order's other copies (neighbours) that took the step."""
     length = advantage.shape[0]
     a, t = advantage.view(length, -1, copies), taken.view(length, -1, copies)
     others = t.sum(-1, keepdim=True) - t

@@ -133,10 +133,7 @@ def roll_out(
 
 
 def by_day(orders: ParentOrders, parts: int, rng: np.random.Generator) -> list[Ints]:
-    """Numbers of the orders in `parts` groups of one size, those of a day together.
-
-    A day is then encoded for one group, not for all; which days meet is random.
-    """
+    """Numbers of the orders in `parts` groups of one size; a day is encoded for one group only."""
     days, which = np.unique(orders.day, return_inverse=True)
     place = rng.permutation(len(days))[which]
     # Within a day, too, so that groups that cut a day in two do so differently each time.
