@@ -121,7 +121,21 @@ class APG(SingleExpert):
         paths = self.trade(rows, weights, cash)
         self.steps += paths.gain.numel()
         paid = utility(paths.gain, self.config.reward)
-        return self._descend(-paid.mean()) | {
+        loss, train = -paid.mean(), self.config.train
+        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
+        warmth = warmup_share(self.updates, self.config.expert.warmup_updates)
+        rate = train.lr_actor * share * warmth
+        self.optimizer.param_groups[0]["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), train.grad_clip)
+        metrics = {"losses/total": float(loss.detach()), "losses/gradient_norm": float(norm)}
+        refuse_divergence(metrics, f"step {self.steps:,}", "train.lr_actor or expert.horizon")
+        self.optimizer.step()
+        self.updates += 1
+        return metrics | {
+            "charts/learning_rate": float(rate),
+            "charts/updates": float(self.updates),
             "charts/reward": float(paid.detach().mean()),
             "charts/exposure": 1.0 - float(paths.cash.detach().mean()),
         }
@@ -168,23 +182,6 @@ class APG(SingleExpert):
         parts[:, :n_assets] *= self._known[rows]
         parts /= parts.sum(-1, keepdim=True)
         return parts[:, :n_assets], parts[:, n_assets]
-
-    def _descend(self, loss: Tensor) -> Metrics:
-        """One step of AdamW, unless a number is none."""
-        train = self.config.train
-        share = learning_rate_share(train.lr_schedule, self.steps / train.total_env_steps)
-        warmth = warmup_share(self.updates, self.config.expert.warmup_updates)
-        rate = train.lr_actor * share * warmth
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.actor.parameters(), train.grad_clip)
-        metrics = {"losses/total": float(loss.detach()), "losses/gradient_norm": float(norm)}
-        refuse_divergence(metrics, f"step {self.steps:,}", "train.lr_actor or expert.horizon")
-        self.optimizer.step()
-        self.updates += 1
-        shown = {"charts/learning_rate": float(rate), "charts/updates": float(self.updates)}
-        return metrics | shown
 
 
 def utility(gain: Tensor, reward: RewardConfig) -> Tensor:

@@ -90,7 +90,14 @@ class SAC(OffPolicy):
             v_next = self._next_value(batch.next_obs).view(shape)
             slow = obs if batch.slow_obs is None else batch.slow_obs
             q_taken = torch.minimum(*self.target_critic.net(slow, batch.action)).view(shape)
-            trace, dropped = self._trace_and_dropped(batch, obs, now, sharing)
+            trace = torch.full_like(batch.reward, sharing.trace)
+            dropped = torch.zeros(shape, dtype=torch.bool)
+            if sharing.corrected:
+                free, log_prob = self.actor.free(obs), batch.raw_log_prob.reshape(-1)
+                ratio = log_ratio(batch.raw, log_prob, now.mean, now.log_std, free).view(shape)
+                kl = kl_per_dimension(now.mean, now.log_std, batch.mean, batch.log_std, free)
+                dropped = too_far(kl.view(shape), batch.shared.expand(shape), sharing.kl_limit)
+                trace = trace_coefficients(ratio, sharing.trace) * ~dropped
             target_q = retrace(
                 *(batch.reward, batch.discount, v_next, q_taken, trace), truncated=batch.truncated
             )
@@ -109,22 +116,6 @@ class SAC(OffPolicy):
         q_next = torch.minimum(*self.target_critic.net(next_obs, ahead.action))
         alpha = math.exp(float(self.log_alpha.detach()))
         return q_next - alpha * ahead.log_prob
-
-    def _trace_and_dropped(
-        self, batch: SequenceBatch, obs: Obs, now: ActionSample, sharing: SharingConfig
-    ) -> tuple[Tensor, Tensor]:
-        """(c[L,B], dropped[L,B]): trace coefficients, and which steps are left out."""
-        shape = batch.reward.shape
-        if not sharing.corrected:
-            everywhere = torch.full_like(batch.reward, sharing.trace)
-            return everywhere, torch.zeros(shape, dtype=torch.bool)
-        free = self.actor.free(obs)
-        ratio = log_ratio(
-            batch.raw, batch.raw_log_prob.reshape(-1), now.mean, now.log_std, free
-        ).view(shape)
-        kl = kl_per_dimension(now.mean, now.log_std, batch.mean, batch.log_std, free).view(shape)
-        dropped = too_far(kl, batch.shared.expand(shape), sharing.kl_limit)
-        return trace_coefficients(ratio, sharing.trace) * ~dropped, dropped
 
     def _learn(
         self,

@@ -46,7 +46,13 @@ def mean_interval(
     n = len(x)
     if n < MIN_BLOCK_PERIODS:
         return MeanInterval(float(x.mean()) if n else math.nan, math.nan, math.nan, 0)
-    block = _block_length(x, least_block)
+    best = 1.0
+    if np.ptp(x) > 0.0:
+        from arch.bootstrap import optimal_block_length  # takes a second to import
+
+        # Scaled, since arch squares variances: those of tiny differences would vanish.
+        best = float(optimal_block_length(x / x.std())["circular"].iloc[0])
+    block = int(min(max(math.ceil(best), least_block, 1), n // 4))
     ring = np.concatenate([[0.0], np.cumsum(np.concatenate([x, x[: block - 1]]))])
     sums = ring[block:] - ring[:-block]  # of the block that begins at each value
     count = -(-n // block)
@@ -55,14 +61,3 @@ def mean_interval(
     tail = 50.0 * (1.0 - level)
     low, high = np.percentile(means, [tail, 100.0 - tail])
     return MeanInterval(float(x.mean()), float(low), float(high), block)
-
-
-def _block_length(x: Floats, least: int) -> int:
-    best = 1.0
-    if np.ptp(x) > 0.0:
-        from arch.bootstrap import optimal_block_length  # takes a second to import
-
-        # Scaled, since arch squares variances: those of tiny differences would vanish.
-        best = float(optimal_block_length(x / x.std())["circular"].iloc[0])
-    most = len(x) // 4
-    return int(min(max(math.ceil(best), least, 1), most))
