@@ -6,9 +6,8 @@ Portfolios are compared as target weights, cash included, on probe states that a
 - `population_volume`: the determinant of a kernel over whole behaviours (DvD, Parker-Holder et al.,
   2020). Two clones among five leave MAPD high and the volume at naught, so both are watched.
 
-The router's bonus is one of two: `usage_bonus`, for the expert that was seldom chosen, and
-`policy_kl`, for the one whose portfolio is unlike the population's. Both lie in [0, log K], both
-are plain arrays through which no gradient can pass.
+The router's bonus is one of two: `UsageWindow.bonus`, for the expert that was seldom chosen, and
+`policy_kl`, for the one whose portfolio is unlike the population's. Both lie in [0, log K].
 
 Axes: `K` experts, `S` probe states, `N` assets, `B` decisions. Weights are shares of the book's
 value, none negative, their sum at most 1; the rest is cash, whether or not it has a column.
@@ -19,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,35 +46,19 @@ def with_cash(weights: NDArray[np.floating[Any]]) -> Floats:
     return np.concatenate([w, np.maximum(rest, 0.0)], axis=-1)
 
 
-def pairwise_distance(weights: NDArray[np.floating[Any]]) -> Floats:
-    """Half the L1 distance[K,K] of every pair of experts, meaned over states of weights[K,S,N]."""
-    assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
-    assert weights.shape[1] > 0, "there are no probe states"
-    w = with_cash(weights)
-    out = np.zeros((len(w), len(w)))
-    for k in range(len(w)):  # an expert at a time: K² S N numbers at once would be too many
-        out[k] = 0.5 * np.abs(w - w[k]).sum(axis=-1).mean(axis=-1)
-    return out
-
-
 def mapd(weights: NDArray[np.floating[Any]]) -> float:
-    """Mean action pairwise distance of weights[K,S,N], in [0, 1]; K at least 2."""
-    distance = pairwise_distance(weights)
-    assert len(distance) >= 2, "one expert has no pairs"
+    """Mean action pairwise distance of weights[K,S,N], in [0, 1]; K at least 2, S at least 1."""
+    assert weights.ndim == 3, f"weights should be [K,S,N], are {weights.shape}"
+    w = with_cash(weights)
+    # An expert at a time: K² S N numbers at once would be too many.
+    distance = np.stack([0.5 * np.abs(w - own).sum(axis=-1).mean(axis=-1) for own in w])
     return float(distance[np.triu_indices(len(distance), 1)].mean())
-
-
-class Volume(NamedTuple):
-    """Determinant of the population's kernel, in (0, 1], and its logarithm."""
-
-    volume: float
-    log_volume: float
 
 
 def population_volume(
     weights: NDArray[np.floating[Any]], length_scale: float = 0.5, jitter: float = 1e-6
-) -> Volume:
-    """Volume that the behaviours of K experts span: 1 far apart, about `jitter` with two clones.
+) -> float:
+    """Volume in (0, 1] that the behaviours of K experts span: about `jitter` with two clones.
 
     weights[K,S,N]; the kernel is exp(−d² / 2l²), d² the squared Euclidean distance of two
     portfolios, meaned over states so that the number of probes does not change the scale. Two
@@ -88,16 +71,7 @@ def population_volume(
     kernel = np.exp(-squared / (2.0 * length_scale**2))
     kernel = (kernel + jitter * np.eye(len(w))) / (1.0 + jitter)
     # The logarithm from the factor: the determinant of many experts would underflow.
-    log_volume = 2.0 * float(np.log(np.diag(np.linalg.cholesky(kernel))).sum())
-    return Volume(math.exp(log_volume), log_volume)
-
-
-def smoothed_shares(chosen: Ints, n_experts: int) -> Floats:
-    """Share[K] of each expert among decisions[B], each counted once more than it was chosen."""
-    counts = np.bincount(np.asarray(chosen, dtype=np.int64), minlength=n_experts)
-    assert len(counts) == n_experts, f"a decision names expert {len(counts) - 1} of {n_experts}"
-    shares: Floats = (counts + 1.0) / (counts.sum() + n_experts)
-    return shares
+    return math.exp(2.0 * float(np.log(np.diag(np.linalg.cholesky(kernel))).sum()))
 
 
 def entropy(shares: Floats) -> float:
@@ -106,12 +80,6 @@ def entropy(shares: Floats) -> float:
     assert abs(p.sum() - 1.0) < _ROUNDING, f"shares should sum to 1, sum to {p.sum()}"
     held = p[p > 0.0]
     return float(max(-(held * np.log(held)).sum(), 0.0))
-
-
-def usage_bonus(shares: Floats, chosen: Ints) -> Floats:
-    """−log of the chosen expert's share, for chosen[B], clipped to [0, log K]."""
-    assert (shares > 0.0).all(), "a share is 0: smooth the shares first"
-    return np.clip(-np.log(shares)[chosen], 0.0, math.log(len(shares)))
 
 
 class UsageWindow:
@@ -131,12 +99,14 @@ class UsageWindow:
         self._chosen = np.concatenate([self._chosen, new])[-self.length :]
 
     def shares(self) -> Floats:
-        """Smoothed share[K] of each expert; even before the first decision."""
-        return smoothed_shares(self._chosen, self.n_experts)
+        """Share[K] of each expert, each counted once more than it was chosen."""
+        counts = np.bincount(self._chosen, minlength=self.n_experts)
+        shares: Floats = (counts + 1.0) / (counts.sum() + self.n_experts)
+        return shares
 
     def bonus(self, chosen: Ints) -> Floats:
-        """Usage bonus[B] of decisions that are about to be made."""
-        return usage_bonus(self.shares(), chosen)
+        """−log of the share of the expert about to be chosen[B], clipped to [0, log K]."""
+        return np.clip(-np.log(self.shares())[chosen], 0.0, math.log(self.n_experts))
 
     def entropy(self) -> float:
         """Entropy of the smoothed shares, in nats."""

@@ -257,7 +257,7 @@ def measure_diversity(weights: NDArray[np.floating[Any]]) -> Diversity:
     known = weights[np.isfinite(weights).all(axis=(1, 2))]
     if len(known) < 2:
         return Diversity(math.nan, math.nan)
-    return Diversity(mapd(known), population_volume(known).volume)
+    return Diversity(mapd(known), population_volume(known))
 
 
 def draw_skills(n: int, dim: int, seed: int) -> Floats:
