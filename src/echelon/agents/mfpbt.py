@@ -22,11 +22,9 @@ Nothing here holds a network: decisions are records that the caller carries out 
 the optimizer's state and the adapter). A fitness that is not finite ranks last and is copied by
 none.
 
-`Lineage` is the family tree that decisions grow. A *life* is what a member is between two decisions
-about it. A decision ends one life and begins the next, whose parent is the life its weights go on
-from: the member's own last one, that of the member it copied, or none where it begins afresh. Lives
-are only ever added, so the records of a run are an append-only list fit for JSON, and the living
-are the last of each member.
+`Lineage` is the family tree that decisions grow. A decision ends one *life* of a member and begins
+the next, whose parent is the life its weights go on from. Lives are only ever added, so the records
+of a run are an append-only list fit for JSON, and the living are the last of each member.
 
 Axes: `M` members, numbered niche by niche and within it subpopulation by subpopulation.
 """
@@ -52,11 +50,7 @@ DecisionKind = Literal["exploit", "migrate", "borrow", "propose", "keep", "rever
 
 
 class Cause(NamedTuple):
-    """Why a decision was made: a code, and the numbers it rests on.
-
-    A report has a sentence for each code (`event_CODE` in its catalogue); one without a sentence
-    is shown by its code and values.
-    """
+    """Why a decision was made: a code (`event_CODE` in the report's catalogue), and its numbers."""
 
     code: str
     values: Mapping[str, float]
@@ -289,9 +283,8 @@ def restart_members(
 ) -> list[Decision]:
     """Decisions to restart these members, as for one whose numbers are no longer finite.
 
-    Weights come from the fittest of the niche that goes on; where none does, the niche begins
-    afresh. Hyperparameters come from the fittest that goes on and whose δ is at least the
-    member's own, else stay.
+    Weights come from the fittest of the niche that goes on, or are fresh; hyperparameters from the
+    fittest that goes on and whose δ is at least the member's own, or stay.
     """
     others = rank_members([m for m in range(plan.members) if m not in members], fit)
     others = [m for m in others if math.isfinite(fit[m])]

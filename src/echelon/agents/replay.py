@@ -1,7 +1,7 @@
 """Replay: what the books did, remembered compactly and drawn again at random.
 
 A transition keeps the row of the market instead of the window that was seen there, and the book in
-weights: the learner looks the market up again (`agents.tables`). The next row is the row after it.
+weights: the learner looks the market up again (`agents.tables`).
 
     slot   0   1   …  E−1    E   E+1  …        E books side by side, one `add` after another, in a
     book   0   1   …  E−1    0    1   …        ring: a book's transitions lie at a stride of E
@@ -19,8 +19,7 @@ drawn again.
 
 Two options serve the experts that learn from one another (`population.shared_replay`): a ring can
 keep who acted and how (`Behaviour`) next to what happened, and its columns can lie in files that
-several processes map. What is in such files is only ever as good as the process that writes it. A
-run goes on from what `state` gave its checkpoint, which is checked whole (`runs.checkpoint`).
+several processes map. A run goes on not from these but from its checkpoint, which is checked whole.
 
 Axes: `C` slots, `E` books, `N` assets, `n` drawn transitions or sequences, `L` steps of a sequence.
 """
@@ -135,7 +134,7 @@ def allocate(
     """Zeroed arrays [C,…] in memory, or mapped from files, one per column, in a directory.
 
     Refused where they cannot fit: a ring fills slowly, and would be killed hours later. Files that
-    another process has made are opened as they are; new ones take room on disk as they fill.
+    another process has made are opened as they are.
     """
 
     def require_room(available: int, where: str) -> None:
@@ -197,10 +196,9 @@ class Replay:
         columns: Columns | None = None,
         setting: str = "expert.buffer_size",
     ) -> None:
-        """capacity: transitions (`setting`); the number of books is the first add's.
+        """capacity: transitions (`setting`); behaviour: keep `Behaviour` too
 
-        behaviour: keep `Behaviour` too; directory: map the columns from files there
-        columns: arrays of `replay_columns` that were allocated elsewhere
+        directory: map the columns from files there; columns: those allocated elsewhere
         """
         self.capacity, self.n_assets, self.setting = capacity, n_assets, setting
         self.behaviour = behaviour
@@ -346,11 +344,8 @@ def draw_sequences(
     """Slots[L,n] of sequences, share after share, each as likely as any other of its share.
 
     row, ended: columns of the rings, ended 0 where an episode goes on; only the last transition of
-    a sequence may end one. Raises DataError, with the share's advice, where there is no such
-    sequence.
+    a sequence may end one. Raises DataError, with the share's advice, where there is none.
     """
-    if length < 1:
-        raise ValueError(f"expected length ≥ 1, found {length}")
     table = np.array([window for share in shares for window in share.windows], dtype=np.int64).T
     ends = table[5].cumsum()
     # Starts are counted through all windows: those of share i lie from bounds[i] to bounds[i + 1].

@@ -8,10 +8,9 @@
 4. The actor gives each asset its own three logits (the policy is their product), the critic
    gives the book a value from the mean over its assets.
 
-The layers after the encoder are small, and for a book or two torch takes longer to find their
-weights in modules than to apply them. So each gives itself as a plain function of its inputs
-(`as_function`), its weights looked up: `forward` calls that, and `Acting` keeps it for a whole
-rollout.
+For a book or two torch takes longer to find the weights of these small layers in modules than to
+apply them. So each gives itself as a plain function of its inputs (`as_function`), its weights
+looked up: `forward` calls that, and `Acting` keeps it for a whole rollout.
 
 Weights are drawn from torch's global generator: the caller seeds it, see `init_linear`.
 
@@ -76,12 +75,10 @@ class ActorCriticOutput(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """The hidden layer after the assets have seen one another.
+    """The hidden layer after the assets have seen one another: of asset i `asset[i] + common`.
 
-    asset: [..., E, N, H]; the hidden of asset i is `asset[i] + common`
-    common: [..., E, H], or None for zero. Kept apart because it is the same for all assets: a
-        linear layer can read it once per book, and the sum is never written out
-    mean: [..., E, H], the mean of the hidden over the present assets
+    asset: [..., E, N, H]; common: [..., E, H], or None for zero: a linear layer can read it once
+    per book, and the sum is never written out; mean: [..., E, H], over the present assets
     """
 
     asset: Tensor
@@ -274,7 +271,6 @@ class ActorCritic(nn.Module):
     """Encoder, actor with one head per asset, and critic, as `config` describes them.
 
     critic_encoder, critic_body: the critic's own, None where it shares those of the actor
-    n_portfolio: portfolio inputs per asset (P): holding's weight, cash share
     """
 
     trades: Tensor
@@ -386,10 +382,9 @@ class ActorCritic(nn.Module):
 
 
 class Acting:
-    """The actor alone, to be asked about the bars of a stretch without gradients.
+    """The actor alone, asked about the bars of a stretch without gradients: `forward`'s logits.
 
-    It answers with the logits of `ActorCritic.forward`. What no book changes is worked out once,
-    with the weights as they are when this is made.
+    What no book changes is worked out once, with the weights as they are when this is made.
     """
 
     def __init__(self, net: ActorCritic, market: MarketTensors, present: Tensor) -> None:

@@ -46,9 +46,8 @@ computed again, which takes a third more time."""
 def init_linear(layer: nn.Linear, gain: float = 1.0) -> nn.Linear:
     """Draw the weights of `layer` from N(0, gain²/fan_in) and set its bias to zero.
 
-    Draws come from torch's global generator: the caller seeds it (`torch.manual_seed`, inside
-    `torch.random.fork_rng`). Normal rather than orthogonal, because an orthogonal matrix passes
-    through LAPACK, whose last bits depend on the number of threads.
+    Draws come from torch's global generator, which the caller seeds. Not orthogonal: such a matrix
+    passes through LAPACK, whose last bits depend on the number of threads.
     """
     nn.init.normal_(layer.weight, std=gain / math.sqrt(layer.in_features))
     if layer.bias is not None:
@@ -76,14 +75,10 @@ class Encoder(nn.Module, ABC):
         x: float32 [S, N, F] or [G, S, N, F], S ≥ W, all finite
         Returns z: [S-W+1, N, D] or [G, S-W+1, N, D]; `z[..., k, :, :]` sees rows k to k+W-1.
         """
-        wanted = x.dim() in (3, 4) and x.shape[-1] == self.n_features
-        assert wanted, (
-            f"expected features [S, N, {self.n_features}] or [G, S, N, {self.n_features}], "
-            f"found {list(x.shape)}"
-        )
-        assert x.shape[-3] >= self.window, (
-            f"expected features with S >= {self.window} rows (the window), found {list(x.shape)}"
-        )
+        wanted, found = f"[S, N, {self.n_features}]", f"found {list(x.shape)}"
+        fits = x.dim() in (3, 4) and x.shape[-1] == self.n_features
+        assert fits, f"expected features {wanted} or [G, S, N, {self.n_features}], {found}"
+        assert x.shape[-3] >= self.window, f"expected S >= {self.window} rows (the window), {found}"
         assert x.dtype == torch.float32, f"expected float32 features, found {x.dtype}"
         z = self._encode(x)
         assert z.shape == (*x.shape[:-3], x.shape[-3] - self.window + 1, x.shape[-2], self.d_model)
@@ -104,14 +99,12 @@ class TimeCNN(Encoder):
     """Convolutions along time with gated units, then pooling over the window.
 
     Each layer is a valid convolution (no padding, hence no edge that would make a window differ
-    from a stretch), a GLU and dropout. W - n_layers·(kernel-1) positions are left of a window.
-    Half of the channels are pooled by their mean; the other half keep the last position, because
-    a mean alone sees everything half a window late: on a market with planted momentum it costs
-    an agent a tenth of its Sharpe ratio.
+    from a stretch), a GLU and dropout. Half of the channels are pooled by their mean; the other
+    half keep the last position, because a mean alone sees everything half a window late: on a
+    market with planted momentum it costs an agent a tenth of its Sharpe ratio.
 
-    A convolution is written as a matrix product over `kernel` neighbouring rows: in the order
-    [.., S, N, C] the neighbours are slices, nothing is transposed, and on one core this takes
-    80 ms forward and backward where `nn.Conv1d` with `avg_pool1d` takes 103.
+    A convolution is a matrix product over `kernel` neighbouring rows, which are slices: nothing is
+    transposed, and it takes 80 ms forward and backward where `nn.Conv1d` takes 103.
     """
 
     def __init__(self, config: Config, n_features: int) -> None:

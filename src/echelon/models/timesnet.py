@@ -25,11 +25,8 @@ Where this departs from the paper, and why:
 
 A convolution is a product with each tap of its kernel and a sum over neighbours. The products are
 linear layers; the sums have a backward of their own, because autograd's would fill a tensor of
-zeros for every slice. There are two kinds:
-
-- along time, inside each window of a stretch: `sum_in_windows`;
-- in pictures: `link` says who is whose neighbour there, `collect` and `gather_cells` sum
-  accordingly.
+zeros for every slice: along time, inside each window, by `sum_in_windows`; in pictures by `collect`
+and `gather_cells`, where `link` says who is whose neighbour.
 
 Axes: `B` windows (of any asset), `S` rows, `A` assets of any group, `W` window, `F` features,
 `D` embedding, `C` channels, `k` periods.
@@ -95,10 +92,8 @@ def _period(window: int, cycles: int) -> int:
 class TimesNet(Encoder):
     """Periods found on the train window, pictures of them, inception convolutions.
 
-    Needs `fit` before its first use, or `model.periods`.
-
-    periods: int64[k], in bars, zeros before `fit`; part of `state_dict`, so a checkpoint carries
-    those its weights were trained with
+    periods: int64[k], in bars, zeros before `fit` unless `model.periods` has them; part of
+    `state_dict`, so a checkpoint carries those its weights were trained with
     """
 
     periods: Tensor
@@ -293,8 +288,7 @@ def sum_in_windows(taps: Tensor, window: int) -> Tensor:
     """What a kernel gives at each place of each window: [S, A, kernel, C] -> [S-W+1, A, W, C].
 
     At place j of the window that begins at row s it is the sum of taps[s + j + o, :, half + o] over
-    the offsets o that stay inside the window. Places with the same offsets, which are all but
-    those near the ends, share their sums with other windows.
+    the offsets o that stay inside the window; but near the ends windows share these sums.
     """
     summed: Tensor = _SumInWindows.apply(taps, window)  # type: ignore[no-untyped-call]
     return summed
@@ -312,12 +306,10 @@ class _Run(NamedTuple):
 class Links(NamedTuple):
     """Who is whose neighbour in the pictures of a window.
 
-    n_taps: taps of the kernel, row by row
-    n_bars: bars that are asked about: the last ones of the window
-    n_cells: cells of all pictures that they look at
+    n_taps: of the kernel, row by row; n_bars: those asked about, the last of the window
+    n_cells: cells of all pictures that they look at; period_of_cell: int64[n_cells]
     inner: cells, and the bars they look at
     outer: cells, and the bars that look at them, counted from the first that is asked about
-    period_of_cell: int64[n_cells], which of the periods a cell belongs to
     """
 
     n_taps: int

@@ -7,15 +7,13 @@
    backwards.
 2. **Private**: the order's own steps so far (`PRIVATE`), causally.
 3. Public, public × direction, private and direction meet in two small networks, for the policy and
-   for the value. Nearly all that the market says has the opposite sense for the opposite side, so
-   the product saves the network from finding that out.
+   for the value. Nearly all that the market says has the opposite sense for the opposite side.
 4. A **head** makes a distribution over actions of what the policy's network says, and shares of
    actions; in an order's last step all that is left.
 
 Sequences are read causally, by a GRU, an LSTM or a block of self-attention, whole or place by place
 with a hidden state; both give the same numbers. With `NetworkSettings.block` several ticks side by
-side are one input. What a block says is known when it is whole, so that a step which begins inside
-one knows the ticks before it.
+side are one input, known when the block is whole.
 
 The table depends on the day alone, never on an order: **a day is encoded once and looked up by all
 orders and steps on it**. That is why the learners are our own: with observations of
