@@ -363,10 +363,7 @@ def run_jobs(
 
 
 def _run_in_workers(
-    task: _Task[_J, _R],
-    jobs: Sequence[_J],
-    workers: int,
-    on_report: Callable[[int, object], None],
+    task: _Task[_J, _R], jobs: Sequence[_J], workers: int, on_report: Callable[[int, object], None]
 ) -> JobResults[_R]:
     """Do all jobs, or those that were begun before a stop, in processes.
 

@@ -23,12 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.learner import (
-    Learner,
-    TrainingSetup,
-    learning_rate_share,
-    refuse_divergence,
-)
+from echelon.agents.learner import Learner, TrainingSetup, learning_rate_share, refuse_divergence
 from echelon.agents.tables import encode_span
 from echelon.config import Config
 from echelon.config.agents import TrainConfig

@@ -1,15 +1,10 @@
 """An expert's networks, what they stand on, and the policy they make.
 
 The actor and its critics see the market as embeddings, looked up in tables of a frozen encoder
-(`agents.tables`). With `lora.enabled` an adapter on the encoder is moved by the critics' gradient
-at a low frequency:
-
-1. One update in `lora.every_updates` encodes its rows with gradients, and what the critics leave in
-   the adapter moves it. A slow copy follows, for targets.
-2. Between such updates everybody looks embeddings up in tables, which are computed again every
-   `lora.refresh_updates` updates.
-
-Policies act with the encoder that made the table, so what validation sees is what was learned on.
+(`agents.tables`). With `lora.enabled` one update in `lora.every_updates` encodes its rows with
+gradients, and what the critics leave in an adapter on the encoder moves it; a slow copy follows,
+for targets. Tables are computed again every `lora.refresh_updates` updates. Policies act with the
+encoder that made the table, so what validation sees is what was learned on.
 
 Axes: `E` books, `B` rows of a batch, `T` rows of a span, `N` assets, `D` embedding.
 """
@@ -45,12 +40,7 @@ from echelon.models.lora import (
 )
 from echelon.ops.squashed import clip_log_std
 from echelon.rng import global_draws, torch_generator
-from echelon.runs.checkpoint import (
-    below_prefix,
-    flatten_optimizer,
-    restore_optimizer,
-    with_prefix,
-)
+from echelon.runs.checkpoint import below_prefix, flatten_optimizer, restore_optimizer, with_prefix
 from echelon.types import Floats, Floats32
 
 _CHUNK = 512
@@ -144,9 +134,9 @@ class ExpertCore(Generic[CoreT]):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit."""
-        core, core_state = self.core.state()
+        json_state: dict[str, Any] = {}
+        core, json_state["core"] = self.core.state()
         tensors = with_prefix("core.", core)
-        json_state: dict[str, Any] = {"core": core_state}
         if self.adapter is not None:
             own, json_state["adapter"] = self.adapter.state()
             tensors |= with_prefix("adapter.", own)
@@ -185,10 +175,8 @@ class AdapterTraining:
         plain: EmbeddingTable,
     ) -> None:
         """plain: the table of the encoder as it is, which a fresh adapter does not change"""
-        self.world = world
-        self.clip = config.train.grad_clip
-        self.tau = config.expert.tau
-        self.norm = 0.0
+        self.world, self.norm = world, 0.0
+        self.clip, self.tau = config.train.grad_clip, config.expert.tau
         self.encoder = copy.deepcopy(encoder).eval()
         with global_draws(seed, "adapter"):
             adapt(self.encoder, config.lora, (_LEARNING, _TARGET))
@@ -313,10 +301,10 @@ class WeightPolicy:
 
     def _look(self, row: Rows) -> Tensor:
         """Embeddings[E,N,D] of rows[E], from the span's own or from the table."""
-        if self._z is not None:
-            return self._z[torch.from_numpy(row - self._first)]
-        assert self._table is not None, "`start` comes first"
-        return self._table.look(row)
+        if self._table is not None:
+            return self._table.look(row)
+        assert self._z is not None, "`start` comes first"
+        return self._z[torch.from_numpy(row - self._first)]
 
     def _act_everywhere(self, span: range) -> Floats32:
         """[T,N] actions at every row of the span, whatever the book; 0 where none can stand."""
@@ -365,11 +353,8 @@ def replayed_obs(
     rows = torch.from_numpy(step.row.reshape(-1)).long()
 
     def make_obs(z: Tensor, rows: Tensor, *book: NDArray[Any]) -> ExpertObs:
-        weights, cash, free = (torch.from_numpy(part) for part in book)
-        per_asset = (len(rows), -1)
-        return ExpertObs(
-            z, weights.reshape(per_asset), cash.reshape(-1), present[rows], free.reshape(per_asset)
-        )
+        weights, cash, free = (torch.from_numpy(part).reshape(len(rows), -1) for part in book)
+        return ExpertObs(z, weights, cash[:, 0], present[rows], free)
 
     return (
         make_obs(z, rows, step.weights, step.cash, step.free),

@@ -22,12 +22,7 @@ from torch.nn.functional import mse_loss
 from echelon.agents.learner import refuse_divergence
 from echelon.config.agents import ExpertConfig, TrainConfig
 from echelon.rng import torch_generator
-from echelon.runs.checkpoint import (
-    below_prefix,
-    flatten_optimizer,
-    restore_optimizer,
-    with_prefix,
-)
+from echelon.runs.checkpoint import below_prefix, flatten_optimizer, restore_optimizer, with_prefix
 from echelon.types import Metrics
 
 Obs = Any

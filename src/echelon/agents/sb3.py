@@ -65,10 +65,9 @@ class WindowLookup:
     """What all networks of a policy see of a row: its window of features, which assets have any."""
 
     def __init__(self, window: int, n_assets: int, n_features: int) -> None:
-        self.n_assets = n_assets
+        self.n_assets, self._window = n_assets, window
         self.length = window * n_assets * n_features
         """Numbers in a window."""
-        self._window = window
         self._world: World | None = None
 
     def look_at(self, world: World) -> None:
@@ -83,13 +82,9 @@ class WindowLookup:
         self._present = torch.from_numpy(world.present.astype(np.float32))
         self._world = world
 
-    def windows(self, row: Tensor) -> Tensor:
-        """[B, W·N·F] of rows[B]."""
-        return self._windows[row - (self._window - 1)]
-
-    def present(self, row: Tensor) -> Tensor:
-        """[B,N] of rows[B]: 1 where an asset has features, else 0."""
-        return self._present[row]
+    def look_up(self, row: Tensor) -> dict[str, Tensor]:
+        """Of rows[B]: x[B, W·N·F], and present[B,N], 1 where an asset has features, else 0."""
+        return {"present": self._present[row], "x": self._windows[row - (self._window - 1)]}
 
 
 class WindowExtractor(BaseFeaturesExtractor):
@@ -106,13 +101,9 @@ class WindowExtractor(BaseFeaturesExtractor):
 
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, features]."""
-        row = observations["row"][:, 0].long()
-        looked_up = {"present": self._sight.present, "x": self._sight.windows}
-        parts = [
-            looked_up[name](row) if name in looked_up else observations[name].flatten(1)
-            for name in self._order
-        ]
-        return torch.cat(parts, dim=1)
+        seen = self._sight.look_up(observations["row"][:, 0].long())
+        seen |= {name: part.flatten(1) for name, part in observations.items() if name != "row"}
+        return torch.cat([seen[name] for name in self._order], dim=1)
 
 
 class _GlobalRng:

@@ -53,8 +53,8 @@ class LearnedPolicy:
 
     def __init__(self, net: ExecutionNet, public: PublicArrays, name: str = "learned") -> None:
         self.net, self.public, self.name = net, public, name
-        self._known: Tensor | None = None
-        self._side: Tensor | None = None
+        self._orders: tuple[Tensor, Tensor] | None = None
+        """What is known of the market [E,S,H], and the orders' sides [E]."""
         self._state: HiddenState = None
         features = int(public.today.shape[2])
         if features != net.n_features:
@@ -67,22 +67,20 @@ class LearnedPolicy:
         """Encode the days."""
         check_public(self.public, simulator.days)
         self.net.eval()
+        orders, per_step = simulator.orders, simulator.rules.ticks_per_step
         with torch.no_grad():
-            self._known = look_up(
-                self.net, self.public, simulator.orders, simulator.rules.ticks_per_step
-            )
-        self._side = side_of(simulator.orders)
-        self._state = None
+            known = look_up(self.net, self.public, orders, per_step)
+        self._orders, self._state = (known, side_of(orders)), None
 
     @torch.no_grad()
     def request(self, simulator: Simulator) -> Floats:
         """[E] shares."""
-        assert self._known is not None, "the policy was asked before it got the orders"
-        assert self._side is not None, "the policy was asked before it got the orders"
+        assert self._orders is not None, "the policy was asked before it got the orders"
+        known, side = self._orders
         # Orders step side by side, so that those not done are all at the same step.
         k = int(simulator.progress.step.max())
         private = torch.from_numpy(private_inputs(simulator))
-        output, self._state = self.net.step(self._known[:, k], private, self._side, self._state)
+        output, self._state = self.net.step(known[:, k], private, side, self._state)
         return self.net.head.shares(self.net.head.greedy(output.params), simulator)
 
 
