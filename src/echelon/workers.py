@@ -111,10 +111,8 @@ class Pool(Closing, Generic[_T_co]):
     Results and Failures are by number, in the order in which members were named.
     """
 
-    @property
-    @abstractmethod
-    def remote(self) -> bool:
-        """Whether members live in other processes, with which they can be lost."""
+    remote: bool
+    """Whether members live in other processes, with which they can be lost."""
 
     def call(
         self,
@@ -158,8 +156,9 @@ class LocalPool(Pool[_T_co]):
         self._make_member, self._threads, self._closed = make, threads, False
         self._busy: dict[Worker, list[int]] = {}
         """Members whose answers are still to come."""
+        self.remote = min(workers, size) > 1
         try:
-            if min(workers, size) > 1:
+            if self.remote:
                 self.workers.extend(self._start() for _ in range(min(workers, size)))
             for failure in self._make(range(size)):
                 raise failure.error
@@ -167,16 +166,10 @@ class LocalPool(Pool[_T_co]):
             self.close()
             raise
 
-    @property
-    def remote(self) -> bool:
-        """Whether there are other processes; without them no member can be lost."""
-        return bool(self.workers)
-
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
 
-        Their numbers, rising: what state they are to have is the caller's to say. Raises what
-        `make` raises; where the new process dies too, they are lost still, as the next call says.
+        Raises what `make` raises; where the new process dies too, they are lost still.
         """
         numbers = [number]
         if self.workers and self.workers[number % len(self.workers)].ended is not None:
@@ -275,8 +268,7 @@ class LocalPool(Pool[_T_co]):
 class _Call(NamedTuple):
     """What a member is to do; method None: to be made.
 
-    arguments: packed by themselves, since what is packed together arrives as one object for all:
-    two members that are given the same array would change it for each other
+    arguments: packed by themselves: two members must not get the same array, and change it
     """
 
     number: int
@@ -367,9 +359,8 @@ def _run_in_workers(
 ) -> JobResults[_R]:
     """Do all jobs, or those that were begun before a stop, in processes.
 
-    One is given a job, and None where there are no more or where it is to stop; it gives reports
-    and an outcome. Each has a pipe of its own: what workers share (a queue, an event) has a
-    lock, and one that is killed while it holds the lock would halt the others.
+    A worker is given a job, or None to stop, and gives reports and an outcome, by a pipe of its
+    own: one killed while it holds the lock of a shared queue would halt the others.
     """
     results: list[_R | Failure | None] = [None] * len(jobs)
     waiting, asked = list(range(len(jobs))), False
@@ -617,10 +608,7 @@ def _temp_directory() -> Path | None:
 
 @contextmanager
 def _environment_of_helper(temporary: Path | None) -> Iterator[None]:
-    """Have the helper, started meanwhile, see other variables, and multiprocessing its directory.
-
-    One thread of OpenMP, OpenBLAS with as many as it would have.
-    """
+    """Have a helper started meanwhile see other variables, and multiprocessing its directory."""
     blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["OPENBLAS_NUM_THREADS"] = blas or str(len(os.sched_getaffinity(0)))
