@@ -72,8 +72,7 @@ class Worlds(NamedTuple):
     @staticmethod
     def from_prepared(prepared: Prepared, config: Config) -> Worlds:
         """Without the test window; only validation has the executor, learners fill at once."""
-        world = world_of(prepared, config)
-        costs = 1.0 if config.eval.use_fee else 0.0
+        world, costs = world_of(prepared, config), float(config.eval.use_fee)
         valid = world if costs else world_of(prepared, config, costs=costs)
         if config.market.executor != "immediate":  # which would only tell more of the same fills
             valid = with_executor(valid, config, costs=costs)
@@ -81,10 +80,10 @@ class Worlds(NamedTuple):
 
 
 def make_learner(config: Config, worlds: Worlds, directory: Path, seed: int) -> Learner:
-    """The learner that `train.algo` names; directory: the seed's own.
+    """The learner that `train.algo` names, in the seed's directory.
 
-    The encoder of experts is the run's, two directories up; `ready` has it pre-trained beforehand,
-    otherwise that is done here.
+    The encoder of experts is the run's, two directories up, pre-trained here if it was not by
+    `ready`.
     """
     pretrained = ALGORITHMS[config.train.algo].pretrained
     base = _encoder(config, worlds, directory) if pretrained else None
@@ -116,9 +115,8 @@ def ready(config: Config, worlds: Worlds, directory: Path, should_stop: Callable
     # Before the encoder is pre-trained, which takes minutes.
     refuse_settings(config)
     learner_class(config).refuse_world(config, worlds.train)
-    if not ALGORITHMS[config.train.algo].pretrained:
-        return True
-    return _encoder(config, worlds, directory, should_stop) is not None
+    pretrained = ALGORITHMS[config.train.algo].pretrained
+    return not pretrained or _encoder(config, worlds, directory, should_stop) is not None
 
 
 def _encoder(
@@ -210,10 +208,10 @@ def training_hash(config: Config) -> str:
     # Over how many processes experts are spread changes nothing.
     tree.get("trainer", {}).pop("workers", None)
     # `paper` was the default once: it is what older runs mean by a hash without a preset.
-    market = {k: v for k, v in tree.pop("market", {}).items() if k != "preset_confirmed"}
-    market["preset"] = config.market.preset
-    if market["preset"] == "paper":
-        del market["preset"]
+    hidden = ("preset_confirmed", "preset")
+    market = {k: v for k, v in tree.pop("market", {}).items() if k not in hidden}
+    if config.market.preset != "paper":
+        market["preset"] = config.market.preset
     if market:
         tree["market"] = market
     text = json_line(tree, sort_keys=True, ensure_ascii=False)
@@ -255,13 +253,12 @@ class TrainedRun:
         checkpoints was made with the one of the training, and stays as it is.
         name: of the directory of its evaluations; None: the executor's
         """
-        keys = [item.partition("=")[0].strip() for item in overrides]
-        wrong = [key for key in keys if key not in EXECUTOR_KEYS]
-        if wrong:
-            raise UsageError(
-                f"{wrong[0]!r} cannot change between training and evaluation, expected one of "
-                f"{', '.join(EXECUTOR_KEYS)}. Train another run with it."
-            )
+        for key in (item.partition("=")[0].strip() for item in overrides):
+            if key not in EXECUTOR_KEYS:
+                raise UsageError(
+                    f"{key!r} cannot change between training and evaluation, expected one of "
+                    f"{', '.join(EXECUTOR_KEYS)}. Train another run with it."
+                )
         config = override_config(self.config, list(overrides))
         name = config.market.executor if name is None else name
         if not re.fullmatch(r"\w[\w.-]*", name):
@@ -356,9 +353,8 @@ def finished_outcome(config: Config, directory: Path) -> Outcome | None:
         return None  # never ended, or the note of it is gone: going on finds the same end
     patience = config.train.patience  # perhaps more of it than when the training ended
     impatient = patience is not None and outcome.since_best >= patience
-    if outcome.step >= config.train.total_env_steps or (outcome.ending == "patience" and impatient):
-        return outcome
-    return None
+    done = outcome.step >= config.train.total_env_steps
+    return outcome if done or (outcome.ending == "patience" and impatient) else None
 
 
 def resume_point(directory: Path) -> Path | None:
@@ -391,8 +387,7 @@ def train_seed(job: SeedJob, report: Report, should_stop: ShouldStop) -> Outcome
     with exclusive_lock(directory / ".train.lock", f"the training in {directory}"):
         point = job.checkpoint
         if point is None and job.resume:
-            done = finished_outcome(job.config, directory)
-            if done is not None:
+            if (done := finished_outcome(job.config, directory)) is not None:
                 return done
             point = resume_point(directory)
         worlds = Worlds.from_prepared(Prepared.open(job.run), job.config)
