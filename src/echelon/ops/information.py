@@ -11,13 +11,10 @@ the candidates are all the skills there are (8 drawn from a Gaussian leave 0.43 
   population at one state and action, the other experts' skills being the contrast;
 - `SkillDiscriminator`, DIAYN (Eysenbach et al., 2019): log q(z|s) − log p(z), scores from a book.
 
-The state of both is the *book* (holdings, and for DIAYN target weights): every expert visits the
-same market and time, which would only add noise. No estimate exceeds log K for an even prior.
-
-A bonus is divided by log K and lies in [−1, 1] (`normalise_information`); it is paid to experts
-whose return is near the best only (`quality_gate`; SMERL, Kumar et al., 2020), and next to an
-extrinsic reward that has been divided by its own standard deviation (`RunningStd`), or it would
-drown it.
+The state of both is the *book*: every expert visits the same market and time, which would only add
+noise. A bonus is divided by log K and lies in [−1, 1]; it is paid to experts whose return is near
+the best only (`quality_gate`; SMERL, Kumar et al., 2020), and next to an extrinsic reward divided
+by its own standard deviation (`RunningStd`), or it would drown it.
 
 Axes: `B` samples, `K` skills, `S` size of a state, `A` of an action, `Z` of a skill.
 """
@@ -46,12 +43,10 @@ def pointwise_information(scores: Tensor, own: Tensor, log_prior: Tensor | None 
     """
     assert scores.dim() == 2, f"scores should be [B,K], are {tuple(scores.shape)}"
     assert own.shape == scores.shape[:1], "own is not [B]"
-    prior = (
-        scores.new_full((scores.shape[1],), -math.log(scores.shape[1]))
-        if log_prior is None
-        else log_prior
-    )
-    return scores.gather(1, own[:, None])[:, 0] - torch.logsumexp(scores + prior, dim=1)
+    n_skills = scores.shape[1]
+    if log_prior is None:
+        log_prior = scores.new_full((n_skills,), -math.log(n_skills))
+    return scores.gather(1, own[:, None])[:, 0] - torch.logsumexp(scores + log_prior, dim=1)
 
 
 def normalise_information(information: Tensor, n_skills: int) -> Tensor:
@@ -111,11 +106,9 @@ def quality_gate(returns: NDArray[np.floating[Any]], margin: float) -> Bools:
     """
     r = np.asarray(returns, dtype=np.float64)
     assert r.ndim == 1, f"returns should be [K], are {r.shape}"
-    assert margin >= 0.0, f"margin should be ≥ 0, is {margin}"
     # Of what is not finite nothing is near anything, and of none at all there is no best.
     quality = np.where(np.isfinite(r), r, -np.inf)
-    best = quality.max(initial=-np.inf)
-    near: Bools = np.isfinite(quality) & (quality >= best - margin)
+    near: Bools = np.isfinite(r) & (quality >= quality.max(initial=-np.inf) - margin)
     return near
 
 
@@ -166,8 +159,7 @@ class RunningStd:
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from `state`, bit by bit."""
-        self.count = int(state["count"])
-        self.mean = float(state["mean"])
+        self.count, self.mean = int(state["count"]), float(state["mean"])
         self._squares = float(state["squares"])
 
 

@@ -10,8 +10,8 @@ Conventions, the same for every measure:
 - Drawdown, CVaR and costs are positive when they hurt.
 - A series must hold at least one return, all of them finite, and none below -1 where they are
   compounded; anything else is a ValueError.
-- A ratio with nothing below the line is its limit: 0 for 0/0 (cash has Sharpe 0), else ±inf (no
-  losing period: Sortino inf; no drawdown: Calmar inf). So the order of two results stays right.
+- A ratio with nothing below the line is its limit, 0 for 0/0 (cash has Sharpe 0), else ±inf: the
+  order of two results stays right.
 - NaN in a result means "undefined": volatility and Sharpe of a single return, the hit rate
   of a series of zeros, turnover, exposure and costs that were not handed in.
 """
@@ -29,8 +29,6 @@ import numpy as np
 
 from echelon.types import Floats
 
-EPS = 1e-8
-"""Seed 003's ε in mean / (std + ε): ends a division by zero, and is lost in rounding otherwise."""
 CVAR_LEVEL = 0.95
 
 
@@ -47,8 +45,7 @@ def total_return(returns: Floats) -> float:
 def annual_return(returns: Floats, periods_per_year: float) -> float:
     """Compound annual growth rate: (1 + total)^(periods_per_year / T) - 1.
 
-    A year is counted in periods, not in calendar days. -1 after ruin; inf where a very short
-    series, taken to a year, exceeds what a float holds.
+    -1 after ruin; inf where a very short series, taken to a year, exceeds what a float holds.
     """
     years = len(returns) / _rate(periods_per_year)
     with np.errstate(over="ignore"):
@@ -70,11 +67,8 @@ def volatility_annual(returns: Floats, periods_per_year: float) -> float:
 
 
 def sharpe_period(returns: Floats) -> float:
-    """Seed 003's Sharpe ratio: mean / (std + ε) per period, not annualised.
-
-    A constant series gives mean / ε: 0 for cash, absurdly large otherwise. NaN for one return.
-    """
-    return float(_series(returns).mean() / (volatility_period(returns) + EPS))
+    """Seed 003's Sharpe ratio, mean / (std + ε) per period, not annualised; NaN for one return."""
+    return float(_series(returns).mean() / (volatility_period(returns) + 1e-8))
 
 
 def sharpe_annual(returns: Floats, periods_per_year: float) -> float:
