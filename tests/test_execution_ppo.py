@@ -371,7 +371,7 @@ def test_a_loss_that_is_no_number_stops_and_leaves_the_weights() -> None:
     rollout = one.collect()
     before = weights(one)
     broken = rollout._replace(reward=torch.full_like(rollout.reward, math.inf))
-    with pytest.raises(TrainingError, match="ppo diverged"):
+    with pytest.raises(TrainingError, match=r"diverged at step .* of ppo"):
         one.update(broken)
     assert torch.equal(before, weights(one))
 

@@ -12,7 +12,6 @@ Axes: `E` books, `B` rows of a batch, `T` rows of a span, `N` assets, `D` embedd
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from echelon.agents.learner import refuse_divergence
 from echelon.agents.offpolicy import OffPolicy
 from echelon.agents.replay import Transitions
 from echelon.agents.tables import EmbeddingTable, encode_rows, encode_span
 from echelon.config import Config
 from echelon.envs.act import ActionKind, Holdings, free, weights_of_actions
 from echelon.envs.world import World
-from echelon.errors import TrainingError
 from echelon.market import Rows
 from echelon.models import Encoder, ExpertActor, ExpertCritic, ExpertObs
 from echelon.models.lora import (
@@ -196,11 +195,8 @@ class AdapterTraining:
     def step(self) -> None:
         """Move the adapter along the gradient that the critics left in it; the copy follows."""
         self.norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.clip))
-        if not math.isfinite(self.norm):
-            raise TrainingError(
-                f"training diverged: the gradient of the adapter is {self.norm}. The adapter was "
-                "not changed; the last checkpoint is good. Lower lora.lr or train.lr_critic."
-            )
+        metrics, advice = {"losses/adapter_gradient_norm": self.norm}, "lora.lr or train.lr_critic"
+        refuse_divergence(metrics, "update of the adapter", advice, " of the adapter")
         self.optimizer.step()
         with torch.no_grad():
             for slow, fast in zip(self.slow, self.parameters, strict=True):

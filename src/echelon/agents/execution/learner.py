@@ -16,9 +16,9 @@ from torch import Tensor
 from echelon.agents.execution.network import ExecutionNet, NetworkSettings, build_net
 from echelon.agents.execution.policy import LearnedPolicy, load_weights
 from echelon.agents.execution.rollout import ExecutionTask
-from echelon.agents.learner import RoundLearner
+from echelon.agents.learner import RoundLearner, refuse_divergence
 from echelon.config.execution import ExecutionLearnerConfig
-from echelon.errors import StoreError, TrainingError
+from echelon.errors import StoreError
 from echelon.execution.features import PublicArrays
 from echelon.execution.orders import ParentOrders
 from echelon.rng import stream
@@ -136,13 +136,9 @@ class ExecutionLearner(RoundLearner):
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(self.net.parameters(), grad_clip))
-        if not (math.isfinite(norm) and math.isfinite(loss.item())):
-            raise TrainingError(
-                f"{self.algo} diverged at step {self.steps:,}: loss = {loss.item()}, norm of the "
-                f"gradient = {norm}. The weights were not changed by this step; the last "
-                "checkpoint is good. Lower the learning rate, normalise rewards, and check the "
-                "public features for outliers."
-            )
+        metrics = {"losses/total": loss.item(), "losses/gradient_norm": norm}
+        advice = "execution.learner.lr, set execution.learner.normalize_rewards"
+        refuse_divergence(metrics, f"step {self.steps:,}", advice, f" of {self.algo}")
         self.optimizer.step()
         return norm
 
