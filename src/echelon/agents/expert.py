@@ -4,8 +4,8 @@ One round, `train.rollout_steps` bars long:
 
 1. Every book stands at a row of its own. Embeddings of the rows are looked up; the actor says one
    action per asset, `envs.act` makes target weights of them, the books go one bar on, and what
-   happened goes into the replay buffer: row, weights, action, reward, never a window. A book whose
-   episode is over begins another somewhere in the train window.
+   happened goes into the replay buffer. A book whose episode is over begins another somewhere in
+   the train window.
 2. `expert.updates_per_step` updates are due for each of these steps. An update draws transitions
    and looks their embeddings up again, in the learner's present table.
 3. With adapters (`lora.enabled`), some updates move the encoder too (`agents.expert_core`).
@@ -113,11 +113,10 @@ class Collector:
         """One bar of every book; lot: actions are drawn evenly, there being no policy yet."""
         row, held, before = self.books.row, self.books.holdings(), self.books.value
         obs = expert_obs(table.look(row), self.present[torch.from_numpy(row)], held)
-        chosen = (
-            draw_evenly(obs.free, self._generator)
-            if lot
-            else core.act(obs, self._generator, explore=True)
-        )
+        if lot:
+            chosen = draw_evenly(obs.free, self._generator)
+        else:
+            chosen = core.act(obs, self._generator, explore=True)
         result = self.books.step(weights_of_actions(chosen.action.numpy(), held))
         after = self.books.holdings()
         truncated = (self.books.row >= self.ends) & ~result.terminated

@@ -44,8 +44,6 @@ from echelon.types import Floats, Floats32
 
 _CHUNK = 512
 """Rows that a policy acts on at once, where it does not see its book."""
-_SCALE_ROWS = 4_096
-"""Rows of the train window that the scale of embeddings is taken from."""
 _LEARNING, _TARGET = "expert", "target"
 """Names of the adapter that learns and of the one that follows it."""
 
@@ -64,7 +62,7 @@ def draw_networks(
         actor = ExpertActor(table.d_model, hidden, state, skill_dim)
         critic = ExpertCritic(table.d_model, hidden, state)
     rows = np.concatenate([np.arange(s.start, s.stop) for s in world.spans("train")])
-    some = rows[:: max(1, len(rows) // _SCALE_ROWS)]
+    some = rows[:: max(1, len(rows) // 4_096)]
     z, present = table.look(some), torch.from_numpy(world.present[some])
     actor.scale.fit(z, present)
     critic.scale.fit(z, present)
@@ -249,10 +247,9 @@ class WeightPolicy:
         keep: bool = False,
         tables: Sequence[EmbeddingTable] = (),
     ) -> None:
-        """seed: of the draws, where `eval.deterministic` is off.
+        """seed: of the draws, where `eval.deterministic` is off
 
-        keep: embeddings of a span are kept for the next start on it, until `forget`; the actor may
-        change meanwhile
+        keep: embeddings of a span for the next start on it, until `forget`
         tables: of worlds in which nothing needs to be encoded
         """
         self.name, self._encoder, self._actor = name, encoder, actor

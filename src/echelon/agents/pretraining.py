@@ -13,8 +13,7 @@
    returns are nearly all noise, and so is the last step of any optimizer.
 5. After each pass the loss on the first half of the validation window; the best weights so far are
    kept, and `pretrain.patience` passes without better ones end it.
-6. On the other half, which has chosen nothing, the encoder is compared with its rivals: a ridge
-   regression on the same windows, the last value, the mean.
+6. On the other half, which has chosen nothing, the encoder is compared with its rivals.
 
 Targets, for each horizon h, at the close of row t:
 
@@ -32,8 +31,6 @@ The encoder of a run is made once and kept on disk (`ensure_encoder`), for whoev
 
     RUN/encoder/weights.safetensors    the encoder's tensors
     RUN/encoder/encoder.json           what it was made of, hashes, how pre-training went
-
-Both files are whole or an error, and nothing is unpickled: see `runs.tensor_files`.
 
 Axes: `T` rows of the world, `R` rows of some stretches, `N` assets, `F` features, `W` window, `K`
 targets, `P` = W·F + 1; `G` runs, `S` rows of a run and of the window before it.
@@ -93,9 +90,6 @@ _CHUNK_BARS = 256
 
 _FILES = TensorFiles("weights.safetensors", "encoder.json", "encoder", 1, "another directory")
 _NAME = "encoder"
-_SECTIONS = ("window", "features", "normalization", "split", "pretrain")
-_MODEL_KEYS = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
-"""Parts of the configuration, and of its `model`, that an encoder depends on."""
 
 
 class Origin(NamedTuple):
@@ -110,8 +104,10 @@ class Origin(NamedTuple):
     def from_config(config: Config, n_features: int, data: str, seed: int) -> Origin:
         """config: its hash is of the parts that pre-training depends on"""
         tree = config.model_dump(mode="json")
-        parts = {name: tree[name] for name in _SECTIONS}
-        parts["model"] = {name: tree["model"][name] for name in _MODEL_KEYS}
+        sections = ("window", "features", "normalization", "split", "pretrain")
+        of_model = ("encoder", "d_model", "n_layers", "dropout", "periods", "n_periods")
+        parts = {name: tree[name] for name in sections}
+        parts["model"] = {name: tree["model"][name] for name in of_model}
         text = json_line(parts, sort_keys=True, allow_nan=True)
         return Origin(hashlib.sha256(text.encode()).hexdigest(), n_features, data, seed)
 
@@ -228,9 +224,7 @@ def ensure_encoder(
     """The encoder of `directory`, pre-trained now if it has none; None: stopped before the end.
 
     Processes that ask for the same one wait for whoever is at it. Made of another configuration,
-    data or seed, it is refused.
-
-    data: hash of what the worlds were made from
+    data (by its hash) or seed, it is refused.
     """
     n_features = world.x.shape[2]
     origin = Origin.from_config(config, n_features, data, seed)
@@ -601,10 +595,8 @@ def fit_linear(world: World, pieces: Pieces, y: Floats32, reach: int) -> Floats:
     """Weights[P,K] of a ridge regression of y[T,N,K] on the flattened windows; the last: bias.
 
     Each target's strength is the best one on the last fifth of every stretch, for weights of the
-    rows before it (so far before that their targets do not reach into it); then all rows are used.
+    rows before it, without the `reach` bars whose targets reach into it; then all rows are used.
     Only cells with every target take part.
-
-    reach: bars of the longest horizon
     """
     n_weights = world.window * world.x.shape[2] + 1
     early, between, late = (_Moments(n_weights, y.shape[2]) for _ in range(3))
@@ -750,10 +742,7 @@ def _score(forecasts: Forecasts, horizon: int, rng: np.random.Generator) -> dict
 
 
 def summary(facts: Mapping[str, Any]) -> list[str]:
-    """Lines for a display: did the encoder foresee more than its rivals, out of sample?
-
-    Out of sample: on the second half of the validation window, the first having chosen the pass.
-    """
+    """Lines for a display: did the encoder foresee more than its rivals, out of sample?"""
     if not facts["enabled"]:
         return ["encoder: as drawn, not pre-trained (pretrain.enabled=false)"]
     lines = [
