@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slow_returns import discounted_returns
 from torch import Tensor
 
-from echelon.ops.offpolicy_returns import retrace, vtrace
+from echelon.ops.returns import retrace, vtrace
 from echelon.ops.traces import trace_coefficients
 
 FIXTURE = Path(__file__).parent / "fixtures" / "rlax" / "reference.json"

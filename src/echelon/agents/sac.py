@@ -12,7 +12,7 @@ One update, in this order:
 What is not a number is refused before the critics move, and again before the actor does.
 
 `update_sequences` does the same on stretches of several steps, which may be other policies': then y
-is Retrace's target with soft values (`ops.offpolicy_returns`), traces are cut where π would not
+is Retrace's target with soft values (`ops.returns`), traces are cut where π would not
 have acted so, and shared steps of a policy too far from π are left out of the critics' loss.
 
 No noise is added to actions: the policy's own is what explores, and its density is what is stored.
@@ -38,7 +38,7 @@ from echelon.agents.offpolicy import (
 )
 from echelon.config.agents import TrainConfig
 from echelon.config.hierarchy import SharingConfig
-from echelon.ops.offpolicy_returns import retrace
+from echelon.ops.returns import retrace
 from echelon.ops.squashed import clip_log_std, gaussian_log_prob, squash_log_det
 from echelon.ops.traces import kl_per_dimension, log_ratio, too_far, trace_coefficients
 from echelon.types import Metrics
