@@ -330,11 +330,7 @@ class LimitAtTouch:
 
 
 def run_book_orders(
-    policy: BookPolicy,
-    book: BookDays,
-    orders: ParentOrders,
-    rules: BookRules,
-    record: bool = True,
+    policy: BookPolicy, book: BookDays, orders: ParentOrders, rules: BookRules, record: bool = True
 ) -> History:
     """Work all orders to their end; record: keep what every tick did, too."""
     simulator = BookSimulator(book, orders, rules, record=record)

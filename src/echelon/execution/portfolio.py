@@ -37,12 +37,7 @@ from echelon.execution.orders import ParentOrders, parent_orders
 from echelon.execution.policies import ExecutionPolicy, run_orders
 from echelon.execution.simulator import ExecutionRules, Simulator
 from echelon.market.executor import ImmediateExecutor, Worked, nothing_worked
-from echelon.market.rules import (
-    SLIPPAGE_FIXED,
-    SLIPPAGE_LINEAR,
-    SLIPPAGE_SQRT,
-    Rules,
-)
+from echelon.market.rules import SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT, Rules
 from echelon.market.types import Codes, MarketRows, Reason, Rows
 from echelon.types import Floats, Ints, Times
 

@@ -266,11 +266,7 @@ class ExpertStanding:
         relative, level = self._trail.returns()
         lost = np.nan_to_num(self._lost, nan=1.0) / self._limit
         return ExpertView(
-            relative,
-            level,
-            lost.astype(np.float32),
-            self.allowed,
-            self.scale.astype(np.float32),
+            relative, level, lost.astype(np.float32), self.allowed, self.scale.astype(np.float32)
         )
 
 

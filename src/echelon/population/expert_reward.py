@@ -56,12 +56,7 @@ from echelon.population.shared_replay import SharedBatch
 from echelon.risk.cvar import TailQuantile, cvar_cost
 from echelon.risk.lagrange import PidLagrangian, PidSettings, combine_advantages
 from echelon.rng import stream
-from echelon.runs.checkpoint import (
-    below_prefix,
-    flatten_optimizer,
-    restore_optimizer,
-    with_prefix,
-)
+from echelon.runs.checkpoint import below_prefix, flatten_optimizer, restore_optimizer, with_prefix
 from echelon.types import Floats, Floats32
 
 Estimator = Literal["infonce", "diayn"]

@@ -42,11 +42,7 @@ from echelon.errors import StoreError
 from echelon.models import Encoder, build_encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
-from echelon.population.evolution import (
-    Evolution,
-    RouterEvolution,
-    fitness,
-)
+from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.expert_books import survey
 from echelon.population.expert_reward import ActionSamples, SkillBonus, target_portfolios
 from echelon.population.measurement import (
@@ -134,11 +130,7 @@ class HierarchyLearner(Learner):
         """Something happened that population.json does not say yet."""
         self.members = Members(pool, self.evolution, self.replay, self._event)
         self.bonus = SkillBonus(
-            n_experts,
-            train.n_assets,
-            config.experts.skill_dim,
-            config.experts.mi_estimator,
-            seed,
+            n_experts, train.n_assets, config.experts.skill_dim, config.experts.mi_estimator, seed
         )
         self.router = Router(config, n_experts, seed)
         self._best = list(range(0, n_members, self.evolution.plan.per_niche))

@@ -165,9 +165,7 @@ class MetaEnv(PlacesVecEnv):
             if (scale != 1.0).any():
                 flat = (-1, targets.shape[-1])
                 limited = within_limits(
-                    targets.reshape(flat),
-                    current.reshape(flat),
-                    scale.T.astype(np.float64).ravel(),
+                    targets.reshape(flat), current.reshape(flat), scale.T.astype(np.float64).ravel()
                 )
                 targets = limited.reshape(targets.shape)
             books.step(np.concatenate([targets, cash]))

@@ -56,12 +56,7 @@ from echelon.population.expert_books import (
 )
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
-from echelon.population.router_task import (
-    even_usage,
-    make_observation,
-    market_view,
-    update_usage,
-)
+from echelon.population.router_task import even_usage, make_observation, market_view, update_usage
 from echelon.risk.events import Alert, RiskEvent, RiskLog
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.runs.checkpoint import below_prefix

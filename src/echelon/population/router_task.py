@@ -293,11 +293,7 @@ class RouterReward:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs; fit for JSON."""
-        return {
-            "weight": self.weight,
-            "scale": self.scale.state(),
-            "usage": self.usage.state(),
-        }
+        return {"weight": self.weight, "scale": self.scale.state(), "usage": self.usage.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, bit by bit."""

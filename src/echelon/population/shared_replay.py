@@ -72,11 +72,7 @@ class SharedReplay:
     """K rings in the same columns."""
 
     def __init__(
-        self,
-        capacity: int,
-        n_experts: int,
-        n_assets: int,
-        directory: Path | None = None,
+        self, capacity: int, n_experts: int, n_assets: int, directory: Path | None = None
     ) -> None:
         """capacity: transitions in all (`experts.sharing.buffer_size`), an equal part for each.
 
