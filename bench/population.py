@@ -50,6 +50,7 @@ import torch
 from bench._sac_peer import See, Setting, make_learner, see_embeddings, see_windows
 from bench.a2c import ASSETS, SEED, make_world
 from bench.sac import Products, make_encoder, said, updates_of
+from echelon.agents.learner import TrainingSetup
 from echelon.agents.tables import EmbeddingTable
 from echelon.config import Config, load_config
 from echelon.envs.world import World
@@ -158,7 +159,9 @@ def spend(learner: HierarchyLearner, rounds: int) -> Spent:
 
 def begun(config: Config, world: World, directory: Path) -> HierarchyLearner:
     """Our learner after its first phase of learning, whose steps were by lot."""
-    learner = HierarchyLearner(config, world, world, directory, SEED, make_encoder(config, world))
+    encoder = make_encoder(config, world)
+    setup = TrainingSetup(config, world, world, directory, SEED, encoder)
+    learner = HierarchyLearner(setup)
     for _ in range(Work.of(config).rounds):
         learner.train_once()
     return learner

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from worlds import make_config
 
+from echelon.agents.learner import TrainingSetup
 from echelon.envs import World
 from echelon.models import build_encoder
 from echelon.population.learner import HierarchyLearner
@@ -36,7 +37,7 @@ def make_learner(world: World, directory: Path, *more: str, seed: int = 7) -> Hi
     config = make_config(*SMALL, *more)
     torch.manual_seed(3)
     encoder = build_encoder(config, world.x.shape[2])
-    return HierarchyLearner(config, world, world, directory, seed, encoder)
+    return HierarchyLearner(TrainingSetup(config, world, world, directory, seed, encoder))
 
 
 def trained(learner: HierarchyLearner, rounds: int) -> HierarchyLearner:

@@ -22,6 +22,7 @@ from worlds import make_config, make_world
 from echelon.agents.pretraining import Origin, read_encoder, write_encoder
 from echelon.backtest.run import run_backtest
 from echelon.config import load_config, override_config
+from echelon.config.hierarchy import ExpertsConfig
 from echelon.envs import World
 from echelon.errors import ConfigError, DataError, StoreError, TrainingError
 from echelon.ops.diversity import KlWeightRule
@@ -414,7 +415,7 @@ def test_own_returns_in_pieces_are_those_of_one_long_run(world: World, tmp_path:
     policy, config = learner._experts()[0], learner.config
     part = learner.parts.experts
     span = part.span("train")
-    found = own_returns(policy, part, config, warm=5)
+    found = own_returns(policy, part, config)
     assert np.isfinite(found[span.start : span.stop - 1]).all()
     assert np.isnan(found[: span.start]).all()
     long = run_backtest(policy, part, span, config).returns
@@ -425,7 +426,10 @@ def test_own_returns_in_pieces_are_those_of_one_long_run(world: World, tmp_path:
 def test_row_weights_have_a_mean_of_one_over_the_experts(world: World) -> None:
     rng = np.random.default_rng(0)
     returns = rng.normal(size=(3, len(world.times)))
-    weights = row_weights(returns, world, window=5, temperature=0.5, floor=0.05)
+    experts = ExpertsConfig(
+        responsibility_bars=5, responsibility_temperature=0.5, responsibility_floor=0.05
+    )
+    weights = row_weights(returns, world, experts)
     np.testing.assert_allclose(weights.mean(axis=0), 1.0, rtol=1e-5)
     span = world.span("train")
     assert weights[:, span.start + 5 : span.stop - 1].std() > 0.1
@@ -435,14 +439,15 @@ def test_row_weights_have_a_mean_of_one_over_the_experts(world: World) -> None:
 def test_fitness_windows_are_equal_pieces_each_from_cash(world: World, tmp_path: Path) -> None:
     learner = make_learner(world, tmp_path)
     policy = learner._experts()[0]
-    sharpes = window_sharpes(policy, world, learner.config, 2)
+    sharpes = window_sharpes(policy, world, learner.config)
     assert sharpes.shape == (2,)
     span = world.span("valid")
     steps = (len(span) - 1) // 2
     first = run_backtest(policy, world, range(span.start, span.start + steps + 1), learner.config)
     assert sharpes[0] == pytest.approx(first.measures.sharpe_annual)
+    many = override_config(learner.config, ["trainer.evolution.windows=1000"])
     with pytest.raises(DataError, match=r"trainer\.evolution\.windows"):
-        window_sharpes(policy, world, learner.config, 1000)
+        window_sharpes(policy, world, many)
     learner.close()
 
 

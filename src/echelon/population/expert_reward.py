@@ -22,9 +22,7 @@ Actions enter as the portfolios they ask for, target weights, and the models lea
 noise of `NOISE` on them and on the books: scores of assets that nobody holds, or weights that
 differ in the third digit, would tell experts apart as surely as other portfolios do.
 
-Both rewards are at most log K nats; they are paid in units of it, within [−1, 1]. The sharpest
-contrast for `infonce` are actions of all K experts at the same books (as on probe states): where a
-book is only ever one expert's, nothing is known of what the others would do there.
+Both rewards are at most log K nats; they are paid in units of it, within [−1, 1].
 
 Axes: `B` samples or sequences, `L` steps of a sequence, `N` assets, `K` skills, `Z` of a skill.
 """
@@ -67,6 +65,7 @@ _LEAST_STD = 1e-5
 """Inputs that vary less are constant: they are centred, not scaled."""
 _FARTHEST = 10.0
 """Standard deviations from the mean beyond which inputs are cut."""
+_LR, _BATCH_SIZE = 1e-3, 256
 _AHEAD = 3.0
 """Times the learning rate: what is not yet known of the visitors of books, the critic takes for
 its own (of 0.33 nats that only books tell, 0.21 after 200 updates at the same rate, 0.01 so)."""
@@ -115,25 +114,18 @@ class SkillBonus:
         seed: int,
         *,
         hidden: int = 64,
-        lr: float = 1e-3,
-        batch_size: int = 256,
         noise: float = NOISE,
     ) -> None:
-        """batch_size: samples of an update, drawn from those that `learn` is given
-
-        noise: on the portfolios learned from
-        """
-        assert n_skills >= 2, "one skill has no information to give"
+        """noise: on the portfolios learned from"""
         self.n_skills = n_skills
         self.estimator: Estimator = estimator
-        self.batch_size = batch_size
         self._noise = noise
         rng = stream(seed, "bonus")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(rng.integers(2**62)))
             make = _InfoNce if estimator == "infonce" else _Diayn
             self._net: _InfoNce | _Diayn = make(n_skills, n_assets, skill_dim, hidden)
-        self._optimizer = torch.optim.Adam(self._net.groups(lr))
+        self._optimizer = torch.optim.Adam(self._net.groups(_LR))
         self._draws = torch.Generator().manual_seed(int(rng.integers(2**62)))
 
     def learn(self, samples: ActionSamples, skills: Tensor, updates: int) -> BonusMetrics:
@@ -141,15 +133,17 @@ class SkillBonus:
 
         The information is that of the model before each update: at first too little.
         """
-        assert updates >= 1, f"updates should be ≥ 1, are {updates}"
         self._require(samples, skills)
         self._net.scale.count_in(self._net.inputs(self._add_noise(samples)))
         counts = torch.bincount(samples.source, minlength=self.n_skills)
         log_share = torch.log(counts / counts.sum())
         losses, informations = 0.0, 0.0
         for _ in range(updates):
-            part = self._add_noise(self._part(samples))
-            loss, information = self._net.losses(part, skills, log_share)
+            part = samples
+            if len(samples.source) > _BATCH_SIZE:
+                rows = torch.randint(len(samples.source), (_BATCH_SIZE,), generator=self._draws)
+                part = ActionSamples(*(column[rows] for column in samples))
+            loss, information = self._net.losses(self._add_noise(part), skills, log_share)
             self._step(loss)
             losses += float(loss.detach())
             informations += float(information.detach())
@@ -198,24 +192,13 @@ class SkillBonus:
         restore_optimizer(self._optimizer, optimizer, state["optimizer"])
         self._draws.set_state(tensors["chance"])
 
-    def _part(self, samples: ActionSamples) -> ActionSamples:
-        count = len(samples.source)
-        if count <= self.batch_size:
-            return samples
-        rows = torch.randint(count, (self.batch_size,), generator=self._draws)
-        return ActionSamples(*(part[rows] for part in samples))
-
     def _add_noise(self, samples: ActionSamples) -> ActionSamples:
-        """The deeds with noise on books and portfolios."""
+        """What was done, with noise on books and portfolios."""
         if not self._noise:
             return samples
-
-        def noisy(part: Tensor) -> Tensor:
-            return part + self._noise * torch.randn(part.shape, generator=self._draws)
-
-        return ActionSamples(
-            noisy(samples.holdings), noisy(samples.cash), noisy(samples.actions), samples.source
-        )
+        *parts, source = samples
+        noisy = (p + self._noise * torch.randn(p.shape, generator=self._draws) for p in parts)
+        return ActionSamples(*noisy, source)
 
     def _step(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -232,9 +215,7 @@ class SkillBonus:
     def _require(self, samples: ActionSamples, skills: Tensor) -> None:
         count, own = len(samples.source), samples.source
         assert count > 0, "nothing was done"
-        assert samples.holdings.shape == samples.actions.shape, (
-            "holdings and actions differ in shape"
-        )
+        assert samples.holdings.shape == samples.actions.shape, "holdings are not of the actions"
         assert samples.cash.shape == (count,), f"cash should be [{count}], is {samples.cash.shape}"
         assert skills.shape[0] == self.n_skills, f"skills should be [{self.n_skills},Z]"
         assert bool(((own >= 0) & (own < self.n_skills)).all()), "a source is no expert's number"
@@ -313,8 +294,7 @@ class _InfoNce(nn.Module):
         state, action = x[:, : self._state], x[:, self._state :]
         visitors = torch.log_softmax(self.visitor(state), dim=1)
         scores = self.critic(state, action, skills)
-        known = pointwise_information(scores, samples.source, visitors.detach())
-        information = known.mean()
+        information = pointwise_information(scores, samples.source, visitors.detach()).mean()
         return fn.nll_loss(visitors, samples.source) - information, information.detach()
 
 
@@ -352,10 +332,7 @@ class ExpertReward:
     """Scales, price of the tail and bonus of one member."""
 
     def __init__(self, config: Config, n_assets: int, niche: int, seed: int) -> None:
-        self.config = config
-        self.n_assets = n_assets
-        self.niche = niche
-        self.seed = seed
+        self.config, self.n_assets, self.niche, self.seed = config, n_assets, niche, seed
         self.scale = RunningStd()
         self.return_scale = RunningStd()
         self.tail = TailQuantile(1)
@@ -414,16 +391,16 @@ class ExpertReward:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit, between phases."""
-        tail, tail_facts = self.tail.state()
-        pid, pid_facts = self.pid.state()
-        arrays = {f"tail.{k}": v for k, v in tail.items()} | {f"pid.{k}": v for k, v in pid.items()}
-        return {name: torch.from_numpy(value) for name, value in arrays.items()}, {
+        facts: dict[str, Any] = {
             "scale": self.scale.state(),
             "return_scale": self.return_scale.state(),
             "costs": list(self._costs),
-            "tail": tail_facts,
-            "pid": pid_facts,
         }
+        tensors = {}
+        for name, memory in (("tail", self.tail), ("pid", self.pid)):
+            arrays, facts[name] = memory.state()
+            tensors |= {f"{name}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
+        return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""

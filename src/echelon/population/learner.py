@@ -23,9 +23,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -34,28 +33,17 @@ from torch import Tensor
 
 from echelon.agents.expert_core import WeightPolicy
 from echelon.agents.learner import Learner, TrainingSetup
-from echelon.agents.mfpbt import Hyperparameters
 from echelon.agents.replay import RingMark
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import StoreError
-from echelon.models import Encoder, build_encoder
+from echelon.models import build_encoder
 from echelon.ops.information import quality_gate
 from echelon.ops.measures import sharpe_annual
+from echelon.population import measurement
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.expert_books import survey
 from echelon.population.expert_reward import ActionSamples, SkillBonus, target_portfolios
-from echelon.population.measurement import (
-    Diversity,
-    fill_targets,
-    measure_diversity,
-    parts_of,
-    probe_books,
-    probe_states,
-    routed_weights,
-    row_weights,
-    window_sharpes,
-)
 from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory, new_tables
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy, expert_policy
@@ -73,33 +61,26 @@ from echelon.population.settings import refuse_hierarchy
 from echelon.population.shared_replay import SharedReplay
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
-from echelon.types import Bools, Floats, Floats32, Metrics
+from echelon.types import Bools, Floats32, Metrics
 from echelon.workers import LocalPool
 
 log = logging.getLogger(__name__)
 _FORMAT = 2
 """Of the state in checkpoints."""
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
-_MISHAPS = ("worker_lost", "quarantine")
-"""Events that are logged at once."""
 _PHASES = ("collect", "experts", "router", "population")
 
 
 class HierarchyLearner(Learner):
     """Population, router, and where they stand. `steps`: of all experts and of the router."""
 
-    def __init__(
-        self, config: Config, train: World, valid: World, directory: Path, seed: int, base: Encoder
-    ) -> None:
-        """base: the pre-trained encoder; directory: the seed's own"""
+    def __init__(self, setup: TrainingSetup) -> None:
+        config, train, valid, directory, seed, base = setup
+        assert base is not None, "experts stand on a pre-trained encoder"
         refuse_hierarchy(config)
-        self.config = config
-        self.seed = seed
-        self.directory = directory
-        self.steps = 0
-        self.round = 0
-        self.parts = parts_of(train, config.meta_router.window_share)
-        self.valid = valid
+        self.config, self.valid, self.directory, self.seed = config, valid, directory, seed
+        self.steps = self.round = 0
+        self.parts = measurement.parts_of(train, config.meta_router.window_share)
         self.evolution = Evolution.from_config(config, seed)
         self.router_evolution = RouterEvolution.from_config(config, seed)
         n_members, n_experts = self.evolution.plan.members, config.experts.n_experts
@@ -136,9 +117,10 @@ class HierarchyLearner(Learner):
         self._best = list(range(0, n_members, self.evolution.plan.per_niche))
         """Member that stands for each expert."""
         rng, world = stream(seed, "probes"), self.parts.experts
-        rows = probe_states(world, world.spans("train"), config.trainer.probe_states, rng)
-        self._probes = rows, probe_books(world, rows, rng)
-        self._diversity = Diversity(math.nan, math.nan)
+        n_probes = config.trainer.probe_states
+        rows = measurement.probe_states(world, world.spans("train"), n_probes, rng)
+        self._probes = rows, measurement.probe_books(world, rows, rng)
+        self._diversity = measurement.Diversity(math.nan, math.nan)
         self._fitness = np.full(n_members, math.nan)
         self._reseeded = 0
         """Round in which an expert was last re-seeded for being alike."""
@@ -155,10 +137,7 @@ class HierarchyLearner(Learner):
     @classmethod
     def from_setup(cls, setup: TrainingSetup) -> Self:
         """On the run's encoder."""
-        assert setup.encoder is not None, "experts stand on a pre-trained encoder"
-        return cls(
-            setup.config, setup.train, setup.valid, setup.directory, setup.seed, setup.encoder
-        )
+        return cls(setup)
 
     @classmethod
     def load_policy(
@@ -180,7 +159,7 @@ class HierarchyLearner(Learner):
     @classmethod
     def pretraining_world(cls, config: Config, train: World) -> World:
         """The experts' part: what the router learns on is unseen by everything below it."""
-        return parts_of(train, config.meta_router.window_share).experts
+        return measurement.parts_of(train, config.meta_router.window_share).experts
 
     # --- the loop
 
@@ -216,11 +195,11 @@ class HierarchyLearner(Learner):
         # Training ends after the first round that reaches the total.
         between = due - 1 - self.round
         routed = (due - 1) // schedule.router.freq - self.round // schedule.router.freq
-        rollout = max(config.meta_router.n_steps // config.meta_router.n_envs, 1)
-        rollout *= config.meta_router.n_envs
+        meta = config.meta_router
+        rollout = max(meta.n_steps // meta.n_envs, 1) * meta.n_envs
         decisions = -(-schedule.router.steps // rollout) * rollout
         ahead = between * self._round_bars * config.train.books * len(self.members)
-        ahead += routed * decisions * config.meta_router.every_bars
+        ahead += routed * decisions * meta.every_bars
         return self.steps + ahead < config.train.total_env_steps
 
     @property
@@ -230,26 +209,22 @@ class HierarchyLearner(Learner):
 
     def _collect(self) -> float:
         """A round of every member's books; the mean reward."""
-        books, bars = self.config.train.books, self._round_bars
+        bars = self._round_bars
         done = self.members.advance(Member.collect, dict.fromkeys(self.members.numbers, bars))
-        marks = tuple(RingMark(*done[m]["mark"]) for m in sorted(done))
-        self.replay.refresh(marks)
-        self.steps += bars * books * len(self.members)
+        self.replay.refresh(tuple(RingMark(*done[m]["mark"]) for m in sorted(done)))
+        self.steps += bars * self.config.train.books * len(self.members)
         return float(np.mean([collected["reward"] for collected in done.values()]))
 
     def _learn(self) -> Metrics:
         """The experts' phase."""
-        config = self.config
-        updates = int(
-            config.trainer.training_schedule.experts.steps * config.expert.updates_per_step
-        )
+        steps = self.config.trainer.training_schedule.experts.steps
+        updates = int(steps * self.config.expert.updates_per_step)
         weights, gate = self._whose_bars()
-        bonus = self._tell_skills_apart()
-        marks = self.replay.snapshot()
+        bonus, marks, skills = self._tell_skills_apart(), self.replay.snapshot(), self._skills()
         briefs = {}
         for m in self.members.numbers:
             k = self.evolution.plan.niche_of(m)
-            briefs[m] = Brief(updates, weights[k], marks, bonus, self._skills(), bool(gate[k]))
+            briefs[m] = Brief(updates, weights[k], marks, bonus, skills, bool(gate[k]))
         by_member = self.members.advance(Member.learn, briefs)
         self._policy = None
         learned = [own for own in by_member.values() if own]
@@ -261,9 +236,7 @@ class HierarchyLearner(Learner):
         for m, own in by_member.items():
             metrics |= {f"expert_{m}/{k}": v for k, v in own.items() if k.startswith("sharing/")}
         metrics |= self._watch()
-        self._readings.append(
-            Reading(self.round, self.steps, self._diversity.mapd, self._diversity.volume)
-        )
+        self._readings.append(Reading(self.round, self.steps, *self._diversity))
         self._unwritten = True
         return metrics
 
@@ -278,24 +251,12 @@ class HierarchyLearner(Learner):
         if not experts.responsibility:
             return np.ones(returns.shape, dtype=np.float32), gate
         if experts.responsibility_by == "router" and self.router.decisions:
-            return routed_weights(self._router_probabilities(), experts.responsibility_floor), gate
-        weights = row_weights(
-            returns,
-            world,
-            window=experts.responsibility_bars,
-            temperature=experts.responsibility_temperature,
-            floor=experts.responsibility_floor,
-        )
-        return weights, gate
-
-    def _router_probabilities(self) -> Floats:
-        """[T,K+1] how probable the router finds each choice along the experts' window."""
-        world = self.parts.experts
-        surveyed = survey(
-            self._experts(), world, world.spans("train"), self.config, self._experts_market
-        )
-        self._experts_market = surveyed.market
-        return probabilities_along(self.router, surveyed)
+            spans, market = world.spans("train"), self._experts_market
+            surveyed = survey(self._experts(), world, spans, self.config, market)
+            self._experts_market = surveyed.market
+            probabilities = probabilities_along(self.router, surveyed)
+            return measurement.routed_weights(probabilities, experts.responsibility_floor), gate
+        return measurement.row_weights(returns, world, experts), gate
 
     def _tell_skills_apart(self) -> dict[str, Tensor] | None:
         """Train the bonus's model on everybody's data; its weights, None without a bonus."""
@@ -323,9 +284,9 @@ class HierarchyLearner(Learner):
 
     def _route(self) -> Metrics:
         """The router's phase."""
-        world = self.parts.router
-        experts, spans = self._experts(), world.spans("train")
+        world, experts = self.parts.router, self._experts()
         if self._meta is None:
+            spans = world.spans("train")
             self._meta = MetaEnv(experts, world, spans, self.config, self.seed, self.round)
         else:
             self._meta.renew(self.round, experts)
@@ -357,47 +318,52 @@ class HierarchyLearner(Learner):
             members = range(niche * per_niche, (niche + 1) * per_niche)
             known = [m for m in members if math.isfinite(self._fitness[m])]
             self._best[niche] = max(known or members, key=lambda m: self._fitness[m])
-        self._note_round(values)
+        self._rounds.append(
+            Round(
+                self.round,
+                self.steps,
+                *self._diversity,
+                self.router.incentive.usage.entropy() if self.router.decisions else math.nan,
+                tuple(float(self._fitness[m]) for m in self._best),
+                tuple(dict(values[m]) for m in self._best),
+            )
+        )
+        self._unwritten = True
         return metrics | {"population/fitness": float(np.nanmean(self._fitness))}
 
     def _evolve_router(self) -> None:
         """Try other settings of the router, by how the whole hierarchy does on validation."""
         if not self.router_evolution.values:
             return
-        wanted = self.config.trainer.evolution
-        sharpes = window_sharpes(self.policy(), self.valid, self.config, wanted.windows)
-        fit = float(fitness(sharpes, wanted.variance_penalty))
+        sharpes = measurement.window_sharpes(self.policy(), self.valid, self.config)
+        fit = float(fitness(sharpes, self.config.trainer.evolution.variance_penalty))
         before = self.router_evolution.values
         decisions = self.router_evolution.step(fit, self.router.decisions)
-        for d in decisions:
-            self._event(d.kind, "router", *d.cause)
         if not decisions:
             return
+        for d in decisions:
+            self._event(d.kind, "router", *d.cause)
         values = self.router_evolution.values
         self.router.set_lr(values["router_lr"])
         if "kl_lambda" in values:
             # λ has adapted since: evolution multiplies what it has become.
             change = values["kl_lambda"] / before["kl_lambda"]
-            most = self.config.meta_router.kl_lambda_max
-            reward = self.router.incentive
+            reward, most = self.router.incentive, self.config.meta_router.kl_lambda_max
             reward.weight = min(reward.weight * change, most)
 
     def _watch(self) -> Metrics:
         """How different the experts are, on the probe states."""
         answers = self.members.ask(Member.portfolios, self._best, *self._probes)
         held = self._probes[1]
-        weights = np.stack([fill_targets(answers[m], held) for m in self._best])
-        self._diversity = measure_diversity(weights)
-        return {
-            "population/mapd": self._diversity.mapd,
-            "population/volume": self._diversity.volume,
-        }
+        weights = np.stack([measurement.fill_targets(answers[m], held) for m in self._best])
+        self._diversity = measurement.measure_diversity(weights)
+        return {f"population/{name}": v for name, v in self._diversity._asdict().items()}
 
     def _event(self, kind: str, who: str, code: str, values: Mapping[str, float | str]) -> None:
         event = PopulationEvent(self.round, self.steps, kind, who, code, dict(values))
         self._events.append(event)
         self._unwritten = True
-        if kind in _MISHAPS:
+        if kind in ("worker_lost", "quarantine"):
             log.warning("seed %d, round %d: %s", self.seed, self.round, event)
 
     # --- policies and what is left behind
@@ -428,21 +394,6 @@ class HierarchyLearner(Learner):
             tensors |= with_prefix(f"expert.{k}.", answers[m])
         return tensors | with_prefix("router.", self.router.weights())
 
-    def _note_round(self, values: Sequence[Hyperparameters]) -> None:
-        """values[M]: the hyperparameters that the members had when fitness was measured"""
-        self._rounds.append(
-            Round(
-                self.round,
-                self.steps,
-                self._diversity.mapd,
-                self._diversity.volume,
-                self.router.incentive.usage.entropy() if self.router.decisions else math.nan,
-                tuple(float(self._fitness[m]) for m in self._best),
-                tuple(dict(values[m]) for m in self._best),
-            )
-        )
-        self._unwritten = True
-
     def _write_history(self) -> None:
         """Say in population.json what has happened since it was written, if anything has."""
         if not self._unwritten:
@@ -463,11 +414,9 @@ class HierarchyLearner(Learner):
         """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""
         arrays, replay = self.replay.state()
         tensors = {f"replay.{k}": torch.from_numpy(np.asarray(v)) for k, v in arrays.items()}
-        members = []
-        answers = self.members.ask(Member.state)
-        for m, answer in sorted(answers.items()):
+        members = sorted(self.members.ask(Member.state).items())
+        for m, answer in members:
             tensors |= with_prefix(f"member.{m}.", answer["tensors"])
-            members.append(answer["facts"])
         router, router_facts = self.router.state()
         bonus, bonus_facts = self.bonus.state()
         tensors |= with_prefix("router.", router) | with_prefix("bonus.", bonus)
@@ -477,7 +426,7 @@ class HierarchyLearner(Learner):
             "steps": self.steps,
             "round": self.round,
             "replay": replay,
-            "members": members,
+            "members": [answer["facts"] for _, answer in members],
             "router": router_facts,
             "bonus": bonus_facts,
             "evolution": self.evolution.state(),
@@ -500,9 +449,10 @@ class HierarchyLearner(Learner):
             )
         arrays = {k: v.numpy() for k, v in below_prefix("replay.", tensors).items()}
         self.replay.restore(arrays, state["replay"])
-        states = []
-        for m, facts in enumerate(state["members"]):
-            states.append({"tensors": below_prefix(f"member.{m}.", tensors), "facts": facts})
+        states = [
+            {"tensors": below_prefix(f"member.{m}.", tensors), "facts": facts}
+            for m, facts in enumerate(state["members"])
+        ]
         self.router.restore(below_prefix("router.", tensors), state["router"])
         self.bonus.restore(below_prefix("bonus.", tensors), state["bonus"])
         self.evolution.restore(state["evolution"])

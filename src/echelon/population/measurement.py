@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from echelon.backtest.policy import Policy
 from echelon.backtest.run import run_values
 from echelon.config import Config
+from echelon.config.hierarchy import ExpertsConfig
 from echelon.envs.act import ActionRule, Holdings, cap_weights, holdings
 from echelon.envs.world import World
 from echelon.errors import ConfigError, DataError, TrainingError
@@ -50,8 +51,6 @@ _LEAST_STRETCHES = 4
 """Stretches from which on whole ones are kept for the router."""
 _LEAST_SPREAD = 1e-6
 """Added to the standard deviation of trailing returns: experts closer than this are equals."""
-
-_BOOK_KINDS = 3
 _CANDIDATES = 512
 """Directions drawn for each skill where there is no room for one at right angles to the others."""
 _FLAT = 1e-12
@@ -94,14 +93,14 @@ def _with(world: World, spans: Sequence[range]) -> World:
     return replace(world, splits={**world.splits, "train": whole}, stretches=others | pieces)
 
 
-def own_returns(policy: Policy, world: World, config: Config, warm: int) -> Floats:
+def own_returns(policy: Policy, world: World, config: Config) -> Floats:
     """[T] return that the policy's own book earned by its decision at each row of the train window.
 
-    NaN elsewhere. Traded in pieces side by side, each with cash at first and `warm` bars before
-    those that count, so that a book's beginning does not matter.
+    NaN elsewhere. Traded in pieces side by side, each with cash at first and
+    `experts.responsibility_bars` before those that count: a book's beginning does not matter.
     """
     earned = np.full(len(world.times), np.nan)
-    spans = world.spans("train")
+    spans, warm = world.spans("train"), config.experts.responsibility_bars
     counted = min(_PIECE, max(warm, sum(len(span) for span in spans) // _SIDE_BY_SIDE))
     steps = min(counted + warm, min(len(span) for span in spans) - 1)
     stride = max(1, steps - warm)
@@ -135,10 +134,6 @@ def responsibilities(
     """
     r = np.asarray(returns, dtype=np.float64)
     assert r.ndim >= 2, f"returns should be [K,T,...], are {r.shape}"
-    assert len(r) >= 2, "one expert answers for all: there is nothing to share"
-    assert window >= 1, f"window should be ≥ 1, is {window}"
-    assert temperature > 0.0, f"temperature should be > 0, is {temperature}"
-    assert 0.0 <= floor <= 1.0, f"floor should be in [0, 1], is {floor}"
     if not np.isfinite(r).all():
         raise TrainingError(
             "expected finite returns of the experts' own books, found NaN or infinity in those of "
@@ -155,9 +150,7 @@ def responsibilities(
     return np.asarray((1.0 - floor) * (odds / odds.sum(axis=0)) + floor / len(r))
 
 
-def row_weights(
-    returns: Floats, world: World, *, window: int, temperature: float, floor: float
-) -> Floats32:
+def row_weights(returns: Floats, world: World, experts: ExpertsConfig) -> Floats32:
     """[K,T] weight of each row in each expert's loss, K · responsibility; their mean over K is 1.
 
     returns[K,T]: of the experts' own books (`own_returns`); stretches are looked at by themselves
@@ -165,8 +158,12 @@ def row_weights(
     weights = np.ones(returns.shape, dtype=np.float32)
     for span in world.spans("train"):
         rows = slice(span.start, span.stop - 1)
-        shares = responsibilities(returns[:, rows], window, temperature, floor)
-        weights[:, rows] = len(returns) * shares
+        weights[:, rows] = len(returns) * responsibilities(
+            returns[:, rows],
+            experts.responsibility_bars,
+            experts.responsibility_temperature,
+            experts.responsibility_floor,
+        )
     return weights
 
 
@@ -185,12 +182,12 @@ def routed_weights(probabilities: Floats, floor: float) -> Floats32:
     return np.ascontiguousarray(weights.T, dtype=np.float32)
 
 
-def window_sharpes(policy: Policy, world: World, config: Config, pieces: int) -> Floats:
+def window_sharpes(policy: Policy, world: World, config: Config) -> Floats:
     """[P] Sharpe ratios (annual) on equal pieces of the validation window, each from cash on.
 
     Of a window that has stretches, each is cut into as many; all pieces are traded side by side.
     """
-    spans = world.spans("valid")
+    spans, pieces = world.spans("valid"), config.trainer.evolution.windows
     steps = min(len(span) - 1 for span in spans) // pieces
     if steps < 2:
         raise DataError(
@@ -219,8 +216,6 @@ def probe_states(world: World, spans: Sequence[range], n: int, rng: np.random.Ge
     spans: rows a book can stand at, as `world.spans` gives them
     """
     rows = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
-    assert len(rows) > 0, "the spans have no rows"
-    assert rows.max() < len(world.times), "the spans reach beyond the world"
     return np.sort(rng.choice(rows, size=min(n, len(rows)), replace=False))
 
 
@@ -237,7 +232,7 @@ def probe_books(world: World, rows: Rows, rng: np.random.Generator) -> Holdings:
     draws = rng.exponential(size=(len(rows), world.n_assets + 1))
     draws[:, :-1] *= able
     by_lot = draws[:, :-1] / draws.sum(axis=1, keepdims=True)
-    kind = (np.arange(len(rows)) % _BOOK_KINDS)[:, None]
+    kind = (np.arange(len(rows)) % 3)[:, None]
     weights: Floats = np.select([kind == 1, kind == 2], [equal, by_lot], 0.0)
     value = np.full(len(rows), world.initial_cash)
     shares = weights * value[:, None] / np.where(able, close, 1.0)
@@ -269,22 +264,17 @@ def draw_skills(n: int, dim: int, seed: int) -> Floats:
         )
     drawn = np.zeros((0, dim))
     for k in range(n):
-        drawn = np.concatenate([drawn, _distant_skill(drawn, stream(seed, "skill", k))[None]])
+        drawn = np.concatenate([drawn, fresh_skill(drawn, k, seed)[None]])
     return drawn
 
 
 def fresh_skill(existing: Floats, number: int, seed: int) -> Floats:
-    """One more skill[Z], far from the existing[K,Z]; number: how many there were before it.
+    """One more skill[Z]: at right angles to existing[K,Z], or else the farthest of many by lot.
 
-    Include the skill that is given up: the new one is then no copy of it.
+    number: how many there were before it. Include the skill that is given up: the new one is then
+    no copy of it.
     """
-    assert existing.ndim == 2, f"existing should be [K,Z], is {existing.shape}"
-    return _distant_skill(existing, stream(seed, "skill", number))
-
-
-def _distant_skill(existing: Floats, rng: np.random.Generator) -> Floats:
-    """A unit vector at right angles to existing[K,Z], or else the farthest of many by lot."""
-    dim = existing.shape[1]
+    rng, dim = stream(seed, "skill", number), existing.shape[1]
     if len(existing) < dim:
         inside = np.linalg.qr(existing.T)[0]  # [Z,K]: axes of the space they span
         draw = rng.standard_normal((dim,))
@@ -303,7 +293,6 @@ def return_correlations(returns: NDArray[np.floating[Any]]) -> Floats:
     Bars at which any expert's return is not finite are left out.
     """
     r = np.asarray(returns, dtype=np.float64)
-    assert r.ndim == 2, f"returns should be [K,T], are {r.shape}"
     r = r[:, np.isfinite(r).all(axis=0)]
     if r.shape[1] < 2:
         return np.full((len(r), len(r)), np.nan)
@@ -320,12 +309,7 @@ def rolling_usage_entropy(chosen: NDArray[np.integer[Any]], n_choices: int, wind
 
     At the beginning of fewer decisions; nothing is added to the counts.
     """
-    c = np.asarray(chosen, dtype=np.int64)
-    assert c.ndim == 1, f"chosen should be [D], is {c.shape}"
-    assert n_choices >= 2, "there is nothing to choose from"
-    assert window >= 1, "the window holds no decision"
-    assert ((c >= 0) & (c < n_choices)).all(), f"a decision names none of {n_choices} choices"
-    counts = np.cumsum(c[:, None] == np.arange(n_choices), axis=0)
+    counts = np.cumsum(chosen[:, None] == np.arange(n_choices), axis=0)
     counts[window:] -= counts[:-window].copy()
     share = counts / counts.sum(axis=1, keepdims=True)
     logs = np.log(share, where=share > 0.0, out=np.zeros_like(share))

@@ -15,7 +15,6 @@ Axes: `M` members, `T` rows, `L` steps of a sequence, `B` sequences, `N` assets,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echelon.agents.expert import Collected, Collector
+from echelon.agents.expert import Collector
 from echelon.agents.expert_core import ExpertCore, WeightPolicy, expert_obs, replayed_obs
 from echelon.agents.offpolicy import SequenceBatch
 from echelon.agents.replay import Behaviour
@@ -136,15 +135,12 @@ class Member:
     """
 
     def __init__(self, setup: MemberFactory, replay: SharedReplay, number: int) -> None:
-        self.config = setup.config
-        self.world = setup.world
-        self.valid = setup.valid
+        self.config, self.world, self.valid = setup.config, setup.world, setup.valid
         self.replay = replay
         self.number = number
         self.niche = number // (len(setup.hyperparameters) // len(setup.skills))
         self.seed = int(stream(setup.seed, "member", number).integers(2**31))
-        self.steps = 0
-        self.version = 0
+        self.steps = self.version = 0
         self.skill_id = self.niche
         self._setup = setup
         self._begin_networks(setup.skills[self.niche])
@@ -171,14 +167,8 @@ class Member:
         )
         self.core, self.actor, self.tables = self.networks.core, self.networks.actor, tables
         self.actor.skill.copy_(torch.from_numpy(skill))
-        self._policy = WeightPolicy(
-            self.networks.serving,
-            self.actor,
-            config,
-            self.seed,
-            f"expert {self.niche}",
-            tables=tables,
-        )
+        name, serving = f"expert {self.niche}", self.networks.serving
+        self._policy = WeightPolicy(serving, self.actor, config, self.seed, name, tables=tables)
 
     # --- hyperparameters and evolution
 
@@ -186,9 +176,8 @@ class Member:
         """Go on with other ones (`evolution.space`); weights stay what they are."""
         self.hyperparameters = dict(values)
         core, train = self.core, self.config.train
-        lr, lr_critic = values["lr"], values["lr"] * train.lr_critic / train.lr_actor
-        core.actor_descent.lr = core.alpha_descent.lr = lr
-        core.critic_descent.lr = lr_critic
+        core.actor_descent.lr = core.alpha_descent.lr = values["lr"]
+        core.critic_descent.lr = values["lr"] * train.lr_critic / train.lr_actor
         core.target_entropy = values.get("target_entropy", self.config.expert.target_entropy)
 
     @property
@@ -241,23 +230,20 @@ class Member:
             if not done.chosen.raw.isfinite().all():
                 # Of these actions none was traded: weights that are no numbers leave a book alone.
                 raise TrainingError(f"expert {self.niche}: its actions are not numbers")
-            self._remember(done)
+            books = len(done.bar_return)
+            behaviour = Behaviour(
+                mean=done.chosen.mean.numpy(),
+                log_std=done.chosen.log_std.numpy(),
+                version=np.full(books, self.version, dtype=np.int32),
+                skill=np.full(books, self.skill_id, dtype=np.int32),
+                bar_return=done.bar_return.astype(np.float32),
+            )
+            self.replay.add(self.number, done.transitions, behaviour)
+            self.pay.observe(done.transitions.reward, done.bar_return)
             rewards.append(float(done.transitions.reward.mean()))
             self.steps += self.collector.books.n_books
         mark = self.replay.snapshot()[self.number]
         return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
-
-    def _remember(self, done: Collected) -> None:
-        books = len(done.bar_return)
-        behaviour = Behaviour(
-            mean=done.chosen.mean.numpy(),
-            log_std=done.chosen.log_std.numpy(),
-            version=np.full(books, self.version, dtype=np.int32),
-            skill=np.full(books, self.skill_id, dtype=np.int32),
-            bar_return=done.bar_return.astype(np.float32),
-        )
-        self.replay.add(self.number, done.transitions, behaviour)
-        self.pay.observe(done.transitions.reward, done.bar_return)
 
     # --- learning
 
@@ -289,12 +275,11 @@ class Member:
             batch = batch._replace(slow_obs=batch.obs._replace(z=slow.look(rows)))
         traced = self.core.update_sequences(batch, sharing)
         self.networks.finish_update()
-        paid = {
+        return _metrics_by_source(traced, drawn, self.replay.n_experts) | {
             "charts/information": information,
             "charts/multiplier": self.pay.multiplier,
             "charts/reward_scale": self.pay.scale.std,
         }
-        return _metrics_by_source(traced, drawn, self.replay.n_experts) | paid
 
     def _batch(
         self, drawn: SharedBatch, z: Tensor, z_next: Tensor, weight: Floats32
@@ -303,10 +288,9 @@ class Member:
 
         z, z_next: embeddings[L·B,N,D] of the steps' rows and of those after; weight[T]
         """
-        step, who = drawn.transitions, drawn.behaviour
+        step = drawn.transitions
         obs, next_obs = replayed_obs(step, z, z_next, self.collector.present)
         raw = _flat(step.raw)
-        assert raw.shape == z.shape[:2], "actions are not [L·B,N]"
         action = torch.tanh(raw)
         reward, information = self.pay.combine(drawn, obs, action, self._beta)
         gamma = self.hyperparameters["gamma"]
@@ -321,8 +305,8 @@ class Member:
             next_obs=next_obs,
             loss_weights=torch.from_numpy(weight[step.row]).view(reward.shape),
             shared=torch.from_numpy(drawn.shared),
-            mean=_flat(who.mean),
-            log_std=_flat(who.log_std),
+            mean=_flat(drawn.behaviour.mean),
+            log_std=_flat(drawn.behaviour.log_std),
         )
         return batch, information
 
@@ -334,13 +318,11 @@ class Member:
 
     def own_returns(self) -> Floats:
         """[T] returns of its own book on the experts' window (`windows.own_returns`)."""
-        warm = self.config.experts.responsibility_bars
-        return own_returns(self._policy, self.world, self.config, warm)
+        return own_returns(self._policy, self.world, self.config)
 
     def sharpes(self) -> Floats:
         """[P] Sharpe ratios on the pieces of the validation window."""
-        pieces = self.config.trainer.evolution.windows
-        return window_sharpes(self._policy, self.valid, self.config, pieces)
+        return window_sharpes(self._policy, self.valid, self.config)
 
     def portfolios(self, rows: NDArray[np.int64], held: Holdings) -> Floats:
         """[S,N] target weights at probe states: rows[S] and books."""
@@ -406,18 +388,14 @@ def _metrics_by_source(traced: Traced, drawn: SharedBatch, n_members: int) -> di
     metrics = dict(traced.metrics)
     metrics["sharing/trace"] = float(traced.trace.mean())
     metrics["sharing/dropped"] = float(traced.dropped.float().mean())
+    # A batch may hold nothing of a member: NaN.
+    trace, dropped = source.mean_trace.nan_to_num(), source.dropped_share.nan_to_num()
     for k in range(n_members):
-        metrics[f"sharing/trace_from_{k}"] = _zero_if_unknown(source.mean_trace[k])
-        metrics[f"sharing/dropped_from_{k}"] = _zero_if_unknown(source.dropped_share[k])
+        metrics[f"sharing/trace_from_{k}"] = float(trace[k])
+        metrics[f"sharing/dropped_from_{k}"] = float(dropped[k])
     return metrics
 
 
 def _flat(values: NDArray[Any]) -> Tensor:
     """[L,B,…] -> [L·B,…]."""
-    tail = values.shape[2:]
-    return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *tail))
-
-
-def _zero_if_unknown(value: Tensor) -> float:
-    """0 for what a batch holds nothing of."""
-    return 0.0 if math.isnan(float(value)) else float(value)
+    return torch.from_numpy(np.ascontiguousarray(values).reshape(-1, *values.shape[2:]))

@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from itertools import combinations
@@ -167,11 +167,28 @@ class CommandRecord:
 
     def write(self, directory: Path, stem: str) -> None:
         """Put the record into the files named `stem`, each whole or not at all."""
+        columns: dict[str, Any] = {
+            "time": self.times.astype("datetime64[us]"),
+            "in_charge": self.in_charge.astype(np.int64),
+            "decided": self.decided.astype(np.bool_),
+            "distance": self.portfolios.distance,
+        }
+        for k, name in enumerate(self.experts):
+            columns[f"allowed/{name}"] = self.allowed[:, k].astype(np.bool_)
+            columns[f"own_value/{name}"] = self.own_values[1:, k].astype(np.float64)
+            columns[f"own_cost/{name}"] = self.own_costs[:, k].astype(np.float64)
         lines = to_lines(self.events).encode()
-        table, events = record_files(directory, stem)
+        facts = {
+            "format": _FORMAT,
+            "experts": list(self.experts),
+            "first_values": plain_tree(self.own_values[0]),
+            "mean_target": plain_tree(self.portfolios.mean),
+            "events": hashlib.sha256(lines).hexdigest(),
+        }
         buffer = io.BytesIO()
-        metadata = {_KEY: json_line(self._facts(lines))}
-        self._frame().write_parquet(buffer, compression="zstd", metadata=metadata)
+        metadata = {_KEY: json_line(facts)}
+        pl.DataFrame(columns).write_parquet(buffer, compression="zstd", metadata=metadata)
+        table, events = record_files(directory, stem)
         try:
             write_atomic(events, lines)
             write_atomic(table, buffer.getvalue())
@@ -200,37 +217,12 @@ class CommandRecord:
                 raise ValueError(f"{events.name} belongs to another run")
             return cls._from_frame(frame, facts, happened)
 
-    def _frame(self) -> pl.DataFrame:
-        columns: dict[str, Any] = {
-            "time": self.times.astype("datetime64[us]"),
-            "in_charge": self.in_charge.astype(np.int64),
-            "decided": self.decided.astype(np.bool_),
-            "distance": self.portfolios.distance,
-        }
-        for k, name in enumerate(self.experts):
-            columns[f"allowed/{name}"] = self.allowed[:, k].astype(np.bool_)
-            columns[f"own_value/{name}"] = self.own_values[1:, k].astype(np.float64)
-            columns[f"own_cost/{name}"] = self.own_costs[:, k].astype(np.float64)
-        return pl.DataFrame(columns)
-
-    def _facts(self, lines: bytes) -> dict[str, Any]:
-        """What has no row in the table."""
-        return {
-            "format": _FORMAT,
-            "experts": list(self.experts),
-            "first_values": plain_tree(self.own_values[0].tolist()),
-            "mean_target": plain_tree(self.portfolios.mean.tolist()),
-            "events": hashlib.sha256(lines).hexdigest(),
-        }
-
     @classmethod
     def _from_frame(cls, frame: pl.DataFrame, facts: _Facts, events: tuple[RiskEvent, ...]) -> Self:
         names = tuple(facts["experts"])
-        bars = len(frame)
 
         def by_expert(kind: str, dtype: type) -> NDArray[Any]:
-            columns = [_column(frame, f"{kind}/{name}", dtype) for name in names]
-            return np.stack(columns, axis=1)
+            return np.stack([_column(frame, f"{kind}/{name}", dtype) for name in names], axis=1)
 
         first = np.array([facts["first_values"]], np.float64)
         mean = np.array(facts["mean_target"], np.float64)
@@ -242,7 +234,7 @@ class CommandRecord:
             in_charge=_column(frame, "in_charge", np.integer).astype(np.int64),
             decided=_column(frame, "decided", np.bool_),
             allowed=by_expert("allowed", np.bool_),
-            target=np.zeros((bars, len(names), 0)),
+            target=np.zeros((len(frame), len(names), 0)),
             own_values=np.concatenate([first, by_expert("own_value", np.floating)]),
             own_costs=by_expert("own_cost", np.floating),
             events=events,
@@ -378,7 +370,12 @@ class PopulationHistory:
         if self.skills.ndim != 2 or len(self.skills) != experts:
             raise ValueError(f"expected skills[{experts}][D], found the shape {self.skills.shape}")
         for place, life in enumerate(self.lineage):
-            _require_descent(place, life, self.lineage)
+            sources = [source for source in (life.parent, life.lender) if source is not None]
+            earlier = all(0 <= source < place for source in sources)
+            in_time = earlier and all(self.lineage[s].round <= life.round for s in sources)
+            founds = life.kind == FOUNDER and bool(sources)
+            if life.id != place or not in_time or life.member < 0 or founds:
+                raise ValueError(f"life {place} of the lineage does not descend from earlier ones")
         for done in self.rounds:
             for name in ("fitness", "hyperparameters"):
                 count = len(getattr(done, name))
@@ -422,14 +419,9 @@ class PopulationHistory:
         if tree["format"] != _FORMAT:
             raise DamagedError(path, f"format {tree['format']}, expected {_FORMAT}", _RETRAIN)
         with blaming(path, _REMEDY):
-            return cls(
-                tuple(tree["experts"]),
-                np.array(tree["skills"], dtype=np.float64),
-                tuple(tree["lineage"]),
-                tuple(tree["rounds"]),
-                tuple(tree["events"]),
-                tuple(tree["readings"]),
-            )
+            skills = np.array(tree["skills"], dtype=np.float64)
+            story = tree["lineage"], tree["rounds"], tree["events"], tree["readings"]
+            return cls(tree["experts"], skills, *story)
 
     @classmethod
     def find(cls, directory: Path) -> Self | None:
@@ -441,12 +433,12 @@ class _File(TypedDict):
     """population.json."""
 
     format: int
-    experts: list[str]
+    experts: tuple[str, ...]
     skills: list[list[NullableFloat]]
-    lineage: list[Life]
-    rounds: list[Round]
-    events: list[PopulationEvent]
-    readings: list[Reading]
+    lineage: tuple[Life, ...]
+    rounds: tuple[Round, ...]
+    events: tuple[PopulationEvent, ...]
+    readings: tuple[Reading, ...]
 
 
 def plain_tree(value: object) -> Any:  # noqa: ANN401 (JSON)
@@ -467,13 +459,3 @@ def plain_tree(value: object) -> Any:  # noqa: ANN401 (JSON)
 def from_plain_tree(tree: object, kind: type[_T]) -> _T:
     """What `plain_tree` was made from, such as a list of `Round`."""
     return parse_json(json_line(tree), kind, Path("state.json"), "Resume with another checkpoint.")
-
-
-def _require_descent(place: int, life: Life, lineage: Sequence[Life]) -> None:
-    """ValueError unless a life descends from earlier ones."""
-    sources = [source for source in (life.parent, life.lender) if source is not None]
-    earlier = all(0 <= source < place for source in sources)
-    in_time = earlier and all(lineage[source].round <= life.round for source in sources)
-    founds = life.kind == FOUNDER
-    if life.id != place or not in_time or life.member < 0 or (founds and bool(sources)):
-        raise ValueError(f"life {place} of the lineage does not descend from earlier ones")

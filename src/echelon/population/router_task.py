@@ -68,20 +68,12 @@ class ExpertView(NamedTuple):
 
     def at(self, rows: NDArray[np.int64]) -> ExpertView:
         """That of some rows."""
-        return ExpertView(
-            self.relative[rows],
-            self.level[rows],
-            self.drawdown[rows],
-            self.allowed[rows],
-            self.scale[rows],
-        )
+        return ExpertView(*(part[rows] for part in self))
 
 
-def observation_names(
-    experts: Sequence[str], horizons: Sequence[int], cash: str = "cash"
-) -> tuple[str, ...]:
+def observation_names(experts: Sequence[str], horizons: Sequence[int]) -> tuple[str, ...]:
     """[O] what the entries of an observation are, in their order."""
-    choices = (*experts, cash)
+    choices = (*experts, "cash")
     return (
         *(f"relative/{h}/{name}" for name in experts for h in horizons),
         *(f"level/{h}" for h in horizons),
@@ -206,8 +198,10 @@ def _market_piece(growth: Floats, present: Bools, horizons: Sequence[int]) -> Fl
     known[1:] = both
     longest, ordered = max(horizons), sorted(horizons)
     middle = ordered[min(1, len(ordered) - 1)]
-    volatility = np.sqrt(_ratio(_trailing(np.square(bars), longest), _trailing(known, longest)))
-    volatility = np.maximum(volatility, _LEAST)
+    squares, n_known = _trailing(np.square(bars), longest), _trailing(known, longest)
+    variance = np.zeros_like(squares)  # rounding may leave a sum of squares below 0
+    np.divide(np.maximum(squares, 0.0), n_known, out=variance, where=n_known > 0.0)
+    volatility = np.maximum(np.sqrt(variance), _LEAST)
     count = np.maximum(priced.sum(axis=1), 1)
 
     def mean(values: Floats) -> Floats:
@@ -232,13 +226,6 @@ def _per_bar(squares: Floats, bars: int) -> Floats:
     """[T] mean of the last `bars` of squares[T], whose first is of no bar; never quite 0."""
     known = np.clip(np.arange(len(squares)), 1, bars)
     return np.asarray(np.maximum(_trailing(squares, bars) / known, _LEAST**2))
-
-
-def _ratio(top: Floats, bottom: Floats) -> Floats:
-    """0 where there is nothing below; rounding leaves no negative sums of squares."""
-    out = np.zeros_like(top)
-    np.divide(np.maximum(top, 0.0), bottom, out=out, where=bottom > 0.0)
-    return out
 
 
 def _clip(values: Floats) -> Floats32:
@@ -277,19 +264,16 @@ class RouterReward:
         paid = self.scale.scale(relative)
         expert = np.flatnonzero(chosen < self.n_experts)
         if self.weight > 0.0:
-            if kl is not None:
-                bonus = kl[chosen[expert], expert]
-            else:
-                bonus = self.usage.bonus(chosen[expert])
+            who = chosen[expert]
+            bonus = self.usage.bonus(who) if kl is None else kl[who, expert]
             paid[expert] += self.weight * bonus
         self.usage.record(chosen[expert])
         return paid
 
     def adapt(self) -> None:
         """Move λ by what usage was; once a rollout."""
-        if not self._adapts:
-            return
-        self.weight = self._rule.next(self.weight, self.usage.entropy(), self.n_experts)
+        if self._adapts:
+            self.weight = self._rule.next(self.weight, self.usage.entropy(), self.n_experts)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs; fit for JSON."""
