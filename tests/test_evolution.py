@@ -21,7 +21,7 @@ from echelon.population.evolution import (
 )
 from echelon.population.measurement import draw_skills
 from echelon.population.member import Noise
-from echelon.population.settings import founders, plan_of, router_space, space
+from echelon.population.settings import founders, plan_of, router_space
 from echelon.types import Floats
 from echelon.workers import Failure, LocalPool
 
@@ -350,9 +350,14 @@ def test_founders_are_the_configuration_and_spread_inside_the_bounds_beyond_the_
 
 
 def test_switches_do_not_evolve() -> None:
-    assert sorted(space(make_config())) == ["gamma", "lr", "mi_reward_weight", "target_entropy"]
+    assert sorted(plan_of(make_config()).space) == [
+        "gamma",
+        "lr",
+        "mi_reward_weight",
+        "target_entropy",
+    ]
     off = make_config("experts.mi_reward_weight=0", "expert.entropy=0.2")
-    assert sorted(space(off)) == ["gamma", "lr"]
+    assert sorted(plan_of(off).space) == ["gamma", "lr"]
     assert sorted(router_space(make_config())) == ["kl_lambda", "router_lr"]
     assert sorted(router_space(make_config("meta_router.kl_lambda=0"))) == ["router_lr"]
     capped = router_space(make_config("meta_router.kl_lambda_max=0.15"))["kl_lambda"]

@@ -23,10 +23,12 @@ from echelon.errors import ConfigError, DataError, StoreError, UniverseError, Us
 from echelon.evaluation.evaluate import evaluate, load_evaluation
 from echelon.evaluation.test_access import Look
 from echelon.execution.days import Days
-from echelon.execution.policies import ExecutionPolicy, Twap, Vwap
+from echelon.execution.history import History
+from echelon.execution.policies import ExecutionPolicy, Twap, Vwap, run_orders
 from echelon.execution.portfolio import (
     AlignedDays,
     IntradayExecutor,
+    _orders_on,
     align_days,
     execution_rules,
     ticks_in,
@@ -274,11 +276,11 @@ def test_scrambling_what_is_to_come_changes_no_earlier_request_or_fill(
     world, days = market()
     day, cut = 7, 6
     parents = np.array([40.0, -30.0])
-    before = executor(world, days, policy).history(parents, 7)
+    before = _history(aligned(world, days), policy, parents, day)
     scrambled = scramble_after(days, day, cut)
     rows = _closing_as(scrambled, world)
     other = align_days(scrambled, rows, world.times, world.symbols, same_prices=True)
-    after = IntradayExecutor(other, policy, RULES).history(parents, day)
+    after = _history(other, policy, parents, day)
     assert before.ticks is not None
     assert after.ticks is not None
     for one, other in zip(before.ticks, after.ticks, strict=True):
@@ -286,6 +288,11 @@ def test_scrambling_what_is_to_come_changes_no_earlier_request_or_fill(
     assert not np.array_equal(before.ticks.price, after.ticks.price, equal_nan=True)
     if isinstance(policy, Chaser):
         assert not np.array_equal(before.ticks.requested, after.ticks.requested)
+
+
+def _history(aligned: AlignedDays, policy: ExecutionPolicy, parents: Floats, day: int) -> History:
+    """All ticks of parents[N] worked during one row, as the executor works them."""
+    return run_orders(policy, *_orders_on(aligned, parents, aligned.day_of[day]), RULES)
 
 
 def _closing_as(days: Days, world: World) -> MarketRows:

@@ -25,15 +25,14 @@ NAN = math.nan
 
 
 def test_probe_states_are_rows_of_the_spans_each_once_and_the_same_by_seed() -> None:
-    world = make_world(n_rows=60)
     spans = (range(4, 20), range(30, 40))
-    rows = probe_states(world, spans, 12, stream(1, "probe"))
+    rows = probe_states(spans, 12, stream(1, "probe"))
     assert len(rows) == len(set(rows.tolist())) == 12
     assert all(any(row in span for span in spans) for row in rows.tolist())
     assert (np.diff(rows) > 0).all()
-    assert (rows == probe_states(world, spans, 12, stream(1, "probe"))).all()
-    assert (rows != probe_states(world, spans, 12, stream(2, "probe"))).any()
-    assert len(probe_states(world, spans, 1000, stream(1, "probe"))) == 26
+    assert (rows == probe_states(spans, 12, stream(1, "probe"))).all()
+    assert (rows != probe_states(spans, 12, stream(2, "probe"))).any()
+    assert len(probe_states(spans, 1000, stream(1, "probe"))) == 26
 
 
 def test_probe_books_are_cash_equal_and_by_lot_of_what_can_be_held() -> None:
@@ -64,7 +63,7 @@ def test_a_row_where_nothing_can_be_held_has_a_book_of_cash() -> None:
 
 def test_portfolios_of_experts_count_what_is_left_as_held() -> None:
     world = make_world(n_rows=40, n_assets=3)
-    rows = probe_states(world, world.spans("train"), 9, stream(1, "probe"))
+    rows = probe_states(world.spans("train"), 9, stream(1, "probe"))
     held = probe_books(world, rows, stream(1, "books"))
     wanted = np.stack([np.eye(3)[[n] * 9] for n in (0, 1)])  # all in one asset
     wanted[:, :, 2] = NAN

@@ -142,7 +142,7 @@ def test_learning_rate_and_weight_of_the_bonus_can_be_set_and_are_kept() -> None
     assert told["router/kl_lambda"] != 0.05, "it adapts on"
     other = Router(config, 3, 1)
     other.restore(*router.state())
-    assert (other.lr, other.incentive.weight) == (0.0, router.incentive.weight)
+    assert (other.model.learning_rate, other.incentive.weight) == (0.0, router.incentive.weight)
 
 
 def test_weights_of_another_population_are_refused() -> None:

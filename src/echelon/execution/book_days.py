@@ -91,7 +91,20 @@ class BookDays:
             assert array.flags.c_contiguous, f"{name} is not one block of memory"
         if not self.tick_size > 0.0:
             raise DataError(f"tick_size is {self.tick_size}; it must be positive.")
-        for fault, expected in self._faults():
+        crossed = self.bid_price[..., 0] >= self.ask_price[..., 0]
+        with np.errstate(invalid="ignore"):
+            unordered = (np.diff(self.bid_price, axis=2) >= 0.0).any(axis=2)
+            unordered |= (np.diff(self.ask_price, axis=2) <= 0.0).any(axis=2)
+        prices = np.concatenate([self.bid_price, self.ask_price], axis=2)
+        sizes = np.concatenate([self.bid_size, self.ask_size], axis=2)
+        flows = np.stack([self.bought, self.sold], axis=2)
+        for fault, expected in (
+            (crossed, "the best bid must be below the best ask"),
+            (unordered, "levels must go from the best outwards"),
+            ((prices <= 0.0).any(axis=2) | np.isinf(prices).any(axis=2), "prices must be positive"),
+            (_not_counts(sizes), "sizes must be numbers of at least 0"),
+            (_not_counts(flows), "traded volumes must be numbers of at least 0"),
+        ):
             if fault.any():
                 d, t = (int(k) for k in np.argwhere(fault)[0])
                 raise DataError(
@@ -99,30 +112,6 @@ class BookDays:
                     f"{np.datetime_as_string(self.dates[d], unit='D')}, snapshot {t}: {expected} "
                     f"({int(fault.sum())} snapshot(s) have this fault). Correct or remove them."
                 )
-
-    def _faults(self) -> list[tuple[Bools, str]]:
-        """[D,T] of what cannot be, and what was expected."""
-        crossed = self.bid_price[..., 0] >= self.ask_price[..., 0]
-        with np.errstate(invalid="ignore"):
-            unordered = (np.diff(self.bid_price, axis=2) >= 0.0).any(axis=2) | (
-                np.diff(self.ask_price, axis=2) <= 0.0
-            ).any(axis=2)
-        sizes = np.concatenate([self.bid_size, self.ask_size], axis=2)
-        prices = np.concatenate([self.bid_price, self.ask_price], axis=2)
-        flows = np.stack([self.bought, self.sold], axis=2)
-        return [
-            (crossed, "the best bid must be below the best ask"),
-            (unordered, "levels must go from the best outwards"),
-            ((prices <= 0.0).any(axis=2) | np.isinf(prices).any(axis=2), "prices must be positive"),
-            (
-                ~np.isfinite(sizes).all(axis=2) | (sizes < 0.0).any(axis=2),
-                "sizes must be numbers of at least 0",
-            ),
-            (
-                ~np.isfinite(flows).all(axis=2) | (flows < 0.0).any(axis=2),
-                "traded volumes must be numbers of at least 0",
-            ),
-        ]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -175,9 +164,7 @@ def synthetic_book_days(
     ends = market.clock.minute_ends.astype(np.float64)
     places = [(symbol, session) for symbol in symbols for session in sessions]
     shape = (len(places), len(ends))
-    levels = {name: np.zeros((*shape, 5)) for name in _LEVELS}
-    for name in ("bid_price", "ask_price"):
-        levels[name][:] = np.nan
+    levels = {name: np.full((*shape, 5), 0.0 if "size" in name else np.nan) for name in _LEVELS}
     bought, sold = np.zeros(shape), np.zeros(shape)
     for k, (symbol, session) in enumerate(places):
         day = market.clock.day_of(session)
@@ -231,9 +218,9 @@ def read_book(
         field: numbers.select(f"{field}_{level}" for level in range(n_levels)).to_numpy()
         for field in fields
     }
-    single = {name: numbers[name].to_numpy() for name in columns[1:5]}
-    _refuse_rows(path, frame[ROW], times, single, table)
-    middle = single["midpoint"]
+    table |= {name: numbers[name].to_numpy() for name in columns[1:5]}
+    _refuse_rows(path, frame[ROW], times, table)
+    middle = table["midpoint"]
     levels = {}
     for side in ("bid", "ask"):
         price = middle[:, None] * (1.0 + table[f"{side}s_distance"])
@@ -242,7 +229,7 @@ def read_book(
     start = times[0].replace(hour=0, minute=0, second=0, microsecond=0)
     moments = (times - start).dt.total_microseconds().cast(pl.Float64) / 60e6
     # Traded until the next snapshot, from what was traded since the one before.
-    bought, sold = (np.append((single[k] / middle)[1:], 0.0)[None] for k in ("buys", "sells"))
+    bought, sold = (np.append((table[k] / middle)[1:], 0.0)[None] for k in ("buys", "sells"))
     return BookDays(
         (symbol,),
         np.array([start], dtype="datetime64[us]"),
@@ -254,13 +241,7 @@ def read_book(
     )
 
 
-def _refuse_rows(
-    path: Path,
-    rows: pl.Series,
-    times: pl.Series,
-    single: dict[str, Floats],
-    table: dict[str, Floats],
-) -> None:
+def _refuse_rows(path: Path, rows: pl.Series, times: pl.Series, table: dict[str, Floats]) -> None:
     """List the rows that cannot be snapshots."""
     step = np.diff(times.fill_null(strategy="forward").cast(pl.Int64).to_numpy(), prepend=-1)
     bids, asks = table["bids_distance"], table["asks_distance"]
@@ -268,14 +249,14 @@ def _refuse_rows(
         ("ts", times.is_null().to_numpy(), f"cannot be read as a time ({UNDERSTOOD})"),
         ("ts", step == 0, "is the time of the row before"),
         ("ts", step < -1, "is earlier than the row before"),
-        ("midpoint", ~(single["midpoint"] > 0.0), "is not a positive number"),
-        ("spread", ~(single["spread"] > 0.0), "is not a positive number"),
-        ("buys", ~(single["buys"] >= 0.0), "is not a number of at least 0"),
-        ("sells", ~(single["sells"] >= 0.0), "is not a number of at least 0"),
+        *((k, ~(table[k] > 0.0), "is not a positive number") for k in ("midpoint", "spread")),
+        *((k, ~(table[k] >= 0.0), "is not a number of at least 0") for k in ("buys", "sells")),
         ("bids_distance", _not_outwards(-bids), "do not go from the best bid outwards, below 0"),
         ("asks_distance", _not_outwards(asks), "do not go from the best ask outwards, above 0"),
-        ("bids_notional", ~(table["bids_notional"] >= 0.0).all(axis=1), "are not all at least 0"),
-        ("asks_notional", ~(table["asks_notional"] >= 0.0).all(axis=1), "are not all at least 0"),
+        *(
+            (k, ~(table[k] >= 0.0).all(axis=1), "are not all at least 0")
+            for k in ("bids_notional", "asks_notional")
+        ),
     )
     problems = [
         Problem(str(path), int(rows[int(k)]), name, f"{name} {text}", "Correct or remove the row")
@@ -285,6 +266,11 @@ def _refuse_rows(
     if problems:
         problems.sort(key=lambda p: p.row or 0)
         raise InvalidDataError(problems, f"{path}: {len(problems)} problem(s) in the book")
+
+
+def _not_counts(values: Floats) -> Bools:
+    """[D,T] where any of values[D,T,…] is no number of at least 0."""
+    return np.asarray((~np.isfinite(values) | (values < 0.0)).any(axis=2))
 
 
 def _not_outwards(distance: Floats) -> Bools:

@@ -105,9 +105,19 @@ class BookSimulator(OrderBatch):
         size, offset = (np.ascontiguousarray(a, dtype=np.float64) for a in actions[1:])
         for name, array in (("kind", kind), ("size", size), ("offset", offset)):
             assert array.shape == self.orders.amount.shape, f"{name} is not [E]"
-        self._refuse(kind, size, offset)
-        number = self.progress.step.copy()
-        book = self.book
+        sends = (kind == MARKET) | (kind == LIMIT)
+        wrong = (kind < WAIT) | (kind > CANCEL)
+        wrong |= sends & ~(np.isfinite(size) & (size >= 0.0))
+        wrong |= (kind == LIMIT) & ~np.isfinite(offset)
+        wrong &= ~self.progress.done
+        if wrong.any():
+            e = int(np.argmax(wrong))
+            raise UsageError(
+                f"order {e}: action kind {kind[e]}, size {size[e]:g}, offset {offset[e]:g}; "
+                "expected a kind from 0 to 3 (wait, market, limit, cancel), a size of at least 0 "
+                "and a finite offset."
+            )
+        number, book = self.progress.step.copy(), self.book
         _advance(
             (book.bid_price, book.bid_size, book.sold),
             (book.ask_price, book.ask_size, book.bought),
@@ -122,21 +132,6 @@ class BookSimulator(OrderBatch):
             self.records,
         )
         return number
-
-    def _refuse(self, kind: Ints, size: Floats, offset: Floats) -> None:
-        """Actions that are none: a policy's fault, named by order."""
-        sends = (kind == MARKET) | (kind == LIMIT)
-        wrong = (kind < WAIT) | (kind > CANCEL)
-        wrong |= sends & ~(np.isfinite(size) & (size >= 0.0))
-        wrong |= (kind == LIMIT) & ~np.isfinite(offset)
-        wrong &= ~self.progress.done
-        if wrong.any():
-            e = int(np.argmax(wrong))
-            raise UsageError(
-                f"order {e}: action kind {kind[e]}, size {size[e]:g}, offset {offset[e]:g}; "
-                "expected a kind from 0 to 3 (wait, market, limit, cancel), a size of at least 0 "
-                "and a finite offset."
-            )
 
 
 @compiled

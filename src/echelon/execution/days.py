@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -41,6 +41,7 @@ PriceSource = Literal["close", "vwap", "book"]
 opposite quote."""
 _TOO_FAR = 0.01  # a mean price this far outside its bar is of other units, not a rounding
 _TOO_MANY = 0.01
+_ARRAYS = ("buy", "sell", "known", "volume")
 _COLUMNS = ("open", "high", "low", "close", "volume", "amount", "factor")
 
 
@@ -67,7 +68,7 @@ class Days:
     def __post_init__(self) -> None:
         shape = (len(self.dates), len(self.clock))
         assert len(self.symbols) == shape[0], "symbols are not [D]"
-        for name in ("buy", "sell", "known", "volume"):
+        for name in _ARRAYS:
             array = getattr(self, name)
             assert array.shape == shape, f"{name} is not [D,T]"
             assert array.dtype == np.float64, f"{name} is not float64"
@@ -83,15 +84,13 @@ class Days:
     @property
     def n_bytes(self) -> int:
         """Memory that its arrays take."""
-        return sum(array.nbytes for array in (self.buy, self.sell, self.known, self.volume))
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
 
     def name(self, day: int) -> str:
         """Symbol and date, for messages; of a session its time, too."""
         date = self.dates[day]
-        midnight = date == date.astype("datetime64[D]")
-        return (
-            f"{self.symbols[day]} on {np.datetime_as_string(date, unit='D' if midnight else 's')}"
-        )
+        unit = "D" if date == date.astype("datetime64[D]") else "s"
+        return f"{self.symbols[day]} on {np.datetime_as_string(date, unit=unit)}"
 
     @property
     def tick_minutes(self) -> float:
@@ -116,29 +115,20 @@ class Days:
     def take(self, which: Ints | Bools) -> Days:
         """Some of the days, in that order."""
         which = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        buy, sell, known, volume = (
-            np.ascontiguousarray(array[which])
-            for array in (self.buy, self.sell, self.known, self.volume)
-        )
-        return replace(
-            self,
-            symbols=tuple(self.symbols[k] for k in which.tolist()),
-            dates=self.dates[which],
-            buy=buy,
-            sell=sell,
-            known=known,
-            volume=volume,
-        )
+        arrays: dict[str, Any] = {
+            name: np.ascontiguousarray(getattr(self, name)[which]) for name in _ARRAYS
+        }
+        symbols = tuple(self.symbols[k] for k in which.tolist())
+        return replace(self, symbols=symbols, dates=self.dates[which], **arrays)
 
     def by_symbol(self) -> list[tuple[Ints, Ints]]:
         """For each symbol its days in order of date, and how many of them lie before each."""
         _, number = np.unique(np.asarray(self.symbols), return_inverse=True)
         order = np.lexsort((self.dates, number))
         groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
-        dates = [self.dates[which] for which in groups]
         return [
-            (which, np.searchsorted(own, own, side="left").astype(np.int64))
-            for which, own in zip(groups, dates, strict=True)
+            (which, np.searchsorted(self.dates[which], self.dates[which]).astype(np.int64))
+            for which in groups
         ]
 
     @staticmethod
@@ -218,12 +208,26 @@ def load_days(
     store = store.pin_dataset(dataset)
     manifest = store.manifest(dataset)
     _refuse(manifest, price_source)
-    chosen = _known_symbols(symbols, store.symbols(dataset)["symbol"].to_list(), dataset)
+    have = store.symbols(dataset)["symbol"].to_list()
+    for symbol in symbols:
+        if symbol not in have:
+            near = difflib.get_close_matches(symbol, have, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(have[:10])}."
+            raise UniverseError(f"dataset {dataset!r} has no symbol {symbol}: {hint}")
+    chosen = tuple(dict.fromkeys(symbols)) or tuple(have)
 
     def read() -> Days:
-        dates = _candidates(manifest, first, last)
-        bars, clock = _read_bars(store, manifest, chosen, dates)
-        bars = _inside(bars, clock, manifest, outside)
+        bars, clock = _read_bars(store, manifest, chosen, _candidates(manifest, first, last))
+        if not bars.is_empty():
+            on_grid = pl.col("minute").is_in(clock.tolist())
+            off, bars = bars.filter(~on_grid), bars.filter(on_grid)
+            if off.height and outside == "refuse":
+                raise DataError(
+                    f"dataset {dataset!r}: {off.height} bar(s), the first of {off['symbol'][0]} at "
+                    f"{off['time'][0]}, lie outside the regular session of "
+                    f"{manifest.info.calendar}. Drop them (outside='drop'), or import the bars of "
+                    "the session only."
+                )
         if bars.is_empty():
             low, high = manifest.span
             raise DataError(
@@ -294,15 +298,6 @@ def _refuse(manifest: Manifest, price_source: PriceSource) -> None:
         )
 
 
-def _known_symbols(symbols: Sequence[str], have: list[str], dataset: str) -> tuple[str, ...]:
-    for symbol in symbols:
-        if symbol not in have:
-            near = difflib.get_close_matches(symbol, have, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(have[:10])}."
-            raise UniverseError(f"dataset {dataset!r} has no symbol {symbol}: {hint}")
-    return tuple(dict.fromkeys(symbols)) or tuple(have)
-
-
 def _candidates(manifest: Manifest, first: date, last: date) -> list[date]:
     """Dates that may have bars."""
     low, high = (moment.date() for moment in manifest.span)
@@ -338,27 +333,10 @@ def _read_bars(
     return bars, np.ascontiguousarray(bars["minute"].unique().sort().to_numpy())
 
 
-def _inside(bars: pl.DataFrame, clock: Floats, manifest: Manifest, outside: str) -> pl.DataFrame:
-    """The bars that lie on the grid."""
-    if bars.is_empty():
-        return bars
-    on_grid = pl.col("minute").is_in(clock.tolist())
-    off = bars.filter(~on_grid)
-    if off.height and outside == "refuse":
-        raise DataError(
-            f"dataset {manifest.name!r}: {off.height} bar(s), the first of {off['symbol'][0]} at "
-            f"{off['time'][0]}, lie outside the regular session of {manifest.info.calendar}. Drop "
-            "them (outside='drop'), or import the bars of the session only."
-        )
-    return bars.filter(on_grid)
-
-
 def _refuse_odd_money(bars: pl.DataFrame, name: str) -> None:
     """Refuse traded money of other units than price times volume."""
-    mean = bars.filter(pl.col("volume") > 0.0).select(
-        "low", "high", mean=pl.col("amount") / pl.col("volume")
-    )
-    mean = mean.drop_nulls()
+    money = pl.col("amount") / pl.col("volume")
+    mean = bars.filter(pl.col("volume") > 0.0).select("low", "high", mean=money).drop_nulls()
     far = mean.filter(
         (pl.col("mean") > pl.col("high") * (1.0 + _TOO_FAR))
         | (pl.col("mean") < pl.col("low") * (1.0 - _TOO_FAR))

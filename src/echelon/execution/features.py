@@ -87,10 +87,6 @@ class PublicFeatures(PublicArrays):
     names: tuple[str, ...]
     scaler: Scaler | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.today.shape[2] == len(self.names), "last axis is not F"
-
 
 class FeatureInputs:
     """What shipped features are made from; every array is cumulative along the day."""
@@ -110,9 +106,11 @@ class FeatureInputs:
 
     @cached_property
     def price(self) -> Floats:
-        """[D,T+1] column 0: known as the day begins; t+1: last price up to tick t."""
-        both = np.concatenate([self.days.known[:, :1], self._raw], axis=1)
-        return _fill_forward(both)
+        """[D,T+1] column 0: known as the day begins; t+1: last price up to tick t, NaN without."""
+        prices = np.concatenate([self.days.known[:, :1], self._raw], axis=1)
+        known = prices > 0.0
+        last = np.maximum.accumulate(np.where(known, np.arange(prices.shape[1]), 0), axis=1)
+        return np.asarray(np.take_along_axis(np.where(known, prices, np.nan), last, axis=1))
 
     @cached_property
     def moves(self) -> Floats:
@@ -285,7 +283,13 @@ def public_features(
     raw = np.stack(columns, axis=2)
     every = (*chosen, *extra)
     if train is not None:
-        scaler = _fit_scaler(every, raw, days, train)
+        if not train.any():
+            raise FeatureError("no day to fit the scaler on. Choose a longer train window.")
+        kept = np.array([name not in FEATURES or FEATURES[name].scaled for name in every])
+        dates = days.dates[train].astype("datetime64[D]")
+        first, last = np.array([dates.min(), dates.max()]).tolist()
+        moments = RunningMoments.from_values(raw[train].reshape(-1, len(every)))
+        scaler = Scaler.fit(every, moments, kept, (first, last))
     if scaler is not None and scaler.names != every:
         raise FeatureError(
             f"the scaler was fitted on {', '.join(scaler.names)}, but the features are "
@@ -355,12 +359,11 @@ def execution_feature(name: str) -> Callable[[Custom], Custom]:
 
     def declare(function: Custom) -> Custom:
         target = _collecting.get()
-        if target is not None:
-            if name in FEATURES or name in target:
-                raise FeatureError(
-                    f"execution feature {name!r} exists: give yours another name.", name
-                )
-            target[name] = function
+        if target is None:
+            return function
+        if name in FEATURES or name in target:
+            raise FeatureError(f"execution feature {name!r} exists: give yours another name.", name)
+        target[name] = function
         return function
 
     return declare
@@ -404,17 +407,11 @@ def _check_names(
         if name not in FEATURES:
             near = difflib.get_close_matches(name, FEATURES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FEATURES)}."
-            raise FeatureError(
-                f"unknown execution feature {name!r}: {hint} Your own come from the files that "
-                "execution.extensions names.",
-                name,
-            )
+            hint += " Your own come from the files that execution.extensions names."
+            raise FeatureError(f"unknown execution feature {name!r}: {hint}", name)
         if FEATURES[name].book and not with_book:
-            raise FeatureError(
-                f"execution feature {name!r} needs the quotes of an order book. Leave it out, or "
-                "load days with a book.",
-                name,
-            )
+            hint = "needs the quotes of an order book. Leave it out, or load days with a book."
+            raise FeatureError(f"execution feature {name!r} {hint}", name)
     for name in extra:
         if name in FEATURES:
             raise FeatureError(f"execution feature {name!r} exists: give yours another name.", name)
@@ -432,42 +429,17 @@ def _custom(name: str, function: Custom, days: Days) -> Floats:
             past = Past(days, int(day), which[max(earlier[k] - TRAILING_DAYS, 0) : earlier[k]])
             for tick in range(days.shape[1]):
                 past.end_tick(*ticks[day, tick])
-                out[day, tick] = _ask(name, function, past, f"{days.name(int(day))}, tick {tick}")
+                where = f"{days.name(int(day))}, tick {tick}"
+                try:
+                    value = float(function(past))
+                except Exception as error:
+                    what = f"failed at {where}: {type(error).__name__}: {error}"
+                    raise FeatureError(f"execution feature {name!r} {what}", name) from error
+                if np.isinf(value):
+                    what = f"is {value} at {where}: expected a number, or NaN where it is unknown."
+                    raise FeatureError(f"execution feature {name!r} {what}", name)
+                out[day, tick] = value
     return out
-
-
-def _ask(name: str, function: Custom, past: Past, where: str) -> float:
-    try:
-        value = float(function(past))
-    except Exception as error:
-        raise FeatureError(
-            f"execution feature {name!r} failed at {where}: {type(error).__name__}: {error}", name
-        ) from error
-    if np.isinf(value):
-        raise FeatureError(
-            f"execution feature {name!r} is {value} at {where}: expected a number, or NaN where it "
-            "is unknown.",
-            name,
-        )
-    return value
-
-
-def _fit_scaler(names: tuple[str, ...], raw: Floats, days: Days, train: Bools) -> Scaler:
-    assert train.shape == (days.shape[0],), "train is not [D]"
-    if not train.any():
-        raise FeatureError("no day to fit the scaler on. Choose a longer train window.")
-    kept = np.array([name not in FEATURES or FEATURES[name].scaled for name in names])
-    dates = days.dates[train].astype("datetime64[D]")
-    first, last = np.array([dates.min(), dates.max()]).tolist()
-    moments = RunningMoments.from_values(raw[train].reshape(-1, len(names)))
-    return Scaler.fit(names, moments, kept, (first, last))
-
-
-def _fill_forward(values: Floats) -> Floats:
-    """Along the last axis, the last number again where there is none; NaN before the first."""
-    known = values > 0.0
-    at = np.maximum.accumulate(np.where(known, np.arange(values.shape[1]), 0), axis=1)
-    return np.asarray(np.take_along_axis(np.where(known, values, np.nan), at, axis=1))
 
 
 def _log_ratio(shares: Floats, usual: Floats) -> Floats:

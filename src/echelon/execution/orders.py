@@ -45,11 +45,9 @@ ORDER_COLUMNS: Mapping[str, str] = {
 }
 """Our name → aliases of an order file's columns; start and end may be absent: the whole day."""
 
-DIRECTIONS: Mapping[str, bool] = {"buy": True, "b": True, "买": True, "买入": True} | {
-    "sell": False,
-    "s": False,
-    "卖": False,
-    "卖出": False,
+DIRECTIONS: Mapping[str, bool] = {
+    **dict.fromkeys(("buy", "b", "买", "买入"), True),
+    **dict.fromkeys(("sell", "s", "卖", "卖出"), False),
 }
 """Spelling → whether it buys."""
 
@@ -74,8 +72,7 @@ class ParentOrders(NamedTuple):
 
     def take(self, which: Ints | slice) -> ParentOrders:
         """Some of them."""
-        day, amount, buying, start, end = self
-        return ParentOrders(day[which], amount[which], buying[which], start[which], end[which])
+        return ParentOrders(*(part[which] for part in self))
 
 
 def parent_orders(
@@ -83,14 +80,9 @@ def parent_orders(
 ) -> ParentOrders:
     """Orders from anything that broadcasts to one length."""
     given = (np.atleast_1d(np.asarray(part)) for part in (day, amount, buying, start, end))
-    days, amounts, sides, starts, ends = np.broadcast_arrays(*given)
-    return ParentOrders(
-        days.astype(np.int64),
-        amounts.astype(np.float64),
-        sides.astype(np.bool_),
-        starts.astype(np.int64),
-        ends.astype(np.int64),
-    )
+    kinds = (np.int64, np.float64, np.bool_, np.int64, np.int64)
+    arrays = zip(np.broadcast_arrays(*given), kinds, strict=True)
+    return ParentOrders(*(array.astype(kind) for array, kind in arrays))
 
 
 def check_orders(orders: ParentOrders, days: Days) -> None:
@@ -177,10 +169,8 @@ def read_orders(
     sheet = Sheet.read(path, ORDER_COLUMNS, required, own, "execution.orders.columns")
     cells = {ours: _strings(sheet.cells(ours)) for ours in ORDER_COLUMNS}
     dates = parse_times(sheet.cells("date"), freq="1d", timezone=timezone)["time"].cast(pl.Date)
-    minutes = {ours: _minutes(cells[ours], dates, timezone) for ours in ("start", "end")}
-    columns = pl.DataFrame(
-        {**cells, "day": dates, "begin": minutes["start"], "until": minutes["end"]}
-    )
+    begin, until = (_minutes(cells[ours], dates, timezone) for ours in ("start", "end"))
+    columns = pl.DataFrame({**cells, "day": dates, "begin": begin, "until": until})
     market = _Market(days)
     rows = []
     for row, order in zip(sheet.rows, columns.iter_rows(named=True), strict=True):
@@ -198,9 +188,8 @@ def read_orders(
             message = f"{order['amount']!r} is not a positive number of shares"
             remedy = "Write a positive number; the direction says whether to buy or sell"
             note("amount", message, remedy)
-        rows.append(
-            (day, amount, DIRECTIONS.get(side, False), *market.find_ticks(order, day, note))
-        )
+        ticks = market.find_ticks(order, day, note)
+        rows.append((day, amount, DIRECTIONS.get(side, False), *ticks))
     sheet.refuse("orders")
     orders = parent_orders(*zip(*rows, strict=True))
     check_orders(orders, days)

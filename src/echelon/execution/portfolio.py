@@ -80,33 +80,38 @@ def align_days(
     price_limits: whether ticks at the rows' limits are barred
     """
     row, asset = _places(days, times, symbols)
-    price = _middle(days)
+    price = (days.buy + days.sell) / 2.0  # NaN where nothing trades
     traded = price > 0.0
     first, last = traded.argmax(axis=1), traded.shape[1] - 1 - traded[:, ::-1].argmax(axis=1)
-    number = np.arange(len(row))
     used = (row >= 0) & traded.any(axis=1)
     used[used] &= rows.tradable[row[used], asset[used]]
-    day, at = number[used], (row[used], asset[used])
+    day, at = np.flatnonzero(used), (row[used], asset[used])
     opening, closing = price[day, first[day]], price[day, last[day]]
-    ratio = np.ones(len(row))
+    ratio = np.ones((len(row), 1))
     if not same_prices:
-        ratio[day] = rows.close[at] / closing
-    _refuse_apart(days, day, rows.close[at], closing * ratio[day], "close", "last price")
+        ratio[day, 0] = rows.close[at] / closing
+    opening, closing = opening * ratio[day, 0], closing * ratio[day, 0]
+    _refuse_apart(days, day, rows.close[at], closing, "close", "last price")
     if not np.array_equal(rows.open, rows.close):  # else the source has no opens
-        _refuse_apart(days, day, rows.open[at], opening * ratio[day], "open", "first price")
+        _refuse_apart(days, day, rows.open[at], opening, "open", "first price")
     day_of = np.full(rows.close.shape, -1, dtype=np.int64)
     day_of[at] = day
     missing = int((rows.tradable & (day_of < 0)).sum())
     if missing:
-        log.warning(
-            "%d of %d tradable bars have no intraday data; orders for them are filled at the open",
-            missing,
-            int(rows.tradable.sum()),
-        )
-    up, down = np.full(len(row), np.inf), np.zeros(len(row))
+        which = f"{missing} of {int(rows.tradable.sum())} tradable bars have no intraday data"
+        log.warning("%s; orders for them are filled at the open", which)
+    up, down = np.full(ratio.shape, np.inf), np.zeros(ratio.shape)
     if price_limits:
-        up[day], down[day] = rows.limit_up[at], rows.limit_down[at]
-    return AlignedDays(_on_basis(days, ratio, up, down), day_of, *days.sessions)
+        up[day, 0], down[day, 0] = rows.limit_up[at], rows.limit_down[at]
+    buy, sell = days.buy * ratio, days.sell * ratio
+    on_basis = replace(
+        days,
+        buy=np.where(buy >= up - _CENT, np.nan, buy),
+        sell=np.where(sell <= down + _CENT, np.nan, sell),
+        known=days.known * ratio,
+        volume=days.volume / ratio,
+    )
+    return AlignedDays(on_basis, day_of, *days.sessions)
 
 
 def _places(days: Days, times: Times, symbols: tuple[str, ...]) -> tuple[Ints, Ints]:
@@ -155,24 +160,6 @@ def _refuse_apart(
                 f"{symbol}: on the middle day the daily {what} and the day's {tick} are "
                 f"{middle:.2%} apart, expected at most {SYMBOL_TOLERANCE:.0%}. {hint}"
             )
-
-
-def _middle(days: Days) -> Floats:
-    """[D,T] between buying and selling; NaN where nothing trades."""
-    return np.asarray((days.buy + days.sell) / 2.0)
-
-
-def _on_basis(days: Days, ratio: Floats, up: Floats, down: Floats) -> Days:
-    """The days at prices times ratio[D], without the ticks at the limits up, down[D]."""
-    times = ratio[:, None]
-    buy, sell = days.buy * times, days.sell * times
-    return replace(
-        days,
-        buy=np.where(buy >= up[:, None] - _CENT, np.nan, buy),
-        sell=np.where(sell <= down[:, None] + _CENT, np.nan, sell),
-        known=days.known * times,
-        volume=days.volume / times,
-    )
 
 
 def ticks_in(days: Days, minutes: float) -> int:
@@ -239,7 +226,8 @@ class IntradayExecutor:
         where = np.nonzero((parents != 0.0) & (day >= 0))
         if not len(where[0]):
             return worked
-        history = self._run(parents[where], day[where])
+        days, orders = _orders_on(self._aligned, parents[where], day[where], whole=self._whole)
+        history = run_orders(self.policy, days, orders, self.rules)
         executed = np.where(history.left > 0.0, history.executed, history.orders.amount)
         executed = np.where(history.executed > 0.0, executed, 0.0)
         market, spread = _paid_for(history, self.rules.half_spread)
@@ -257,17 +245,6 @@ class IntradayExecutor:
         for name in Worked._fields:
             getattr(worked, name)[where] = getattr(result, name)
         return worked
-
-    def history(self, parents: Floats, row: int) -> History:
-        """All ticks of parents[N] worked during one row, for pictures; those without a day left."""
-        day = self._aligned.day_of[row]
-        where = (parents != 0.0) & (day >= 0)
-        return self._run(parents[where], day[where])
-
-    def _run(self, amounts: Floats, day: Ints) -> History:
-        """amounts, day[O]."""
-        days, orders = _orders_on(self._aligned, amounts, day, whole=self._whole)
-        return run_orders(self.policy, days, orders, self.rules)
 
 
 class ImmediateWithBenchmarks(ImmediateExecutor):

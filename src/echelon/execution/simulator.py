@@ -134,23 +134,16 @@ class OrderBatch:
         check_orders(orders, days)
         self.days, self.orders, self.ticks_per_step = days, orders, ticks_per_step
         n = len(orders)
-        self.progress = OrderProgress(
-            orders.start.copy(),
-            np.zeros(n, np.int64),
-            orders.amount.copy(),
-            np.zeros(n, np.bool_),
-            np.zeros(n),
-        )
+        tick, left, done = orders.start.copy(), orders.amount.copy(), np.zeros(n, np.bool_)
+        self.progress = OrderProgress(tick, np.zeros(n, np.int64), left, done, np.zeros(n))
         self.n_steps = steps_of(orders, ticks_per_step)
         most = int(self.n_steps.max(initial=0))
         self.steps = StepRecords(
             *np.zeros((2, n, most), np.int64), *np.zeros((4, n, most)), *np.zeros((3, n, most))
         )
-        shape = (n, days.shape[1]) if record else (0, 0)
         self.records = record
-        self._ticks = TickRecords(
-            np.zeros(shape), np.zeros(shape), np.full(shape, np.nan), np.zeros(shape)
-        )
+        self._ticks = TickRecords(*np.zeros((4, n if record else 0, days.shape[1])))
+        self._ticks.price[:] = np.nan
         self.benchmarks = Benchmarks(*np.full((5, n), np.nan))
         prices = (days.buy, days.sell, days.known, days.volume)
         _benchmarks(prices, order_arrays(orders), self.benchmarks)
@@ -185,7 +178,6 @@ class Simulator(OrderBatch):
         NaN and infinity must have been refused before: a policy's fault is the policy's to name.
         Raises `DataError` where impact would take a price below zero.
         """
-        assert requested.shape == self.orders.amount.shape, "requested is not [E]"
         assert np.isfinite(requested).all(), "a request is not a number"
         number = self.progress.step.copy()
         below_zero = _advance(

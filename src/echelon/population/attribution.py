@@ -115,9 +115,8 @@ class ExpertAccount(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """All of it.
+    """parts: by name, in the order in which they add up; costs is the sum of the three after it
 
-    parts: by name, in the order in which they add up; costs is the sum of the three after it
     horizon: bars over which a choice is judged
     """
 
@@ -143,7 +142,6 @@ def attribute(
 
     market: [S] simple returns of the benchmark; horizon: bars between the router's decisions
     """
-    assert horizon >= 1, f"horizon should be ≥ 1, is {horizon}"
     series = part_series(record, book, market)
     if series is None:
         return None
@@ -184,16 +182,8 @@ def part_series(record: CommandRecord, book: RealBook, market: Floats) -> PartSe
     chosen = with_cash[np.arange(bars), record.in_charge]
     base = np.log1p(market)
     shares = paid / np.maximum(paid.sum(axis=0), np.finfo(np.float64).tiny)
-    commission, stamp, slippage = (net - gross) * shares
-    return PartSeries(
-        market=base,
-        skill=mean - base,
-        routing=chosen - mean,
-        holding=gross - chosen,
-        commission=commission,
-        stamp=stamp,
-        slippage=slippage,
-    )
+    costs = dict(zip(COST_PARTS, (net - gross) * shares, strict=True))
+    return PartSeries(base, mean - base, chosen - mean, gross - chosen, **costs)
 
 
 def gross_returns(record: CommandRecord) -> Floats:

@@ -67,8 +67,6 @@ def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
     deviation has the divisor W.
     """
     x = np.asarray(windows, dtype=np.float64)
-    assert x.shape[-1] > 0, "there are no validation windows"
-    assert penalty >= 0.0, f"penalty should be ≥ 0, is {penalty}"
     known = np.asarray(np.isfinite(x).all(axis=-1, keepdims=True))
     safe = np.where(known, x, 0.0)
     return np.where(known[..., 0], safe.mean(axis=-1) - penalty * safe.std(axis=-1), np.nan)
@@ -95,7 +93,6 @@ class Evolution:
         restarts what is alike or in quarantine; every: rounds of training between two
         evolutions, in which the lineage counts
         """
-        assert skills.shape[0] == plan.niches, f"skills should be [{plan.niches},Z]"
         self.plan = plan
         self.seed = seed
         self.threshold = threshold
@@ -131,10 +128,6 @@ class Evolution:
         """Present ones of all members[M]."""
         return self.lineage.hyperparameters()
 
-    def skill_of(self, member: int) -> Floats:
-        """Skill[Z] of a member's niche."""
-        return np.array(self.skills[self.plan.niche_of(member)])
-
     def step(self, fit: Floats, mapd: float) -> list[Decision]:
         """Decisions of the next evolution round, already in the lineage; carry them out.
 
@@ -145,15 +138,12 @@ class Evolution:
         self._fit = np.array(fit, dtype=np.float64)
         if self.plan.per_niche == 1:
             return self._single(mapd)
-        restarts = self._restart_alike(mapd)
-        gone = {d.member for d in restarts}
-        bred = (
-            evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
-            if self.enabled
-            else []
-        )
-        kept = [d for d in bred if d.member not in gone]
-        return self._record(sorted(kept + restarts, key=lambda d: d.member))
+        decisions = self._restart_alike(mapd)
+        gone = {d.member for d in decisions}
+        if self.enabled:
+            bred = evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
+            decisions = [d for d in bred if d.member not in gone] + decisions
+        return self._record(sorted(decisions, key=lambda d: d.member))
 
     def quarantine(self, members: Sequence[int]) -> list[Decision]:
         """Decisions to restart members whose numbers are no longer finite.
@@ -164,8 +154,7 @@ class Evolution:
         known[list(members)] = np.nan
         if self.pending is not None and self.pending.decision.member in members:
             self.pending = None
-        cause = Cause("not_finite", {})
-        present = self.hyperparameters()
+        cause, present = Cause("not_finite", {}), self.hyperparameters()
         return self._record(
             restart_members(self.plan, self.round, sorted(members), known, present, cause)
         )
@@ -177,21 +166,24 @@ class Evolution:
         same holds for one whose source failed.
         """
         copying = {d.member: d.weights_from for d in decisions if d.weights_from is not None}
-        fresh = {d.member: self.skill_of(d.member) for d in decisions if d.fresh}
+        niche_of = self.plan.niche_of
+        fresh = {d.member: self.skills[niche_of(d.member)].copy() for d in decisions if d.fresh}
         assert not copying.keys() & fresh.keys(), "a member cannot both copy and begin afresh"
         values = {d.member: dict(d.hyperparameters) for d in decisions}  # the last one holds
         states = pool.call(Member.copy_state, sorted(set(copying.values())))
         failed: dict[int, Failure] = {}
         taken: dict[int, dict[str, Any]] = {}
+        noise: dict[int, Noise] = {}
         for member, source in copying.items():
             state = states[source]
             if isinstance(state, Failure):
                 failed[source], failed[member] = state, replace(state, lost=False)
             else:
                 taken[member] = state
-        noise: dict[int, Noise] = {}
-        if self.mutation_rate > 0.0:
-            noise = {m: Noise(self.mutation_rate, self._noise_seed(m)) for m in copying}
+            if self.mutation_rate > 0.0:
+                # Of the member's present life: it may restart twice in a round.
+                rng = stream(self.seed, "mutation", self.lineage.living(member).id)
+                noise[member] = Noise(self.mutation_rate, int(rng.integers(2**62)))
 
         def carry_out(method: Callable[[Member, _A], None], arguments: Mapping[int, _A]) -> None:
             due = {m: argument for m, argument in arguments.items() if m not in failed}
@@ -219,13 +211,13 @@ class Evolution:
         """Go on from `state`; refuses that of another population."""
         lineage = Lineage.from_json(self.plan, state["lineage"])
         skills, fit = np.array(state["skills"]), np.array(state["fitness"], dtype=np.float64)
-        names = set(lineage.hyperparameters()[0])
         if skills.shape != self.skills.shape or fit.shape != self._fit.shape:
             raise StoreError(
                 f"expected skills {list(self.skills.shape)} and fitness {list(self._fit.shape)} of "
                 f"the population, found {list(skills.shape)} and {list(fit.shape)}: resume with "
                 "the configuration of the run"
             )
+        names = set(lineage.hyperparameters()[0])
         if names != set(self.plan.space):
             raise StoreError(
                 f"expected hyperparameters {sorted(self.plan.space)} in the lineage, found "
@@ -273,11 +265,6 @@ class Evolution:
                 self._drawn += 1
         return decisions
 
-    def _noise_seed(self, member: int) -> int:
-        """Of a member's present life: it may restart twice in a round."""
-        rng = stream(self.seed, "mutation", self.lineage.living(member).id)
-        return int(rng.integers(2**62))
-
 
 class RouterEvolution:
     """The router's hyperparameters, and the change of them that is on trial.
@@ -289,7 +276,6 @@ class RouterEvolution:
 
     def __init__(self, space: Mapping[str, Range], values: Hyperparameters, seed: int) -> None:
         """space: what evolves, maybe nothing; values: to begin with, of the same names"""
-        assert space.keys() == values.keys(), f"{sorted(values)} should be {sorted(space)}"
         self.seed = seed
         self.round = 0
         self.values = dict(values)
@@ -317,8 +303,7 @@ class RouterEvolution:
         if self.pending is not None:
             if learned == self._learned:
                 return []
-            done.append(conclude_trial(self.pending, self.round, fit))
-            self.pending = None
+            done = [conclude_trial(self.pending, self.round, fit)]
             self.values = dict(done[0].hyperparameters)
         self.pending = propose(self._plan, self.round, np.array([fit]), [self.values], self.seed)
         if self.pending is not None:

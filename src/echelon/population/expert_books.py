@@ -11,12 +11,11 @@ that is traded by whoever uses them. Three uses, one class:
 All books are one `Books`, so a bar is one call of the kernel; each expert is asked once a bar,
 about all its books together: what a bar costs hardly depends on E.
 
-`ExpertStanding` follows own books as they are traded, by whomever: their past for the router's
-observation, and the two guards that judge experts by them (`DrawdownGuard` masks, `CvarGuard`
-scales). `survey` trades the own books over whole spans and keeps how they stood at every row. Own
-books depend on nobody but the experts: not on who is in charge, nor on what the real book is worth.
-So for the router's training they are traded once for each state of the experts, and looked up by
-however many environments visit a row; policies trade theirs bar by bar, with the same functions.
+`ExpertStanding` follows own books as they are traded: their past for the router's observation, and
+the two guards that judge experts by them (`DrawdownGuard` masks, `CvarGuard` scales). `survey`
+trades them over whole spans and keeps how they stood at every row. Own books depend on nobody but
+the experts, so for the router's training they are traded once for each state of the experts, and
+looked up by however many environments visit a row; policies trade theirs bar by bar.
 
 Axes: `K` experts, `E` places, `N` assets, `T` rows of the world, `H` horizons. Books are stored
 expert by expert, [K+1,E].
@@ -25,7 +24,7 @@ expert by expert, [K+1,E].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -64,10 +63,7 @@ class ExpertTargets(NamedTuple):
 
 
 class BookStep(NamedTuple):
-    """What a bar brought.
-
-    before, value[K+1,E]: of the books; cost[K+1,E]: commission, duty and slippage, in money
-    """
+    """Values[K+1,E] before and after a bar; cost[K+1,E]: commission, duty and slippage (money)."""
 
     before: Floats
     value: Floats
@@ -85,8 +81,7 @@ class ExpertBooks:
         self.n_experts = len(experts)
         self.n_places = n_places
         self._experts = experts
-        rule = ActionRule.from_config(config, "weights")
-        n_books = (self.n_experts + 1) * n_places
+        rule, n_books = ActionRule.from_config(config, "weights"), (len(experts) + 1) * n_places
         self._books = Books(world, rule, RewardConfig(), n_books, span)
         self._held = self._books.holdings()
 
@@ -114,27 +109,20 @@ class ExpertBooks:
     def ask(self, real: Holdings | None = None) -> ExpertTargets:
         """What every expert wants to hold in its own book and, if given, in the books `real`[E]."""
         row, width = self.row, self.n_places
-        targets = np.empty((self.n_experts, width, self.world.n_assets))
-        of_real = None if real is None else np.empty_like(targets)
         rows = row if real is None else np.concatenate([row, row])
+        wanted = np.empty((self.n_experts, len(rows), self.world.n_assets))
         for k, expert in enumerate(self._experts):
-            own = slice(k * width, (k + 1) * width)
-            held = self._held.take(own)
-            if real is None:
-                targets[k] = expert.decide(rows, held)
-                continue
-            assert of_real is not None
-            both = Holdings(*(np.concatenate(pair) for pair in zip(held, real, strict=True)))
-            wanted = expert.decide(rows, both)
-            targets[k], of_real[k] = wanted[:width], wanted[width:]
-        return ExpertTargets(targets, of_real)
+            held = self._held.take(slice(k * width, (k + 1) * width))
+            if real is not None:
+                held = Holdings(*(np.concatenate(pair) for pair in zip(held, real, strict=True)))
+            wanted[k] = expert.decide(rows, held)
+        return ExpertTargets(wanted[:, :width], None if real is None else wanted[:, width:])
 
     def step(self, targets: Floats) -> BookStep:
         """Trade all books one bar on; targets[K+1,E,N]."""
         before = self.value
-        result = self._books.step(targets.reshape(self._books.n_books, -1))
+        fills = self._books.step(targets.reshape(self._books.n_books, -1)).fills
         self._held = self._books.holdings()
-        fills = result.fills
         cost = (fills.commission + fills.stamp + fills.slippage).sum(axis=1)
         return BookStep(before, self.value, cost.reshape(before.shape))
 
@@ -179,10 +167,9 @@ def first_rows(world: World) -> Rows:
     """
     first = min(max(rows.start, world.window - 1) for rows in world.splits.values())
     out = np.full(len(world.times), first, dtype=np.int64)
-    for pieces in world.stretches.values():
-        for piece in pieces:
-            inside = slice(piece.start, piece.stop)
-            out[inside] = np.maximum(out[inside], piece.start)
+    for piece in chain.from_iterable(world.stretches.values()):
+        inside = slice(piece.start, piece.stop)
+        out[inside] = np.maximum(out[inside], piece.start)
     return out
 
 
@@ -270,8 +257,7 @@ class ExpertStanding:
         )
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """Own books over the rows of `spans`, each row once; elsewhere nothing is known.
 
     spans: rows surveyed; view: [T,…] at every row; market[T,M]: its part of observations
@@ -291,9 +277,8 @@ def survey(
 ) -> Survey:
     """Let the experts trade their own books over the rows of `spans`.
 
-    market: the world's `market_view`, where it is known already
-
     Every piece of a span begins `warm_bars` before its first row, where there are so many.
+    market: the world's `market_view`, where it is known already
     """
     spans = tuple(spans)
     if not spans or min(len(span) for span in spans) < 2:
@@ -307,10 +292,9 @@ def survey(
     whole = range(int(plan.begin.min()), int(plan.stop.max()))
     start_experts(experts, world, whole)
     books = ExpertBooks(experts, world, config, len(plan.begin), whole)
-    view = _walk(books, plan, config)
     if market is None:
         market = market_view(world, first, config.meta_router.horizons)
-    return Survey(spans, view, market)
+    return Survey(spans, _walk(books, plan, config), market)
 
 
 class _Pieces(NamedTuple):
@@ -328,9 +312,8 @@ class _Pieces(NamedTuple):
             lows = list(range(span.start, span.stop, min(rows, _PIECE_ROWS)))
             if len(lows) > 1 and span.stop - lows[-1] < 2:
                 lows.pop()
-            for low, stop in zip(lows, [*lows[1:], span.stop], strict=True):
-                begin = max(low - warm, int(first[low]))
-                pieces.append((begin, low, stop))
+            for low, stop in pairwise([*lows, span.stop]):
+                pieces.append((max(low - warm, int(first[low])), low, stop))
         return _Pieces(*(np.array(part) for part in zip(*pieces, strict=True)))
 
 
@@ -347,8 +330,7 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
     )
     standing = ExpertStanding(n_places, n_experts, config)
     nobody = np.full(n_places, -1, dtype=np.int64)
-    done = np.zeros(n_places, dtype=np.bool_)
-    fresh = np.ones(n_places, dtype=np.bool_)
+    done, fresh = np.zeros(n_places, dtype=np.bool_), np.ones(n_places, dtype=np.bool_)
     books.begin(plan.begin, fresh)
     cash = np.zeros((1, n_places, books.world.n_assets))
     while True:
@@ -361,10 +343,8 @@ def _walk(books: ExpertBooks, plan: _Pieces, config: Config) -> ExpertView:
         done = done | (row >= plan.stop - 1)
         if done.all():
             return out
-        # What is done trades its piece again, unnoticed, until the longest is.
-        fresh = done
-        if fresh.any():
-            books.begin(np.where(fresh, plan.begin, row), fresh)
+        if done.any():  # those trade their pieces again, unnoticed, until the longest is done
+            books.begin(np.where(done, plan.begin, row), done)
         books.step(np.concatenate([books.ask().own, cash]))
         fresh = np.zeros(n_places, dtype=np.bool_)
 

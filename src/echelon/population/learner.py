@@ -118,7 +118,7 @@ class HierarchyLearner(Learner):
         """Member that stands for each expert."""
         rng, world = stream(seed, "probes"), self.parts.experts
         n_probes = config.trainer.probe_states
-        rows = measurement.probe_states(world, world.spans("train"), n_probes, rng)
+        rows = measurement.probe_states(world.spans("train"), n_probes, rng)
         self._probes = rows, measurement.probe_books(world, rows, rng)
         self._diversity = measurement.Diversity(math.nan, math.nan)
         self._fitness = np.full(n_members, math.nan)

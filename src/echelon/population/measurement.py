@@ -210,7 +210,7 @@ class Diversity(NamedTuple):
     volume: float
 
 
-def probe_states(world: World, spans: Sequence[range], n: int, rng: np.random.Generator) -> Rows:
+def probe_states(spans: Sequence[range], n: int, rng: np.random.Generator) -> Rows:
     """Rows[S] of the spans, rising, each once; fewer than n where the spans hold no more.
 
     spans: rows a book can stand at, as `world.spans` gives them

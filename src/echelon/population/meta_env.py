@@ -69,26 +69,21 @@ class MetaEnv(PlacesVecEnv):
         phase: as of `renew`
         """
         meta = config.meta_router
-        self.experts = experts
-        self.world = world
-        self.config = config
-        self.seed_of_run = seed
+        self.experts, self.world = experts, world
+        self.config, self.seed_of_run = config, seed
         self.incentive: RouterReward | None = None
         """What rewards are made into; None: paid as they are."""
         self.relative: Floats = np.zeros(meta.n_envs)
         """[E] relative log return of the last step, before it was made into pay."""
         self._spans = tuple(spans)
         self._market: Floats32 | None = None
-        self._usage = even_usage(meta.n_envs, len(experts) + 1)
+        n_choices = len(experts) + 1
+        self._usage = even_usage(meta.n_envs, n_choices)
         self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
         self._places = [_Place(self, e) for e in range(meta.n_envs)]
-        n_choices = len(experts) + 1
         shape = (observation_size(len(experts), meta.horizons),)
-        super().__init__(
-            meta.n_envs,
-            spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32),
-            spaces.Discrete(n_choices),
-        )
+        seen = spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32)
+        super().__init__(meta.n_envs, seen, spaces.Discrete(n_choices))
         self.renew(phase)
 
     def renew(self, phase: int, experts: Sequence[Policy] | None = None) -> None:
@@ -96,21 +91,18 @@ class MetaEnv(PlacesVecEnv):
 
         experts: as they are now, where they are not those of before
         """
-        meta = self.config.meta_router
-        self.experts = self.experts if experts is None else experts
-        self.survey: Survey = survey(
-            self.experts, self.world, self._spans, self.config, self._market
-        )
+        if experts is not None:
+            self.experts = experts
+        experts, world, meta = self.experts, self.world, self.config.meta_router
+        self.survey: Survey = survey(experts, world, self._spans, self.config, self._market)
         self._market = self.survey.market
         shortest = min(len(span) for span in self._spans)
         self._bars = min(meta.episode_decisions * meta.every_bars, shortest - 1)
-        self._starts = Starts(
-            self._spans, self._bars, stream(self.seed_of_run, "router starts", phase)
-        )
+        rng = stream(self.seed_of_run, "router starts", phase)
+        self._starts = Starts(self._spans, self._bars, rng)
         self._noise = stream(self.seed_of_run, "router portfolios", phase)
-        self._books = ExpertBooks(
-            self.experts, self.world, self.config, self.num_envs, self._starts.whole
-        )
+        whole = self._starts.whole
+        self._books = ExpertBooks(experts, world, self.config, self.num_envs, whole)
         self._begin()
 
     def reset(self) -> Floats32:
@@ -132,8 +124,7 @@ class MetaEnv(PlacesVecEnv):
         kl = self._trade(chosen)
         growth = np.log(np.maximum(self._books.value / before, _RUINED))
         self.relative = growth[chosen, places] - growth[:-1].mean(axis=0)
-        everyone = np.ones(self.num_envs, dtype=np.bool_)
-        self._usage = update_usage(self._usage, chosen, everyone)
+        self._usage = update_usage(self._usage, chosen, np.ones(self.num_envs, dtype=np.bool_))
         self._in_charge = chosen
         self._books.gather(chosen)
         paid = self.relative
@@ -178,19 +169,16 @@ class MetaEnv(PlacesVecEnv):
     def _end_step(self, paid: Floats32) -> VecEnvStepReturn:
         """What SB3 gets of a step, with new episodes started where one ended."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        done = self._books.is_ruined()[0]
-        truncated = self._left <= 0
-        if not truncated and not done.any():
-            return self._observe(), paid, done, infos
-        last = self._observe()
-        for e in range(self.num_envs):
-            if truncated or done[e]:
-                infos[e] = {
-                    "terminal_observation": last[e],
-                    "TimeLimit.truncated": bool(truncated and not done[e]),
-                }
+        seen, ruined, truncated = self._observe(), self._books.is_ruined()[0], self._left <= 0
+        done = ruined | truncated
+        if not done.any():
+            return seen, paid, done, infos
+        for e in np.flatnonzero(done):
+            infos[e] = {
+                "terminal_observation": seen[e],
+                "TimeLimit.truncated": not ruined[e],
+            }
         if truncated:
-            done = np.ones(self.num_envs, dtype=np.bool_)
             self._begin()
         else:
             self._fresh(self._books.row, done)

@@ -87,7 +87,10 @@ class HierarchyPolicy:
         self.router = router
         self.config = config
         self.seed = seed
-        self.expert_names = _unique([expert.name for expert in experts])
+        names = [expert.name for expert in experts]
+        if len({*names, CASH}) <= len(names):  # some are alike
+            names = [f"{name} {k}" for k, name in enumerate(names, 1)]
+        self.expert_names = tuple(names)
         self._warm = warm_bars(config)
         self.log = RiskLog()
         """What risk control did in the present run, or the last; times count bars of the book."""
@@ -145,7 +148,10 @@ class HierarchyPolicy:
         else:
             if run is not None:
                 self.log = RiskLog(self._alerts)
-            run = self._run = self._start_run(row)
+            assert self._world is not None, "start() comes before decide()"
+            run = self._run = _Run(self, row, self._world, self._span, self._market)
+            begin = np.maximum(row - self._warm, np.maximum(self._first[row], self._span.start))
+            run.warm_up(np.minimum(begin, row))
         observed, self._observed = self._observed, None
         return run.decide(held, observed)
 
@@ -163,15 +169,6 @@ class HierarchyPolicy:
             return None
         return run.record(self.expert_names, tuple(self.log))
 
-    def _start_run(self, row: Rows) -> _Run:
-        """A run of books that begin at `row`[E], their own books having come there."""
-        assert self._world is not None, "start() comes before decide()"
-        run = _Run(self, row, self._world, self._span, self._market)
-        begin = np.maximum(row - self._warm, np.maximum(self._first[row], self._span.start))
-        begin = np.minimum(begin, row)
-        run.warm_up(begin)
-        return run
-
 
 class _Run:
     """E books that began together, and everything that belongs to them."""
@@ -180,19 +177,14 @@ class _Run:
         self, policy: HierarchyPolicy, row: Rows, world: World, span: range, market: Floats32
     ) -> None:
         n_books, n_experts = len(row), len(policy.experts)
-        config = policy.config
-        self.row = row.copy()
-        self._policy = policy
-        self._config = config
-        self._world = world
-        self._span = span
-        self._market = market
-        self._start = row.copy()
+        config, risk = policy.config, policy.config.risk
+        self._policy, self._config = policy, config
+        self._world, self._span, self._market = world, span, market
+        self.row, self._start = row.copy(), row.copy()
         self._names = (*policy.expert_names, CASH)
         self._cash = n_experts
         self._books = ExpertBooks(policy.experts, world, config, n_books, span)
         self._standing = ExpertStanding(n_books, n_experts, config)
-        risk = config.risk
         self._halt = PortfolioHalt(n_books, risk.halt_drawdown, risk.halt_bars)
         self._turnover: TurnoverLimit | None = None
         # Nothing can be exchanged more than once a bar: wider limits need not be kept.
@@ -227,7 +219,13 @@ class _Run:
         verdicts = self._mark(fresh, nobody)
         self._values.append(books.value[:-1].T.copy())
         if self._config.risk.enabled:
-            self._report_already(verdicts)
+            # Who was masked or scaled before: of these the log would only tell a release.
+            allowed, halved = verdicts.drawdown.allowed, self._standing.cvar.scale < 1.0
+            none = np.zeros_like(allowed)
+            masks = verdicts.drawdown._replace(masked_now=~allowed, released_now=none)
+            none = np.zeros_like(halved)
+            scales = verdicts.cvar._replace(halved_now=halved, restored_now=none)
+            self._report(Verdicts(masks, scales))
 
     def advance(self) -> None:
         """One bar on, as was decided at the last close."""
@@ -267,20 +265,17 @@ class _Run:
         self._pending = np.concatenate([asked.own, target[None]])
         if len(self.row) == 1:
             wanted = np.where(np.isnan(asked.real), held.weights, asked.real)[:, 0]
-            step = _Step(int(self.in_charge[0]), bool(ask[0]), allowed[0, :-1], wanted)
-            self._steps.append(step)
+            self._steps.append(_Step(self.in_charge[0], ask[0], allowed[0, :-1], wanted))
         return target
 
     def record(self, names: tuple[str, ...], events: tuple[RiskEvent, ...]) -> CommandRecord | None:
         """Of one book: everything up to the bar after its last decision, if that is in the span."""
         steps, values, costs = self._steps, list(self._values), list(self._costs)
-        if len(steps) == len(values):
-            if int(self.row[0]) + 1 < self._span.stop:
-                after = self._books.peek(self._pending)
-                values.append(after.value[:-1].T.copy())
-                costs.append(_cost_share(after))
-            else:
-                steps = steps[:-1]
+        if len(steps) == len(values) and int(self.row[0]) + 1 < self._span.stop:
+            after = self._books.peek(self._pending)
+            values.append(after.value[:-1].T.copy())
+            costs.append(_cost_share(after))
+        steps = steps[: len(costs)]
         if not steps:
             return None
         first = int(self._start[0])
@@ -302,25 +297,26 @@ class _Run:
         return verdicts
 
     def _check_halt(self, held: Holdings, observed: Floats | None) -> tuple[Bools, Bools]:
-        """(halted[E], resumed now[E]) by what the real books are worth."""
+        """(halted[E], resumed now[E]) by what the real books are worth: observed, or their copies.
+
+        Refuses books that are others than their copies.
+        """
         if not self._config.risk.enabled:
             nothing = np.zeros(len(self.row), dtype=np.bool_)
             return nothing, nothing
-        verdict = self._halt.update(self._value_of_copy(held) if observed is None else observed)
+        if observed is None:
+            gap = np.abs(self._books.weights[-1] - held.weights).max(axis=1)
+            if (gap > _SAME).any():
+                bad = int(np.flatnonzero(gap > _SAME)[0])
+                raise DataError(
+                    f"book {bad} at row {int(self.row[bad])} holds weights up to {gap[bad]:.2g} "
+                    "off those it was commanded to: it was not filled as in the simulation. Call "
+                    "observe(value) before each decide(), so that its losses are known."
+                )
+            observed = self._books.value[-1]
+        verdict = self._halt.update(observed)
         self._log(self._halt.events(verdict, 0))
         return verdict.halted, verdict.resumed_now
-
-    def _value_of_copy(self, held: Holdings) -> Floats:
-        """[E] what the real books are worth by their copies; refuses other books."""
-        gap = np.abs(self._books.weights[-1] - held.weights).max(axis=1)
-        if (gap > _SAME).any():
-            bad = int(np.flatnonzero(gap > _SAME)[0])
-            raise DataError(
-                f"book {bad} at row {int(self.row[bad])} holds weights up to {gap[bad]:.2g} off "
-                "those it was commanded to: it was not filled as in the simulation. Call "
-                "observe(value) before each decide(), so that its losses are known."
-            )
-        return np.asarray(self._books.value[-1])
 
     def _limit_target(self, real: Floats, held: Holdings, halted: Bools) -> Floats:
         """What is sent[E,N] of what the experts want, real[K,E,N]."""
@@ -345,8 +341,6 @@ class _Run:
 
     def _log(self, events: Sequence[RiskEvent]) -> None:
         """Write events down, each with the number of its book's bar."""
-        if not events:
-            return
         bars = self.row - self._start
         self._policy.log.extend(replace(e, time=int(bars[e.book])) for e in events)
 
@@ -356,24 +350,12 @@ class _Run:
         self._log(standing.drawdown.events(verdicts.drawdown, 0, self._names))
         self._log(standing.cvar.events(verdicts.cvar, 0, self._names))
 
-    def _report_already(self, verdicts: Verdicts) -> None:
-        """Who was masked or scaled before the first bar: the log would only tell of a release."""
-        allowed, halved = verdicts.drawdown.allowed, self._standing.cvar.scale < 1.0
-        self._report(
-            Verdicts(
-                verdicts.drawdown._replace(
-                    masked_now=~allowed, released_now=np.zeros_like(allowed)
-                ),
-                verdicts.cvar._replace(halved_now=halved, restored_now=np.zeros_like(halved)),
-            )
-        )
-
 
 class _Step(NamedTuple):
     """What the record keeps of a decision about a single book: allowed[K], target[K,N]."""
 
-    in_charge: int
-    decided: bool
+    in_charge: np.int64
+    decided: np.bool_
     allowed: Bools
     target: Floats
 
@@ -381,13 +363,6 @@ class _Step(NamedTuple):
 def _cost_share(traded: BookStep) -> Floats:
     """[E,K] what the own books paid, as a share of their value before."""
     return np.asarray((traded.cost / np.maximum(traded.before, 1e-12))[:-1].T)
-
-
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, numbered where two are alike."""
-    if len({*names, CASH}) == len(names) + 1:
-        return tuple(names)
-    return tuple(f"{name} {k}" for k, name in enumerate(names, 1))
 
 
 def expert_policy(

@@ -33,7 +33,6 @@ Answers = dict[int, Any]
 """By number of the member; some may be a `Failure`."""
 Phase = Callable[[Sequence[int]], Answers]
 """Has the members of these numbers do something."""
-
 MOST_DEATHS = 3
 """Times that processes may die in one phase before the run is given up."""
 
@@ -72,11 +71,12 @@ class Members:
         self, method: Callable[[Member, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R]:
         """Answers of members to what changes them, each with its own argument."""
-
-        def phase(due: Sequence[int]) -> Answers:
-            return self.pool.call_each(method, {m: arguments[m] for m in due})
-
-        return self._answers(phase, list(arguments), changes=True)
+        call_each = self.pool.call_each
+        return self._answers(
+            lambda due: call_each(method, {m: arguments[m] for m in due}),
+            list(arguments),
+            changes=True,
+        )
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         """Carry evolution's decisions out, and record them."""
@@ -109,7 +109,14 @@ class Members:
             # Whoever dies from here on is to keep what the phase made of it.
             self._keep_states(phase, numbers, answers)
             due = _failed_members(answers)
-            self._quarantine(answers, everybody=len(due) == len(numbers))
+            for m in due:
+                if not isinstance(answers[m].error, TrainingError):
+                    raise answers[m].error
+                values = {"error": str(answers[m].error)}
+                self._note("quarantine", self._name(m), "quarantine", values)
+            if len(due) == len(numbers):
+                raise answers[due[0]].error
+            self.carry_out(self._evolution.quarantine(due))
             answers |= self._repeat_where_lost(phase, due)
             for m in _failed_members(answers):
                 raise answers[m].error
@@ -176,18 +183,6 @@ class Members:
         while _lost_members(states := self._take_snapshots()):
             again = self._recover(states)
             answers |= self._repeat_where_lost(phase, [m for m in again if m in numbers])
-
-    def _quarantine(self, answers: Answers, *, everybody: bool) -> None:
-        """Restart members whose numbers are no longer finite."""
-        failed = _failed_members(answers)
-        for m in failed:
-            if not isinstance(answers[m].error, TrainingError):
-                raise answers[m].error
-            values = {"error": str(answers[m].error)}
-            self._note("quarantine", self._name(m), "quarantine", values)
-        if everybody:
-            raise answers[failed[0]].error
-        self.carry_out(self._evolution.quarantine(failed))
 
     def _name(self, member: int) -> str:
         plan = self._evolution.plan

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _HIDDEN = (64, 64)
 """Widths of the layers of policy and value, each of its own."""
+_ADVICE = "Lower meta_router.lr; the checkpoints on disk are from before."
 
 
 class Router:
@@ -92,7 +93,12 @@ class Router:
         finally:
             env.incentive = None
         logged = self.model.logger.name_to_value
-        self._refuse_divergence(logged)
+        bad = sorted(k for k, v in logged.items() if "loss" in k and not math.isfinite(float(v)))
+        if bad:
+            raise TrainingError(
+                f"{', '.join(bad)} of the router is not a finite number after "
+                f"{self.model.num_timesteps:,} decisions: training has diverged. {_ADVICE}"
+            )
         return {
             "router/relative_return": float(np.mean(relative)),
             "router/usage_entropy": incentive.usage.entropy(),
@@ -122,11 +128,6 @@ class Router:
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
-    @property
-    def lr(self) -> float:
-        """Learning rate from the next phase on."""
-        return float(self.model.learning_rate)  # type: ignore[arg-type]  # never a schedule
-
     def set_lr(self, lr: float) -> None:
         """Set the learning rate from the next phase on."""
         self.model.learning_rate = lr
@@ -155,7 +156,7 @@ class Router:
         return tensors, {
             "decisions": self.model.num_timesteps,
             "updates": self.model._n_updates,
-            "lr": self.lr,
+            "lr": float(self.model.learning_rate),  # type: ignore[arg-type]  # never a schedule
             "optimizer": optimizer,
             "incentive": self.incentive.state(),
         }
@@ -181,19 +182,10 @@ class Router:
         logits = distribution.logits.numpy().astype(np.float64)
         if not np.isfinite(logits).all():
             raise TrainingError(
-                "the router's network gives no finite numbers: its training has diverged. Lower "
-                "meta_router.lr; the checkpoints on disk are from before."
+                "the router's network gives no finite numbers: its training has diverged. "
+                + _ADVICE
             )
         return np.where(allowed, logits, -np.inf)
-
-    def _refuse_divergence(self, logged: Mapping[str, Any]) -> None:
-        bad = sorted(k for k, v in logged.items() if "loss" in k and not math.isfinite(float(v)))
-        if bad:
-            raise TrainingError(
-                f"{', '.join(bad)} of the router is not a finite number after "
-                f"{self.model.num_timesteps:,} decisions: training has diverged. Lower "
-                "meta_router.lr; the checkpoints on disk are from before."
-            )
 
 
 def probabilities_along(router: Router, survey: Survey) -> Floats:
@@ -205,11 +197,11 @@ def probabilities_along(router: Router, survey: Survey) -> Floats:
     """
     first = np.array([span.start for span in survey.spans])
     length = np.array([len(span) for span in survey.spans])
-    n_places, cash = len(first), router.n_experts
+    n_places, cash, every = len(first), router.n_experts, router.config.meta_router.every_bars
     out = np.full((len(survey.market), cash + 1), np.nan)
     usage = even_usage(n_places, cash + 1)
     in_charge = np.full(n_places, cash, dtype=np.int64)
-    age = np.full(n_places, router.config.meta_router.every_bars, dtype=np.int64)
+    age = np.full(n_places, every, dtype=np.int64)
     current = np.zeros((n_places, cash + 1))
     for bar in range(int(length.max())):
         inside = bar < length
@@ -217,8 +209,7 @@ def probabilities_along(router: Router, survey: Survey) -> Floats:
         view = survey.view.at(row)
         allowed = np.ones((n_places, cash + 1), dtype=np.bool_)
         allowed[:, :-1] = view.allowed
-        masked = ~allowed[np.arange(n_places), in_charge]
-        ask = (age >= router.config.meta_router.every_bars) | masked
+        ask = (age >= every) | ~allowed[np.arange(n_places), in_charge]
         if ask.any():
             obs = make_observation(view, usage, in_charge, survey.market[row])
             said = router.probabilities(obs, allowed)

@@ -6,9 +6,10 @@ Read before anything is done, so that a configuration can be checked without a l
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
-from echelon.agents.mfpbt import Hyperparameters, PopulationPlan, Range
+from echelon.agents.mfpbt import PopulationPlan, Range
 from echelon.config import Config
 from echelon.errors import ConfigError
 from echelon.rng import stream
@@ -56,16 +57,6 @@ _TUNED = {
 """By the name of their bounds in `trainer.evolution`."""
 
 
-def space(config: Config) -> dict[str, Range]:
-    """The hyperparameters of experts that evolve, with their bounds.
-
-    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value.
-    """
-    if not config.trainer.evolution.enabled:
-        return {name: Range(value, value) for name, value in config_values(config).items()}
-    return {name: _bounds(config, name) for name in config_values(config)}
-
-
 def router_space(config: Config) -> dict[str, Range]:
     """The router's hyperparameters that evolve, with their bounds; none without evolution."""
     if not config.trainer.evolution.enabled:
@@ -79,13 +70,12 @@ def refuse_outside(config: Config) -> None:
         return
     for name, value in (config_values(config) | config_values(config, router=True)).items():
         bounds = _bounds(config, name)
-        if bounds.low <= value <= bounds.high:
-            continue
-        raise ConfigError(
-            f"{_TUNED[name].key} = {value:g} is outside of trainer.evolution.{name} = "
-            f"[{bounds.low:g}, {bounds.high:g}], within which it evolves. Change either, or turn "
-            "evolution off (trainer.evolution.enabled: false)."
-        )
+        if not bounds.low <= value <= bounds.high:
+            raise ConfigError(
+                f"{_TUNED[name].key} = {value:g} is outside of trainer.evolution.{name} = "
+                f"[{bounds.low:g}, {bounds.high:g}], within which it evolves. Change either, or "
+                "turn evolution off (trainer.evolution.enabled: false)."
+            )
 
 
 def config_values(config: Config, *, router: bool = False) -> dict[str, float]:
@@ -106,17 +96,19 @@ def _bounds(config: Config, name: str) -> Range:
 
 
 def plan_of(config: Config) -> PopulationPlan:
-    """The population's form."""
-    wanted = config.trainer.evolution
-    return PopulationPlan(
-        niches=config.experts.n_experts,
-        per_niche=wanted.members_per_niche,
-        frequencies=wanted.paces,
-        space=space(config),
-    )
+    """The population's form, with the hyperparameters of experts that evolve and their bounds.
+
+    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value.
+    """
+    wanted, values = config.trainer.evolution, config_values(config)
+    space = {
+        name: _bounds(config, name) if wanted.enabled else Range(value, value)
+        for name, value in values.items()
+    }
+    return PopulationPlan(config.experts.n_experts, wanted.members_per_niche, wanted.paces, space)
 
 
-def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparameters]:
+def founders(config: Config, plan: PopulationPlan, seed: int) -> list[dict[str, float]]:
     """Hyperparameters[M] to begin with: the configuration's, brought inside the bounds.
 
     Those of a niche's first member; the others' are ×½ to ×2 of them, by lot.
@@ -125,17 +117,12 @@ def founders(config: Config, plan: PopulationPlan, seed: int) -> list[Hyperparam
         name: min(max(value, plan.space[name].low), plan.space[name].high)
         for name, value in config_values(config).items()
     }
-    return [
-        dict(values)
-        if member % plan.per_niche == 0
-        else {
-            name: plan.space[name].times(
-                value, _SPREAD ** stream(seed, "founder", member, name).uniform(-1.0, 1.0)
-            )
-            for name, value in values.items()
-        }
-        for member in range(plan.members)
-    ]
+    chosen = [dict(values) for _ in range(plan.members)]
+    for member, name in product(range(plan.members), values):
+        if member % plan.per_niche:
+            factor = _SPREAD ** stream(seed, "founder", member, name).uniform(-1.0, 1.0)
+            chosen[member][name] = plan.space[name].times(values[name], factor)
+    return chosen
 
 
 def refuse_hierarchy(config: Config) -> None:
@@ -148,17 +135,17 @@ def refuse_hierarchy(config: Config) -> None:
 
 
 def _refuse_updates(config: Config) -> None:
-    schedule, trainer = config.trainer.training_schedule, config.trainer
-    if schedule.experts.steps * config.expert.updates_per_step < 1:
+    trainer, expert, length = config.trainer, config.expert, _length(config)
+    steps = trainer.training_schedule.experts.steps
+    if steps * expert.updates_per_step < 1:
         raise ConfigError(
-            f"trainer.training_schedule.experts.steps = {schedule.experts.steps:,} at "
-            f"expert.updates_per_step = {config.expert.updates_per_step:g} is less than one "
-            "update. Take more of either."
+            f"trainer.training_schedule.experts.steps = {steps:,} at expert.updates_per_step = "
+            f"{expert.updates_per_step:g} is less than one update. Take more of either."
         )
-    if config.experts.sharing.sequence_steps > config.expert.batch_size:
+    if length > expert.batch_size:
         raise ConfigError(
-            f"experts.sharing.sequence_steps = {config.experts.sharing.sequence_steps} is more "
-            f"than a batch (expert.batch_size = {config.expert.batch_size})."
+            f"experts.sharing.sequence_steps = {length} is more than a batch (expert.batch_size = "
+            f"{expert.batch_size})."
         )
     if trainer.round_steps < config.train.books:
         raise ConfigError(
@@ -205,18 +192,12 @@ def _refuse_schedule(config: Config, members: int) -> None:
 
     every, starts = schedule.experts.freq, config.expert.learning_starts
     first = -(-starts // (bars * train.books * every)) * every
+    pace = "trainer.training_schedule.{}.freq = {:,}".format
+    experts_keys = f"expert.learning_starts = {starts:,}, {pace('experts', every)}"
+    router_every = schedule.router.freq
     for who, round_, keys in (
-        (
-            "the experts learn",
-            first,
-            f"expert.learning_starts = {starts:,}, trainer.training_schedule.experts.freq = "
-            f"{every:,}",
-        ),
-        (
-            "the router learns",
-            schedule.router.freq,
-            f"trainer.training_schedule.router.freq = {schedule.router.freq:,}",
-        ),
+        ("the experts learn", first, experts_keys),
+        ("the router learns", router_every, pace("router", router_every)),
     ):
         if steps_before(round_) >= train.total_env_steps:
             raise ConfigError(

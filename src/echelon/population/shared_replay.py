@@ -37,7 +37,6 @@ from echelon.agents.replay import (
     Columns,
     Replay,
     RingMark,
-    RingWindow,
     SequenceDraw,
     Transitions,
     allocate,
@@ -106,11 +105,6 @@ class SharedReplay:
         """Transitions that each expert's ring has room for."""
         return self.capacity // self.n_experts
 
-    @property
-    def bytes_per_transition(self) -> int:
-        """Of a transition with the behaviour that made it."""
-        return self._rings[0].bytes_per_transition
-
     def add(self, expert: int, transitions: Transitions, behaviour: Behaviour) -> None:
         """Remember one step [E,…] of every book of an expert."""
         self._rings[expert].add(transitions, behaviour)
@@ -130,13 +124,15 @@ class SharedReplay:
         everybody's (own_share 1 and a fresh_steps as large as the ring: from all its own). Raises
         DataError where no sequence is long enough.
         """
-        n_own = round(own_share * n_sequences)
+        n_own, each = round(own_share * n_sequences), self.ring_capacity
         shares = []
         if n_own:
-            fresh = self._fresh(expert, length, fresh_steps)
+            mark = self._rings[expert].mark
+            assert fresh_steps >= length * mark.books, "the fresh steps hold no sequence"
+            skip = max(0, mark.size - fresh_steps)
+            fresh = ring_window(mark, each, length, base=expert * each, skip=skip)
             shares.append(SequenceDraw((fresh,), n_own, _advice("fresh_steps")))
         if n_own < n_sequences:
-            each = self.ring_capacity
             windows = tuple(
                 ring_window(ring.mark, each, length, base=k * each)
                 for k, ring in enumerate(self._rings)
@@ -144,13 +140,10 @@ class SharedReplay:
             shares.append(SequenceDraw(windows, n_sequences - n_own, _advice("buffer_size")))
         row, ended = self._columns["row"], self._columns["ended"]
         slots = draw_sequences(row, ended, shares, length, rng)
-        source = slots[0] // self.ring_capacity
-        return SharedBatch(
-            read_columns(self._plain, slots),
-            read_behaviour(self._columns, slots),
-            source,
-            source != expert,
-        )
+        transitions = read_columns(self._plain, slots)
+        source = slots[0] // each
+        behaviour = read_behaviour(self._columns, slots)
+        return SharedBatch(transitions, behaviour, source, source != expert)
 
     def snapshot(self) -> Marks:
         """How far each ring is written now."""
@@ -175,13 +168,9 @@ class SharedReplay:
 
     def state(self) -> tuple[Columns, dict[str, Any]]:
         """(arrays, JSON) from which `restore` goes on bit for bit. The arrays are views."""
-        arrays: Columns = {}
-        facts = []
-        for k, ring in enumerate(self._rings):
-            own, fact = ring.state()
-            arrays |= {f"{k}.{name}": values for name, values in own.items()}
-            facts.append(fact)
-        return arrays, {"n_experts": self.n_experts, "rings": facts}
+        states = [ring.state() for ring in self._rings]
+        arrays = {f"{k}.{n}": v for k, (own, _) in enumerate(states) for n, v in own.items()}
+        return arrays, {"n_experts": self.n_experts, "rings": [facts for _, facts in states]}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave; it is checked before anything here changes."""
@@ -190,10 +179,14 @@ class SharedReplay:
                 f"the saved replay has rings of {state['n_experts']} experts, this one of "
                 f"{self.n_experts}. Resume with the experts.n_experts it was made with."
             )
-        parts = [_below(arrays, f"{k}.") for k in range(self.n_experts)]
-        for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
+        parts = [
+            {name.removeprefix(own): v for name, v in arrays.items() if name.startswith(own)}
+            for own in (f"{k}." for k in range(self.n_experts))
+        ]
+        saved = list(zip(self._rings, parts, state["rings"], strict=True))
+        for ring, part, facts in saved:
             ring.accept(part, facts)
-        for ring, part, facts in zip(self._rings, parts, state["rings"], strict=True):
+        for ring, part, facts in saved:
             ring.restore(part, facts)
 
     def close(self) -> None:
@@ -204,16 +197,6 @@ class SharedReplay:
             (self.directory / f"{name}.bin").unlink(missing_ok=True)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
-
-    def _fresh(self, expert: int, length: int, fresh_steps: int) -> RingWindow:
-        mark, each = self._rings[expert].mark, self.ring_capacity
-        assert fresh_steps >= length * mark.books, "the fresh steps hold no sequence"
-        skip = max(0, mark.size - fresh_steps)
-        return ring_window(mark, each, length, base=expert * each, skip=skip)
-
-
-def _below(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Columns:
-    return {name[len(prefix) :]: v for name, v in arrays.items() if name.startswith(prefix)}
 
 
 def _advice(key: str) -> str:
