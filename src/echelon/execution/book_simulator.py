@@ -308,10 +308,8 @@ class MarketTwap:
 class LimitAtTouch:
     """All that is left at the best quote of its side, posted again at every step.
 
-    Posting again follows the quote where it goes, and loses the place in the queue. At the order's
-    last tick the simulator itself cancels what rests and crosses the book with it.
-
-    offset: behind the best quote, in the unit of the rules; ahead of it where negative
+    That follows the quote where it goes, and loses the place in the queue. offset: behind the best
+    quote, in the unit of the rules; ahead of it where negative
     """
 
     offset: float = 0.0

@@ -79,10 +79,7 @@ class PublicArrays:
 
 @dataclass(frozen=True)
 class PublicFeatures(PublicArrays):
-    """Features of `D` days.
-
-    names[F]; scaler: what they were scaled with; None: unscaled
-    """
+    """Features of `D` days; names[F]; scaler: what they were scaled with, None: unscaled."""
 
     names: tuple[str, ...]
     scaler: Scaler | None = None
@@ -313,10 +310,7 @@ def previous_days(days: Days) -> Ints:
 
 
 def trailing_profile(days: Days, trailing: int = TRAILING_DAYS) -> Floats:
-    """[D,T] mean volume of a tick on up to `trailing` earlier days on which the symbol traded.
-
-    NaN on a symbol's first day.
-    """
+    """[D,T] mean volume of a tick on up to `trailing` earlier days that traded; NaN: none."""
     out = np.full(days.shape, np.nan)
     for which, earlier in days.by_symbol():
         shares = days.volume[which]
@@ -331,10 +325,7 @@ def trailing_profile(days: Days, trailing: int = TRAILING_DAYS) -> Floats:
 
 @dataclass(frozen=True)
 class Extensions:
-    """What the files declare.
-
-    features: by name, in their order; digest: of the files' content; empty without files
-    """
+    """What the files declare: features by name, in their order, and the digest of their content."""
 
     features: Mapping[str, Custom] = field(default_factory=lambda: MappingProxyType({}))
     digest: str = ""

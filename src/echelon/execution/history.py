@@ -55,9 +55,8 @@ BASIS_POINTS = 1e4
 class History:
     """Orders and what became of them so far.
 
-    ticks: None where the simulator did not record them
-    rest_cost: what a share that is left would still pay, as a share of the price: half the spread
-        and the impact of trading a tick to its cap
+    ticks: None where the simulator did not record them; rest_cost: what a share that is left would
+    still pay, as a share of the price: half the spread and the impact of trading a tick to its cap
     """
 
     days: Days
@@ -102,9 +101,8 @@ class History:
 
     @cached_property
     def rest_price(self) -> Floats:
-        """What a share that is left is charged: the last price, moved by the order's own permanent
-        impact, and the cost of trading it. An order whose ticks never traded takes the arrival
-        price; NaN where there is none either.
+        """What a share that is left is charged: the last price (or the arrival price), moved by the
+        order's own permanent impact, and the cost of trading it; NaN without any price.
 
         Without that, an order would seem to gain by not being filled: whoever does not trade pays
         neither spread nor impact.
@@ -223,10 +221,7 @@ def price_advantage(price: Floats, base: Floats, buying: Bools) -> Floats:
 
 
 def order_frame(orders: ParentOrders, days: Days) -> pl.DataFrame:
-    """One order a row: its number, symbol, date, side and amount, and when it may trade.
-
-    start, end: local to the exchange; as its first tick begins and its last one ends
-    """
+    """One order a row, with start and end in exchange time: of its first tick, and of its last."""
     day = orders.day
     return pl.DataFrame(
         {

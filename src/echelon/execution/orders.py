@@ -106,10 +106,7 @@ def check_orders(orders: ParentOrders, days: Days) -> None:
 
 
 def draw_orders(days: Days, rule: ExecutionOrdersConfig, seed: int) -> ParentOrders:
-    """Orders by rule, in order of day; none on days without enough earlier ones of the symbol.
-
-    All lie between the day's opening and its close, which may be an early one.
-    """
+    """Orders by rule, in order of day, within the session; none without enough earlier days."""
     if rule.window == "random" and rule.min_ticks > days.shape[1]:
         raise ConfigError(
             f"execution.orders.min_ticks is {rule.min_ticks}; it must be at most the day's "
@@ -143,10 +140,7 @@ def draw_orders(days: Days, rule: ExecutionOrdersConfig, seed: int) -> ParentOrd
 
 
 def trailing_volume(days: Days, trailing: int = TRAILING_DAYS, least: int = 1) -> Floats:
-    """[D] median daily volume of the symbol over up to `trailing` days before.
-
-    NaN where there are fewer than `least` such days.
-    """
+    """[D] median daily volume of the symbol over up to `trailing` days before, at least `least`."""
     total = days.volume.sum(axis=1)
     out = np.full(len(total), np.nan)
     for which, before in days.by_symbol():

@@ -54,10 +54,7 @@ class ExecutionPolicy(Protocol):
         """Once for a batch of orders, before the first step."""
 
     def request(self, simulator: Simulator) -> Floats:
-        """[E] shares for the coming step, at least 0; of orders that are done it does not count.
-
-        More than is left is cut to what is left.
-        """
+        """[E] shares for the coming step, at least 0; more than is left is cut to that."""
 
 
 def run_orders(
@@ -232,10 +229,7 @@ class AlmgrenChriss(_Schedule):
 
 
 class ScheduleInputs(NamedTuple):
-    """What schedules are made from.
-
-    train: days to fit on; n_steps: of the longest order; kappa: `execution.kappa`
-    """
+    """train: days to fit on; n_steps: of the longest order; kappa: `execution.kappa`"""
 
     train: Days
     n_steps: int

@@ -248,10 +248,7 @@ class IntradayExecutor:
 
 
 class ImmediateWithBenchmarks(ImmediateExecutor):
-    """Fills everything at once, bit for bit as without it, and reports TWAP and VWAP of the day.
-
-    So that fills at the open are measured against what the executors are measured against.
-    """
+    """Fills everything at once, bit for bit as without it, and reports the day's TWAP and VWAP."""
 
     def __init__(self, aligned: AlignedDays) -> None:
         """aligned: the days of TWAP and VWAP."""
@@ -276,10 +273,7 @@ class ImmediateWithBenchmarks(ImmediateExecutor):
 def _orders_on(
     aligned: AlignedDays, amounts: Floats, day: Ints, *, whole: bool = False
 ) -> tuple[Days, ParentOrders]:
-    """Orders of amounts[O] (negative: to sell) for the sessions of day[O], and those days.
-
-    whole: all days, not those of the orders only
-    """
+    """Orders of amounts[O] (negative: to sell) on day[O], and those days (whole: all days)."""
     days, _, begin, end = aligned
     begin, end = begin[day], end[day]
     if not whole:

@@ -63,10 +63,7 @@ class PAPenalty:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Classes of the order's VWAP over TWAP, paid when the order is done.
-
-    thresholds: ascending; classes: one more than these
-    """
+    """Classes of the order's VWAP over TWAP by thresholds (rising), paid when it is done."""
 
     thresholds: tuple[float, ...] = (1.0, 1.1)
     classes: tuple[float, ...] = (-1.0, 0.0, 1.0)
@@ -82,10 +79,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Minus the implementation shortfall, in basis points of the whole order at arrival.
-
-    What is left when time is out is charged at `History.rest_price`.
-    """
+    """Minus the implementation shortfall, in basis points of the whole order at arrival."""
 
     def __call__(self, history: History, number: Ints) -> Floats:
         """[E]."""
@@ -132,10 +126,7 @@ def reward_from_config(config: ExecutionRewardConfig) -> Weighted:
 
 
 def reward_of(reward: Reward, history: History, number: Ints, taken: Bools) -> Floats:
-    """[E] of the step `number`[E], 0 where none was `taken`[E].
-
-    Stops where one is not a number, with the order, the step and its whole history.
-    """
+    """[E] of the step `number`[E], 0 where none was `taken`[E]; refuses what is not a number."""
     values = np.where(taken, reward(history, number), 0.0)
     wrong = ~np.isfinite(values)
     if wrong.any():

@@ -121,8 +121,7 @@ class Benchmarks(NamedTuple):
 class OrderBatch:
     """Orders on their days and how far they have come: what simulators of bars and books share.
 
-    n_steps[E]: that the orders have; rest_cost: what a share that is left at the end would still
-    pay, as a share of the price
+    n_steps[E]; rest_cost: what a share that is left at the end would still pay, over the price
     """
 
     rest_cost: float = 0.0

@@ -72,10 +72,7 @@ class PartSeries(NamedTuple):
 
 
 class ReturnPart(NamedTuple):
-    """A part's log return over the run, with a 95 % interval; block: bars drawn together.
-
-    The bounds are NaN where the run is too short to resample.
-    """
+    """A part's log return over the run, with a 95 % interval (NaN: too short to resample)."""
 
     total: float
     low: float
@@ -86,7 +83,7 @@ class ReturnPart(NamedTuple):
 class HitRate(NamedTuple):
     """How often a choice was right: the chosen book's next return was above the experts' mean.
 
-    random_rate: that of a choice by lot among those allowed, cash included; NaN with `decisions` 0
+    random_rate: of a choice by lot among those allowed, cash included
     """
 
     rate: float
@@ -192,10 +189,7 @@ def gross_returns(record: CommandRecord) -> Floats:
 
 
 def router_hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
-    """How often the router's choice was right, over the next `horizon` bars of the own books.
-
-    Decisions whose horizon lies beyond the run are not judged.
-    """
+    """How often the router's choice was right, over the `horizon` bars after it (if in the run)."""
     judged = _judge_decisions(record, horizon)
     if not len(judged.right):
         return HitRate(math.nan, math.nan, math.nan, math.nan, 0)

@@ -61,10 +61,9 @@ _A = TypeVar("_A")
 
 
 def fitness(windows: NDArray[np.floating[Any]], penalty: float) -> Floats:
-    """Mean over validation windows[...,W] less `penalty` times their standard deviation.
+    """Mean over validation windows[...,W] less `penalty` times their standard deviation (over W).
 
-    windows: extrinsic results only, such as Sharpe ratios; NaN where one of them is not finite. The
-    deviation has the divisor W.
+    windows: extrinsic results only, such as Sharpe ratios; NaN where one of them is not finite
     """
     x = np.asarray(windows, dtype=np.float64)
     known = np.asarray(np.isfinite(x).all(axis=-1, keepdims=True))
@@ -129,10 +128,9 @@ class Evolution:
         return self.lineage.hyperparameters()
 
     def step(self, fit: Floats, mapd: float) -> list[Decision]:
-        """Decisions of the next evolution round, already in the lineage; carry them out.
+        """Decisions of the next evolution round, in order, already in the lineage.
 
-        fit[M]: NaN where unknown; mapd: NaN where unknown, which restarts nobody. Two decisions
-        about one member are meant one after the other.
+        fit[M]: NaN where unknown; mapd: NaN where unknown, which restarts nobody
         """
         self.round += 1
         self._fit = np.array(fit, dtype=np.float64)
@@ -146,10 +144,7 @@ class Evolution:
         return self._record(sorted(decisions, key=lambda d: d.member))
 
     def quarantine(self, members: Sequence[int]) -> list[Decision]:
-        """Decisions to restart members whose numbers are no longer finite.
-
-        A change on trial with one of them ends: nothing can be said of it.
-        """
+        """Restart members whose numbers are no longer finite; a trial of theirs ends unjudged."""
         known = np.array(self._fit)
         known[list(members)] = np.nan
         if self.pending is not None and self.pending.decision.member in members:
@@ -162,8 +157,7 @@ class Evolution:
     def apply(self, decisions: Sequence[Decision], pool: Pool[Member]) -> dict[int, Failure]:
         """Carry decisions out on the members of `pool`; the failures of those that could not.
 
-        A member that failed is not what the lineage says: restore it, or put it in quarantine. The
-        same holds for one whose source failed.
+        A member that failed, or whose source did, is not what the lineage says: restore it.
         """
         copying = {d.member: d.weights_from for d in decisions if d.weights_from is not None}
         niche_of = self.plan.niche_of
@@ -269,9 +263,9 @@ class Evolution:
 class RouterEvolution:
     """The router's hyperparameters, and the change of them that is on trial.
 
-    At every evolution: a change on trial is settled, by the hierarchy's fitness then and now; then
-    another one begins. A change during which the router has not learned says nothing of it: its
-    trial goes on. Experts learn at the same time, so that a trial is a noisy one.
+    At every evolution a change on trial is settled, by the hierarchy's fitness then and now, unless
+    the router has not learned meanwhile; then another begins. Experts learn at the same time, so
+    that a trial is a noisy one.
     """
 
     def __init__(self, space: Mapping[str, Range], values: Hyperparameters, seed: int) -> None:
@@ -291,10 +285,9 @@ class RouterEvolution:
         return cls(names, {name: values[name] for name in names}, seed)
 
     def step(self, fit: float, learned: int) -> list[Decision]:
-        """Decisions of the next evolution, about `values`, which are those to go on with.
+        """Decisions about `values`, which are those to go on with.
 
-        fit: the hierarchy's, NaN where unknown; learned: decisions that the router has learned
-        from, in all
+        fit: the hierarchy's, NaN where unknown; learned: decisions that the router has learned from
         """
         self.round += 1
         if not self._plan.space:

@@ -52,11 +52,7 @@ _LEAST_ROWS = 120
 
 
 class ExpertTargets(NamedTuple):
-    """Target weights, NaN: leave as it is.
-
-    own[K,E,N]: of each expert for its own book
-    real[K,E,N]: of each expert for the books that were shown next to them; None where none were
-    """
+    """Weights[K,E,N] for the experts' own books, and for books shown to all; NaN: as it is."""
 
     own: Floats
     real: Floats | None
@@ -258,10 +254,7 @@ class ExpertStanding:
 
 
 class Survey(NamedTuple):
-    """Own books over the rows of `spans`, each row once; elsewhere nothing is known.
-
-    spans: rows surveyed; view: [T,…] at every row; market[T,M]: its part of observations
-    """
+    """Own books over the rows of `spans`; elsewhere nothing is known. view[T,…], market[T,M]."""
 
     spans: tuple[range, ...]
     view: ExpertView

@@ -72,10 +72,7 @@ its own (of 0.33 nats that only books tell, 0.21 after 200 updates at the same r
 
 
 class ActionSamples(NamedTuple):
-    """What experts did: holdings[B,N] and cash[B] they had; actions[B,N]; source[B] int64: who.
-
-    holdings: shares of the book's value; actions: target weights (`target_portfolios`)
-    """
+    """What experts source[B] did at holdings[B,N] and cash[B]; actions[B,N]: target weights."""
 
     holdings: Tensor
     cash: Tensor
@@ -86,8 +83,7 @@ class ActionSamples(NamedTuple):
 def target_portfolios(actions: Tensor, holdings: Tensor, cash: Tensor, free: Tensor) -> Tensor:
     """Target weights[B,N] that actions[B,N] in (−1, 1) ask for at holdings[B,N] and cash[B].
 
-    free[B,N]: what can be traded; the rest keeps its weight. The replay does not say what could
-    only be sold: it is taken for free.
+    free[B,N]: what can be traded; what could only be sold counts too: the replay does not say
     """
     allowed = np.repeat(free.numpy()[:, :, None], 3, axis=2)
     held = Holdings(holdings.numpy(), cash.numpy(), allowed)
@@ -152,10 +148,7 @@ class SkillBonus:
     def reward(
         self, holdings: Tensor, cash: Tensor, actions: Tensor, own: Tensor, skills: Tensor
     ) -> Tensor:
-        """Reward[B] in [−1, 1] of expert own[B] for actions[B,N] at holdings[B,N] and cash[B].
-
-        own need not be who acted: it is whose reward it would be.
-        """
+        """Reward[B] in [−1, 1] that actions[B,N] at holdings[B,N] would earn expert own[B]."""
         samples = ActionSamples(holdings, cash, actions, own)
         self._require(samples, skills)
         with torch.no_grad():

@@ -151,10 +151,7 @@ def responsibilities(
 
 
 def row_weights(returns: Floats, world: World, experts: ExpertsConfig) -> Floats32:
-    """[K,T] weight of each row in each expert's loss, K · responsibility; their mean over K is 1.
-
-    returns[K,T]: of the experts' own books (`own_returns`); stretches are looked at by themselves
-    """
+    """[K,T] weight of each row in each expert's loss, K · responsibility, stretch by stretch."""
     weights = np.ones(returns.shape, dtype=np.float32)
     for span in world.spans("train"):
         rows = slice(span.start, span.stop - 1)
@@ -168,10 +165,9 @@ def row_weights(returns: Floats, world: World, experts: ExpertsConfig) -> Floats
 
 
 def routed_weights(probabilities: Floats, floor: float) -> Floats32:
-    """[K,T] weight of each row in each expert's loss, by how probable the router finds the expert.
+    """[K,T] weight of each row in each expert's loss, by the router's probabilities[T,K+1].
 
-    probabilities[T,K+1]: the last one of cash, which nobody learns from; NaN: a row of nobody's
-    floor: share of every row that is spread over all experts
+    The last is of cash, which nobody learns from; NaN: a row of nobody's; floor: shared by all
     """
     experts = np.nan_to_num(probabilities[:, :-1])
     total = experts.sum(axis=1, keepdims=True)
@@ -183,7 +179,7 @@ def routed_weights(probabilities: Floats, floor: float) -> Floats32:
 
 
 def window_sharpes(policy: Policy, world: World, config: Config) -> Floats:
-    """[P] Sharpe ratios (annual) on equal pieces of the validation window, each from cash on.
+    """[P] annual Sharpe ratios on equal pieces of the validation window, each from cash on.
 
     Of a window that has stretches, each is cut into as many; all pieces are traded side by side.
     """
@@ -201,20 +197,14 @@ def window_sharpes(policy: Policy, world: World, config: Config) -> Floats:
 
 
 class Diversity(NamedTuple):
-    """How different K experts are: MAPD in [0, 1], population volume in (0, 1].
-
-    NaN where fewer than two have finite weights.
-    """
+    """How different K ≥ 2 experts are: MAPD in [0, 1], population volume in (0, 1]; else NaN."""
 
     mapd: float
     volume: float
 
 
 def probe_states(spans: Sequence[range], n: int, rng: np.random.Generator) -> Rows:
-    """Rows[S] of the spans, rising, each once; fewer than n where the spans hold no more.
-
-    spans: rows a book can stand at, as `world.spans` gives them
-    """
+    """Rows[S] of the spans, rising, each once; fewer than n where the spans hold no more."""
     rows = np.concatenate([np.arange(s.start, s.stop, dtype=np.int64) for s in spans])
     return np.sort(rng.choice(rows, size=min(n, len(rows)), replace=False))
 
@@ -222,8 +212,7 @@ def probe_states(spans: Sequence[range], n: int, rng: np.random.Generator) -> Ro
 def probe_books(world: World, rows: Rows, rng: np.random.Generator) -> Holdings:
     """A book for each of rows[S], in turn: all cash, equal weights, weights by lot (cash too).
 
-    Weights are of assets that can be held at the row. Books by lot are drawn evenly from all there
-    are (Dirichlet with parameters 1).
+    Of assets that can be held at the row; by lot: from a Dirichlet distribution with parameters 1.
     """
     close = world.rows.close[rows]
     able: Bools = world.present[rows] & world.member[rows] & (close > 0.0)
@@ -269,11 +258,7 @@ def draw_skills(n: int, dim: int, seed: int) -> Floats:
 
 
 def fresh_skill(existing: Floats, number: int, seed: int) -> Floats:
-    """One more skill[Z]: at right angles to existing[K,Z], or else the farthest of many by lot.
-
-    number: how many there were before it. Include the skill that is given up: the new one is then
-    no copy of it.
-    """
+    """Skill[Z] of this number: at right angles to existing[K,Z], or the farthest of many by lot."""
     rng, dim = stream(seed, "skill", number), existing.shape[1]
     if len(existing) < dim:
         inside = np.linalg.qr(existing.T)[0]  # [Z,K]: axes of the space they span
@@ -288,10 +273,7 @@ def fresh_skill(existing: Floats, number: int, seed: int) -> Floats:
 
 
 def return_correlations(returns: NDArray[np.floating[Any]]) -> Floats:
-    """Correlation[K,K] of experts' returns[K,T]; NaN next to one whose returns do not vary.
-
-    Bars at which any expert's return is not finite are left out.
-    """
+    """Correlation[K,K] of returns[K,T], where all are finite; NaN where they do not vary."""
     r = np.asarray(returns, dtype=np.float64)
     r = r[:, np.isfinite(r).all(axis=0)]
     if r.shape[1] < 2:
@@ -305,10 +287,7 @@ def return_correlations(returns: NDArray[np.floating[Any]]) -> Floats:
 
 
 def rolling_usage_entropy(chosen: NDArray[np.integer[Any]], n_choices: int, window: int) -> Floats:
-    """Entropy[D] of the last `window` of decisions[D], as a share of log n; 1: evenly used.
-
-    At the beginning of fewer decisions; nothing is added to the counts.
-    """
+    """Entropy[D] of the last `window` (or fewer) of decisions[D], over log n; 1: evenly used."""
     counts = np.cumsum(chosen[:, None] == np.arange(n_choices), axis=0)
     counts[window:] -= counts[:-window].copy()
     share = counts / counts.sum(axis=1, keepdims=True)

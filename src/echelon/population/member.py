@@ -129,10 +129,7 @@ def new_tables(
 
 
 class Member:
-    """Networks, books, replay, tables of one member, and where they stand.
-
-    number[of M]; niche[of K]: whose place it competes for
-    """
+    """One member: number[of M], competing for the place of expert niche[of K]."""
 
     def __init__(self, setup: MemberFactory, replay: SharedReplay, number: int) -> None:
         self.config, self.world, self.valid = setup.config, setup.world, setup.valid
@@ -284,10 +281,7 @@ class Member:
     def _batch(
         self, drawn: SharedBatch, z: Tensor, z_next: Tensor, weight: Floats32
     ) -> tuple[SequenceBatch, float]:
-        """(what SAC wants, all steps one after the other: [L·B,…], mean information).
-
-        z, z_next: embeddings[L·B,N,D] of the steps' rows and of those after; weight[T]
-        """
+        """(what SAC wants, all steps in a row: [L·B,…], mean information); z, z_next[L·B,N,D]."""
         step = drawn.transitions
         obs, next_obs = replayed_obs(step, z, z_next, self.collector.present)
         raw = _flat(step.raw)

@@ -64,10 +64,7 @@ class MetaEnv(PlacesVecEnv):
         seed: int,
         phase: int = 0,
     ) -> None:
-        """spans: rows the router learns on, of which no expert's gradient has seen any.
-
-        phase: as of `renew`
-        """
+        """spans: rows the router learns on, unseen by the experts; phase: as of `renew`"""
         meta = config.meta_router
         self.experts, self.world = experts, world
         self.config, self.seed_of_run = config, seed
@@ -87,10 +84,7 @@ class MetaEnv(PlacesVecEnv):
         self.renew(phase)
 
     def renew(self, phase: int, experts: Sequence[Policy] | None = None) -> None:
-        """Trade the own books again, and draw starts and noise of this phase from now on.
-
-        experts: as they are now, where they are not those of before
-        """
+        """Trade the own books (of other experts, if given) again; draw starts of this phase."""
         if experts is not None:
             self.experts = experts
         experts, world, meta = self.experts, self.world, self.config.meta_router

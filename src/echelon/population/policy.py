@@ -125,10 +125,7 @@ class HierarchyPolicy:
         self._observed = None
 
     def observe(self, value: Floats) -> None:
-        """Hear what the books are worth, value[E], before the decision at that close.
-
-        Not needed where books are simulated: see the module's text.
-        """
+        """Hear what the books are worth, value[E], at this close: for books not simulated."""
         self._observed = np.asarray(value, dtype=np.float64).copy()
 
     def decide(self, row: Rows, held: Holdings) -> Floats:
@@ -297,10 +294,7 @@ class _Run:
         return verdicts
 
     def _check_halt(self, held: Holdings, observed: Floats | None) -> tuple[Bools, Bools]:
-        """(halted[E], resumed now[E]) by what the real books are worth: observed, or their copies.
-
-        Refuses books that are others than their copies.
-        """
+        """(halted[E], resumed now[E]) by what the real books are worth: observed, or copied."""
         if not self._config.risk.enabled:
             nothing = np.zeros(len(self.row), dtype=np.bool_)
             return nothing, nothing

@@ -350,10 +350,7 @@ class PopulationEvent:
 
 @dataclass(frozen=True, eq=False)
 class PopulationHistory:
-    """All of population.json.
-
-    skills[K,D]; lineage: by id; rounds, events and readings in the order they happened
-    """
+    """All of population.json: skills[K,D], lineage by id, the rest in the order it happened."""
 
     experts: tuple[str, ...]
     skills: Floats

@@ -135,8 +135,7 @@ class Members:
     def _recover(self, answers: Answers, *, everybody: bool = False) -> list[int]:
         """Make members again whose process died, as they stood at the beginning of the phase.
 
-        answers: with some `lost`; everybody: the others go back there too. The numbers of all that
-        went back.
+        everybody: the others go back there too. The numbers of all that went back.
         """
         again = set(self.numbers) if everybody else set()
         while lost := _lost_members(answers):

@@ -34,10 +34,7 @@ class RouterPolicy(Protocol):
     """Chooses among K experts and cash, which has the number K, for E books at once."""
 
     def follow(self, returns: Floats, fresh: Bools) -> None:
-        """Hear what the own books earned at a bar: returns[E,K].
-
-        fresh[E]: books that begin here; what was heard of them before is to be forgotten
-        """
+        """Hear what the own books earned at a bar: returns[E,K]; fresh[E]: books that begin."""
 
     def choose(self, obs: Floats32, allowed: Bools) -> Ints:
         """[E] who is to be in charge, by obs[E,O] (see `router_task`) and allowed[E,K+1].
@@ -47,10 +44,9 @@ class RouterPolicy(Protocol):
 
 
 class HedgeRouter:
-    """The expert in which a fixed-share hedge trusts most.
+    """The expert in which a fixed-share hedge trusts most: trust grows by exp(rate · return).
 
-    Trust grows by exp(rate · return) of the own books; a small share is spread again at every bar,
-    so that an expert that was bad for long can be trusted again soon.
+    A small share is spread again at every bar: an expert that was bad for long can soon be back.
     """
 
     def __init__(self, *, rate: float = 60.0, share: float = 0.004) -> None:

@@ -61,11 +61,7 @@ class Router:
             self.model = _new_model(config, n_experts)
 
     def learn(self, env: MetaEnv, steps: int, phase: int) -> Metrics:
-        """At least `steps` decisions on `env`, in whole rollouts.
-
-        phase: number of this training, which `env` was made or renewed for; of each there is one,
-        with a generator of its own
-        """
+        """At least `steps` decisions on `env`, renewed for this phase, in whole rollouts."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         began, incentive = time.perf_counter(), self.incentive
@@ -191,9 +187,8 @@ class Router:
 def probabilities_along(router: Router, survey: Survey) -> Floats:
     """[T,K+1] how probable each choice is at every row of a survey's spans, NaN elsewhere.
 
-    The router goes through each span as in a backtest: it begins there with cash, is asked every
-    `meta_router.every_bars` bars or when the one in charge is masked, and takes its best choice;
-    until it is asked again its probabilities stand. For responsibilities of experts.
+    The router goes through each span as in a backtest: from cash on, asked every
+    `meta_router.every_bars` bars or when the one in charge is masked; in between they stand.
     """
     first = np.array([span.start for span in survey.spans])
     length = np.array([len(span) for span in survey.spans])

@@ -137,10 +137,7 @@ class Trail:
         self._known = np.zeros(n_places, dtype=np.int64)
 
     def push(self, growth: Floats, fresh: Bools) -> None:
-        """The values[E,K] after a bar, as multiples of the first; fresh[E]: books that begin.
-
-        What is not a number counts as ruin.
-        """
+        """The values[E,K] after a bar over the first (NaN: ruin); fresh[E]: books that begin."""
         keep = self._longest + 1
         if self._end == len(self._log):
             self._log[:keep] = self._log[-keep:]
@@ -174,10 +171,7 @@ class Trail:
 
 
 def market_view(world: World, first: NDArray[np.int64], horizons: Sequence[int]) -> Floats32:
-    """[T,M] the market's part of observations at every row; first[T]: of `first_rows`.
-
-    A row looks no further back than to the window before its first row.
-    """
+    """[T,M] the market's part of observations; no row looks behind the window before first[T]."""
     out = np.zeros((len(world.times), len(horizons) + 2), dtype=np.float32)
     edges = np.flatnonzero(np.diff(first)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(first)], strict=True):

@@ -19,10 +19,7 @@ _SPREAD = 2.0
 
 
 class _Tuned(NamedTuple):
-    """A hyperparameter that may evolve: where it is set, when it does not, how factors act.
-
-    router: it is the router's, not an expert's; of_rest: factors act on 1 − value
-    """
+    """A hyperparameter that may evolve; router: the router's; of_rest: factors act on 1 − value."""
 
     key: str
     value: Callable[[Config], float]
@@ -96,10 +93,7 @@ def _bounds(config: Config, name: str) -> Range:
 
 
 def plan_of(config: Config) -> PopulationPlan:
-    """The population's form, with the hyperparameters of experts that evolve and their bounds.
-
-    Without evolution (`trainer.evolution.enabled`) each is bound to the configuration's value.
-    """
+    """The population's form; without evolution each value is bound to the configuration's."""
     wanted, values = config.trainer.evolution, config_values(config)
     space = {
         name: _bounds(config, name) if wanted.enabled else Range(value, value)

@@ -55,9 +55,8 @@ SETTING = "experts.sharing.buffer_size"
 
 
 class SharedBatch(NamedTuple):
-    """Sequences to learn from, time first; those of the expert's own fresh steps come first.
+    """Sequences[L,n,…] to learn from, time first; those of the expert's own fresh steps come first.
 
-    transitions, behaviour: [L,n,…] each
     source[n] int64: the expert that made the sequence; shared[n] bool: it is another one
     """
 

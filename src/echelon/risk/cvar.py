@@ -148,10 +148,7 @@ class CvarGuard(GuardMemory):
         self._calm[chosen] = 0
 
     def events(self, verdict: CvarVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
-        """What to log of a verdict, for books [E] or [E,K].
-
-        names: of the K experts, or of the one portfolio that every book is
-        """
+        """What to log, for books [E] or [E,K]; names: of the K experts, or the one portfolio's."""
         limit = self.risk.cvar_limit
         logged = []
         for happened, kind, values in (

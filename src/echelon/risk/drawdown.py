@@ -76,9 +76,8 @@ class DrawdownGuard(GuardMemory):
         return ~self._masked
 
     def update(self, equity: Floats, in_charge: NDArray[np.int64]) -> DrawdownVerdict:
-        """Take the marks of a bar; the first ones are the values the books begin with.
+        """Take equity[E,K] of the experts' own books at a close; the first is what they begin with.
 
-        equity[E,K]: what the experts' own books are worth at the close
         in_charge[E]: who traded up to this close, −1 for nobody
         """
         self._check(equity, in_charge)
@@ -104,10 +103,7 @@ class DrawdownGuard(GuardMemory):
         )
 
     def restart(self, which: Bools) -> None:
-        """Forget the past of the books `which`[E], or of single experts in them, `which`[E,K].
-
-        For a new episode, and for an expert that was replaced.
-        """
+        """Forget the past of the books `which`[E], or of single experts in them, `which`[E,K]."""
         chosen = expand_mask(which, self.shape)
         self._marks[:, chosen] = -np.inf
         self._masked[chosen] = False

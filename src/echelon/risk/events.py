@@ -47,12 +47,10 @@ class RiskKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RiskEvent:
-    """One thing risk control did.
+    """One thing risk control did at the close of bar `time` to book `book`.
 
-    time: index of the bar at whose close it was decided
     who: the expert, the portfolio or, if it failed, the alert
     value, limit: what was measured, and what it was held against
-    book: which of the books traded side by side
     values: more that the kind has to say; reports make the sentence from both
     """
 

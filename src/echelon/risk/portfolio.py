@@ -7,9 +7,8 @@ In this order, between the policy's target weights and the orders made of them:
 3. `TurnoverLimit` goes only so far towards the target as the turnover allowed at this bar and in
    the last `window` bars permits. A halted portfolio is exempt: leaving must not be slow.
 
-What a limit takes away becomes cash; nothing is handed on to other assets. Turnover is two-way,
-as everywhere in Echelon: Σ|change of weight| over the assets, so exchanging everything counts 2.
-It is that of the decision; what the market then does to prices and fills is not known yet.
+What a limit takes away becomes cash. Turnover is two-way, Σ|change of weight| over the assets, so
+exchanging everything counts 2; it is that of the decision, before prices and fills are known.
 
 Axes: `E` books, `N` assets. Weights are shares of the book's value; what they leave is cash.
 """
@@ -32,10 +31,7 @@ MONTH = 20
 
 
 def limit_positions(target: Floats, scale: Floats) -> Floats:
-    """Target weights[E,N], none above scale[E] (`CvarVerdict.scale`), nor all together.
-
-    Each asset is cut first; if together they are still too many, all shrink alike.
-    """
+    """Target weights[E,N], each cut to scale[E]; if together still more, all shrink alike."""
     require_shape("scale", scale, target.shape[:1])
     _require_finite("target", target)
     most = scale[:, None]
@@ -69,10 +65,7 @@ class PortfolioHalt(GuardMemory):
     REMEMBERED = ("peak", "halted", "age", "asked")
 
     def __init__(self, n_books: int, limit: float, cooldown: int | None) -> None:
-        """limit: share lost since the peak above which it halts
-
-        cooldown: bars in cash; None: until `resume` is called
-        """
+        """limit: share lost since the peak; cooldown: bars in cash; None: until `resume`"""
         self._limit = limit
         self._cooldown = cooldown
         self._peak = np.full(n_books, -np.inf)
@@ -122,9 +115,8 @@ class PortfolioHalt(GuardMemory):
 class Turnover(NamedTuple):
     """What remains of a change of weights.
 
-    weights[E,N]: as far towards the target as may be; share[E]: of the way
-    wanted, traded[E]: turnover of the whole way, and of that part
-    allowed[E]: what the limits left for this bar; cut[E]: less was traded than wanted (`CUT_SLACK`)
+    weights[E,N]: as far towards the target as may be; share[E]: of the way; allowed[E]: at this bar
+    wanted, traded[E]: turnover of the whole way, and of that part; cut[E]: by more than rounding
     """
 
     weights: Floats
