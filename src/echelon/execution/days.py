@@ -89,8 +89,9 @@ class Days:
     def name(self, day: int) -> str:
         """Symbol and date, for messages; of a session its time, too."""
         date = self.dates[day]
-        unit = "D" if date == date.astype("datetime64[D]") else "s"
-        return f"{self.symbols[day]} on {np.datetime_as_string(date, unit=unit)}"
+        midnight = date == date.astype("datetime64[D]")
+        when = np.datetime_as_string(date, unit="D" if midnight else "s")
+        return f"{self.symbols[day]} on {when}"
 
     @property
     def tick_minutes(self) -> float:

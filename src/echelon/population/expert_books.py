@@ -59,9 +59,8 @@ class ExpertTargets(NamedTuple):
 
 
 class BookStep(NamedTuple):
-    """Values[K+1,E] before and after a bar; cost[K+1,E]: commission, duty and slippage (money)."""
+    """Values[K+1,E] after a bar; cost[K+1,E]: of trading, as a share of the value before it."""
 
-    before: Floats
     value: Floats
     cost: Floats
 
@@ -119,8 +118,8 @@ class ExpertBooks:
         before = self.value
         fills = self._books.step(targets.reshape(self._books.n_books, -1)).fills
         self._held = self._books.holdings()
-        cost = (fills.commission + fills.stamp + fills.slippage).sum(axis=1)
-        return BookStep(before, self.value, cost.reshape(before.shape))
+        cost = (fills.commission + fills.stamp + fills.slippage).sum(axis=1).reshape(before.shape)
+        return BookStep(self.value, cost / np.maximum(before, 1e-12))
 
     def peek(self, targets: Floats) -> BookStep:
         """What `step` would bring; nothing changes."""

@@ -44,6 +44,7 @@ from echelon.population.router_task import (
     make_observation,
     observation_size,
     update_usage,
+    with_cash,
 )
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32, Ints
@@ -128,9 +129,7 @@ class MetaEnv(PlacesVecEnv):
 
     def action_masks(self) -> Bools:
         """[E,K+1] who may be chosen now; cash always."""
-        allowed = np.ones((self.num_envs, len(self.experts) + 1), dtype=np.bool_)
-        allowed[:, :-1] = self.survey.view.allowed[self._books.row]
-        return allowed
+        return with_cash(self.survey.view.allowed[self._books.row])
 
     def close(self) -> None:
         """Nothing is open."""

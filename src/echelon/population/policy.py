@@ -13,9 +13,7 @@ At the close of each bar, for all books at once:
 
 Own books begin `warm_bars` before a book's first row, where the world has such rows: that is
 looking back. Books whose rows do not follow their last ones restart, own books and all, and all
-of them together: the own books of one that begins in the middle of the others' run would have to
-come through hundreds of bars while those of the others stand still. Backtests run one book, or
-several from one start; who needs others gives each group a policy of its own.
+of them together; who needs others gives each group a policy of its own.
 
 What the real book is worth is not in `Holdings`. The policy trades a copy of it next to the own
 books, by the same kernel, which is the same to the last bit wherever books are simulated. Where
@@ -45,7 +43,6 @@ from echelon.errors import DataError, UsageError
 from echelon.market import Rows
 from echelon.models import Encoder, ExpertActor, build_encoder
 from echelon.population.expert_books import (
-    BookStep,
     ExpertBooks,
     ExpertStanding,
     Verdicts,
@@ -56,7 +53,13 @@ from echelon.population.expert_books import (
 )
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
-from echelon.population.router_task import even_usage, make_observation, market_view, update_usage
+from echelon.population.router_task import (
+    even_usage,
+    make_observation,
+    market_view,
+    update_usage,
+    with_cash,
+)
 from echelon.risk.events import Alert, RiskEvent, RiskLog
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.runs.checkpoint import below_prefix
@@ -217,33 +220,30 @@ class _Run:
         self._values.append(books.value[:-1].T.copy())
         if self._config.risk.enabled:
             # Who was masked or scaled before: of these the log would only tell a release.
-            allowed, halved = verdicts.drawdown.allowed, self._standing.cvar.scale < 1.0
-            none = np.zeros_like(allowed)
-            masks = verdicts.drawdown._replace(masked_now=~allowed, released_now=none)
-            none = np.zeros_like(halved)
-            scales = verdicts.cvar._replace(halved_now=halved, restored_now=none)
+            masks, scales = verdicts
+            masked, halved = ~masks.allowed, self._standing.cvar.scale < 1.0
+            masks = masks._replace(masked_now=masked, released_now=np.zeros_like(masked))
+            scales = scales._replace(halved_now=halved, restored_now=np.zeros_like(halved))
             self._report(Verdicts(masks, scales))
 
     def advance(self) -> None:
         """One bar on, as was decided at the last close."""
         traded = self._books.step(self._pending)
         self.row = self.row + 1
-        nobody_new = np.zeros(len(self.row), dtype=np.bool_)
-        verdicts = self._mark(nobody_new, self.in_charge)
+        verdicts = self._mark(np.zeros(len(self.row), dtype=np.bool_), self.in_charge)
         if self._config.risk.enabled:
             self._forced = verdicts.drawdown.forced
             self._report(verdicts)
         if len(self.row) == 1:
             self._values.append(traded.value[:-1].T.copy())
-            self._costs.append(_cost_share(traded))
+            self._costs.append(traded.cost[:-1].T)
 
     def decide(self, held: Holdings, observed: Floats | None) -> Floats:
         """Target weights[E,N] at this close; observed[E]: what the books are worth, if known."""
         halted, resumed = self._check_halt(held, observed)
         due = self._age >= self._config.meta_router.every_bars
         ask = (due | self._forced | resumed) & ~halted
-        allowed = np.ones((len(self.row), self._cash + 1), dtype=np.bool_)
-        allowed[:, :-1] = self._standing.allowed
+        allowed = with_cash(self._standing.allowed)
         if ask.any():
             obs = make_observation(
                 self._standing.view(), self._usage, self.in_charge, self._market[self.row]
@@ -271,7 +271,7 @@ class _Run:
         if len(steps) == len(values) and int(self.row[0]) + 1 < self._span.stop:
             after = self._books.peek(self._pending)
             values.append(after.value[:-1].T.copy())
-            costs.append(_cost_share(after))
+            costs.append(after.cost[:-1].T)
         steps = steps[: len(costs)]
         if not steps:
             return None
@@ -352,11 +352,6 @@ class _Step(NamedTuple):
     decided: np.bool_
     allowed: Bools
     target: Floats
-
-
-def _cost_share(traded: BookStep) -> Floats:
-    """[E,K] what the own books paid, as a share of their value before."""
-    return np.asarray((traded.cost / np.maximum(traded.before, 1e-12))[:-1].T)
 
 
 def expert_policy(

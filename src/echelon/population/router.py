@@ -33,6 +33,7 @@ from echelon.population.router_task import (
     make_observation,
     observation_size,
     update_usage,
+    with_cash,
 )
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, flatten_optimizer, restore_optimizer, with_prefix
@@ -202,8 +203,7 @@ def probabilities_along(router: Router, survey: Survey) -> Floats:
         inside = bar < length
         row = np.where(inside, first + bar, first)
         view = survey.view.at(row)
-        allowed = np.ones((n_places, cash + 1), dtype=np.bool_)
-        allowed[:, :-1] = view.allowed
+        allowed = with_cash(view.allowed)
         ask = (age >= every) | ~allowed[np.arange(n_places), in_charge]
         if ask.any():
             obs = make_observation(view, usage, in_charge, survey.market[row])

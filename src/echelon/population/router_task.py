@@ -68,7 +68,7 @@ class ExpertView(NamedTuple):
 
     def at(self, rows: NDArray[np.int64]) -> ExpertView:
         """That of some rows."""
-        return ExpertView(*(part[rows] for part in self))
+        return ExpertView._make(part[rows] for part in self)
 
 
 def observation_names(experts: Sequence[str], horizons: Sequence[int]) -> tuple[str, ...]:
@@ -93,20 +93,17 @@ def make_observation(
     sight: ExpertView, usage: Floats, in_charge: NDArray[np.int64], market: Floats32
 ) -> Floats32:
     """[E,O] float32 of a sight of E places, usage[E,K+1], in_charge[E] and market[E,M]."""
-    n_places = len(in_charge)
-    charge = np.zeros(usage.shape, dtype=np.float32)
-    charge[np.arange(n_places), in_charge] = 1.0
-    parts = (
-        sight.relative.reshape(n_places, -1),
-        sight.level,
-        np.minimum(sight.drawdown, OBSERVATION_CLIP),
-        ~sight.allowed,
-        sight.scale,
-        usage,
-        charge,
-        market,
-    )
+    relative, level, drawdown, allowed, scale = sight
+    relative = relative.reshape(len(relative), -1)
+    drawdown = np.minimum(drawdown, OBSERVATION_CLIP)
+    charge = in_charge[:, None] == np.arange(usage.shape[1])
+    parts = (relative, level, drawdown, ~allowed, scale, usage, charge, market)
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+
+
+def with_cash(allowed: Bools) -> Bools:
+    """[E,K+1] of allowed[E,K]: cash may always be chosen."""
+    return np.column_stack([allowed, np.ones(len(allowed), dtype=np.bool_)])
 
 
 def even_usage(n_places: int, n_choices: int) -> Floats:
@@ -116,8 +113,7 @@ def even_usage(n_places: int, n_choices: int) -> Floats:
 
 def update_usage(usage: Floats, chosen: NDArray[np.int64], which: Bools) -> Floats:
     """Usage[E,K+1] after the decisions chosen[E] of the places `which`[E]."""
-    onto = np.zeros_like(usage)
-    onto[np.arange(len(usage)), chosen] = 1.0
+    onto = chosen[:, None] == np.arange(usage.shape[1])
     return np.where(which[:, None], usage + (onto - usage) / USAGE_MEMORY, usage)
 
 

@@ -1,7 +1,8 @@
 """What the guards of this package share: a memory that can resume.
 
 A guard keeps arrays that change in place and the place its ring is at. `state` gives copies of
-them, `restore` takes them back bit by bit, after all of them were found to fit.
+them, `restore` takes them back bit by bit, after all of them were found to fit; `restart` puts
+some books, or some experts, back to how all of them began.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from echelon.types import Bools, Floats
 
 
 class GuardMemory:
-    """Base of the guards: `REMEMBERED` names the arrays, each kept as an attribute `_name`."""
+    """Base of the guards.
+
+    REMEMBERED: name → what it begins with, of arrays kept as `_name`: [...] or, rings, [...,slots]
+    """
 
     WHAT: ClassVar[str]
-    REMEMBERED: ClassVar[tuple[str, ...]]
+    REMEMBERED: ClassVar[Mapping[str, float]]
 
+    shape: tuple[int, ...]
+    """Of the books that can restart; guards of a whole portfolio have none."""
     cursor: int = 0
     """Slot of the ring that the next bar writes to."""
     slots: int = 1
@@ -52,6 +58,19 @@ class GuardMemory:
             np.copyto(getattr(self, f"_{name}"), arrays[name])
         self.cursor = cursor
 
+    def restart(self, which: Bools) -> None:
+        """Forget the past of `which`[E], all there is of a book, or of single ones, `which`[...].
+
+        For a new episode, and for an expert that was replaced.
+        """
+        if which.dtype != np.bool_ or which.shape != self.shape[: which.ndim]:
+            raise ValueError(
+                f"which is {which.dtype}{list(which.shape)}, expected bool{list(self.shape)} or "
+                "one a book"
+            )
+        for name, begin in self.REMEMBERED.items():
+            getattr(self, f"_{name}")[which] = begin
+
     def _advance(self) -> None:
         self.cursor = (self.cursor + 1) % self.slots
 
@@ -73,12 +92,3 @@ def below_peak(peak: Floats, equity: Floats) -> Floats:
     np.divide(peak - equity, peak, out=lost, where=peak > 0.0)
     lost[np.isnan(equity)] = np.nan
     return lost
-
-
-def expand_mask(which: Bools, shape: tuple[int, ...]) -> Bools:
-    """`which`[E], or already of the full shape, as a mask of `shape`, whose first axis is E."""
-    if which.dtype != np.bool_ or which.shape != shape[: which.ndim]:
-        raise ValueError(
-            f"which is {which.dtype}{list(which.shape)}, expected bool{list(shape)} or one a book"
-        )
-    return np.broadcast_to(which.reshape(which.shape + (1,) * (len(shape) - which.ndim)), shape)

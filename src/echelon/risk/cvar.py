@@ -26,14 +26,14 @@ Axes: `E` books, `K` experts, `W` window, `...` any shape of books.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.config.hierarchy import RiskConfig
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, expand_mask, require_shape
+from echelon.risk._memory import GuardMemory, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
@@ -106,7 +106,10 @@ class CvarGuard(GuardMemory):
     """
 
     WHAT = "CVaR guard"
-    REMEMBERED = ("returns", "n", "value_at_risk", "cvar", "halved", "calm")
+    REMEMBERED: ClassVar = {"returns": np.nan, "n": 0, "value_at_risk": np.nan, "cvar": np.nan} | {
+        "halved": False,
+        "calm": 0,
+    }
 
     def __init__(self, shape: tuple[int, ...], risk: RiskConfig) -> None:
         self.shape = shape
@@ -136,16 +139,6 @@ class CvarGuard(GuardMemory):
         restored_now = self._halved & (self._calm >= self.risk.release_bars)
         self._halved[...] = (self._halved | halved_now) & ~restored_now
         return CvarVerdict(self._cvar.copy(), self.scale, halved_now, restored_now)
-
-    def restart(self, which: Bools) -> None:
-        """Forget the past of the books `which`[E], or of single ones, `which`[...]."""
-        chosen = expand_mask(which, self.shape)
-        self._returns[chosen] = np.nan
-        self._value_at_risk[chosen] = np.nan
-        self._cvar[chosen] = np.nan
-        self._n[chosen] = 0
-        self._halved[chosen] = False
-        self._calm[chosen] = 0
 
     def events(self, verdict: CvarVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
         """What to log, for books [E] or [E,K]; names: of the K experts, or the one portfolio's."""
@@ -203,9 +196,10 @@ class TailQuantile(GuardMemory):
     """
 
     WHAT = "value-at-risk tracker"
-    REMEMBERED = ("eta", "size", "n")
+    REMEMBERED: ClassVar = {"eta": 0.0, "size": 0.0, "n": 0}
 
     def __init__(self, n_policies: int) -> None:
+        self.shape = (n_policies,)
         self._eta = np.zeros(n_policies)
         self._size = np.zeros(n_policies)
         self._n = np.zeros(n_policies, dtype=np.int64)
@@ -238,10 +232,3 @@ class TailQuantile(GuardMemory):
         beyond = (-returns > self._eta).mean(axis=0)
         gain = np.maximum(_RATE, 1.0 / np.sqrt(self._n))
         self._eta += gain * self._size * (beyond - (1.0 - LEVEL))
-
-    def restart(self, which: Bools) -> None:
-        """Forget what is known of the policies `which`[K], which were replaced."""
-        chosen = expand_mask(which, self._eta.shape)
-        self._eta[chosen] = 0.0
-        self._size[chosen] = 0.0
-        self._n[chosen] = 0

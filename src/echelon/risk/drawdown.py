@@ -21,14 +21,14 @@ Axes: `E` books (episodes side by side), `K` experts, each with a book of its ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.config.hierarchy import RiskConfig
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require_shape
+from echelon.risk._memory import GuardMemory, below_peak, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
@@ -55,7 +55,7 @@ class DrawdownGuard(GuardMemory):
     """The masks of K experts in E books, bar by bar."""
 
     WHAT = "drawdown guard"
-    REMEMBERED = ("marks", "masked", "calm", "age")
+    REMEMBERED: ClassVar = {"marks": -np.inf, "masked": False, "calm": 0, "age": 0}
 
     def __init__(self, n_books: int, n_experts: int, cash: int, risk: RiskConfig) -> None:
         """cash: index of the expert that is never masked."""
@@ -65,7 +65,7 @@ class DrawdownGuard(GuardMemory):
         self.cash = cash
         self.risk = risk
         self.slots = risk.drawdown_window + 1
-        self._marks = np.full((self.slots, *self.shape), -np.inf)
+        self._marks = np.full((*self.shape, self.slots), -np.inf)
         self._masked = np.zeros(self.shape, dtype=np.bool_)
         self._calm = np.zeros(self.shape, dtype=np.int64)
         self._age = np.zeros(self.shape, dtype=np.int64)
@@ -80,12 +80,21 @@ class DrawdownGuard(GuardMemory):
 
         in_charge[E]: who traded up to this close, −1 for nobody
         """
-        self._check(equity, in_charge)
+        n_books, n_experts = self.shape
+        require_shape("equity", equity, self.shape)
+        require_shape("in_charge", in_charge, (n_books,))
+        if in_charge.min(initial=0) < -1 or in_charge.max(initial=0) >= n_experts:
+            raise ValueError(f"in_charge = {in_charge}: expected -1 to {n_experts - 1}")
+        if not np.isfinite(equity[:, self.cash]).all():
+            raise DataError(
+                f"the cash expert (index {self.cash}) is worth {equity[:, self.cash]}: it is the "
+                "last resort and must be a number. Check its book and the index."
+            )
         risk = self.risk
         broken = ~np.isfinite(equity)
-        self._marks[self.cursor] = np.where(broken, -np.inf, equity)
+        self._marks[..., self.cursor] = np.where(broken, -np.inf, equity)
         self._advance()
-        drawdown = below_peak(self._marks.max(axis=0), equity)
+        drawdown = below_peak(self._marks.max(axis=-1), equity)
 
         masked = self._masked.copy()
         self._age[:] = np.where(masked, self._age + 1, 0)
@@ -101,14 +110,6 @@ class DrawdownGuard(GuardMemory):
         return DrawdownVerdict(
             drawdown, self.allowed, masked_now, released_now, in_charge.copy(), forced
         )
-
-    def restart(self, which: Bools) -> None:
-        """Forget the past of the books `which`[E], or of single experts in them, `which`[E,K]."""
-        chosen = expand_mask(which, self.shape)
-        self._marks[:, chosen] = -np.inf
-        self._masked[chosen] = False
-        self._calm[chosen] = 0
-        self._age[chosen] = 0
 
     def events(self, verdict: DrawdownVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
         """What to log of a verdict; `names`[K] are the experts'."""
@@ -127,15 +128,3 @@ class DrawdownGuard(GuardMemory):
             value = float(verdict.drawdown[e, k])
             logged.append(RiskEvent(time, RiskKind.FORCED, names[k], value, worst, int(e)))
         return logged
-
-    def _check(self, equity: Floats, in_charge: NDArray[np.int64]) -> None:
-        n_books, n_experts = self.shape
-        require_shape("equity", equity, self.shape)
-        require_shape("in_charge", in_charge, (n_books,))
-        if in_charge.min(initial=0) < -1 or in_charge.max(initial=0) >= n_experts:
-            raise ValueError(f"in_charge = {in_charge}: expected -1 to {n_experts - 1}")
-        if not np.isfinite(equity[:, self.cash]).all():
-            raise DataError(
-                f"the cash expert (index {self.cash}) is worth {equity[:, self.cash]}: it is the "
-                "last resort and must be a number. Check its book and the index."
-            )

@@ -12,9 +12,8 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -90,7 +89,11 @@ class RiskLog:
             except Stopped:
                 raise  # the user's Ctrl-C, not a fault of the alert
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not end trading
-                self._events.append(_failure(event, alert, error))
+                name = getattr(alert, "__qualname__", type(alert).__name__)
+                text = f"{type(error).__name__}: {error}"
+                values = {"event": event.kind.value, "subject": event.who, "error": text}
+                failed = replace(event, kind=RiskKind.ALERT_FAILED, who=name, values=values)
+                self._events.append(failed)
 
     def extend(self, events: Iterable[RiskEvent]) -> None:
         """Record several."""
@@ -110,7 +113,7 @@ def from_lines(data: bytes, path: Path) -> tuple[RiskEvent, ...]:
 
 
 _REMEDY = "Restore it, or delete it to go on without."
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_SPELLED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 
 
@@ -126,18 +129,6 @@ class _Line(TypedDict):
     limit: _Number
     book: int
     values: dict[str, _Number | str]
-
-
-def _failure(event: RiskEvent, alert: Alert, error: Exception) -> RiskEvent:
-    name = getattr(alert, "__qualname__", type(alert).__name__)
-    values = {
-        "event": event.kind.value,
-        "subject": event.who,
-        "error": f"{type(error).__name__}: {error}",
-    }
-    return RiskEvent(
-        event.time, RiskKind.ALERT_FAILED, name, event.value, event.limit, event.book, values
-    )
 
 
 def _row(event: RiskEvent) -> dict[str, Any]:
@@ -156,11 +147,7 @@ def _row(event: RiskEvent) -> dict[str, Any]:
 
 
 def _json_number(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(value)
+    return _SPELLED.get(str(float(value)), float(value))
 
 
 def _event(line: bytes, path: Path, number: int) -> RiskEvent:
@@ -168,6 +155,7 @@ def _event(line: bytes, path: Path, number: int) -> RiskEvent:
         row = parse_json(line, _Line, path, _REMEDY)
     except DamagedError as damage:
         raise DamagedError(path, f"line {number}: {damage.what}", _REMEDY) from None
+    spelled = tuple(_SPELLED.values())
     return RiskEvent(
         row["time"],
         row["kind"],
@@ -176,7 +164,7 @@ def _event(line: bytes, path: Path, number: int) -> RiskEvent:
         float(row["limit"]),
         row["book"],
         {
-            name: float(value) if not isinstance(value, str) or value in _NOT_FINITE else value
+            name: float(value) if value in spelled or not isinstance(value, str) else value
             for name, value in row["values"].items()
         },
     )

@@ -21,14 +21,14 @@ Axes: any shape, one multiplier each, usually `K` experts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echelon.errors import TrainingError
-from echelon.risk._memory import GuardMemory, expand_mask, require_shape
-from echelon.types import Bools, Floats
+from echelon.risk._memory import GuardMemory, require_shape
+from echelon.types import Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +54,10 @@ class PidLagrangian(GuardMemory):
     """The controller. integral[...]: I; smoothed[...]: J̄, NaN before the first cost."""
 
     WHAT = "Lagrange multiplier"
-    REMEMBERED = ("integral", "smoothed", "multiplier")
+    REMEMBERED: ClassVar = {"integral": 0.0, "smoothed": np.nan, "multiplier": 0.0}
 
     def __init__(self, shape: tuple[int, ...], settings: PidSettings) -> None:
+        self.shape = shape
         self.settings = settings
         self._integral = np.zeros(shape)
         self._smoothed = np.full(shape, np.nan)
@@ -69,7 +70,7 @@ class PidLagrangian(GuardMemory):
 
     def update(self, cost: Floats) -> Floats:
         """Take the costs J[...] of the policies as they are now; return λ[...]."""
-        require_shape("cost", cost, self._integral.shape)
+        require_shape("cost", cost, self.shape)
         if not np.isfinite(cost).all():
             raise TrainingError(
                 f"the cost of the constraint is {cost}, expected finite numbers. Quarantine the "
@@ -86,13 +87,6 @@ class PidLagrangian(GuardMemory):
             self._integral = np.minimum(grown, np.maximum(self._integral, needed))
         self._multiplier = np.clip(quick + rule.k_i * self._integral, 0.0, rule.cap)
         return self.multiplier
-
-    def restart(self, which: Bools) -> None:
-        """Forget what is known of the policies `which`[...], which were replaced."""
-        chosen = expand_mask(which, self._integral.shape)
-        self._integral[chosen] = 0.0
-        self._smoothed[chosen] = np.nan
-        self._multiplier[chosen] = 0.0
 
 
 def combine_advantages(adv_r: Advantage, adv_c: Advantage, lam: Advantage | float) -> Advantage:

@@ -15,12 +15,12 @@ Axes: `E` books, `N` assets. Weights are shares of the book's value; what they l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from echelon.errors import DataError
-from echelon.risk._memory import GuardMemory, below_peak, expand_mask, require_shape
+from echelon.risk._memory import GuardMemory, below_peak, require_shape
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
@@ -62,7 +62,7 @@ class PortfolioHalt(GuardMemory):
     """
 
     WHAT = "portfolio halt"
-    REMEMBERED = ("peak", "halted", "age", "asked")
+    REMEMBERED: ClassVar = {"peak": -np.inf, "halted": False, "age": 0, "asked": False}
 
     def __init__(self, n_books: int, limit: float, cooldown: int | None) -> None:
         """limit: share lost since the peak; cooldown: bars in cash; None: until `resume`"""
@@ -98,7 +98,8 @@ class PortfolioHalt(GuardMemory):
 
     def resume(self, which: Bools) -> None:
         """Let the halted books `which`[E] trade again from the next bar on."""
-        self._asked |= expand_mask(which, self._halted.shape) & self._halted
+        require_shape("which", which, self._halted.shape)
+        self._asked |= which & self._halted
 
     def events(self, verdict: HaltVerdict, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log of a verdict."""
@@ -131,7 +132,7 @@ class TurnoverLimit(GuardMemory):
     """The turnover of E books over the last `window` bars."""
 
     WHAT = "turnover limit"
-    REMEMBERED = ("traded",)
+    REMEMBERED: ClassVar = {"traded": 0.0}
 
     def __init__(
         self, n_books: int, per_bar: float, per_window: float, window: int = MONTH
