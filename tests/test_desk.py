@@ -27,7 +27,6 @@ from echelon.population.router_task import (
     make_observation,
     market_view,
     observation_names,
-    observation_size,
 )
 from echelon.proving.worlds import join_worlds
 
@@ -225,7 +224,7 @@ def test_observation_has_the_entries_that_names_tells() -> None:
     market = np.arange(4, dtype=np.float32)[None]
     obs = make_observation(sight.at(np.array([20])), usage, np.array([2]), market)
     names = observation_names(("a", "b"), horizons)
-    assert obs.shape == (1, len(names)) == (1, observation_size(2, horizons))
+    assert obs.shape == (1, len(names))
     assert obs.dtype == np.float32
     shown = dict(zip(names, obs[0].tolist(), strict=True))
     assert shown["relative/5/b"] == sight.relative[20, 1, 1]

@@ -20,7 +20,7 @@ from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy
 from echelon.population.reference_policies import HedgeRouter
 from echelon.population.router import Router, probabilities_along
-from echelon.population.router_task import observation_size
+from echelon.population.router_task import observation_names
 from echelon.runs.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -52,7 +52,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def some_obs(config: Config, n: int = 50) -> np.ndarray:
-    size = observation_size(3, config.meta_router.horizons)
+    size = len(observation_names("abc", config.meta_router.horizons))
     return np.random.default_rng(2).uniform(-2, 2, (n, size)).astype(np.float32)
 
 

@@ -72,7 +72,8 @@ class ParentOrders(NamedTuple):
 
     def take(self, which: Ints | slice) -> ParentOrders:
         """Some of them."""
-        return ParentOrders(*(part[which] for part in self))
+        day, amount, buying, start, end = self
+        return ParentOrders(day[which], amount[which], buying[which], start[which], end[which])
 
 
 def parent_orders(

@@ -28,31 +28,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.agents.mfpbt import (
-    Cause,
-    Decision,
-    Hyperparameters,
-    Lineage,
-    PopulationPlan,
-    Proposal,
-    Range,
-    conclude_trial,
-    evolve,
-    propose,
-    reseed,
-    restart_members,
-)
+from echelon.agents import mfpbt
+from echelon.agents.mfpbt import Decision, Hyperparameters, Lineage, PopulationPlan, Proposal
 from echelon.config import Config
 from echelon.errors import StoreError
+from echelon.population import settings
 from echelon.population.measurement import draw_skills, fresh_skill
 from echelon.population.member import Member, Noise
-from echelon.population.settings import (
-    config_values,
-    founders,
-    plan_of,
-    refuse_outside,
-    router_space,
-)
 from echelon.rng import stream
 from echelon.types import Floats
 from echelon.workers import Failure, Pool
@@ -110,11 +92,11 @@ class Evolution:
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Evolution:
         """The configuration's."""
-        refuse_outside(config)
-        plan = plan_of(config)
+        settings.refuse_outside(config)
+        plan = settings.plan_of(config)
         return cls(
             plan,
-            founders(config, plan, seed),
+            settings.founders(config, plan, seed),
             seed,
             skills=draw_skills(plan.niches, config.experts.skill_dim, seed),
             threshold=config.trainer.diversity_threshold,
@@ -139,7 +121,7 @@ class Evolution:
         decisions = self._restart_alike(mapd)
         gone = {d.member for d in decisions}
         if self.enabled:
-            bred = evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
+            bred = mfpbt.evolve(self.plan, self.round, self._fit, self.hyperparameters(), self.seed)
             decisions = [d for d in bred if d.member not in gone] + decisions
         return self._record(sorted(decisions, key=lambda d: d.member))
 
@@ -149,9 +131,9 @@ class Evolution:
         known[list(members)] = np.nan
         if self.pending is not None and self.pending.decision.member in members:
             self.pending = None
-        cause, present = Cause("not_finite", {}), self.hyperparameters()
+        cause, present = mfpbt.Cause("not_finite", {}), self.hyperparameters()
         return self._record(
-            restart_members(self.plan, self.round, sorted(members), known, present, cause)
+            mfpbt.restart_members(self.plan, self.round, sorted(members), known, present, cause)
         )
 
     def apply(self, decisions: Sequence[Decision], pool: Pool[Member]) -> dict[int, Failure]:
@@ -227,7 +209,7 @@ class Evolution:
         decisions = []
         if self.pending is not None:
             now = float(self._fit[self.pending.decision.member])
-            decisions += self._record([conclude_trial(self.pending, self.round, now)])
+            decisions += self._record([mfpbt.conclude_trial(self.pending, self.round, now)])
             self.pending = None
         restarts = self._record(self._restart_alike(mapd))
         if not self.enabled:
@@ -235,7 +217,8 @@ class Evolution:
         # Of one that has just restarted no fitness is known that a trial could be held against.
         standing = np.array(self._fit)
         standing[[d.member for d in restarts]] = np.nan
-        self.pending = propose(self.plan, self.round, standing, self.hyperparameters(), self.seed)
+        present = self.hyperparameters()
+        self.pending = mfpbt.propose(self.plan, self.round, standing, present, self.seed)
         tried = [] if self.pending is None else self._record([self.pending.decision])
         return decisions + restarts + tried
 
@@ -243,7 +226,7 @@ class Evolution:
         if math.isnan(mapd):
             return []
         present = self.hyperparameters()
-        return reseed(self.plan, self.round, self._fit, present, mapd, self.threshold)
+        return mfpbt.reseed(self.plan, self.round, self._fit, present, mapd, self.threshold)
 
     def _record(self, decisions: list[Decision]) -> list[Decision]:
         """Into the lineage; a niche that begins afresh as a whole gets a fresh skill.
@@ -268,7 +251,9 @@ class RouterEvolution:
     that a trial is a noisy one.
     """
 
-    def __init__(self, space: Mapping[str, Range], values: Hyperparameters, seed: int) -> None:
+    def __init__(
+        self, space: Mapping[str, mfpbt.Range], values: Hyperparameters, seed: int
+    ) -> None:
         """space: what evolves, maybe nothing; values: to begin with, of the same names"""
         self.seed = seed
         self.round = 0
@@ -280,8 +265,8 @@ class RouterEvolution:
     @classmethod
     def from_config(cls, config: Config, seed: int) -> RouterEvolution:
         """The configuration's."""
-        refuse_outside(config)
-        names, values = router_space(config), config_values(config, router=True)
+        settings.refuse_outside(config)
+        names, values = settings.router_space(config), settings.config_values(config, router=True)
         return cls(names, {name: values[name] for name in names}, seed)
 
     def step(self, fit: float, learned: int) -> list[Decision]:
@@ -296,13 +281,14 @@ class RouterEvolution:
         if self.pending is not None:
             if learned == self._learned:
                 return []
-            done = [conclude_trial(self.pending, self.round, fit)]
+            done = [mfpbt.conclude_trial(self.pending, self.round, fit)]
             self.values = dict(done[0].hyperparameters)
-        self.pending = propose(self._plan, self.round, np.array([fit]), [self.values], self.seed)
+        fits, present = np.array([fit]), [self.values]
+        self.pending = mfpbt.propose(self._plan, self.round, fits, present, self.seed)
         if self.pending is not None:
             self._learned = learned
             self.values = dict(self.pending.decision.hyperparameters)
-            cause = Cause("router_on_trial", {"fitness": fit})
+            cause = mfpbt.Cause("router_on_trial", {"fitness": fit})
             done.append(replace(self.pending.decision, cause=cause))
         return done
 

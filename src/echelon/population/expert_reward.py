@@ -189,9 +189,11 @@ class SkillBonus:
         """What was done, with noise on books and portfolios."""
         if not self._noise:
             return samples
-        *parts, source = samples
-        noisy = (p + self._noise * torch.randn(p.shape, generator=self._draws) for p in parts)
-        return ActionSamples(*noisy, source)
+        held, cash, actions = (
+            part + self._noise * torch.randn(part.shape, generator=self._draws)
+            for part in samples[:3]
+        )
+        return ActionSamples(held, cash, actions, samples.source)
 
     def _step(self, loss: Tensor) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -389,7 +391,7 @@ class ExpertReward:
             "return_scale": self.return_scale.state(),
             "costs": list(self._costs),
         }
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, memory in (("tail", self.tail), ("pid", self.pid)):
             arrays, facts[name] = memory.state()
             tensors |= {f"{name}.{k}": torch.from_numpy(v) for k, v in arrays.items()}

@@ -36,16 +36,9 @@ from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.envs.vec import PlacesVecEnv
 from echelon.envs.world import World
+from echelon.population import router_task
 from echelon.population.expert_books import ExpertBooks, Survey, survey, within_limits
-from echelon.population.router_task import (
-    OBSERVATION_CLIP,
-    RouterReward,
-    even_usage,
-    make_observation,
-    observation_size,
-    update_usage,
-    with_cash,
-)
+from echelon.population.router_task import RouterReward
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32, Ints
 
@@ -76,11 +69,10 @@ class MetaEnv(PlacesVecEnv):
         self._spans = tuple(spans)
         self._market: Floats32 | None = None
         n_choices = len(experts) + 1
-        self._usage = even_usage(meta.n_envs, n_choices)
+        self._usage = router_task.even_usage(meta.n_envs, n_choices)
         self._in_charge: Ints = np.full(meta.n_envs, len(experts), dtype=np.int64)
         self._places = [_Place(self, e) for e in range(meta.n_envs)]
-        shape = (observation_size(len(experts), meta.horizons),)
-        seen = spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32)
+        seen = router_task.observation_space(len(experts), meta.horizons)
         super().__init__(meta.n_envs, seen, spaces.Discrete(n_choices))
         self.renew(phase)
 
@@ -119,7 +111,8 @@ class MetaEnv(PlacesVecEnv):
         kl = self._trade(chosen)
         growth = np.log(np.maximum(self._books.value / before, _RUINED))
         self.relative = growth[chosen, places] - growth[:-1].mean(axis=0)
-        self._usage = update_usage(self._usage, chosen, np.ones(self.num_envs, dtype=np.bool_))
+        everyone = np.ones(self.num_envs, dtype=np.bool_)
+        self._usage = router_task.update_usage(self._usage, chosen, everyone)
         self._in_charge = chosen
         self._books.gather(chosen)
         paid = self.relative
@@ -129,7 +122,7 @@ class MetaEnv(PlacesVecEnv):
 
     def action_masks(self) -> Bools:
         """[E,K+1] who may be chosen now; cash always."""
-        return with_cash(self.survey.view.allowed[self._books.row])
+        return router_task.with_cash(self.survey.view.allowed[self._books.row])
 
     def close(self) -> None:
         """Nothing is open."""
@@ -186,13 +179,13 @@ class MetaEnv(PlacesVecEnv):
     def _fresh(self, rows: Ints, which: Bools) -> None:
         """Cash at `rows`[E] for the environments `which`[E], with nobody's history."""
         self._books.begin(rows, which)
-        even = even_usage(self.num_envs, len(self.experts) + 1)
+        even = router_task.even_usage(self.num_envs, len(self.experts) + 1)
         self._usage = np.where(which[:, None], even, self._usage)
         self._in_charge = np.where(which, len(self.experts), self._in_charge)
 
     def _observe(self) -> Floats32:
         row = self._books.row
-        return make_observation(
+        return router_task.make_observation(
             self.survey.view.at(row), self._usage, self._in_charge, self.survey.market[row]
         )
 

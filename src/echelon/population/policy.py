@@ -42,6 +42,7 @@ from echelon.envs.world import World
 from echelon.errors import DataError, UsageError
 from echelon.market import Rows
 from echelon.models import Encoder, ExpertActor, build_encoder
+from echelon.population import router_task
 from echelon.population.expert_books import (
     ExpertBooks,
     ExpertStanding,
@@ -53,13 +54,6 @@ from echelon.population.expert_books import (
 )
 from echelon.population.record import CASH, CommandRecord
 from echelon.population.reference_policies import HEDGE, HedgeRouter, RouterPolicy, expert_key
-from echelon.population.router_task import (
-    even_usage,
-    make_observation,
-    market_view,
-    update_usage,
-    with_cash,
-)
 from echelon.risk.events import Alert, RiskEvent, RiskLog
 from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.runs.checkpoint import below_prefix
@@ -119,7 +113,8 @@ class HierarchyPolicy:
         if world is not self._world:
             self._world = world
             self._first = first_rows(world)
-            self._market = market_view(world, self._first, self.config.meta_router.horizons)
+            horizons = self.config.meta_router.horizons
+            self._market = router_task.market_view(world, self._first, horizons)
         begin = max(span.start - self._warm, int(self._first[span.start]))
         self._span = range(min(begin, span.start), span.stop)
         start_experts(self.experts, world, self._span)
@@ -190,7 +185,7 @@ class _Run:
         # Nothing can be exchanged more than once a bar: wider limits need not be kept.
         if risk.turnover_per_bar < _ALL or risk.turnover_per_month < _ALL * MONTH:
             self._turnover = TurnoverLimit(n_books, risk.turnover_per_bar, risk.turnover_per_month)
-        self._usage = even_usage(n_books, n_experts + 1)
+        self._usage = router_task.even_usage(n_books, n_experts + 1)
         self.in_charge: Ints = np.full(n_books, n_experts, dtype=np.int64)
         self._age: Ints = np.full(n_books, config.meta_router.every_bars, dtype=np.int64)
         self._forced = np.zeros(n_books, dtype=np.bool_)
@@ -243,14 +238,14 @@ class _Run:
         halted, resumed = self._check_halt(held, observed)
         due = self._age >= self._config.meta_router.every_bars
         ask = (due | self._forced | resumed) & ~halted
-        allowed = with_cash(self._standing.allowed)
+        allowed = router_task.with_cash(self._standing.allowed)
         if ask.any():
-            obs = make_observation(
+            obs = router_task.make_observation(
                 self._standing.view(), self._usage, self.in_charge, self._market[self.row]
             )
             chosen = self._policy.router.choose(obs, allowed)
             self.in_charge = np.where(ask, chosen, self.in_charge)
-            self._usage = update_usage(self._usage, self.in_charge, ask)
+            self._usage = router_task.update_usage(self._usage, self.in_charge, ask)
         self.in_charge = np.where(halted, self._cash, self.in_charge)
         places = np.arange(len(self.row))
         assert allowed[places, self.in_charge].all(), "a masked expert is in charge"

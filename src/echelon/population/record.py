@@ -48,17 +48,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 from typing_extensions import TypedDict
 
+from echelon import files
 from echelon.agents.mfpbt import FOUNDER, Life
 from echelon.errors import DamagedError, StoreError
-from echelon.files import (
-    blaming,
-    json_line,
-    parse_json,
-    read_json,
-    read_table,
-    write_atomic,
-    write_json,
-)
 from echelon.risk.events import RiskEvent, from_lines, to_lines
 from echelon.types import Bools, Floats, Times
 
@@ -186,12 +178,12 @@ class CommandRecord:
             "events": hashlib.sha256(lines).hexdigest(),
         }
         buffer = io.BytesIO()
-        metadata = {_KEY: json_line(facts)}
+        metadata = {_KEY: files.json_line(facts)}
         pl.DataFrame(columns).write_parquet(buffer, compression="zstd", metadata=metadata)
         table, events = record_files(directory, stem)
         try:
-            write_atomic(events, lines)
-            write_atomic(table, buffer.getvalue())
+            files.write_atomic(events, lines)
+            files.write_atomic(table, buffer.getvalue())
         except OSError as error:
             raise StoreError(
                 f"{table}: cannot be written ({error}). Make room or mend the disk. {_AGAIN}"
@@ -201,10 +193,10 @@ class CommandRecord:
     def read(cls, directory: Path, stem: str) -> Self:
         """The record that `write` wrote; refuses a missing, damaged or foreign file."""
         table, events = record_files(directory, stem)
-        frame = read_table(table, {"time": "time"}, _AGAIN)
-        with blaming(table, _AGAIN):
+        frame = files.read_table(table, {"time": "time"}, _AGAIN)
+        with files.blaming(table, _AGAIN):
             text = pl.read_parquet_metadata(table)[_KEY]
-        facts = parse_json(text, _Facts, table, _AGAIN)
+        facts = files.parse_json(text, _Facts, table, _AGAIN)
         try:
             lines = events.read_bytes()
         except OSError as error:
@@ -212,7 +204,7 @@ class CommandRecord:
         if facts["format"] != _FORMAT:
             raise DamagedError(table, f"format {facts['format']}, expected {_FORMAT}", _AGAIN)
         happened = from_lines(lines, events)
-        with blaming(table, _AGAIN):
+        with files.blaming(table, _AGAIN):
             if facts["events"] != hashlib.sha256(lines).hexdigest():
                 raise ValueError(f"{events.name} belongs to another run")
             return cls._from_frame(frame, facts, happened)
@@ -402,7 +394,7 @@ class PopulationHistory:
         tree = plain_tree(self) | {"format": _FORMAT}
         path = directory / POPULATION
         try:
-            write_json(path, tree, indent=None)
+            files.write_json(path, tree, indent=None)
         except OSError as error:
             raise StoreError(
                 f"{path}: cannot be written ({error}). Make room or mend the disk."
@@ -412,10 +404,10 @@ class PopulationHistory:
     def read(cls, directory: Path) -> Self:
         """What `write` wrote; refuses a missing or damaged file."""
         path = directory / POPULATION
-        tree = read_json(path, _File, _REMEDY)
+        tree = files.read_json(path, _File, _REMEDY)
         if tree["format"] != _FORMAT:
             raise DamagedError(path, f"format {tree['format']}, expected {_FORMAT}", _RETRAIN)
-        with blaming(path, _REMEDY):
+        with files.blaming(path, _REMEDY):
             skills = np.array(tree["skills"], dtype=np.float64)
             story = tree["lineage"], tree["rounds"], tree["events"], tree["readings"]
             return cls(tree["experts"], skills, *story)
@@ -455,4 +447,6 @@ def plain_tree(value: object) -> Any:  # noqa: ANN401 (JSON)
 
 def from_plain_tree(tree: object, kind: type[_T]) -> _T:
     """What `plain_tree` was made from, such as a list of `Round`."""
-    return parse_json(json_line(tree), kind, Path("state.json"), "Resume with another checkpoint.")
+    return files.parse_json(
+        files.json_line(tree), kind, Path("state.json"), "Resume with another checkpoint."
+    )

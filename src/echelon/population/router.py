@@ -25,16 +25,9 @@ from torch import Tensor
 
 from echelon.config import Config
 from echelon.errors import StoreError, TrainingError
+from echelon.population import router_task
 from echelon.population.expert_books import Survey
-from echelon.population.router_task import (
-    OBSERVATION_CLIP,
-    RouterReward,
-    even_usage,
-    make_observation,
-    observation_size,
-    update_usage,
-    with_cash,
-)
+from echelon.population.router_task import RouterReward
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, flatten_optimizer, restore_optimizer, with_prefix
 from echelon.types import Bools, Floats, Floats32, Ints, Metrics
@@ -195,7 +188,7 @@ def probabilities_along(router: Router, survey: Survey) -> Floats:
     length = np.array([len(span) for span in survey.spans])
     n_places, cash, every = len(first), router.n_experts, router.config.meta_router.every_bars
     out = np.full((len(survey.market), cash + 1), np.nan)
-    usage = even_usage(n_places, cash + 1)
+    usage = router_task.even_usage(n_places, cash + 1)
     in_charge = np.full(n_places, cash, dtype=np.int64)
     age = np.full(n_places, every, dtype=np.int64)
     current = np.zeros((n_places, cash + 1))
@@ -203,14 +196,14 @@ def probabilities_along(router: Router, survey: Survey) -> Floats:
         inside = bar < length
         row = np.where(inside, first + bar, first)
         view = survey.view.at(row)
-        allowed = with_cash(view.allowed)
+        allowed = router_task.with_cash(view.allowed)
         ask = (age >= every) | ~allowed[np.arange(n_places), in_charge]
         if ask.any():
-            obs = make_observation(view, usage, in_charge, survey.market[row])
+            obs = router_task.make_observation(view, usage, in_charge, survey.market[row])
             said = router.probabilities(obs, allowed)
             current = np.where(ask[:, None], said, current)
             in_charge = np.where(ask, said.argmax(axis=1), in_charge)
-            usage = update_usage(usage, in_charge, ask)
+            usage = router_task.update_usage(usage, in_charge, ask)
         age = np.where(ask, 1, age + 1)
         out[row[inside]] = current[inside]
     return out
@@ -237,8 +230,7 @@ def _new_model(config: Config, n_experts: int) -> MaskablePPO:
         device="cpu",
         _init_setup_model=False,
     )
-    shape = (observation_size(n_experts, meta.horizons),)
-    model.observation_space = spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, shape, np.float32)
+    model.observation_space = router_task.observation_space(n_experts, meta.horizons)
     model.action_space = spaces.Discrete(n_experts + 1)
     model.n_envs = meta.n_envs
     model._setup_model()

@@ -33,7 +33,7 @@ Axes: `E` places, `K` experts, `H` horizons, `L` the longest of them, `T` rows, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,9 @@ from echelon.envs.world import World
 from echelon.ops.diversity import KlWeightRule, UsageWindow, policy_kl
 from echelon.ops.information import RunningStd
 from echelon.types import Bools, Floats, Floats32, Ints
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
 
 OBSERVATION_CLIP = 5.0
 USAGE_MEMORY = 20.0
@@ -84,9 +87,12 @@ def observation_names(experts: Sequence[str], horizons: Sequence[int]) -> tuple[
     )
 
 
-def observation_size(n_experts: int, horizons: Sequence[int]) -> int:
-    """O."""
-    return len(observation_names([str(k) for k in range(n_experts)], horizons))
+def observation_space(n_experts: int, horizons: Sequence[int]) -> spaces.Box:
+    """Of observations[O]; gymnasium, which takes a while to import, is imported here."""
+    from gymnasium import spaces
+
+    size = len(observation_names([str(k) for k in range(n_experts)], horizons))
+    return spaces.Box(-OBSERVATION_CLIP, OBSERVATION_CLIP, (size,), np.float32)
 
 
 def make_observation(

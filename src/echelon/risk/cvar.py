@@ -106,9 +106,9 @@ class CvarGuard(GuardMemory):
     """
 
     WHAT = "CVaR guard"
-    REMEMBERED: ClassVar = {"returns": np.nan, "n": 0, "value_at_risk": np.nan, "cvar": np.nan} | {
-        "halved": False,
-        "calm": 0,
+    REMEMBERED: ClassVar = {
+        **dict.fromkeys(("returns", "value_at_risk", "cvar"), np.nan),
+        **{"n": 0, "halved": False, "calm": 0},
     }
 
     def __init__(self, shape: tuple[int, ...], risk: RiskConfig) -> None:
