@@ -16,10 +16,9 @@ it fills the order, at its own price. With `touch` (the default) it must moreove
 quote, or better, as the tick begins or ends: what trades at better prices is not ours.
 
 At the order's last tick what rests is cancelled and the remainder crosses the book. Displayed sizes
-are those recorded: our own trades do not move the market. An order is done when less than 1e-6 is
-left or its time is over. The simulator changes through `step` alone; `tests/slow_book.py` is its
-plain twin, and its `History` is measured like that of any other execution. A policy (`MarketTwap`,
-`LimitAtTouch`) may read the book up to the snapshot of `progress.tick` and the trades before it.
+are those recorded: our own trades do not move the market. The simulator changes through `step`
+alone; `tests/slow_book.py` is its plain twin. A policy (`MarketTwap`, `LimitAtTouch`) may read the
+book up to the snapshot of `progress.tick` and the trades before it.
 
 Axes: `E` orders, `T` ticks of a day, `S` steps of the longest order, `L` levels.
 """

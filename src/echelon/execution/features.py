@@ -16,10 +16,8 @@ of one day up to now and the days before it::
 In a file that the configuration names (`execution.extensions`) they are declared with
 `@execution_feature("range_10")`, next to metrics (`@metric`), and train, evaluate and compare find
 them. Loading runs these files with the rights of the caller. Features belong to the configuration
-that names the file: two of them in one process never see each other's. Metrics are one table for
-the process (`METRICS`), in which a file that is loaded again replaces its own.
-
-What is to come cannot be read there: it has not been copied yet.
+that names the file; metrics are one table for the process (`METRICS`), in which a file that is
+loaded again replaces its own. What is to come cannot be read there: it has not been copied yet.
 
 Axes: `D` days, `T` ticks of a day, `F` features, `K` earlier days.
 """

@@ -15,9 +15,7 @@ What then still differs by more than a tolerance is refused: the close from the 
 open from the first. Exchange limits, where they are rules, bar single ticks: there is no buying in
 a tick at the upper limit and no selling at the lower one.
 
-An order has the whole session of its date: from the first to the last tick at which any symbol
-traded on it. Early closes are announced, so an executor may know of them; where a date has one
-symbol only, its silence may be a halt, and the session is that of all dates.
+An order has the whole session of its date (`Days.sessions`).
 
 Axes: `E` books, `R` rows and `N` assets of the market, `D` days, `T` ticks of a day, `O` orders.
 """

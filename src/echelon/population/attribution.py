@@ -20,9 +20,8 @@ Then net = market + skill + routing + holding + costs, with
     costs    net − gross ≤ 0    commission, stamp duty and slippage of the real book, shared out by
                                 the money each of them took
 
-What experts' own books pay is in no part: only the real book's costs were paid. The interval of a
-part is that of its mean bar by a block bootstrap (`ops.blocks`), times the number of bars: how the
-part would vary on other days like these, for the same experts and router.
+What experts' own books pay is in no part. The interval of a part is that of its mean bar by a block
+bootstrap (`ops.blocks`), times the number of bars: how it would vary on other days like these.
 
 Axes: `S` bars, `K` experts; the choice of number K is cash.
 """
@@ -37,7 +36,7 @@ import numpy as np
 from echelon.ops.blocks import mean_interval
 from echelon.population.record import CommandRecord
 from echelon.rng import stream
-from echelon.types import Bools, Floats
+from echelon.types import Bools, Floats, Ints
 
 
 class RealBook(NamedTuple):
@@ -190,22 +189,15 @@ def gross_returns(record: CommandRecord) -> Floats:
 
 def router_hit_rate(record: CommandRecord, horizon: int, seed: int = 0) -> HitRate:
     """How often the router's choice was right, over the `horizon` bars after it (if in the run)."""
-    judged = _judge_decisions(record, horizon)
-    if not len(judged.right):
+    _, right, random_rate = _judge_decisions(record, horizon)
+    if not len(right):
         return HitRate(math.nan, math.nan, math.nan, math.nan, 0)
-    rate = mean_interval(judged.right.astype(np.float64), stream(seed, "attribution", "hit rate"))
-    return HitRate(rate.estimate, rate.low, rate.high, judged.random_rate, len(judged.right))
+    rate = mean_interval(right.astype(np.float64), stream(seed, "attribution", "hit rate"))
+    return HitRate(rate.estimate, rate.low, rate.high, random_rate, len(right))
 
 
-class _Judged(NamedTuple):
-    """Decisions that can be judged: chosen[D], right[D], and the rate of a choice by lot."""
-
-    chosen: np.ndarray
-    right: Bools
-    random_rate: float
-
-
-def _judge_decisions(record: CommandRecord, horizon: int) -> _Judged:
+def _judge_decisions(record: CommandRecord, horizon: int) -> tuple[Ints, Bools, float]:
+    """(chosen[D], right[D]) of decisions that can be judged, and the rate of a choice by lot."""
     at = np.flatnonzero(record.decided)
     at = at[at + horizon <= record.bars]
     values = record.own_values
@@ -216,18 +208,18 @@ def _judge_decisions(record: CommandRecord, horizon: int) -> _Judged:
     # Cash may always be chosen, so nobody is divided by.
     allowed = np.concatenate([record.allowed[at], np.ones((len(at), 1), dtype=bool)], axis=1)
     by_lot = (above & allowed).sum(axis=1) / allowed.sum(axis=1)
-    return _Judged(chosen, right, float(by_lot.mean()) if len(at) else math.nan)
+    return chosen, right, float(by_lot.mean()) if len(at) else math.nan
 
 
 def _accounts(record: CommandRecord, series: PartSeries, horizon: int) -> tuple[ExpertAccount, ...]:
-    judged = _judge_decisions(record, horizon)
+    choices, rights, _ = _judge_decisions(record, horizon)
     net = np.log(record.own_values[-1] / record.own_values[0])
     gross = gross_returns(record).sum(axis=0)
     total = series.total
     accounts = []
     for k, name in enumerate(record.choices):
         mine = record.in_charge == k
-        right = judged.right[judged.chosen == k]
+        right = rights[choices == k]
         is_expert = k < len(record.experts)
         accounts.append(
             ExpertAccount(

@@ -44,7 +44,7 @@ from echelon.population import measurement
 from echelon.population.evolution import Evolution, RouterEvolution, fitness
 from echelon.population.expert_books import survey
 from echelon.population.expert_reward import ActionSamples, SkillBonus, target_portfolios
-from echelon.population.member import LEARNING_METRICS, Brief, Member, MemberFactory, new_tables
+from echelon.population.member import Brief, Member, MemberFactory, new_tables
 from echelon.population.meta_env import MetaEnv
 from echelon.population.policy import HierarchyPolicy, expert_policy
 from echelon.population.record import (
@@ -230,8 +230,8 @@ class HierarchyLearner(Learner):
         learned = [own for own in by_member.values() if own]
         metrics: Metrics = {
             name: float(np.mean([own[name] for own in learned]))
-            for name in LEARNING_METRICS
-            if learned
+            for name in (learned[0] if learned else ())
+            if "_from_" not in name
         }
         for m, own in by_member.items():
             metrics |= {f"expert_{m}/{k}": v for k, v in own.items() if k.startswith("sharing/")}

@@ -4,16 +4,14 @@
   sample, so it learns on a window that no expert's gradient has seen: the last part of the train
   window, or the last of its stretches where it has several. Both parts are the same world with
   other spans; nothing is copied.
-- `own_returns` and `window_sharpes` trade an expert's book; `row_weights` and `routed_weights` say
-  how much every bar is whose. Experts trained on every bar alike end up alike; so an expert whose
-  own book has done better than the others' of late answers for more of the next bar's loss (a
-  mixture of experts with `responsibilities`; Jacobs et al., 1991) and learns its own kind of
-  market. They are causal, made of outcomes before the bar, as the router itself must choose: those
+- `row_weights` and `routed_weights` say how much every bar is whose. Experts trained on every bar
+  alike end up alike; so an expert whose own book has done better than the others' of late answers
+  for more of the next bar's loss (a mixture of experts with `responsibilities`; Jacobs et al.,
+  1991). They are causal, made of outcomes before the bar, as the router itself must choose: those
   made of the bar's own outcome would teach each expert its lucky bars.
 - `measure_diversity` compares portfolios where all experts are asked the same thing: at rows of the
-  train window, with books that are typical of no expert (`probe_states`, `probe_books`), by the
-  definitions of `ops.diversity`. Under the threshold the worst expert restarts with a skill that
-  none of the others has (`fresh_skill`).
+  train window, with books that are typical of no expert (`probe_states`, `probe_books`). Under the
+  threshold the worst expert restarts with a skill that none of the others has (`fresh_skill`).
 
 Axes: `K` experts, `S` probe states, `N` assets, `Z` of a skill, `T` rows, `P` pieces of a window.
 """

@@ -44,14 +44,6 @@ from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, pack_generator, unpack_generator, with_prefix
 from echelon.types import Floats, Floats32, Metrics
 
-LEARNING_METRICS = (
-    *("losses/critic", "losses/actor", "losses/temperature", "losses/critic_gradient_norm"),
-    *("losses/actor_gradient_norm", "charts/temperature", "charts/entropy", "charts/value"),
-    *("charts/learning_rate", "sharing/trace", "sharing/dropped", "charts/information"),
-    *("charts/multiplier", "charts/reward_scale"),
-)
-"""Names of the metrics of a phase of learning."""
-
 
 class Brief(NamedTuple):
     """What a member gets before it learns.
@@ -105,12 +97,9 @@ class MemberFactory:
     def __call__(self, number: int) -> Member:
         """The member of that number, as it begins."""
         if self.replay is None:
-            self.replay = SharedReplay(
-                self.config.experts.sharing.buffer_size,
-                len(self.hyperparameters),
-                self.world.n_assets,
-                self.directory / "replay",
-            )
+            size, place = self.config.experts.sharing.buffer_size, self.directory / "replay"
+            n_members, n_assets = len(self.hyperparameters), self.world.n_assets
+            self.replay = SharedReplay(size, n_members, n_assets, place)
         if not self.tables:
             self.tables = new_tables(self.world, self.valid, self.encoder, self.directory)
             for table in self.tables:

@@ -15,8 +15,7 @@ Episodes last `episode_decisions · every_bars` bars and are then truncated; a r
 terminated and starts again with fresh cash where it stands. Own books come from a `survey`: call
 `renew` when experts have changed, or have been started elsewhere.
 
-The halt and the turnover limit of the whole portfolio are no part of it: they bind whoever is in
-charge, and so tell nothing about whom to choose.
+The halt and the turnover limit of the whole portfolio bind whoever is in charge: not simulated.
 
 Axes: `E` environments, `K` experts, number K is cash, `N` assets.
 """

@@ -9,8 +9,7 @@ charge, and what everybody's book made. On disk it stands besides the tables of 
 
 What has no row (names, the first own values, mean portfolios, the hash of the events' file) is in
 the metadata of the first file, which is written last: a pair that does not belong together is
-refused. All portfolios of all bars would be larger than everything else together, so their
-distance at each bar and their mean are kept in their place.
+refused. Of portfolios, larger than all else together, distances and means are kept.
 
 Training a population leaves a `PopulationHistory`, SEED_DIR/population.json:
 

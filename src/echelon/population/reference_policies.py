@@ -1,8 +1,7 @@
 """Who can be in the router's place, and the policies that an agent is compared with.
 
-A `RouterPolicy` chooses the expert in charge. It gets, bar by bar, what the experts' own books
-earned, and at its decisions what the router would see: a network needs only the one, a rule over
-returns only the other. `HedgeRouter` is the rule that a router must beat.
+A `RouterPolicy` chooses the expert in charge, by what the experts' own books earned bar by bar, or
+by what the router would see. `HedgeRouter` is the rule that a router must beat.
 
 Reference policies are policies made of an agent's own parts (is the whole worth having?):
 
@@ -10,8 +9,7 @@ Reference policies are policies made of an agent's own parts (is the whole worth
                     decisions' rhythm, risk control and switching costs
     expert-0, …     each of its experts by itself, with no router and no risk control above it
 
-Whoever evaluates an agent backtests its reference policies on the same window. They are no rivals
-chosen beforehand, so that no verdict rests on them.
+They are backtested on the same window, but not chosen beforehand: no verdict rests on them.
 
 Axes: `E` books, `K` experts, `O` entries of an observation.
 """

@@ -122,13 +122,6 @@ def founders(config: Config, plan: PopulationPlan, seed: int) -> list[dict[str, 
 def refuse_hierarchy(config: Config) -> None:
     """Raise where nothing could be learned, or where evolution could not begin."""
     refuse_outside(config)
-    members = plan_of(config).members
-    _refuse_updates(config)
-    _refuse_sharing(config, members)
-    _refuse_schedule(config, members)
-
-
-def _refuse_updates(config: Config) -> None:
     trainer, expert, length = config.trainer, config.expert, _length(config)
     steps = trainer.training_schedule.experts.steps
     if steps * expert.updates_per_step < 1:
@@ -146,6 +139,9 @@ def _refuse_updates(config: Config) -> None:
             f"trainer.round_steps = {trainer.round_steps:,} is less than one bar of train.books = "
             f"{config.train.books:,} books. Take more steps or fewer books."
         )
+    members = plan_of(config).members
+    _refuse_sharing(config, members)
+    _refuse_schedule(config, members)
 
 
 def _refuse_sharing(config: Config, members: int) -> None:

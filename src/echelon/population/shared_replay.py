@@ -3,10 +3,9 @@
     expert      0        1     …    K−1
     slots    │ ring 0 │ ring 1 │ … │ ring K−1 │      of the same columns: one look-up serves a batch
 
-Each expert writes its own ring (`agents.replay`), with the policy that acted next to every
-transition. A batch is made of stretches of one book within one episode: a set share from the
-expert's own latest steps, the rest from everybody's, its own included, each start as likely as any
-other.
+Each expert writes its own ring (`agents.replay`), with the policy that acted. A batch is made of
+stretches of one book within one episode: a set share from the expert's own latest steps, the rest
+from everybody's, each start as likely as any other.
 
 What is drawn must not depend on how experts are spread over processes, nor on which is ahead. So a
 phase goes by what stood at its beginning:
@@ -17,8 +16,8 @@ phase goes by what stood at its beginning:
 3. the coordinator takes over how far each ring was written, and the next phase begins.
 
 With a `directory` the columns are files that every process maps; without one, all experts are in
-one process, and steps 1 to 3 give the same numbers there. Mapped files may be ahead of the last
-checkpoint, so a run goes on from what `state` gave it, copied back, never from them.
+one process. Mapped files may be ahead of the last checkpoint, so a run goes on from what `state`
+gave it, copied back, never from them.
 
 Axes: `K` experts, `E` books, `N` assets, `n` sequences, `L` steps of a sequence, time first.
 """
