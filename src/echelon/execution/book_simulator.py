@@ -89,7 +89,6 @@ class BookSimulator(OrderBatch):
     def __init__(
         self, book: BookDays, orders: ParentOrders, rules: BookRules, *, record: bool = True
     ) -> None:
-        """record: keep what every tick did, too."""
         if rules.ticks_per_step < 1 or rules.unit not in ("ticks", "bp"):
             raise ConfigError(f"{rules}: ticks_per_step is at least 1 and unit is ticks or bp.")
         # With the last snapshot: the remainder may cross it.
@@ -127,7 +126,7 @@ class BookSimulator(OrderBatch):
             self.progress,
             self.resting,
             self.steps,
-            self._ticks,
+            self.ticks,
             self.records,
         )
         return number

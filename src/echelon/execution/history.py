@@ -107,9 +107,8 @@ class History:
         Without that, an order would seem to gain by not being filled: whoever does not trade pays
         neither spread nor impact.
         """
-        last = np.where(
-            np.isnan(self.benchmarks.last), self.benchmarks.arrival, self.benchmarks.last
-        )
+        marks = self.benchmarks
+        last = np.where(np.isnan(marks.last), marks.arrival, marks.last)
         return np.asarray(last * (1.0 + self.side * (self.progress.drift + self.rest_cost)))
 
     @cached_property

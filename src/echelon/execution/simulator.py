@@ -121,7 +121,8 @@ class Benchmarks(NamedTuple):
 class OrderBatch:
     """Orders on their days and how far they have come: what simulators of bars and books share.
 
-    n_steps[E]; rest_cost: what a share that is left at the end would still pay, over the price
+    n_steps[E]; ticks: what every tick did; empty unless they are recorded (`records`)
+    rest_cost: what a share that is left at the end would still pay, over the price
     """
 
     rest_cost: float = 0.0
@@ -129,7 +130,6 @@ class OrderBatch:
     def __init__(
         self, days: Days, orders: ParentOrders, ticks_per_step: int, *, record: bool
     ) -> None:
-        """record: keep what every tick did, too (`ticks`)."""
         check_orders(orders, days)
         self.days, self.orders, self.ticks_per_step = days, orders, ticks_per_step
         n = len(orders)
@@ -141,17 +141,11 @@ class OrderBatch:
             *np.zeros((2, n, most), np.int64), *np.zeros((4, n, most)), *np.zeros((3, n, most))
         )
         self.records = record
-        self._ticks = TickRecords(*np.zeros((4, n if record else 0, days.shape[1])))
-        self._ticks.price[:] = np.nan
+        self.ticks = TickRecords(*np.zeros((4, n if record else 0, days.shape[1])))
+        self.ticks.price[:] = np.nan
         self.benchmarks = Benchmarks(*np.full((5, n), np.nan))
         prices = (days.buy, days.sell, days.known, days.volume)
         _benchmarks(prices, order_arrays(orders), self.benchmarks)
-
-    @property
-    def ticks(self) -> TickRecords:
-        """By tick; there only where they are recorded."""
-        assert self.records, "the simulator does not record ticks"
-        return self._ticks
 
     @property
     def over(self) -> bool:
@@ -165,7 +159,6 @@ class Simulator(OrderBatch):
     def __init__(
         self, days: Days, orders: ParentOrders, rules: ExecutionRules, *, record: bool = True
     ) -> None:
-        """record: keep what every tick did, too (`ticks`)."""
         super().__init__(days, orders, rules.ticks_per_step, record=record)
         self.rules = rules
         # Half the spread and the impact of trading a tick to its cap.
@@ -186,7 +179,7 @@ class Simulator(OrderBatch):
             self.rules,
             self.progress,
             self.steps,
-            self._ticks,
+            self.ticks,
             self.records,
         )
         if below_zero >= 0:

@@ -273,12 +273,9 @@ class HierarchyLearner(Learner):
         step = drawn.transitions
         parts = (step.raw[0], step.weights[0], step.cash[0], step.free[0])
         raw, held, cash, free = (torch.from_numpy(part[kept]) for part in parts)
-        samples = ActionSamples(
-            held,
-            cash,
-            target_portfolios(torch.tanh(raw), held, cash, free),
-            torch.from_numpy(drawn.source[kept] // self.evolution.plan.per_niche),
-        )
+        wanted = target_portfolios(torch.tanh(raw), held, cash, free)
+        experts = torch.from_numpy(drawn.source[kept] // self.evolution.plan.per_niche)
+        samples = ActionSamples(held, cash, wanted, experts)
         self.bonus.learn(samples, torch.from_numpy(self._skills()), _BONUS_UPDATES)
         return self.bonus.weights()
 

@@ -300,7 +300,7 @@ class Member:
         return self.skill_id
 
     def own_returns(self) -> Floats:
-        """[T] returns of its own book on the experts' window (`windows.own_returns`)."""
+        """[T] returns of its own book on the experts' window."""
         return own_returns(self._policy, self.world, self.config)
 
     def sharpes(self) -> Floats:
@@ -328,11 +328,15 @@ class Member:
     # --- states
 
     def state(self) -> dict[str, Any]:
-        """All but the replay, {"tensors", "facts"}, from which `restore` goes on bit for bit."""
+        """All but the replay, {"tensors", "facts"}, from which `restore` goes on bit for bit.
+
+        mark: how far its ring is written
+        """
         tensors, networks = self.networks.state()
         books, starts = self.collector.state()
-        tensors |= with_prefix("collector.", books)
-        facts: dict[str, Any] = {
+        pay, pay_facts = self.pay.state()
+        tensors |= with_prefix("collector.", books) | with_prefix("pay.", pay)
+        facts = {
             "networks": networks,
             "starts": starts,
             "steps": self.steps,
@@ -340,17 +344,13 @@ class Member:
             "skill_id": self.skill_id,
             "hyperparameters": self.hyperparameters,
             "draws": pack_generator(self._draws),
+            "pay": pay_facts,
         }
-        pay, facts["pay"] = self.pay.state()
-        tensors |= with_prefix("pay.", pay)
-        return {"tensors": tensors, "facts": facts}
-
-    def snapshot(self) -> dict[str, Any]:
-        """What `state` gives, and how far its ring is written: `mark`."""
-        return self.state() | {"mark": tuple(self.replay.snapshot()[self.number])}
+        mark = tuple(self.replay.snapshot()[self.number])
+        return {"tensors": tensors, "facts": facts, "mark": mark}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` or `snapshot` gave; its ring stands where `stand` put it."""
+        """Go on from what `state` gave; its ring stands where `stand` put it."""
         tensors, facts = state["tensors"], state["facts"]
         self.version, self.skill_id = int(facts["version"]), int(facts["skill_id"])
         self.networks.restore(tensors, facts["networks"])

@@ -159,10 +159,7 @@ class MetaEnv(PlacesVecEnv):
         if not done.any():
             return seen, paid, done, infos
         for e in np.flatnonzero(done):
-            infos[e] = {
-                "terminal_observation": seen[e],
-                "TimeLimit.truncated": not ruined[e],
-            }
+            infos[e] = {"terminal_observation": seen[e], "TimeLimit.truncated": not ruined[e]}
         if truncated:
             self._begin()
         else:

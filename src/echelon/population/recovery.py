@@ -71,12 +71,11 @@ class Members:
         self, method: Callable[[Member, _A], _R], arguments: Mapping[int, _A]
     ) -> dict[int, _R]:
         """Answers of members to what changes them, each with its own argument."""
-        call_each = self.pool.call_each
-        return self._answers(
-            lambda due: call_each(method, {m: arguments[m] for m in due}),
-            list(arguments),
-            changes=True,
-        )
+
+        def phase(due: Sequence[int]) -> Answers:
+            return self.pool.call_each(method, {m: arguments[m] for m in due})
+
+        return self._answers(phase, list(arguments), changes=True)
 
     def carry_out(self, decisions: Sequence[Decision]) -> None:
         """Carry evolution's decisions out, and record them."""
@@ -172,7 +171,7 @@ class Members:
         if not self.pool.remote:  # then nobody can be lost
             self._snapshots = {}
             return {}
-        states: Answers = dict(self.pool.call(Member.snapshot, self.numbers))
+        states: Answers = dict(self.pool.call(Member.state, self.numbers))
         if not _lost_members(states):
             self._snapshots, self._deaths = states, 0
         return states

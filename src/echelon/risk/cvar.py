@@ -10,12 +10,11 @@ and a minimising η is the value at risk. Both uses below are this one formula.
 exactly: the (k+1)-th largest loss, k = ⌊(1 − α)·n⌋, is a minimiser. Beyond `risk.cvar_limit` the
 position limit is halved, until CVaR has been inside for `risk.release_bars` bars in a row.
 
-The seeds take 30 days. At 95 % these hold 30 · 0.05 = 1.5 returns of the tail: the "estimate" is
-the worst loss and half the second worst, over 1.5. For returns with t(4) tails and a true CVaR of
-4 % (inside the limit of 5 %) it is 10 % too low on average, with a standard deviation of 40 %,
-and it finds the limit broken at some bar in 80 of 100 years; with normal returns in 54. From 500
-returns (25 of the tail) the bias is 0.5 %, the standard deviation 11 %, and it is 8 of 100 years
-and none. So 500 it is, and before the window is full nothing is judged.
+The design notes take 30 days. At 95 % these hold 1.5 returns of the tail: for returns with t(4)
+tails and a true CVaR of 4 % (inside the limit of 5 %) the estimate is 10 % too low on average, with
+a standard deviation of 40 %, and finds the limit broken at some bar in 80 of 100 years; with normal
+returns in 54. From 500 returns the bias is 0.5 %, the standard deviation 11 %, and it is 8 of 100
+years and none. So 500 it is, and before the window is full nothing is judged.
 
 **While training**, `cvar_cost` is what stands under the expectation, for one step: its mean is the
 CVaR if η is right, and never less if it is not. `TailQuantile` follows the right η online.
@@ -142,16 +141,14 @@ class CvarGuard(GuardMemory):
 
     def events(self, verdict: CvarVerdict, time: int, names: Sequence[str]) -> list[RiskEvent]:
         """What to log, for books [E] or [E,K]; names: of the K experts, or the one portfolio's."""
-        limit = self.risk.cvar_limit
-        logged = []
+        limit, logged = self.risk.cvar_limit, []
         for happened, kind, values in (
             (verdict.halved_now, RiskKind.HALVED, {"factor": _FACTOR}),
             (verdict.restored_now, RiskKind.RESTORED, {}),
         ):
-            for place in np.argwhere(happened):
-                who = names[place[1]] if len(place) > 1 else names[0]
-                value = float(verdict.cvar[tuple(place)])
-                book = int(place[0])
+            for book, *expert in np.argwhere(happened).tolist():
+                value = float(verdict.cvar[(book, *expert)])
+                who = names[expert[0] if expert else 0]
                 logged.append(RiskEvent(time, kind, who, value, limit, book, values))
         return logged
 

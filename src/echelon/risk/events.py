@@ -1,10 +1,7 @@
 """What risk control did, when, to whom and why: a log, and alerts.
 
-1. `append` records an event, then calls every alert with it.
-2. An alert that raises does not stop trading, nor the other alerts: its failure
-   is recorded as an event of its own (`alert_failed`), which is not alerted again.
-3. `to_lines` writes events as JSON lines; `from_lines` refuses a line it does not understand and
-   names it.
+An alert that raises does not stop trading, nor the other alerts: its failure is recorded as an
+event of its own (`alert_failed`), which is not alerted again.
 
 JSON has no NaN and no infinities: as in the metric log, such a number is a string, "NaN",
 "Infinity" or "-Infinity".
@@ -13,7 +10,7 @@ JSON has no NaN and no infinities: as in the metric log, such a number is a stri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -132,18 +129,10 @@ class _Line(TypedDict):
 
 
 def _row(event: RiskEvent) -> dict[str, Any]:
-    return {
-        "time": int(event.time),
-        "kind": event.kind.value,
-        "who": event.who,
-        "value": _json_number(event.value),
-        "limit": _json_number(event.limit),
-        "book": int(event.book),
-        "values": {
-            name: value if isinstance(value, str) else _json_number(value)
-            for name, value in event.values.items()
-        },
-    }
+    values = {k: v if isinstance(v, str) else _json_number(v) for k, v in event.values.items()}
+    numbers = {"value": _json_number(event.value), "limit": _json_number(event.limit)}
+    row = {field.name: getattr(event, field.name) for field in fields(event)}
+    return row | numbers | {"values": values}
 
 
 def _json_number(value: float) -> float | str:

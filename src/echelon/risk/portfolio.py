@@ -170,12 +170,10 @@ class TurnoverLimit(GuardMemory):
     def events(self, turnover: Turnover, time: int, who: str = "portfolio") -> list[RiskEvent]:
         """What to log: every bar at which less was traded than wanted."""
         logged = []
-        for e in np.flatnonzero(turnover.cut):
+        for e in np.flatnonzero(turnover.cut).tolist():
             wanted, allowed = float(turnover.wanted[e]), float(turnover.allowed[e])
             values = {"share": float(turnover.share[e])}
-            logged.append(
-                RiskEvent(time, RiskKind.TURNOVER_CUT, who, wanted, allowed, int(e), values)
-            )
+            logged.append(RiskEvent(time, RiskKind.TURNOVER_CUT, who, wanted, allowed, e, values))
         return logged
 
 
