@@ -77,32 +77,30 @@ class History:
         days, orders, marks = simulator.days, simulator.orders, simulator.benchmarks
         return History(days, orders, marks, progress, steps, ticks, simulator.rest_cost)
 
-    # --- in all, [E]
-
     @cached_property
     def executed(self) -> Floats:
-        """Shares."""
+        """[E] shares."""
         return np.asarray(self.steps.executed.sum(axis=1))
 
     @cached_property
     def value(self) -> Floats:
-        """Money paid or received."""
+        """[E] money paid or received."""
         return np.asarray(self.steps.value.sum(axis=1))
 
     @cached_property
     def price(self) -> Floats:
-        """Mean price of what was executed; NaN where nothing was."""
+        """[E] mean price of what was executed; NaN where nothing was."""
         return _ratio(self.value, self.executed)
 
     @cached_property
     def left(self) -> Floats:
-        """Shares not executed; less than 1e-6 is none."""
+        """[E] shares not executed; less than 1e-6 is none."""
         return np.where(self.progress.left < LEFT, 0.0, self.progress.left)
 
     @cached_property
     def rest_price(self) -> Floats:
-        """What a share that is left is charged: the last price (or the arrival price), moved by the
-        order's own permanent impact, and the cost of trading it; NaN without any price.
+        """[E] what a share that is left is charged: the last price (else the arrival price), moved
+        by the order's own permanent impact, and the cost of trading it; NaN without any price.
 
         Without that, an order would seem to gain by not being filled: whoever does not trade pays
         neither spread nor impact.
@@ -113,47 +111,41 @@ class History:
 
     @cached_property
     def whole_price(self) -> Floats:
-        """Mean price of the whole order, what is left charged at `rest_price`."""
+        """[E] mean price of the whole order, what is left charged at `rest_price`."""
         rest = np.where(self.left > 0.0, self.left * self.rest_price, 0.0)
         return np.asarray((self.value + rest) / (self.executed + self.left))
 
     @cached_property
     def side(self) -> Floats:
-        """+1 for buys, -1 for sells."""
+        """[E] +1 for buys, -1 for sells."""
         return np.where(self.orders.buying, 1.0, -1.0)
-
-    # --- by step, [E,S]
 
     @cached_property
     def taken(self) -> Bools:
-        """Whether the step has been taken."""
+        """[E,S] whether the step has been taken."""
         return np.asarray(self.steps.last > 0)
 
     @cached_property
     def step_price(self) -> Floats:
-        """Mean price of what a step executed; NaN where nothing was."""
+        """[E,S] mean price of what a step executed; NaN where nothing was."""
         return _ratio(self.steps.value, self.steps.executed)
-
-    # --- by tick, [E,T]
 
     @cached_property
     def market_price(self) -> Floats:
-        """Price on the order's side at every tick of its day, those before and after it too."""
+        """[E,T] price on the order's side at every tick of its day, before and after it too."""
         buying = self.orders.buying[:, None]
         return np.where(buying, self.days.buy[self.orders.day], self.days.sell[self.orders.day])
 
     @cached_property
     def market_volume(self) -> Floats:
-        """Shares traded by all at every tick of its day."""
+        """[E,T] shares traded by all at every tick of its day."""
         return np.asarray(self.days.volume[self.orders.day])
 
     @cached_property
     def inside(self) -> Bools:
-        """Whether the tick is one of the order's."""
+        """[E,T] whether the tick is one of the order's."""
         tick = np.arange(self.days.shape[1])
         return (tick >= self.orders.start[:, None]) & (tick < self.orders.end[:, None])
-
-    # --- for reading
 
     def name(self, e: int) -> str:
         """One order in words."""

@@ -161,8 +161,6 @@ class HierarchyLearner(Learner):
         """The experts' part: what the router learns on is unseen by everything below it."""
         return measurement.parts_of(train, config.meta_router.window_share).experts
 
-    # --- the loop
-
     def train_once(self) -> Metrics:
         """One round, with the phases that are due after it."""
         schedule = self.config.trainer.training_schedule
@@ -363,8 +361,6 @@ class HierarchyLearner(Learner):
         if kind in ("worker_lost", "quarantine"):
             log.warning("seed %d, round %d: %s", self.seed, self.round, event)
 
-    # --- policies and what is left behind
-
     def _skills(self) -> Floats32:
         """[K,Z] as they are now."""
         return self.evolution.skills.astype(np.float32)
@@ -404,8 +400,6 @@ class HierarchyLearner(Learner):
             tuple(self._readings),
         ).write(self.directory)
         self._unwritten = False
-
-    # --- states
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """(tensors, JSON) from which `restore` goes on bit for bit, replay included."""

@@ -135,8 +135,6 @@ class Member:
         self.pay = ExpertReward(self.config, self.world.n_assets, self.niche, self.seed)
         self._draws = stream(self.seed, "replay")
 
-    # --- networks
-
     def _begin_networks(self, skill: Floats32) -> None:
         """Fresh networks, optimizers and adapter; what was collected stays."""
         config, encoder = self.config, self._setup.encoder
@@ -155,8 +153,6 @@ class Member:
         self.actor.skill.copy_(torch.from_numpy(skill))
         name, serving = f"expert {self.niche}", self.networks.serving
         self._policy = WeightPolicy(serving, self.actor, config, self.seed, name, tables=tables)
-
-    # --- hyperparameters and evolution
 
     def set_hyperparameters(self, values: Mapping[str, float]) -> None:
         """Go on with other ones (`evolution.space`); weights stay what they are."""
@@ -201,8 +197,6 @@ class Member:
         self.set_hyperparameters(self.hyperparameters)
         self.pay.restart()
 
-    # --- collecting
-
     def stand(self, marks: Marks) -> None:
         """Let the rings stand where the coordinator says."""
         self.replay.refresh(marks)
@@ -230,8 +224,6 @@ class Member:
             self.steps += self.collector.books.n_books
         mark = self.replay.snapshot()[self.number]
         return {"reward": float(np.mean(rewards)), "mark": tuple(mark)}
-
-    # --- learning
 
     def learn(self, brief: Brief) -> Metrics:
         """The updates of one phase; their metrics, on average: nothing where it is too early."""
@@ -293,8 +285,6 @@ class Member:
         )
         return batch, information
 
-    # --- what the coordinator wants to know
-
     def skill_number(self) -> int:
         """Number of its present skill, as it stands in the replay."""
         return self.skill_id
@@ -324,8 +314,6 @@ class Member:
         if self.networks.adapter is not None:
             tensors |= with_prefix("encoder.", self.networks.serving.state_dict())
         return tensors
-
-    # --- states
 
     def state(self) -> dict[str, Any]:
         """All but the replay, {"tensors", "facts"}, from which `restore` goes on bit for bit.

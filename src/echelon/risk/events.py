@@ -130,9 +130,10 @@ class _Line(TypedDict):
 
 def _row(event: RiskEvent) -> dict[str, Any]:
     values = {k: v if isinstance(v, str) else _json_number(v) for k, v in event.values.items()}
-    numbers = {"value": _json_number(event.value), "limit": _json_number(event.limit)}
     row = {field.name: getattr(event, field.name) for field in fields(event)}
-    return row | numbers | {"values": values}
+    row |= {name: int(row[name]) for name in ("time", "book")}
+    row |= {name: _json_number(row[name]) for name in ("value", "limit")}
+    return row | {"values": values}
 
 
 def _json_number(value: float) -> float | str:
