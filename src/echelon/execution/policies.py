@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.errors import ConfigError, DataError, TrainingError
+from echelon.errors import DataError, TrainingError
 from echelon.execution.days import Days
 from echelon.execution.features import PublicFeatures
 from echelon.execution.history import History
@@ -69,29 +69,24 @@ def run_orders(
     simulator = Simulator(days, orders, rules, record=record)
     policy.start(simulator)
     while not simulator.over:
-        simulator.step(_checked_request(policy, simulator))
+        asked = np.asarray(policy.request(simulator), dtype=np.float64)
+        if asked.shape != orders.amount.shape:
+            raise TrainingError(
+                f"policy {policy.name!r} asked for {asked.shape} amounts, expected one an order: "
+                f"{orders.amount.shape}."
+            )
+        live = ~simulator.progress.done
+        wrong = live & ~(np.isfinite(asked) & (asked >= 0.0))
+        if wrong.any():
+            e = int(np.argmax(wrong))
+            order, step = History.from_simulator(simulator).name(e), int(simulator.progress.step[e])
+            raise TrainingError(
+                f"policy {policy.name!r} asked for {asked[e]} shares of {order} at step {step}: "
+                "expected a number from 0. If it was learned, its weights have diverged: take an "
+                "earlier checkpoint."
+            )
+        simulator.step(np.where(live, asked, 0.0))
     return History.from_simulator(simulator)
-
-
-def _checked_request(policy: ExecutionPolicy, simulator: Simulator) -> Floats:
-    """What the policy asks for; stops where that is no number of shares."""
-    asked = np.asarray(policy.request(simulator), dtype=np.float64)
-    if asked.shape != simulator.orders.amount.shape:
-        raise TrainingError(
-            f"policy {policy.name!r} asked for {asked.shape} amounts, expected one an order: "
-            f"{simulator.orders.amount.shape}."
-        )
-    live = ~simulator.progress.done
-    wrong = live & ~(np.isfinite(asked) & (asked >= 0.0))
-    if wrong.any():
-        e = int(np.argmax(wrong))
-        order, step = History.from_simulator(simulator).name(e), int(simulator.progress.step[e])
-        raise TrainingError(
-            f"policy {policy.name!r} asked for {asked[e]} shares of {order} at step {step}: "
-            "expected a number from 0. If it was learned, its weights have diverged: take an "
-            "earlier checkpoint."
-        )
-    return np.where(live, asked, 0.0)
 
 
 def current_step(simulator: Simulator) -> dict[str, NDArray[Any]]:
@@ -142,10 +137,10 @@ def _nothing_below(left: Floats) -> Floats32:
 
 
 class _Schedule:
-    """What all schedules share: they know nothing that would have to be made ready."""
+    """What all schedules share."""
 
     def start(self, simulator: Simulator) -> None:
-        """Nothing to do."""
+        """Nothing has to be made ready."""
 
 
 @dataclass(frozen=True)
@@ -215,10 +210,6 @@ class AlmgrenChriss(_Schedule):
 
     kappa: float
     name: str = "almgren_chriss"
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.kappa) and self.kappa >= 0.0):
-            raise ConfigError(f"kappa = {self.kappa} must be a number from 0 (TWAP). Correct it.")
 
     def request(self, simulator: Simulator) -> Floats:
         """[E]."""

@@ -43,12 +43,9 @@ from echelon.risk.drawdown import DrawdownGuard, DrawdownVerdict
 from echelon.risk.portfolio import limit_positions
 from echelon.types import Bools, Floats, Floats32, Ints
 
-_PIECE_ROWS = 500
-"""Most rows of a span that one place trades; long spans are traded in pieces, side by side."""
-_SIDE_BY_SIDE = 16
-"""Pieces that a short window is cut into."""
-_LEAST_ROWS = 120
-"""Rows that a piece has at least: each is traded behind a warm-up of its own."""
+_PIECE_ROWS = 500  # most rows that one place trades; longer spans go in pieces, side by side
+_SIDE_BY_SIDE = 16  # pieces that a short window is cut into
+_LEAST_ROWS = 120  # rows that a piece has at least: each is traded behind a warm-up of its own
 
 
 class ExpertTargets(NamedTuple):

@@ -61,10 +61,8 @@ Estimator = Literal["infonce", "diayn"]
 
 NOISE = 0.05
 """Standard deviation, in shares of the book, of what is added to the weights learned from."""
-_LEAST_STD = 1e-5
-"""Inputs that vary less are constant: they are centred, not scaled."""
-_FARTHEST = 10.0
-"""Standard deviations from the mean beyond which inputs are cut."""
+_LEAST_STD = 1e-5  # inputs that vary less are constant: they are centred, not scaled
+_FARTHEST = 10.0  # standard deviations from the mean beyond which inputs are cut
 _LR, _BATCH_SIZE = 1e-3, 256
 _AHEAD = 3.0
 """Times the learning rate: what is not yet known of the visitors of books, the critic takes for
@@ -140,7 +138,16 @@ class SkillBonus:
                 rows = torch.randint(len(samples.source), (_BATCH_SIZE,), generator=self._draws)
                 part = ActionSamples(*(column[rows] for column in samples))
             loss, information = self._net.losses(self._add_noise(part), skills, log_share)
-            self._step(loss)
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = float(nn.utils.clip_grad_norm_(self._net.parameters(), 1.0))
+            if not math.isfinite(norm):
+                raise TrainingError(
+                    f"the mutual-information model diverged: its loss is {float(loss.detach())}, "
+                    f"its gradient {norm}. Its weights were not changed; the last checkpoint is "
+                    "good. Lower experts.mi_reward_weight, or set it to 0."
+                )
+            self._optimizer.step()
             losses += float(loss.detach())
             informations += float(information.detach())
         return BonusMetrics(losses / updates, informations / updates)
@@ -194,18 +201,6 @@ class SkillBonus:
             for part in samples[:3]
         )
         return ActionSamples(held, cash, actions, samples.source)
-
-    def _step(self, loss: Tensor) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._net.parameters(), 1.0)
-        if not math.isfinite(float(norm)):
-            raise TrainingError(
-                f"the mutual-information model diverged: its loss is {float(loss.detach())}, its "
-                f"gradient {float(norm)}. Its weights were not changed; the last checkpoint is "
-                "good. Lower experts.mi_reward_weight, or set it to 0."
-            )
-        self._optimizer.step()
 
     def _require(self, samples: ActionSamples, skills: Tensor) -> None:
         count, own = len(samples.source), samples.source

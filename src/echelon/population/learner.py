@@ -65,8 +65,7 @@ from echelon.types import Bools, Floats32, Metrics
 from echelon.workers import LocalPool
 
 log = logging.getLogger(__name__)
-_FORMAT = 2
-"""Of the state in checkpoints."""
+_FORMAT = 2  # of the state in checkpoints
 _BONUS_UPDATES, _BONUS_SAMPLES = 50, 8192
 _PHASES = ("collect", "experts", "router", "population")
 

@@ -39,20 +39,13 @@ from echelon.ops.measures import sharpe_annual
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32
 
-_PIECE = 500
-"""Most bars that an own book trades at a time: pieces are traded side by side, hence quickly."""
-_SIDE_BY_SIDE = 64
-"""Pieces that a short window is cut into: a step of so many costs little more than one of one."""
-_NOBODY = 1e-6
-"""Where the router gives all experts together less than this, the row is everybody's."""
-_LEAST_STRETCHES = 4
-"""Stretches from which on whole ones are kept for the router."""
-_LEAST_SPREAD = 1e-6
-"""Added to the standard deviation of trailing returns: experts closer than this are equals."""
-_CANDIDATES = 512
-"""Directions drawn for each skill where there is no room for one at right angles to the others."""
-_FLAT = 1e-12
-"""Returns that vary less than this do not vary."""
+_PIECE = 500  # most bars that an own book trades at a time: pieces go side by side, hence quickly
+_SIDE_BY_SIDE = 64  # pieces that a short window is cut into: together they cost little more
+_NOBODY = 1e-6  # where the router gives all experts together less than this, the row is everybody's
+_LEAST_STRETCHES = 4  # stretches from which on whole ones are kept for the router
+_LEAST_SPREAD = 1e-6  # added to a standard deviation: experts closer than this are equals
+_CANDIDATES = 512  # directions drawn for a skill that finds no right angle to the others
+_FLAT = 1e-12  # returns that vary less than this do not vary
 
 
 class Parts(NamedTuple):

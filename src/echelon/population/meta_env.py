@@ -41,8 +41,7 @@ from echelon.population.router_task import RouterReward
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Floats32, Ints
 
-_RUINED = 1e-6
-"""Growth below this is counted as this: the logarithm of nothing is not finite."""
+_RUINED = 1e-6  # growth below this is counted as this: the logarithm of nothing is not finite
 
 
 class MetaEnv(PlacesVecEnv):

@@ -59,10 +59,8 @@ from echelon.risk.portfolio import MONTH, PortfolioHalt, TurnoverLimit
 from echelon.runs.checkpoint import below_prefix
 from echelon.types import Bools, Floats, Floats32, Ints
 
-_SAME = 1e-4
-"""Weights of a book and of its copy that are further apart belong to different books."""
-_ALL = 2.0
-"""Turnover of an exchange of everything."""
+_SAME = 1e-4  # weights of a book and of its copy that are further apart belong to different books
+_ALL = 2.0  # turnover of an exchange of everything
 
 
 class HierarchyPolicy:

@@ -58,8 +58,7 @@ _T = TypeVar("_T")
 CASH = "cash"
 """What the choice of number K is called."""
 POPULATION = "population.json"
-_FORMAT = 2
-"""Of both."""
+_FORMAT = 2  # of both
 _KEY = "echelon.command"
 _AGAIN = "Run `echelon evaluate` again."
 _RETRAIN = "Train again with this version, or delete the file: the report then does without."

@@ -50,10 +50,8 @@ if TYPE_CHECKING:
 OBSERVATION_CLIP = 5.0
 USAGE_MEMORY = 20.0
 """Decisions over which usage decays."""
-_LEAST = 1e-9
-"""Returns smaller than this have no volatility to be measured in."""
-_RUIN = 1e-9
-"""Value, as a share of the first, below which a book has no logarithm to speak of."""
+_LEAST = 1e-9  # returns smaller than this have no volatility to be measured in
+_RUIN = 1e-9  # value, as a share of the first, below which a book has no logarithm to speak of
 
 
 class ExpertView(NamedTuple):

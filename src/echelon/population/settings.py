@@ -14,8 +14,7 @@ from echelon.config import Config
 from echelon.errors import ConfigError
 from echelon.rng import stream
 
-_SPREAD = 2.0
-"""Founders of a niche beyond the first begin with up to this factor more or less."""
+_SPREAD = 2.0  # founders of a niche beyond the first begin with up to this factor more or less
 
 
 class _Tuned(NamedTuple):

@@ -78,7 +78,7 @@ class SharedReplay:
         each = capacity // n_experts
         assert each > 0, f"{SETTING} = {capacity:,} leaves none of {n_experts} experts a step"
         kinds = replay_columns(n_assets, behaviour=True)
-        self.capacity = each * n_experts
+        self.capacity, self.ring_capacity = each * n_experts, each
         self.n_experts = n_experts
         self.n_assets = n_assets
         self.directory = directory
@@ -97,11 +97,6 @@ class SharedReplay:
 
     def __len__(self) -> int:
         return sum(len(ring) for ring in self._rings)
-
-    @property
-    def ring_capacity(self) -> int:
-        """Transitions that each expert's ring has room for."""
-        return self.capacity // self.n_experts
 
     def add(self, expert: int, transitions: Transitions, behaviour: Behaviour) -> None:
         """Remember one step [E,…] of every book of an expert."""

@@ -37,12 +37,9 @@ from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Bools, Floats
 
 LEVEL = 0.95
-_FACTOR = 0.5
-"""What the position limit is multiplied by."""
-_RATE = 0.05
-"""Size of a step of η once settled, in mean absolute returns; the first steps are larger."""
-_MEMORY = 0.99
-"""Decay of the mean absolute return that these steps are measured in."""
+_FACTOR = 0.5  # what the position limit is multiplied by
+_RATE = 0.05  # size of a step of η once settled, in mean absolute returns; the first are larger
+_MEMORY = 0.99  # decay of the mean absolute return that these steps are measured in
 
 
 class Tail(NamedTuple):
