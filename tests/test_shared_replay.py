@@ -223,6 +223,8 @@ def test_refresh_refuses_marks_that_cannot_be(tmp_path: Path) -> None:
 def test_bytes_of_a_transition_with_behaviour() -> None:
     shared = SharedReplay(1000, K, 16)
     assert Replay(10, 16).bytes_per_transition == 217
+    with_behaviour = Replay(10, 16, behaviour=True).bytes_per_transition
+    assert with_behaviour == 217 + 2 * 16 * 4 + 3 * 4
     assert (shared.capacity, shared.ring_capacity) == (999, 333)
 
 

@@ -226,22 +226,15 @@ class IntradayExecutor:
             return worked
         days, orders = _orders_on(self._aligned, parents[where], day[where], whole=self._whole)
         history = run_orders(self.policy, days, orders, self.rules)
-        executed = np.where(history.left > 0.0, history.executed, history.orders.amount)
+        executed = np.where(history.left > 0.0, history.executed, orders.amount)
         executed = np.where(history.executed > 0.0, executed, 0.0)
-        market, spread = _paid_for(history, self.rules.half_spread)
-        result = Worked(
-            worked=np.ones(len(executed), dtype=np.bool_),
-            executed=np.minimum(executed, history.orders.amount),
-            price=np.nan_to_num(history.price),
-            market=market,
-            spread=spread,
-            arrival=history.benchmarks.arrival,
-            twap=history.benchmarks.twap,
-            vwap=history.benchmarks.vwap,
-            reason=_reasons(history),
-        )
-        for name in Worked._fields:
-            getattr(worked, name)[where] = getattr(result, name)
+        worked.worked[where] = True
+        worked.executed[where] = np.minimum(executed, orders.amount)
+        worked.price[where] = np.nan_to_num(history.price)
+        worked.market[where], worked.spread[where] = _paid_for(history, self.rules.half_spread)
+        for name in ("arrival", "twap", "vwap"):
+            getattr(worked, name)[where] = getattr(history.benchmarks, name)
+        worked.reason[where] = _reasons(history)
         return worked
 
 
