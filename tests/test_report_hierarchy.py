@@ -373,13 +373,13 @@ def test_usage_and_its_entropy_worked_out_by_hand() -> None:
     )
     found = usage(record, "month")
     np.testing.assert_allclose(found.shares, [[0.5, 0.5, 0, 0], [0.5, 0, 1 / 6, 2 / 6]])
-    curve = recent_entropy(record, decisions=4)
-    assert len(curve.values) == 5
-    assert curve.values[0] == pytest.approx(
+    times, values = recent_entropy(record, decisions=4)
+    assert len(values) == 5
+    assert values[0] == pytest.approx(
         -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(4)
     )
-    assert curve.values[-1] == pytest.approx(1.5 * math.log(2) / math.log(4))
-    np.testing.assert_array_equal(curve.times, record.times[3:])
+    assert values[-1] == pytest.approx(1.5 * math.log(2) / math.log(4))
+    np.testing.assert_array_equal(times, record.times[3:])
     shares = np.array([4, 1, 1, 2]) / 8
     assert whole_entropy(record) == pytest.approx(-(shares * np.log(shares)).sum() / math.log(4))
 

@@ -20,12 +20,12 @@ from walks import make_walk
 
 from echelon.errors import StoreError
 from echelon.ops.measures import LABELS
+from echelon.report.run.trust import verdict_sentence
 from echelon.report.texts import Words
 from echelon.report.walkforward import (
     WalkData,
     gather_walk,
     render_walk,
-    verdict_of,
     write_walk_forward_report,
 )
 
@@ -146,7 +146,7 @@ def test_headline_is_the_verdict_on_the_stitched_series(directory: Path, walk: W
         "better": "also after counting the one look at these test windows",
         "undeflated": "but not after counting the one look at these test windows",
     }
-    sentence = verdict_of(walk, EN)
+    sentence = verdict_sentence(walk.statistics, EN, walk.statistics["looks"], "looks")
     assert words[tree["statistics"]["verdict"]["key"]] in sentence
     assert f"95 % CI {low:.2f}…{high:.2f}).".replace("-", "−") in sentence
 

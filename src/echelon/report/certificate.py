@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.files import write_atomic
-from echelon.proving.certificate import Bar, Certificate, Check, MarketResult
+from echelon.proving.certificate import Certificate, Check, MarketResult
 from echelon.proving.null import CHEAP
 from echelon.proving.prove import PROOF_MARKETS
 from echelon.report.charts.svg import Picture, PolicyRow, dots, lanes, strip
@@ -135,12 +135,11 @@ def _bars(check: Check, words: Words) -> str:
         return words("proof_bar_names")
     if not check.bars:
         return words("proof_information")
-    return words("proof_and").join(_bar(bar, check, words) for bar in check.bars)
-
-
-def _bar(bar: Bar, check: Check, words: Words) -> str:
-    value = f"{bar.value:.0%}" if check.unit == "share" else f"{bar.value:g}"
-    return words(f"proof_bar_{bar.of}", side=words(f"proof_{bar.side}"), value=value)
+    form = "{:.0%}" if check.unit == "share" else "{:g}"
+    return words("proof_and").join(
+        words(f"proof_bar_{bar.of}", side=words(f"proof_{bar.side}"), value=form.format(bar.value))
+        for bar in check.bars
+    )
 
 
 def _verdict(passed: bool | None, words: Words) -> str:
@@ -198,7 +197,6 @@ def _sizes(market: MarketResult, words: Words) -> Iterator[str]:
 
 
 _Pictures = Iterator[tuple[str, Picture]]
-"""Titles and pictures of a market."""
 
 
 def _planted_lines(market: MarketResult, words: Words) -> _Pictures:
@@ -211,19 +209,15 @@ def _planted_lines(market: MarketResult, words: Words) -> _Pictures:
             if own != signal or name == "bayes":
                 continue
             shares = [v / b for v, b in zip(values, bayes, strict=True)]
-            check = checks[f"{signal}_share"] if name == "agent" else None
+            ends = None
+            if name == "agent":
+                low, high = checks[f"{signal}_share"].low, checks[f"{signal}_share"].high
+                ends = None if low is None or high is None else (low, high)
             label = f"{policy_name(signal, words)}: {policy_name(name, words)}"
-            lines.append(PolicyRow(label, tuple(shares), _ends(check), strong=check is not None))
+            lines.append(PolicyRow(label, tuple(shares), ends, strong=name == "agent"))
     asked = sorted({bar.value for check in market.checks for bar in check.bars if bar.value})
     marks = {value: f"{100 * value:.0f} %" for value in reversed(asked)}
     yield words("proof_pic_share"), dots(lines, unit="share", thresholds=marks)
-
-
-def _ends(check: Check | None) -> tuple[float, float] | None:
-    """Of a check's interval."""
-    if check is None or check.low is None or check.high is None:
-        return None
-    return check.low, check.high
 
 
 def _regime(market: MarketResult, words: Words) -> _Pictures:

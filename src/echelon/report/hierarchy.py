@@ -31,7 +31,7 @@ from echelon.report.charts.palette import LIGHT
 from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.run.trust import range_text
-from echelon.report.series import Period, period_starts
+from echelon.report.series import Period, PeriodShares, period_starts
 from echelon.report.texts import DASH, Words
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Floats, Times
@@ -97,40 +97,24 @@ def reigns(record: CommandRecord) -> list[Reign]:
     return [Reign(int(record.in_charge[first]), first, stop) for first, stop in pairwise(edges)]
 
 
-class Usage(NamedTuple):
-    """Share of the bars of each period at which each choice was in charge.
-
-    starts[P]; shares[P,K+1]
-    """
-
-    starts: Times
-    shares: Floats
-
-
-def usage(record: CommandRecord, period: Period) -> Usage:
-    """Who was in charge how often, by period."""
+def usage(record: CommandRecord, period: Period) -> PeriodShares:
+    """Share of the bars of each period at which each of the K+1 choices was in charge."""
     starts, group = np.unique(period_starts(record.times, period), return_inverse=True)
     counts = np.zeros((len(starts), len(record.choices)))
     np.add.at(counts, (group, record.in_charge), 1.0)
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    return Usage(starts, np.asarray(shares))
+    return PeriodShares(starts, np.asarray(counts / counts.sum(axis=1, keepdims=True)))
 
 
-class UsageEntropy(NamedTuple):
-    """times[P], values[P]."""
-
-    times: Times
-    values: Floats
-
-
-def recent_entropy(record: CommandRecord, decisions: int = ENTROPY_DECISIONS) -> UsageEntropy:
-    """Entropy of the last decisions, at each decision that has as many before it.
+def recent_entropy(
+    record: CommandRecord, decisions: int = ENTROPY_DECISIONS
+) -> tuple[Times, Floats]:
+    """When, and entropy of the last decisions, at each decision that has as many before it.
 
     As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
     """
     at = np.flatnonzero(record.decided)
     shares = rolling_usage_entropy(record.in_charge[at], len(record.choices), decisions)
-    return UsageEntropy(record.times[at[decisions - 1 :]], shares[decisions - 1 :])
+    return (record.times[at[decisions - 1 :]], shares[decisions - 1 :])
 
 
 def whole_entropy(record: CommandRecord) -> float:
@@ -206,7 +190,6 @@ class Copy(NamedTuple):
 
     source: int
     member: int
-    niche: int
     at: float
     weights: bool
 
@@ -250,35 +233,21 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
             if source is not None and lives[source].member != life.member:
                 member = lives[source].member
                 if weights or life.parent is None or lives[life.parent].member != member:
-                    copies.append(Copy(member, life.member, life.niche, marks[life.id], weights))
+                    copies.append(Copy(member, life.member, marks[life.id], weights))
     gaps = np.diff(np.unique([life.round for life in lives]))
     lead = min(0.05 * last, 0.6 * float(gaps.min())) if len(gaps) else 0.0
     return FamilyTree(branches, tuple(copies), history.members, last, lead)
 
 
-def newest_first(events: Sequence[RiskEvent]) -> list[RiskEvent]:
-    """The last that happened comes first, also among those of one bar."""
-    return sorted(events, key=lambda event: event.time)[::-1]
+def marked_events(record: CommandRecord) -> dict[EventMark, dict[int, list[RiskEvent]]]:
+    """Risk events by mark and row of the equity, in the order of time.
 
-
-class MarkedEvents(NamedTuple):
-    """Events of one kind of mark: rows of the equity they stand at, each once, and the events."""
-
-    mark: EventMark
-    rows: tuple[int, ...]
-    events: tuple[tuple[RiskEvent, ...], ...]
-
-
-def marked_events(record: CommandRecord) -> list[MarkedEvents]:
-    """Risk events by mark, in the order of `MARKS`; the frequent cuts come first, below others."""
+    The frequent cuts come first, below the others.
+    """
     by_mark: dict[EventMark, dict[int, list[RiskEvent]]] = {_CUT: {}}
     for event in record.events:
         by_mark.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
-    return [
-        MarkedEvents(mark, tuple(rows), tuple(tuple(events) for events in rows.values()))
-        for mark, rows in by_mark.items()
-        if rows
-    ]
+    return {mark: rows for mark, rows in by_mark.items() if rows}
 
 
 def commanding_agents(split: SplitData) -> dict[str, Record]:

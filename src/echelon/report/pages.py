@@ -80,6 +80,13 @@ class Table(Block):
     groups: Sequence[Content] = ()
 
 
+class NotedTable(NamedTuple):
+    """A table, and what must be said of it."""
+
+    table: Table
+    note: str
+
+
 class Headline(NamedTuple):
     """A measure in large: the agent's value with its spread, and the values of others."""
 

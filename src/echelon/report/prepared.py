@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from echelon.features import Prepared
 from echelon.files import write_atomic
-from echelon.types import Floats
+from echelon.report.charts.chart import DATES, Axis, Cells, Chart, Curve, Plot
+from echelon.report.charts.slides import Slide, draw_slide
 
-_COLOURS = {"train": "#4c72b0", "valid": "#dd8452", "test": "#55a868"}
+_WINDOWS = {"train": "gain", "valid": "loss", "test": "equal_weight"}
 _MAX_COLUMNS = 1000
 
 
 def draw_prepared(prepared: Prepared, path: Path) -> None:
     """Draw `prepared` as a PNG at `path`."""
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(12, 10), layout="constrained")
-        top, middle, bottom = figure.subplots(3, 1, height_ratios=[3, 1, 4])
-        _draw_growth(prepared, top)
-        _draw_presence(prepared, middle)
-        _draw_features(prepared, bottom)
-        m = prepared.manifest
-        figure.suptitle(
-            f"{m['dataset']['name']}: {m['T']} bars × {m['N']} assets × {m['F']} features, "
-            f"window {m['W']}",
-            fontsize=12,
-        )
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-    write_atomic(path, buffer.getvalue())
+    sizes = "{T} bars × {N} assets × {F} features, window {W}".format(**prepared.manifest)
+    title = prepared.manifest["dataset"]["name"]
+    plots = (_growth_plot(prepared), _presence_plot(prepared), _features_plot(prepared))
+    chart = Chart([[plot] for plot in plots], 0, (3, 1, 4))
+    write_atomic(path, draw_slide(Slide(title, sizes, chart, height=10.0)))
 
 
-def _draw_growth(prepared: Prepared, axes: Axes) -> None:
-    """Equal-weight growth of the assets present, and the benchmark."""
+def _growth_plot(prepared: Prepared) -> Plot:
+    """Growth of 1 spread over the present assets at every bar, before costs, and the benchmark."""
     times = prepared.times
-    axes.semilogy(times, _growth(prepared), color="#333333", label="equal weight of those present")
-    benchmark = prepared.array("benchmark")
-    if benchmark is not None:
-        known = np.flatnonzero(np.isfinite(benchmark))
-        axes.semilogy(
-            times[known], benchmark[known] / benchmark[known[0]], color="#c44e52", label="benchmark"
-        )
-    for name, split in prepared.splits.items():
-        first, last = times[split.rows.start], times[split.rows.stop - 1]
-        axes.axvspan(first, last, color=_COLOURS[name], alpha=0.12, label=name)
-    axes.set_xlim(times[0], times[-1])
-    axes.set_ylabel("growth of 1 (log)")
-    axes.legend(loc="upper left", ncols=5, frameon=False)
-
-
-def _growth(prepared: Prepared) -> Floats:
-    """[T] growth of 1 spread again over the present assets at every bar, before costs."""
     total = np.array(prepared.close)
     factor = prepared.array("factor")
     if factor is not None:
@@ -67,49 +37,47 @@ def _growth(prepared: Prepared) -> Floats:
     held[1:] = prepared.present[1:] & prepared.present[:-1]
     count = np.maximum(held.sum(axis=1), 1)
     gain = np.where(held & np.isfinite(ratio), ratio, 0.0).sum(axis=1) / count
-    return np.asarray(np.cumprod(1 + gain))
+    growth = np.asarray(np.cumprod(1 + gain))
+    layers = [Curve(times, growth, role="soft", name="equal weight of those present")]
+    for name, split in prepared.splits.items():
+        rows = slice(split.rows.start, split.rows.stop)
+        layers.append(Curve(times[rows], growth[rows], 2.4, role=_WINDOWS[name], name=name))
+    benchmark = prepared.array("benchmark")
+    if benchmark is not None:
+        known = np.flatnonzero(np.isfinite(benchmark))
+        level = benchmark[known] / benchmark[known[0]]
+        layers.append(Curve(times[known], level, 1.2, role="benchmark", name="benchmark"))
+    return Plot(layers, DATES, Axis("growth of 1 (log)", kind="log"), legend="inside")
 
 
-def _draw_presence(prepared: Prepared, axes: Axes) -> None:
+def _presence_plot(prepared: Prepared) -> Plot:
     """How many assets there are at each bar, by what can be done with them."""
-    tradable = prepared.array("tradable")
-    present = np.asarray(prepared.present)
-    axes.fill_between(
-        prepared.times, present.sum(axis=1), step="mid", color="#bbbbbb", label="present"
-    )
+    present, tradable = np.asarray(prepared.present), prepared.array("tradable")
+    counts = {"present": present.sum(axis=1)}
     if tradable is not None:
         both = (present & tradable).sum(axis=1)
-        axes.fill_between(prepared.times, both, step="mid", color="#4c72b0", label="tradable")
-    axes.set_xlim(prepared.times[0], prepared.times[-1])
-    axes.set_ylim(0, len(prepared.symbols) * 1.4)
-    axes.set_ylabel("assets")
-    axes.legend(loc="upper left", ncols=2, frameon=False)
+        counts = {"tradable": both, "present, not tradable": counts["present"] - both}
+    layers = [
+        Curve(prepared.times, n.astype(np.float64), fill="stack", name=name, role=role)
+        for (name, n), role in zip(counts.items(), ("gain", "rest"), strict=False)
+    ]
+    y = Axis("assets", low=0, high=1.4 * len(prepared.symbols), ticks=4)
+    return Plot(layers, DATES, y, legend="above")
 
 
-def _draw_features(prepared: Prepared, axes: Axes) -> None:
+def _features_plot(prepared: Prepared) -> Plot:
     """Mean of each scaled feature over the assets present, through time.
 
     Ranks are not shown: their mean over assets is zero by construction.
     """
     shown = [k for k, name in enumerate(prepared.names) if not name.startswith("rank_")]
-    step = max(1, len(prepared.times) // _MAX_COLUMNS)
-    rows = slice(None, None, step)
+    rows = slice(None, None, max(1, len(prepared.times) // _MAX_COLUMNS))
     present = np.asarray(prepared.present[rows])
     total = np.asarray(prepared.x[rows])[:, :, shown].sum(axis=1)  # absent rows are zero
     mean = total / np.maximum(present.sum(axis=1), 1)[:, None]
-    image = axes.imshow(
-        np.clip(mean.T, -3, 3),
-        aspect="auto",
-        cmap="RdBu_r",
-        vmin=-3,
-        vmax=3,
-        interpolation="nearest",
-    )
-    days = prepared.times[rows].astype("datetime64[D]")
-    ticks = np.linspace(0, len(days) - 1, 9).astype(int)
-    axes.set_xticks(ticks, [str(days[k]) for k in ticks])
-    axes.set_yticks(range(len(shown)), [prepared.names[k] for k in shown], fontsize=6)
-    axes.spines[:].set_visible(False)
-    assert axes.figure is not None
-    label = "mean over assets, in train standard deviations"
-    axes.figure.colorbar(image, ax=axes, label=label, pad=0.01, aspect=30)
+    months = [str(month) for month in prepared.times[rows].astype("datetime64[M]")]
+    names = [prepared.names[k] for k in shown]
+    x = Axis(kind="category", labels=months, ticks=8)
+    y = Axis(kind="category", labels=names, ticks=len(names))
+    title = "features: mean over assets, −3 (orange) to 3 (blue) train standard deviations"
+    return Plot([Cells(mean.T, (), 3.0)], x, y, title)

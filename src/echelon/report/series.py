@@ -43,8 +43,8 @@ class MonthlyReturns(NamedTuple):
     totals: Floats
 
 
-class ActionShares(NamedTuple):
-    """Share of each action among a period's decisions: starts[P], shares[P,3] by `Action`."""
+class PeriodShares(NamedTuple):
+    """Shares[P,C] of C kinds in each period; starts[P]: when they begin."""
 
     starts: Times
     shares: Floats
@@ -122,13 +122,13 @@ def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]
     return np.select(moved, [int(Action.BUY), int(Action.SELL)], int(Action.HOLD))
 
 
-def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> ActionShares:
+def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> PeriodShares:
     """Shares of HOLD, BUY and SELL among chosen[S,N], by period of times[S]."""
     starts, group = np.unique(period_starts(times, period), return_inverse=True)
     shares = np.zeros((len(starts), len(Action)))
     for action in Action:
         np.add.at(shares[:, action], group, (chosen == action).mean(axis=1))
-    return ActionShares(starts, shares / np.bincount(group)[:, None])
+    return PeriodShares(starts, shares / np.bincount(group)[:, None])
 
 
 def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:

@@ -38,7 +38,6 @@ from echelon.report.run.gather import Record, SplitData, in_order
 from echelon.report.run.page import PARTS, STEM, command_for
 from echelon.report.run.trust import REFERENCES, Line, deflation_lines, verdict_sentence
 from echelon.report.texts import DASH, Words, file_name, languages_with
-from echelon.types import Floats, Times
 
 SHOWN = ("annual_return", "sharpe_annual", "calmar", "turnover_annual", "max_drawdown")
 """Measures of every fold at first sight; all others are folded."""
@@ -148,11 +147,15 @@ def _split(
     """The stitched series as a split: growth of 1 from the first day of the first test window."""
     begin = np.datetime64(walk.folds[0].test[0], "us")
     times = np.concatenate([[begin], returns["time"].to_numpy().astype("datetime64[us]")])
+    nothing = pl.DataFrame({"time": times}).clear()  # a stitched book has no holdings and orders
     records = {}
     for key, values in about["measures"].items():
         measures = {name: math.nan if values[name] is None else values[name] for name in LABELS}
         seed = int(key.removeprefix(_SEED)) if key.startswith(_SEED) else None
-        records[key] = Record(key, seed, measures, _tables(times, returns[key].to_numpy()))
+        value = np.concatenate([[1.0], np.cumprod(1.0 + returns[key].to_numpy())])
+        drawdown = 1.0 - value / np.maximum.accumulate(value)
+        equity = pl.DataFrame({"time": times, "value": value, "drawdown": drawdown})
+        records[key] = Record(key, seed, measures, Tables(equity, nothing, nothing, nothing))
     agents = tuple(r for r in records.values() if r.seed is not None)
     baselines = tuple(records[k] for k in in_order([k for k in records if records[k].seed is None]))
     evaluation = Evaluation(
@@ -162,15 +165,6 @@ def _split(
         about,
     )
     return SplitData(STITCHED, evaluation, agents, baselines)
-
-
-def _tables(times: Times, returns: Floats) -> Tables:
-    """Value and drawdown of a book; it has no single one behind it, so no holdings and orders."""
-    value = np.concatenate([[1.0], np.cumprod(1.0 + returns)])
-    drawdown = 1.0 - value / np.maximum.accumulate(value)
-    equity = pl.DataFrame({"time": times, "value": value, "drawdown": drawdown})
-    nothing = equity.clear().select("time")
-    return Tables(equity, nothing, nothing, nothing)
 
 
 # --- the page
@@ -212,17 +206,12 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
             interval = interval | {"iqm": interquartile_mean(ratios)}
         looks = Line(words("walk_looks"), f"{statistics['looks']:,}", words("walk_looks_said"))
         own |= {
-            "sentence": verdict_of(walk, words),
+            "sentence": verdict_sentence(statistics, words, statistics["looks"], "looks"),
             "lines": [*deflation_lines(statistics, words, "dsr_said_walk"), looks],
             "over_seeds": {"sharpe_annual": interval},
         }
     name = walk.path.resolve().name
     return render_page("walkforward", words, name, stem=STEM, written=written, **PARTS | own)
-
-
-def verdict_of(walk: WalkData, words: Words) -> str:
-    """What may be said of the stitched agents vs the yardstick."""
-    return verdict_sentence(walk.statistics, words, walk.statistics["looks"], "looks")
 
 
 def fold_table(

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from echelon.types import Floats, Ints, Times
 
 Places: TypeAlias = "Floats | Times | Ints | Sequence[str] | Sequence[float]"
@@ -115,7 +113,7 @@ class Spans(Layer):
 class Cells(Layer):
     """A table of coloured cells: values[R,C] from −limit to limit, and what is written in them.
 
-    A cell that has a text but no value is a total.
+    A cell that has a text but no value is a total. Where nothing is written, cells touch.
     """
 
     values: Floats
@@ -200,10 +198,3 @@ class Chart:
     def plots(self) -> list[Plot]:
         """All plots, row by row."""
         return [plot for row in self.rows for plot in row if plot is not None]
-
-
-def padded_range(values: Floats, room: float = 0.2) -> tuple[float, float]:
-    """From below the least to above the greatest, with room for names."""
-    low, high = float(np.min(values)), float(np.max(values))
-    more = room * (high - low) or 1.0
-    return low - more, high + more

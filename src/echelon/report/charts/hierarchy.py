@@ -25,7 +25,6 @@ from echelon.report.charts.chart import (
     Points,
     RefLine,
     Spans,
-    padded_range,
 )
 from echelon.report.charts.slides import Slide
 from echelon.report.hierarchy import (
@@ -71,12 +70,12 @@ def _growth_plot(agent: Record, words: Words) -> Plot:
 
 def _mark_points(agent: Record, words: Words) -> Iterator[Points]:
     """What risk control did, on the curve where it did."""
-    for (key, role, symbol), rows, every in marked_events(agent.commanded):
-        at, frequent = list(rows), key == "mark_cut"
+    for (key, role, symbol), by_row in marked_events(agent.commanded).items():
+        at, frequent = list(by_row), key == "mark_cut"
         points = Points(agent.times[at], agent.growth[at], symbol, 6.0 if frequent else 11.0)
         texts = [
             "<br>".join(f"{words(f'risk_{e.kind}')}: {words.who(e.who)}" for e in events)
-            for events in every
+            for events in by_row.values()
         ]
         yield replace(points, at_foot=frequent, name=words(key), role=role, texts=texts)
 
@@ -99,37 +98,34 @@ def _band_plot(agent: Record, words: Words) -> Plot:
 
 def usage_chart(record: CommandRecord, words: Words) -> Chart:
     """Shares of the bars by period, stacked, and below them the entropy of the decisions."""
-    used = usage(record, shortest_period(record.times, MOST_BARS))
+    starts, shares = usage(record, shortest_period(record.times, MOST_BARS))
     layers = [
         BarStack(
-            used.starts,
-            used.shares[:, k],
+            starts,
+            shares[:, k],
             name=choice_name(name, k, len(record.experts), words),
             role=expert_role(k, len(record.experts)),
             hover=".0%",
         )
         for k, name in enumerate(record.choices)
     ]
-    shares = Plot(layers, DATES, Axis(words("usage_share"), form="percent", low=0, high=1))
-    title = words("entropy_axis", n=ENTROPY_DECISIONS)
-    entropy = _entropy_plot(record, title, words)
-    return Chart(((shares,), (entropy,)), 380, (1.7, 1), shared=True, legend="none")
+    upper = Plot(layers, DATES, Axis(words("usage_share"), form="percent", low=0, high=1))
+    lower = _entropy_plot(record, words("entropy_axis", n=ENTROPY_DECISIONS), words)
+    return Chart(((upper,), (lower,)), 380, (1.7, 1), shared=True, legend="none")
 
 
 def _entropy_plot(record: CommandRecord, title: str, words: Words) -> Plot:
-    entropy = recent_entropy(record)
-    name = words("usage_entropy")
-    line = Curve(entropy.times, entropy.values, 2.0, name=name, listed=False, hover=".2f")
+    times, values = recent_entropy(record)
+    line = Curve(times, values, 2.0, name=words("usage_entropy"), listed=False, hover=".2f")
     return Plot([line], DATES, Axis(title, low=0, high=1.05, ticks=4))
 
 
 def distance_plot(record: CommandRecord, threshold: float, words: Words) -> Plot:
     """How far apart the experts' portfolios are at each bar, and how far they should be."""
     distance = record.portfolios.distance
-    mean = trailing_mean(distance, DISTANCE_BARS)
+    mean, name = trailing_mean(distance, DISTANCE_BARS), words("trailing", n=DISTANCE_BARS)
     rows = rows_to_show(record.times, MOST_POINTS)
     times = record.times[rows]
-    name = words("trailing", n=DISTANCE_BARS)
     layers = [
         Curve(times, distance[rows], 1.0, name=words("each_bar"), role="accent_soft", hover=".3f"),
         Curve(times, mean[rows], 2.2, name=name, hover=".3f"),
@@ -150,7 +146,9 @@ def plane_plot(flat: Plane | None, names: Sequence[str], words: Words, title: st
     """Experts as points in the plane in which they differ most. names[K]: of their files"""
     if flat is None:
         return Plot([], title=title, note=words("no_map"))
-    ends = [padded_range(flat.points[:, n], 0.22) for n in range(2)]
+    low, high = flat.points.min(axis=0), flat.points.max(axis=0)
+    room = np.where(high > low, 0.22 * (high - low), 1.0)  # for the names
+    ends = list(zip((low - room).tolist(), (high + room).tolist(), strict=True))
     shown = [words.who(name) for name in names]
     places = zip(shown, flat.points.tolist(), strict=True)
     points = Points(

@@ -39,8 +39,6 @@ _FORMS: dict[str, PlotlyTree] = {
     "steps": {"tickformat": "~s", "hoverformat": ","},
     "integer": {"hoverformat": ",d"},
 }
-_TITLE = 22
-"""Pixels of a plot's title."""
 
 
 def page_chart(chart: Chart) -> PlotlyTree:
@@ -72,7 +70,7 @@ def page_chart(chart: Chart) -> PlotlyTree:
 
 def _layout(chart: Chart) -> PlotlyTree:
     """What charts differ in; script.js has what they share."""
-    titled = _TITLE * any(plot.title for plot in chart.plots)
+    titled = 22 * any(plot.title for plot in chart.plots)  # pixels
     top = titled + (44 if chart.legend == "above" else 14)
     bottom = 44 if any(plot.x.title for plot in chart.plots) else 30
     legend: PlotlyTree = {"traceorder": "reversed", "x": 1.01, "y": 1}

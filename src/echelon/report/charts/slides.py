@@ -42,11 +42,6 @@ from echelon.report.charts.chart import (
 from echelon.report.charts.palette import LIGHT
 from echelon.report.texts import Words
 
-_WIDTH = 12.8
-"""Inches."""
-_DPI = 150
-_LINE = {"en": 150, "zh": 78}
-"""Characters of a line below a title."""
 _CHINESE = (
     *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN"),
     *("PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei"),
@@ -89,8 +84,6 @@ _SYMBOLS = {
     "line-ew": "_",
 }
 """Symbol of plotly.js → of matplotlib; with `-open` they are hollow."""
-_POINTS = 0.72
-"""Points of a pixel."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +115,12 @@ def draw_slide(slide: Slide, lang: str = "en") -> bytes:
     """The slide as a PNG. lang: of its texts"""
     chinese = _chinese_font() if lang == "zh" else None
     fonts = [chinese, "DejaVu Sans"] if chinese else ["DejaVu Sans"]
-    lines = wrap(slide.below, _LINE[lang])
+    lines = wrap(slide.below, 78 if lang == "zh" else 150)
     inch = 1 / slide.height
     top = 1.0 - (0.70 + 0.187 * len(lines)) * inch
     with mpl.rc_context({"font.family": fonts} | _STYLE):  # type: ignore[arg-type]
         layout = ConstrainedLayoutEngine(rect=(0.01, 0.1 * inch, 0.98, top))
-        figure = Figure(figsize=(_WIDTH, slide.height), layout=layout)
+        figure = Figure(figsize=(12.8, slide.height), layout=layout)
         soft: dict[str, Any] = {"fontsize": 10.5, "color": LIGHT["soft"]}
         figure.text(0.018, 1 - 0.396 * inch, slide.title, fontsize=17, fontweight="bold")
         figure.text(0.982, 1 - 0.396 * inch, slide.right, ha="right", **soft)
@@ -135,7 +128,7 @@ def draw_slide(slide: Slide, lang: str = "en") -> bytes:
         figure.text(0.018, 1 - 0.504 * inch, below, va="top", linespacing=1.4, **soft)
         _draw_chart(figure, slide.chart)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=_DPI)
+        figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
@@ -281,7 +274,7 @@ def _draw_points(axes: Axes, layer: Points, plot: Plot) -> Artist:
     symbol = _SYMBOLS[layer.symbol.removesuffix("-open")]
     colours = [_colour(role) for role in layer.roles or [layer.role]]
     look: dict[str, Any] = {
-        "s": np.square(_POINTS * np.asarray(layer.size, dtype=np.float64)),
+        "s": np.square(0.72 * np.asarray(layer.size, dtype=np.float64)),  # a pixel in points
         "marker": symbol,
         "c": "white" if hollow else colours,
         "linewidths": 1.4 if hollow or symbol in "|_" else 0.8 * (layer.opacity == 1.0),
@@ -336,8 +329,13 @@ def _draw_bars(axes: Axes, layer: BarStack, before: Any) -> Any:  # noqa: ANN401
 
 def _draw_cells(axes: Axes, layer: Cells) -> None:
     scale = LinearSegmentedColormap.from_list("", [LIGHT["loss"], "#ffffff", LIGHT["gain"]])
-    axes.imshow(layer.values, cmap=scale, vmin=-layer.limit, vmax=layer.limit, aspect="auto")
+    look: dict[str, Any] = {"cmap": scale, "aspect": "auto", "interpolation": "nearest"}
+    axes.imshow(layer.values, vmin=-layer.limit, vmax=layer.limit, **look)
     rows, columns = layer.values.shape
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    if not layer.written:
+        return
     size = 11.5 if max(rows, columns) <= 13 else 8.5
     for row, column in np.ndindex(rows, columns):
         value = layer.values[row, column]
@@ -354,8 +352,6 @@ def _draw_cells(axes: Axes, layer: Cells) -> None:
     axes.set_xticks(np.arange(-0.5, columns), minor=True)
     axes.set_yticks(np.arange(-0.5, rows), minor=True)
     axes.grid(which="minor", color="#ffffff", linewidth=2.5)
-    axes.tick_params(which="both", length=0)
-    axes.spines[:].set_visible(False)
 
 
 def _draw_rule(axes: Axes, layer: RefLine) -> Artist:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import TypedDict
 
@@ -17,7 +17,7 @@ from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
 from echelon.evaluation.trust import MeasureValues, Number, Seed
 from echelon.files import check_tree, read_json
 from echelon.ops.measures import LABELS, mean_std
-from echelon.report.pages import Content, Named, Table
+from echelon.report.pages import Content, Named, NotedTable, Table
 from echelon.report.run.gather import RunData, SplitData
 from echelon.report.run.trust import number, range_text
 from echelon.report.texts import DASH, Words
@@ -53,14 +53,7 @@ class _Comparison(TypedDict):
     baselines: dict[str, MeasureValues]
 
 
-class OtherRuns(NamedTuple):
-    """The run and others."""
-
-    table: Table
-    note: str
-
-
-def other_runs(run: RunData, split: SplitData, words: Words) -> OtherRuns | None:
+def other_runs(run: RunData, split: SplitData, words: Words) -> NotedTable | None:
     """Measures of the runs and baselines, and differences to the first run; None without."""
     comparison = _read_comparison(run.path, split.name)
     lines = [] if comparison is None else comparison["runs"]
@@ -77,7 +70,7 @@ def other_runs(run: RunData, split: SplitData, words: Words) -> OtherRuns | None
     for key, values in comparison["baselines"].items():
         cells = [LABELS[name].format(number(values.get(name))) for name in _MEASURES]
         rows.append([words.name(key), *cells, "", "", ""])
-    return OtherRuns(Table(head, rows), note)
+    return NotedTable(Table(head, rows), note)
 
 
 def _read_comparison(run: Path, split: str) -> _Comparison | None:

@@ -17,7 +17,7 @@ import polars as pl
 
 from echelon.evaluation.reference_policies import with_best
 from echelon.ops.measures import LABELS, MeanStd, mean_std
-from echelon.report.pages import Cell, Content, Headline, Named, Table
+from echelon.report.pages import Cell, Content, Headline, Named, NotedTable, Table
 from echelon.report.run.gather import SplitData
 from echelon.report.series import MonthlyReturns, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
@@ -261,15 +261,10 @@ def references_by_seed(split: SplitData, words: Words) -> Table:
     return Table(head, rows)
 
 
-class ExecutionTable(NamedTuple):
-    """How orders were worked through the day: the split of their cost, by book."""
+def execution_table(split: SplitData, words: Words) -> NotedTable | None:
+    """How orders were worked through the day: costs by book, in basis points.
 
-    table: Table
-    note: str
-
-
-def execution_table(split: SplitData, words: Words) -> ExecutionTable | None:
-    """Costs in basis points; None where orders were filled at once and nothing else is known.
+    None where orders were filled at once and nothing else is known.
 
     Blotters have these columns where there was an executor: one that worked the orders, or the
     immediate one with a dataset of intraday bars to compare with.
@@ -295,7 +290,7 @@ def execution_table(split: SplitData, words: Words) -> ExecutionTable | None:
         note = words("worked_immediate", share=f"{1.0 - unknown:.1%}")
     elif at_once:
         note = words("worked_at_once", share=f"{at_once:.1%}")
-    return ExecutionTable(Table(head, rows), words("worked_note") + note)
+    return NotedTable(Table(head, rows), words("worked_note") + note)
 
 
 def execution_costs(blotter: pl.DataFrame) -> dict[str, float]:

@@ -120,11 +120,6 @@ class Line(NamedTuple):
     said: str
 
 
-def lines_table(lines: Sequence[Line]) -> Table:
-    """Lines as a table of three columns."""
-    return Table((), lines, "explained")
-
-
 def search_lines(trust: Tree, words: Words) -> list[Line]:
     """What chance and search make of the result: a line a number."""
     known, deflation, test = trust["registry"], trust["deflation"], trust["split"] == "test"
@@ -143,8 +138,19 @@ def search_lines(trust: Tree, words: Words) -> list[Line]:
     else:
         said = words("trials_said", n=effective)
         lines.append(Line(words("trials"), f"{known['trials']:,}", said))
-    count = known["runs" if test else "trials"]
-    return [*lines, _overfitting_line(trust, count, words), _superiority_line(trust, count, words)]
+    n = known["runs" if test else "trials"]
+    value, said = None, words("pbo_few", least=MIN_CONFIGURATIONS, n=n)
+    if (pbo := trust["overfitting"]) is not None:
+        low, high = probability(pbo["null_low"]), probability(pbo["null_high"])
+        said = words("pbo_said", n=pbo["n_configurations"], low=low, high=high)
+        value = pbo["probability"]
+    lines.append(Line(words("pbo"), probability(value), said))
+    value, said = None, words("spa_few", n=n)
+    if (spa := trust["superiority"]) is not None:
+        baseline = words.in_text(trust["verdict"]["baseline"])
+        value, said = spa["p_value"], words("spa_said", n=spa["n_models"], baseline=baseline)
+    lines.append(Line(words("spa"), probability(value), said))
+    return lines
 
 
 def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]:
@@ -166,24 +172,6 @@ def deflation_lines(trust: Tree, words: Words, said: str = "") -> Iterator[Line]
         text = words("dsr_effective_said", n=_trials(deflation["n_effective"]))
         value = probability(deflation["probability_effective"])
         yield Line(words("dsr_effective"), value, text)
-
-
-def _overfitting_line(trust: Tree, count: int, words: Words) -> Line:
-    test = trust["overfitting"]
-    if test is None:
-        return Line(words("pbo"), DASH, words("pbo_few", least=MIN_CONFIGURATIONS, n=count))
-    low, high = probability(test["null_low"]), probability(test["null_high"])
-    said = words("pbo_said", n=test["n_configurations"], low=low, high=high)
-    return Line(words("pbo"), probability(test["probability"]), said)
-
-
-def _superiority_line(trust: Tree, count: int, words: Words) -> Line:
-    test = trust["superiority"]
-    if test is None:
-        return Line(words("spa"), DASH, words("spa_few", n=count))
-    baseline = words.in_text(trust["verdict"]["baseline"])
-    said = words("spa_said", n=test["n_models"], baseline=baseline)
-    return Line(words("spa"), probability(test["p_value"]), said)
 
 
 def seeds_table(measures: Tree, words: Words) -> Table:
