@@ -63,12 +63,8 @@ def print_ablation(result: AblationResult) -> None:
     facts = result.facts
     title = f"validation: {facts['first']} to {facts['last']}, mean over seeds"
     sharpe = MEASURE_COLUMNS["sharpe_annual"]
-    headings = [
-        sharpe.heading,
-        "± std",
-        "vs\nbase",
-        *(MEASURE_COLUMNS[m].heading for m in _MEASURES),
-    ]
+    shown = [MEASURE_COLUMNS[m] for m in _MEASURES]
+    headings = [sharpe.heading, "± std", "vs\nbase", *(column.heading for column in shown)]
     table = number_table(title, "variant", *headings)
     # Names of a grid's variants are long: they may go on in the next line, numbers may not.
     table.columns[0].no_wrap = all(len(row.name) <= _LONG_NAME for row in result.rows)
@@ -76,16 +72,11 @@ def print_ablation(result: AblationResult) -> None:
         if not row.seeds:
             add_row(table, row.name, "failed", *("–",) * (len(headings) - 1))
             continue
-        mean, std = row.over_seeds("sharpe_annual")
-        gap = result.difference(row, "sharpe_annual")
-        add_row(
-            table,
-            row.name,
-            sharpe.format(mean),
-            sharpe.format(std),
-            "" if row is result.base else sharpe.format_signed(gap),
-            *(MEASURE_COLUMNS[m].format(row.over_seeds(m).mean) for m in _MEASURES),
-        )
+        ratios = map(sharpe.format, row.over_seeds("sharpe_annual"))
+        gap = sharpe.format_signed(result.difference(row, "sharpe_annual"))
+        means = (row.over_seeds(m).mean for m in _MEASURES)
+        cells = (column.format(mean) for column, mean in zip(shown, means, strict=True))
+        add_row(table, row.name, *ratios, "" if row is result.base else gap, *cells)
     out.print(table)
 
 

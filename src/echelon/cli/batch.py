@@ -41,7 +41,7 @@ def open_batch(
             f"--resume goes on with its own {kind.noun}; of the other options, only {also}, "
             "--trust-code and --workers go with it."
         )
-    set_up_logging(given.log_level.value)
+    set_up_logging(given.log_level)
     trust_code = given.trust_code or ()
     return kind.open(given.resume, seeds=given.seeds, trust_code=trust_code, **changes)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,22 +22,10 @@ from echelon.files import read_json
 
 if TYPE_CHECKING:
     from echelon.evaluation.batch import Course, MeasuredRow
-    from echelon.evaluation.comparison import (
-        ComparedRow,
-        Comparison,
-        ComparisonResult,
-        SharpeGap,
-    )
+    from echelon.evaluation.comparison import Comparison, ComparisonResult, SharpeGap
     from echelon.evaluation.runs_comparison import RunDifference, RunsComparison
     from echelon.evaluation.test_access import SplitName
     from echelon.training.run import TrainedRun
-
-
-class _Window(StrEnum):
-    """Windows to compare on."""
-
-    valid = "valid"
-    test = "test"
 
 
 _Runs = Annotated[
@@ -63,7 +50,7 @@ _Steps = Annotated[
     ),
 ]
 _Split = Annotated[
-    _Window | None,
+    Literal["valid", "test"] | None,
     typer.Option("--split", help="Window to compare on; default: valid. test counts its readings."),
 ]
 _MEASURES = ("total_return", "max_drawdown", "turnover_annual", "cost_share")
@@ -90,29 +77,26 @@ def compare(
     them and the baselines. Ctrl-C stops in order, and `--resume` goes on, also with another
     `--split`: nothing is trained again for it.
     """
-    window: SplitName = split.value if split is not None else "valid"
+    window: SplitName = split or "valid"
     if runs:
         values = given._asdict() | {"agents": agents, "steps": steps}
         kept = ("output_dir", "trust_code", "log_level")
         training = {f"--{name}": value for name, value in values.items() if name not in kept}
-        set_up_logging(given.log_level.value)
+        set_up_logging(given.log_level)
         compare_trained(runs, window, given.output_dir, training, given.trust_code or ())
         return
     from echelon.evaluation.comparison import AGENTS, Comparison
 
+    names = tuple(AGENTS)
+    if agents is not None:
+        names = tuple(name.strip() for name in agents.split(",") if name.strip())
     comparison = open_batch(
         Comparison,
         given,
-        lambda place, base: Comparison(
-            place,
-            base,
-            tuple(AGENTS) if agents is None else _names(agents),
-            _steps(steps or []),
-            split=window,
-        ),
+        lambda place, base: Comparison(place, base, names, _steps(steps or []), split=window),
         *(agents, steps),
         also="--split, --seeds",
-        **({} if split is None else {"split": split.value}),
+        **({} if split is None else {"split": split}),
     )
     with work_through(comparison, given) as course:
         _show_comparison(comparison, course)
@@ -143,9 +127,9 @@ def _show_comparison(comparison: Comparison, course: Course) -> None:
 def print_comparison(result: ComparisonResult) -> None:
     """Two lines per agent, mean and ± std over seeds, and its Sharpe ratio vs the reference's."""
     shown = [MEASURE_COLUMNS[m].heading for m in _MEASURES]
-    sharpe = MEASURE_COLUMNS["sharpe_annual"].heading
-    heading = f"vs {result.reference}\n95 %"
-    table = number_table(_title(result.facts), "agent\nsteps", sharpe, heading, *shown)
+    sharpe = MEASURE_COLUMNS["sharpe_annual"]
+    headings = (sharpe.heading, f"vs {result.reference}\n95 %", *shown)
+    table = number_table(_title(result.facts), "agent\nsteps", *headings)
     before = "agent"
     for row in result.rows:
         if row.kind != before:
@@ -155,8 +139,12 @@ def print_comparison(result: ComparisonResult) -> None:
         if not row.seeds:
             add_row(table, name, "failed", *("–",) * (len(shown) + 1))
             continue
+        gap = ""
+        if row.gap is not None:
+            bounds = f"{sharpe.format(row.gap.low)} to {sharpe.format(row.gap.high)}"
+            gap = f"{sharpe.format_signed(row.gap.estimate)}\n{bounds}"
         cells = [_cell(row, measure) for measure in _MEASURES]
-        add_row(table, name, _cell(row, "sharpe_annual"), _gap(row), *cells)
+        add_row(table, name, _cell(row, "sharpe_annual"), gap, *cells)
     out.print(table)
 
 
@@ -172,18 +160,6 @@ def _cell(row: MeasuredRow, measure: str) -> str:
     mean, std = row.over_seeds(measure)
     number = MEASURE_COLUMNS[measure].format
     return f"{number(mean)}\n± {number(std)}" if len(row.seeds) > 1 else number(mean)
-
-
-def _gap(row: ComparedRow) -> str:
-    if row.gap is None:
-        return ""
-    sharpe = MEASURE_COLUMNS["sharpe_annual"]
-    bounds = f"{sharpe.format(row.gap.low)} to {sharpe.format(row.gap.high)}"
-    return f"{sharpe.format_signed(row.gap.estimate)}\n{bounds}"
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _steps(items: list[str]) -> dict[str, int]:
@@ -298,12 +274,7 @@ def _sentence(name: str, first: str, difference: RunDifference) -> str:
     key = "uncounted" if standing.deflated is None else "undeflated"
     tried = words("tried_some") if standing.tried is None else words.count("tried", standing.tried)
     said = words(f"verdict_{'better' if difference.claimed else key}", baseline=behind, tried=tried)
-    return f"{difference.ahead} is {_within(said)}"
-
-
-def _within(sentence: str) -> str:
-    """A sentence inside another."""
-    return sentence[0].lower() + sentence[1:]
+    return f"{difference.ahead} is {said[0].lower()}{said[1:]}"
 
 
 def _bounds(gap: SharpeGap) -> str:

@@ -75,20 +75,6 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
-class _Once(logging.Filter):
-    """Lets a message through the first time only: many runs of one dataset would repeat it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        new = text not in self._seen
-        self._seen.add(text)
-        return new
-
-
 class _Printable(logging.Formatter):
     """The message alone, printable: it may name symbols, columns and files."""
 
@@ -97,9 +83,20 @@ class _Printable(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Send log records at `level` and above to stderr, each message once."""
+    """Send log records at `level` and above to stderr.
+
+    Each message once: many runs of one dataset would repeat it.
+    """
+    seen: set[str] = set()
+
+    def first_time(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in seen
+        seen.add(text)
+        return new
+
     handler = RichHandler(console=err, show_path=False, show_time=False, markup=False)
-    handler.addFilter(_Once())
+    handler.addFilter(first_time)
     handler.setFormatter(_Printable("%(message)s"))
     root = logging.getLogger("echelon")
     root.handlers = [handler]
@@ -161,9 +158,8 @@ class Watch:
         self._tasks: dict[int, TaskID] = {}
         self._overall: TaskID | None = None
         if self._many:
-            self._overall = bars.add_task(
-                "all trainings", total=sum(totals), standing=self._count()
-            )
+            total, standing = sum(totals), self._count()
+            self._overall = bars.add_task("all trainings", total=total, standing=standing)
         else:
             for k in range(len(labels)):
                 self._add(k)
@@ -174,7 +170,7 @@ class Watch:
             self._add(k)
         self._started_at.setdefault(k, now.step)
         self._steps[k] = now.step
-        self._bars.update(self._tasks[k], completed=now.step, standing=_brief(now))
+        self._bars.update(self._tasks[k], completed=now.step, standing=_words(now, brief=True))
         self._show_overall()
         tenth = now.step * 10 // now.total
         if self._bars.disable and not self._many and tenth > self._tenths_said.get(k, 0):
@@ -232,27 +228,14 @@ def watching(labels: Sequence[str], totals: Sequence[int]) -> Iterator[Watch]:
         yield Watch(bars, labels, totals)
 
 
-def _words(now: Standing) -> str:
-    """Pace, reward, validation score and time left."""
-    score, best = _scores(now)
-    return (
-        f"{now.steps_per_second:,.0f} steps/s, reward {now.reward * 1e4:+.1f} bp, "
-        f"validation {score} (best {best}), {clock(now.seconds_left)} left"
-    )
-
-
-def _brief(now: Standing) -> str:
-    """The same for a bar, next to which there is little room."""
-    score, best = _scores(now)
-    return (
-        f"{now.steps_per_second:,.0f} steps/s {now.reward * 1e4:+.1f} bp "
-        f"valid {score} (best {best}) {clock(now.seconds_left)} left"
-    )
-
-
-def _scores(now: Standing) -> tuple[str, str]:
+def _words(now: Standing, *, brief: bool = False) -> str:
+    """Pace, reward, validation score and time left; brief: for a bar, which has little room."""
     score, best = ("–" if math.isnan(v) else f"{v:.2f}" for v in (now.score, now.best))
-    return score, best
+    pace, reward = f"{now.steps_per_second:,.0f} steps/s", f"{now.reward * 1e4:+.1f} bp"
+    left = f"{clock(now.seconds_left)} left"
+    if brief:
+        return f"{pace} {reward} valid {score} (best {best}) {left}"
+    return f"{pace}, reward {reward}, validation {score} (best {best}), {left}"
 
 
 def clock(seconds: float) -> str:

@@ -16,14 +16,7 @@ import typer
 from echelon.cli import options
 from echelon.cli.console import add_row, out, progress_bar, text_table, warn
 from echelon.cli.prepare import tell_import
-from echelon.errors import (
-    DataError,
-    InvalidDataError,
-    LeakageError,
-    Problem,
-    StoreError,
-    UsageError,
-)
+from echelon.errors import DataError, InvalidDataError, LeakageError, StoreError, UsageError
 from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.sources import IN_STORE, SOURCES, SourceName
 from echelon.types import Freq
@@ -86,7 +79,7 @@ def import_(
         bool, typer.Option("--update", help="Add new bars to the dataset instead of replacing it.")
     ] = False,
     quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Read a source into the store. All of it arrives, or nothing changes."""
     if path is not None and (source == IN_STORE or SOURCES[source].kind != "files"):
@@ -157,7 +150,7 @@ def synth(
     export: Annotated[
         Path | None, typer.Option("--export", help="Also write the bars to this Parquet file.")
     ] = None,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Generate a seeded synthetic market into the store."""
     from echelon.data.sources import open_source
@@ -215,7 +208,7 @@ def check(
     ] = False,
     cuts: Annotated[int, typer.Option("--cuts", min=1, help="Cuts of the leakage check.")] = 3,
     quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.WARNING,
+    log_level: options.Level = "WARNING",
 ) -> None:
     """List everything wrong with the data at once; with --leakage, test the features too.
 
@@ -252,7 +245,13 @@ def check(
             origin = open_source(tree)
             extras = read_extras(tree, origin.info())
             problems = check_source(origin, extras, scratch, progress=bar.count)
-    _print_problems(problems)
+    errors = [p for p in problems if p.severity == "error"]
+    for problem in problems:
+        if problem.severity == "warning":
+            warn(str(problem))
+    if errors:
+        raise InvalidDataError(errors, f"{len(errors)} problem(s) in the data:")
+    typer.echo(f"no errors, {len(problems)} warning(s)")
 
 
 def _source_of(path: Path) -> SourceName:
@@ -266,16 +265,6 @@ def _source_of(path: Path) -> SourceName:
     if source is None:
         raise UsageError(f"{path}: cannot tell what it is by its ending. Add --source.")
     return "parquet" if source == "parquet" else "csv"
-
-
-def _print_problems(problems: list[Problem]) -> None:
-    errors = [p for p in problems if p.severity == "error"]
-    for problem in problems:
-        if problem.severity == "warning":
-            warn(str(problem))
-    if errors:
-        raise InvalidDataError(errors, f"{len(errors)} problem(s) in the data:")
-    typer.echo(f"no errors, {len(problems)} warning(s)")
 
 
 def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
@@ -311,7 +300,7 @@ def show(
     override: options.Overrides = None,
     store: StoreDir = None,
     symbols: Annotated[bool, typer.Option("--symbols", help="Also list every symbol.")] = False,
-    log_level: options.Level = options.LogLevel.WARNING,
+    log_level: options.Level = "WARNING",
 ) -> None:
     """List the datasets in the store, or show one."""
     from echelon.data.store import Store
@@ -333,18 +322,9 @@ def show(
         except StoreError as error:
             warn(str(error))  # one damaged dataset does not hide the others
             continue
-        first, last = manifest.span
-        info = manifest.info
-        add_row(
-            table,
-            name,
-            f"{manifest.rows:,}",
-            info.freq,
-            str(first.date()),
-            str(last.date()),
-            info.calendar,
-            info.price_basis,
-        )
+        info, span = manifest.info, (str(time.date()) for time in manifest.span)
+        rows = f"{manifest.rows:,}"
+        add_row(table, name, rows, info.freq, *span, info.calendar, info.price_basis)
     out.print(table)
 
 
@@ -374,14 +354,9 @@ def _print_dataset(store: Store, manifest: Manifest, *, symbols: bool = False) -
         columns = ("symbol", "first", "last", "bars", "delisted", "reason", "name")
         listing = text_table("", *columns)
         for row in facts.iter_rows(named=True):
-            add_row(
-                listing,
-                row["symbol"],
-                str(row["first"].date()),
-                str(row["last"].date()),
-                f"{row['bars']:,}",
-                *(str(row[c] or "") for c in ("delisted", "reason", "name")),
-            )
+            span = (str(row[c].date()) for c in ("first", "last"))
+            ending = (str(row[c] or "") for c in ("delisted", "reason", "name"))
+            add_row(listing, row["symbol"], *span, f"{row['bars']:,}", *ending)
         out.print(listing)
 
 
@@ -392,7 +367,7 @@ def universe(
     config: options.ConfigFile = None,
     override: options.Overrides = None,
     store: StoreDir = None,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Import membership intervals: who was in the universe when, as known then."""
     from echelon.data.datasets import compare_universe
@@ -401,8 +376,7 @@ def universe(
 
     tree = _tree(config, override, log_level, store=store)
     where = Store(tree.data.store)
-    calendar = where.manifest(dataset).info.calendar
-    pad = pads_symbols(calendar)
+    pad = pads_symbols(where.manifest(dataset).info.calendar)
     intervals = read_membership(path, pad_symbols=pad, own=tree.data.columns)
     known = set(where.symbols(dataset)["symbol"])
     named = set(intervals["symbol"])

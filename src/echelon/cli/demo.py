@@ -48,7 +48,7 @@ def demo(
     output_dir: options.OutputDir = None,
     seeds: options.Seeds = None,
     workers: options.Workers = None,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Train agents on the bundled sample, test them and write a report; then a hierarchy.
 
@@ -72,7 +72,15 @@ def demo(
         evaluate_run(directory, split)
     if above is not None:
         _train_hierarchy(above, _sibling(directory), directory, workers)
-    _report(directory, above is not None)
+    from echelon.features import Prepared
+    from echelon.report.prepared import draw_prepared
+    from echelon.report.run.page import write_report
+
+    picture = directory / "prepared.png"
+    draw_prepared(Prepared.open(directory), picture)
+    typer.echo(f"picture of the data: {picture}")
+    for run in (directory,) if above is None else (directory, _sibling(directory)):
+        typer.echo(f"report: {write_report(run)}")
     if execution is not None:
         # What says where things are, the execution policy shares.
         shared = [text for text in override or () if text.startswith(("data.store=", "logging."))]
@@ -118,15 +126,3 @@ def _work_orders(config: Config, agents: Path) -> None:
     train_execution_run(config, directory, workers=1, resume=False, overwrite=True)
     evaluate_execution_run(directory, "test", "en")
     typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")
-
-
-def _report(directory: Path, with_hierarchy: bool) -> None:
-    from echelon.features import Prepared
-    from echelon.report.prepared import draw_prepared
-    from echelon.report.run.page import write_report
-
-    picture = directory / "prepared.png"
-    draw_prepared(Prepared.open(directory), picture)
-    typer.echo(f"picture of the data: {picture}")
-    for run in (directory, _sibling(directory)) if with_hierarchy else (directory,):
-        typer.echo(f"report: {write_report(run)}")

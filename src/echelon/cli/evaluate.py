@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.table import Table
 
 from echelon.cli.console import add_row, number_table, out, say_rules, set_up_logging
-from echelon.cli.options import Level, LogLevel, TrustCode
+from echelon.cli.options import Level, TrustCode
 from echelon.errors import UsageError
 from echelon.files import sweep
 
@@ -35,11 +35,7 @@ class SplitChoice(StrEnum):
     test = "test"
 
 
-class Language(StrEnum):
-    """Languages of the report."""
-
-    en = "en"
-    zh = "zh"
+Language = Literal["en", "zh"]
 
 
 def evaluate(
@@ -64,10 +60,10 @@ def evaluate(
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")
     ] = False,
     trust_code: TrustCode = None,
-    log_level: Level = LogLevel.INFO,
+    log_level: Level = "INFO",
 ) -> None:
     """Backtest a run's agents and the baselines on a window; save tables and measures."""
-    set_up_logging(log_level.value)
+    set_up_logging(log_level)
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
     result = evaluate_run(
@@ -84,8 +80,8 @@ def report(
         list[SplitChoice] | None,
         typer.Option("--split", help="Windows to show; default: all that were evaluated."),
     ] = None,
-    lang: Annotated[Language, typer.Option("--lang", help="Language.")] = Language.en,
-    log_level: Level = LogLevel.INFO,
+    lang: Annotated[Language, typer.Option("--lang", help="Language.")] = "en",
+    log_level: Level = "INFO",
 ) -> None:
     """Write the report of a run or a walk-forward: one HTML page that needs no network.
 
@@ -94,16 +90,16 @@ def report(
     from echelon.report.run.page import write_report
     from echelon.report.walkforward import is_walk_forward, write_walk_forward_report
 
-    set_up_logging(log_level.value)
+    set_up_logging(log_level)
     if is_walk_forward(run):
         if split:
             raise UsageError(
                 f"--split: {run} holds a walk-forward, whose report is of its test windows. Leave "
                 f"the option out, or name one of its runs below {run / 'folds'}."
             )
-        typer.echo(f"report: {write_walk_forward_report(run, lang.value)}")
-        return
-    page = write_report(run, [s.value for s in split] if split else None, lang.value)
+        page = write_walk_forward_report(run, lang)
+    else:
+        page = write_report(run, [s.value for s in split] if split else None, lang)
     typer.echo(f"report: {page}")
 
 

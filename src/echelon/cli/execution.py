@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import typer
 from echelon.cli import console, options
 from echelon.cli.console import add_row, number_table
 from echelon.cli.evaluate import Language, SplitChoice
-from echelon.cli.prove import PartsDisplay
+from echelon.cli.prove import PartsDisplay, this_command
 from echelon.cli.train import make_room, print_outcomes, train_all_seeds
 from echelon.errors import EchelonError, UsageError
 from echelon.files import sweep, write_atomic
@@ -50,7 +48,7 @@ def train(
     resume: options.Resume = None,
     trust_code: options.TrustCode = None,
     overwrite: options.Overwrite = False,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Train execution policies, one per seed, and keep each one's best on the validation window.
 
@@ -110,20 +108,15 @@ def evaluate(
     history: Annotated[
         bool, typer.Option("--history", help="Also write every step of every order.")
     ] = False,
-    lang: ReportLanguage = Language.en,
+    lang: ReportLanguage = "en",
     trust_code: options.TrustCode = None,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
-    console.set_up_logging(log_level.value)
+    console.set_up_logging(log_level)
+    trusted = trust_code or ()
     evaluate_execution_run(
-        run,
-        split.value,
-        lang.value,
-        orders,
-        history=history,
-        trust_code=trust_code or (),
-        with_rules=True,
+        run, split.value, lang, orders, history=history, trust_code=trusted, with_rules=True
     )
 
 
@@ -154,12 +147,12 @@ def compare(
     split: SplitOption = SplitChoice.test,
     orders: OrdersFile = None,
     output_dir: options.OutputDir = None,
-    lang: ReportLanguage = Language.en,
+    lang: ReportLanguage = "en",
     trust_code: options.TrustCode = None,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Work the same orders, those of the first run, with the policies of several runs."""
-    console.set_up_logging(log_level.value)
+    console.set_up_logging(log_level)
     if len(runs) < 2:
         raise UsageError("compare takes two or more run directories; evaluate takes one.")
     if len({run.resolve() for run in runs}) < len(runs):
@@ -170,7 +163,7 @@ def compare(
     if output_dir is not None:
         RunDirectory.claim(output_dir)
     named = dict(zip(names, runs, strict=True))
-    _judge(named, split.value, orders, trust_code or (), output_dir, lang.value)
+    _judge(named, split.value, orders, trust_code or (), output_dir, lang)
 
 
 def _judge(
@@ -220,7 +213,7 @@ def prove(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Prove again where the directory holds a proof.")
     ] = False,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Prove the learners of execution on markets whose answer is known; write execution.json.
 
@@ -236,16 +229,14 @@ def prove(
         prove_execution,
     )
 
-    console.set_up_logging(log_level.value)
+    console.set_up_logging(log_level)
     names = list(dict.fromkeys(proofs or PROOFS))
     for name in names:
         if name not in PROOFS:
             raise UsageError(f"unknown proof {name!r}: there are {', '.join(PROOFS)}.")
     sizes = QUICK_SIZES if quick else ProofSizes()
     sizes = sizes if seeds is None else replace(sizes, seeds=seeds)
-    directory = output_dir or Path("runs") / (
-        "prove-execution-quick" if quick else "prove-execution"
-    )
+    directory = output_dir or Path("runs", "prove-execution" + "-quick" * quick)
     RunDirectory.claim(directory)
     console.say_proof_rules()
     with console.progress_bar("proving") as bar:
@@ -254,7 +245,7 @@ def prove(
             names,
             sizes,
             workers=workers or os.cpu_count() or 1,
-            command=shlex.join(["echelon", *sys.argv[1:]]),
+            command=this_command(),
             overwrite=overwrite,
             on_report=PartsDisplay(bar, plan_execution(names, sizes)),
         )
@@ -293,15 +284,9 @@ def _print_evaluation(result: ExecutionEvaluation) -> None:
     for name, policy in tree.items():
         measures = policy["measures"]
         glr = "–" if policy["glr"] is None else f"{policy['glr']:.2f}"
-        add_row(
-            table,
-            name,
-            _with_interval(measures["gain_twap"]),
-            f"{measures['pa']['estimate']:+.2f}",
-            glr,
-            f"{measures['gain_vwap']['estimate']:+.2f}",
-            f"{measures['ffr']['estimate']:.1%}",
-        )
+        pa, vwap = (f"{measures[m]['estimate']:+.2f}" for m in ("pa", "gain_vwap"))
+        filled = f"{measures['ffr']['estimate']:.1%}"
+        add_row(table, name, _with_interval(measures["gain_twap"]), pa, glr, vwap, filled)
     console.out.print(table)
     schedules = [name for name, policy in tree.items() if not policy["seeds"]]
     differences = number_table("gain over TWAP vs that of …, paired", "policy", *schedules)

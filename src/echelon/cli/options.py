@@ -5,19 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import typing
 from collections.abc import Callable
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Concatenate,
-    NamedTuple,
-    ParamSpec,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 import typer
 
@@ -31,15 +23,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class LogLevel(StrEnum):
-    """How much to say."""
-
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
-
-
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="YAML configuration; defaults apply without one."),
@@ -119,7 +103,7 @@ class RunOptions(NamedTuple):
     trust_code: TrustCode = None
     overwrite: Overwrite = False
     quarantine: Quarantine = False
-    log_level: Level = LogLevel.INFO
+    log_level: Level = "INFO"
 
     def read_config(self, resume: Path | None) -> Config:
         """The configuration that they name, or that of the run directory `resume`."""
@@ -131,7 +115,7 @@ class RunOptions(NamedTuple):
 def with_run_options(command: Callable[Concatenate[RunOptions, P], None]) -> Callable[..., None]:
     """A command for Typer that has the options of `RunOptions` besides its own."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    types, defaults = get_type_hints(RunOptions, include_extras=True), RunOptions()._asdict()
+    types, defaults = typing.get_type_hints(RunOptions, include_extras=True), RunOptions()._asdict()
     kind = inspect.Parameter.KEYWORD_ONLY
     shared = [
         inspect.Parameter(name, kind, default=value, annotation=types[name])
@@ -164,7 +148,7 @@ def read_config(
     from echelon.config.sizes import refuse_sizes
     from echelon.runs.registry import TrialRegistry
 
-    set_up_logging(level.value)
+    set_up_logging(level)
     overrides = [*(overrides or ()), *(() if seeds is None else (f"train.seeds={seeds}",))]
     if resume is not None:
         tree = load_run_config(resume / "config.yaml", overrides, trust_code or ())

@@ -26,7 +26,7 @@ def prepare(
     resume: options.Resume = None,
     trust_code: options.TrustCode = None,
     quarantine: options.Quarantine = False,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Compute features, fit the scaler on the train window and write a prepared set.
 

@@ -30,7 +30,6 @@ from echelon.runs import RunDirectory
 if TYPE_CHECKING:
     from echelon.proving.certificate import Certificate
     from echelon.proving.parts import Part
-    from echelon.proving.prove import Sizes
     from echelon.proving.study import StudyResult
     from echelon.report.texts import Words
 
@@ -94,7 +93,7 @@ def prove(
     workers: options.Workers = None,
     overwrite: options.Overwrite = False,
     lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Prove the pipeline where the answer is known, and write a certificate (HTML and JSON).
 
@@ -112,9 +111,11 @@ def prove(
     shipped = () if config is not None else FLAT_SETTINGS
     tree = options.read_config(config, [*shipped, *(override or ())], log_level)
     chosen = {choice.value for choice in markets or ()}
-    sizes = _only_named(sizes_for(tree, quick=quick), chosen).adjust(
-        planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws
-    )
+    sizes = sizes_for(tree, quick=quick)
+    alone = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
+    if alone and "planted" not in chosen:
+        sizes = replace(sizes, signals=alone)
+    sizes = sizes.adjust(planted_seeds=seeds, n_draws=draws, n_bars=bars, null_draws=null_draws)
     parts = ("prove", config.stem if config is not None else "", "quick" if quick else "")
     directory = output_dir or tree.logging.output_dir / "-".join(filter(None, parts))
     RunDirectory.claim(directory)
@@ -137,10 +138,14 @@ def prove(
 
 def _show(certificate: Certificate, directory: Path, words: Words) -> None:
     """Write the page, print the checks, and raise where a market is not passed."""
-    from echelon.report.certificate import write_certificate
+    from echelon.report import certificate as pages
 
-    page = write_certificate(certificate, directory, words.lang)
-    _print(certificate, words)
+    page = pages.write_certificate(certificate, directory, words.lang)
+    table = text_table(words("proof_title"), *(words(f"proof_{head}") for head in pages.HEADS))
+    for row in pages.check_rows(certificate, words):
+        add_row(table, *row)
+    out.print(table)
+    typer.echo(f"{pages.mode_text(certificate, words)} {pages.time_text(certificate.about, words)}")
     typer.echo(f"certificate: {directory / 'certificate.json'}")
     typer.echo(f"page: {page}")
     failed = [words(f"proof_market_{m.name}") for m in certificate.markets if not m.passed]
@@ -177,23 +182,6 @@ class PartsDisplay:
         self._bar.show(sum(self._steps.values()), self._total)
 
 
-def _only_named(sizes: Sizes, chosen: set[str]) -> Sizes:
-    """Signals that are named alone are the only ones."""
-    named = tuple(signal for choice, signal in _SIGNALS.items() if choice in chosen)
-    return replace(sizes, signals=named) if named and "planted" not in chosen else sizes
-
-
-def _print(certificate: Certificate, words: Words) -> None:
-    """Every check, and what the whole came to."""
-    from echelon.report.certificate import HEADS, check_rows, mode_text, time_text
-
-    table = text_table(words("proof_title"), *(words(f"proof_{head}") for head in HEADS))
-    for row in check_rows(certificate, words):
-        add_row(table, *row)
-    out.print(table)
-    typer.echo(f"{mode_text(certificate, words)} {time_text(certificate.about, words)}")
-
-
 def study(
     config: Annotated[
         Path, typer.Option("--config", "-c", help="YAML configuration of a hierarchy.")
@@ -211,7 +199,7 @@ def study(
     output_dir: options.OutputDir = None,
     workers: options.Workers = None,
     overwrite: options.Overwrite = False,
-    log_level: options.Level = options.LogLevel.INFO,
+    log_level: options.Level = "INFO",
 ) -> None:
     """Compare one expert, a population, its bonuses, MF-PBT and responsibility weighting.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,9 +23,8 @@ def list_(
     """List the runs below a directory."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory. Name the one your runs are in.")
-    table = text_table(
-        "", "run, and its data", "command", "finished", "best validation", "evaluated"
-    )
+    heads = ("run, and its data", "command", "finished", "best validation", "evaluated")
+    table = text_table("", *heads)
     paths = sorted(path.parent for path in directory.rglob("run.json"))
     for path in paths:
         try:
@@ -40,29 +38,23 @@ def list_(
 
 
 def _line(path: Path, parent: Path) -> tuple[str, ...]:
+    from echelon.ops.measures import mean_std
     from echelon.runs import RunDirectory
 
     run = RunDirectory(path)
     facts = run.facts()
+    scores, best = [outcome["best_score"] for outcome in facts.get("outcomes", [])], ""
+    if scores:
+        mean, std = mean_std(scores)
+        several = len(scores) > 1
+        best = f"{mean:.2f} ± {std:.2f}\n{len(scores)} seeds" if several else f"{mean:.2f}\n1 seed"
     return (
         f"{path.relative_to(parent)}\n{facts.get('data', {}).get('name', '')}",
         str(facts.get("command", "")),
         str(facts.get("finished", ""))[:16].replace("T", "\n"),
-        _best(facts.get("outcomes", [])),
+        best,
         "\n".join(run.evaluated_splits()),
     )
-
-
-def _best(outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """The best validation score, mean and std over seeds."""
-    from echelon.ops.measures import mean_std
-
-    if not outcomes:
-        return ""
-    mean, std = mean_std([o["best_score"] for o in outcomes])
-    if len(outcomes) == 1:
-        return f"{mean:.2f}\n1 seed"
-    return f"{mean:.2f} ± {std:.2f}\n{len(outcomes)} seeds"
 
 
 @app.command()

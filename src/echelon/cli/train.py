@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from echelon.features import PrepareReport
     from echelon.training.loop import Outcome, Progress
     from echelon.training.run import SeedJob
-    from echelon.workers import Failure, Report, ShouldStop
+    from echelon.workers import Report, ShouldStop
 
 
 @options.with_run_options
@@ -123,6 +123,7 @@ def train_all_seeds(
     tell: called with a seed that has made progress
     """
     from echelon.training.run import SeedJob, train_seed, train_seeds
+    from echelon.workers import Failure
 
     wanted = [config.seed + k for k in range(config.train.seeds)]
     if checkpoint is not None:
@@ -141,8 +142,10 @@ def train_all_seeds(
             on_progress=on_progress,
             train=train or train_seed,
         )
-    if len(jobs) > 1:
-        _name_seeds(wanted, done.results)
+    for seed, result in zip(wanted, done.results, strict=True):
+        # A failure says which seed it concerns; the traceback of a bug stays as it is.
+        if len(jobs) > 1 and isinstance(result, Failure) and isinstance(result.error, EchelonError):
+            result.error.args = (f"seed {seed}: {result.error}",)
     outcomes = done.all_or_raise()
     if done.stopped:
         where = ", ".join(f"seed {o.seed} at step {o.step:,}" for o in outcomes)
@@ -171,15 +174,6 @@ def _tell_once(run: Path) -> Callable[[int], None]:
     return tell
 
 
-def _name_seeds(seeds: Sequence[int], results: Sequence[Outcome | Failure | None]) -> None:
-    """Say in every failure which seed it concerns; the traceback of a bug stays as it is."""
-    from echelon.workers import Failure
-
-    for seed, result in zip(seeds, results, strict=True):
-        if isinstance(result, Failure) and isinstance(result.error, EchelonError):
-            result.error.args = (f"seed {seed}: {result.error}",)
-
-
 def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -> list[Outcome]:
     """Outcomes of all the run's seeds, also where only one of them was resumed."""
     from echelon.training.run import finished_outcome, seed_directory
@@ -194,20 +188,12 @@ def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -
 
 def print_outcomes(outcomes: Sequence[Outcome], measure: str) -> None:
     """How training ended, seed by seed; measure: of the validation, that the best is chosen by."""
-    table = text_table(
-        "Training", "seed", "steps", "ended", "best at", f"validation {measure}", "time"
-    )
+    heads = ("seed", "steps", "ended", "best at", f"validation {measure}", "time")
+    table = text_table("Training", *heads)
     endings = {"done": "all steps done", "patience": "no progress", "stopped": "stopped"}
     for o in outcomes:
-        add_row(
-            table,
-            str(o.seed),
-            f"{o.step:,}",
-            endings[o.ending],
-            f"{o.best_step:,}",
-            f"{o.best_score:.3f}",
-            clock(o.seconds),
-        )
+        best = f"{o.best_step:,}", f"{o.best_score:.3f}"
+        add_row(table, str(o.seed), f"{o.step:,}", endings[o.ending], *best, clock(o.seconds))
     out.print(table)
 
 

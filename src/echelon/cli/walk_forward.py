@@ -21,9 +21,8 @@ from echelon.cli.evaluate import (
 )
 
 if TYPE_CHECKING:
-    from echelon.evaluation.batch import Course
     from echelon.evaluation.folds import Fold
-    from echelon.evaluation.walkforward import WalkForward, WalkForwardResult
+    from echelon.evaluation.walkforward import WalkForwardResult
 
 _PlanOnly = Annotated[
     bool, typer.Option("--plan-only", help="Show the folds and stop; nothing is trained.")
@@ -43,7 +42,7 @@ def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> Non
     `--resume` goes on.
     """
     from echelon.evaluation.walkforward import WalkForward, plan_walk
-    from echelon.report.walkforward import draw_splits
+    from echelon.report.walkforward import draw_splits, write_walk_forward_report
 
     walk = open_batch(
         WalkForward,
@@ -53,29 +52,21 @@ def walk_forward(given: options.RunOptions, plan_only: _PlanOnly = False) -> Non
     if plan_only:
         print_plan(walk.folds)
         return
-    name, picture = walk.directory.name, walk.directory / "splits.png"
+    directory, picture = walk.directory, walk.directory / "splits.png"
 
     def draw() -> None:
-        draw_splits(name, walk.folds, walk.base.walk_forward, picture)
+        draw_splits(directory.name, walk.folds, walk.base.walk_forward, picture)
 
     with work_through(walk, given, before=draw) as course:
-        _show_walk(walk, course)
-
-
-def _show_walk(walk: WalkForward, course: Course) -> None:
-    """Put the test windows together, write, report and print."""
-    from echelon.report.walkforward import write_walk_forward_report
-
-    directory = walk.directory
-    with err.status("putting the test windows together"):
-        result = walk.summarise(course)
-        result.write(directory)
-        walk.save_result(result)
-        page = write_walk_forward_report(directory)
-    print_walk(result)
-    typer.echo(f"picture: {directory / 'splits.png'}")
-    typer.echo(f"table: {directory / 'walk_forward.csv'}")
-    typer.echo(f"report: {page}")
+        with err.status("putting the test windows together"):
+            result = walk.summarise(course)
+            result.write(directory)
+            walk.save_result(result)
+            page = write_walk_forward_report(directory)
+        print_walk(result)
+        typer.echo(f"picture: {picture}")
+        typer.echo(f"table: {directory / 'walk_forward.csv'}")
+        typer.echo(f"report: {page}")
 
 
 def print_plan(folds: Sequence[Fold]) -> None:
