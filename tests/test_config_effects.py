@@ -41,6 +41,7 @@ from echelon.errors import ConfigError, StoreError
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import plan_folds
 from echelon.features import Prepared, prepare
+from echelon.features.engine import FeaturePlan
 from echelon.features.registry import select
 from echelon.market import resolve_rules
 from echelon.ops.measures import measure
@@ -152,7 +153,7 @@ class Bench:
 
 
 def _names(bench: Bench, *overrides: str) -> object:
-    return select(bench.config(*overrides).features, FIELDS).names
+    return FeaturePlan.from_specs(select(bench.config(*overrides).features, FIELDS).specs).names
 
 
 def _x(bench: Bench, *overrides: str) -> object:

@@ -15,6 +15,7 @@ from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
 from echelon.features import check_leakage, prepare
 from echelon.features.base import Bars, Feature
+from echelon.features.engine import FeaturePlan
 from echelon.features.indicators import calendar_features
 from echelon.features.registry import run, select
 
@@ -70,19 +71,19 @@ def test_a_bar_says_the_same_whatever_bars_surround_it() -> None:
 
 
 def test_the_calendar_is_off_by_default_and_leaves_the_stationary_set_on() -> None:
-    without = select(FeaturesConfig(), DAILY)
-    names = select(FeaturesConfig(calendar=True), DAILY).names
+    without = FeaturePlan.from_specs(select(FeaturesConfig(), DAILY).specs)
+    plan = FeaturePlan.from_specs(select(FeaturesConfig(calendar=True), DAILY).specs)
     assert not set(NAMES) & set(without.names)
-    assert tuple(n for n in names if n not in NAMES) == without.names
-    assert select(FeaturesConfig(calendar=True), DAILY).lookback == without.lookback
+    assert tuple(n for n in plan.names if n not in NAMES) == without.names
+    assert plan.warmup == without.warmup
 
 
 def test_time_of_day_is_left_out_of_daily_bars_and_used_within_the_day() -> None:
     daily = select(FeaturesConfig(calendar=True), DAILY)
-    assert set(NAMES) & set(daily.names) == set(NAMES[:4])
+    assert set(NAMES) & set(FeaturePlan.from_specs(daily.specs).names) == set(NAMES[:4])
     assert [item.name for item in daily.left_out if item.missing == ("time",)] == list(NAMES[4:])
     intraday = select(FeaturesConfig(calendar=True), DAILY | {"time"})
-    assert set(NAMES) <= set(intraday.names)
+    assert set(NAMES) <= set(FeaturePlan.from_specs(intraday.specs).names)
     series = [spec for spec in intraday.specs if isinstance(spec, Feature)]
     assert {f.lookback for f in series if f.group == "calendar"} == {1}
 

@@ -18,14 +18,8 @@ from scipy.stats import rankdata
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, CrossSection, Feature, Field
-from echelon.features.registry import (
-    LeftOut,
-    factor,
-    load_modules,
-    rank,
-    run,
-    select,
-)
+from echelon.features.engine import FeaturePlan
+from echelon.features.registry import LeftOut, Selection, factor, load_modules, rank, run, select
 from echelon.types import Bools, Floats
 
 ALL_FIELDS = frozenset({"open", "high", "low", "close", "volume", "limits"})
@@ -47,6 +41,11 @@ EVERYTHING = FeaturesConfig(
 SHIPPED = [s for s in select(EVERYTHING, ALL_FIELDS).specs if isinstance(s, Feature)]
 each_shipped = pytest.mark.parametrize("feature", SHIPPED, ids=lambda f: f.names[0])
 seeds = st.integers(0, 2**32 - 1)
+
+
+def names_of(selection: Selection) -> tuple[str, ...]:
+    """Names of the columns."""
+    return FeaturePlan.from_specs(selection.specs).names
 
 
 def walk(n: int, seed: int) -> Bars:
@@ -146,11 +145,11 @@ def test_traded_value_in_another_currency_changes_nothing_but_volume(
 def test_everything_selected_is_ordered_unique_and_has_ranks_last() -> None:
     selection = select(EVERYTHING, ALL_FIELDS)
     assert selection.left_out == ()
-    assert len(selection.names) == len(set(selection.names)) == 30 + 12 + 10
+    assert len(names_of(selection)) == len(set(names_of(selection))) == 30 + 12 + 10
     kinds = [isinstance(s, CrossSection) for s in selection.specs]
     assert kinds == sorted(kinds)
-    assert selection.names[:5] == ("open", "high", "low", "close", "volume")
-    assert selection.lookback == 78
+    assert names_of(selection)[:5] == ("open", "high", "low", "close", "volume")
+    assert FeaturePlan.from_specs(selection.specs).warmup == 78
 
 
 def test_close_only_source_leaves_the_others_out_by_name_and_reason() -> None:
@@ -162,15 +161,15 @@ def test_close_only_source_leaves_the_others_out_by_name_and_reason() -> None:
     assert reasons["ha_close"] == ("open", "high", "low")
     assert reasons["volume"] == reasons["rank_volume_ratio_5"] == ("volume",)
     assert reasons["limit_up_distance"] == reasons["limit_down_distance"] == ("limits",)
-    everything = select(EVERYTHING, ALL_FIELDS).names
-    assert sorted([*selection.names, *reasons]) == sorted(everything)
+    everything = names_of(select(EVERYTHING, ALL_FIELDS))
+    assert sorted([*names_of(selection), *reasons]) == sorted(everything)
     assert str(LeftOut("atr_14", ("high", "low"))) == (
         "atr_14 is left out: the source has no high, low"
     )
 
 
 def test_ranks_of_what_is_there_stay_on_a_close_only_source() -> None:
-    names = select(EVERYTHING, frozenset({"close"})).names
+    names = names_of(select(EVERYTHING, frozenset({"close"})))
     assert "rank_ret_1" in names
     assert "rank_volume_ratio_5" not in names
 
@@ -226,7 +225,7 @@ def test_factor_file_adds_its_columns_to_the_selection(tmp_path: Path) -> None:
     path = write(tmp_path, MOMENTUM)
     config = FeaturesConfig(ohlcv=True, modules=(str(path),))
     selection = select(config, ALL_FIELDS)
-    assert selection.names[5:] == ("momentum_20", "spread", "turnover")
+    assert names_of(selection)[5:] == ("momentum_20", "spread", "turnover")
     momentum, pair = (s for s in selection.specs[5:] if isinstance(s, Feature))
     assert momentum.group == pair.group == "custom"
     assert (momentum.lookback, momentum.on_gap, pair.on_gap) == (21, "carry", "zero")
@@ -239,7 +238,7 @@ def test_factor_file_adds_its_columns_to_the_selection(tmp_path: Path) -> None:
 def test_custom_picks_factors_by_function_or_column(tmp_path: Path, wanted: str) -> None:
     path = write(tmp_path, MOMENTUM)
     selection = select(FeaturesConfig(modules=(str(path),), custom=(wanted,)), ALL_FIELDS)
-    assert selection.names == ("spread", "turnover")
+    assert names_of(selection) == ("spread", "turnover")
 
 
 def test_unknown_custom_name_is_answered_with_a_suggestion(tmp_path: Path) -> None:
@@ -254,7 +253,7 @@ def test_unknown_custom_name_is_answered_with_a_suggestion(tmp_path: Path) -> No
 def test_factor_needing_a_missing_field_is_left_out_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, MOMENTUM)
     selection = select(FeaturesConfig(modules=(str(path),)), frozenset({"close"}))
-    assert selection.names == ("momentum_20",)
+    assert names_of(selection) == ("momentum_20",)
     assert [out.name for out in selection.left_out] == ["spread", "turnover"]
     assert selection.left_out[0].missing == ("high", "low", "volume")
 
@@ -516,8 +515,8 @@ def test_rank_refuses_arrays_that_do_not_fit() -> None:
 
 def test_stationary_set_is_the_default_where_nothing_else_is_asked_for() -> None:
     fields = frozenset({"close"})
-    assert "ret_1" in select(FeaturesConfig(), fields).names
-    assert "ret_1" not in select(FeaturesConfig(ohlcv=True), fields).names
+    assert "ret_1" in names_of(select(FeaturesConfig(), fields))
+    assert "ret_1" not in names_of(select(FeaturesConfig(ohlcv=True), fields))
 
 
 @pytest.mark.parametrize("place", ["top", "inside"])

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -62,28 +62,21 @@ class Bars:
 
     def __post_init__(self) -> None:
         # TA-Lib answers NaN with garbage or an error far away; here it is caught at the door.
-        for name in ("close", "raw_close", "open", "high", "low", "value"):
+        for name in self.__slots__:
             array = getattr(self, name)
-            if array is not None:
-                self._check(name, array)
+            if array is None:
+                continue
+            assert array.shape == self.times.shape, f"{name} is not [L]"
+            if name != "times":
+                assert array.dtype == np.float64, f"{name} is {array.dtype}, not float64"
+            if name not in ("times", "limit_up", "limit_down"):
                 assert np.isfinite(array).all(), f"{name} has a NaN or an infinity"
                 lowest = array >= 0 if name == "value" else array > 0
                 assert lowest.all(), f"{name} has an entry that is not positive"
-        for name in ("limit_up", "limit_down"):
-            array = getattr(self, name)
-            if array is not None:
-                self._check(name, array)
-        for name in self.__slots__:
-            array = getattr(self, name)
-            if array is not None:
-                # A view: the array itself may be the panel's, whose flag is not ours to change.
-                view = array.view()
-                view.setflags(write=False)
-                object.__setattr__(self, name, view)
-
-    def _check(self, name: str, array: Floats) -> None:
-        assert array.shape == self.times.shape, f"{name} is not [L]"
-        assert array.dtype == np.float64, f"{name} is {array.dtype}, not float64"
+            # A view: the array itself may be the panel's, whose flag is not ours to change.
+            view = array.view()
+            view.setflags(write=False)
+            object.__setattr__(self, name, view)
 
     def __len__(self) -> int:
         return len(self.close)
@@ -126,7 +119,7 @@ class Feature:
     needs: frozenset[Field]
     group: Group
     on_gap: Literal["carry", "zero"] = "carry"
-    source_id: str = field(default="")
+    source_id: str = ""
     """Changes when the computation does: part of the cache key."""
 
 

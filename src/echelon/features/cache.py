@@ -256,15 +256,28 @@ class RedisCache:
     @staticmethod
     def from_url(url: str, *, max_bytes: int = 20 * 10**9, secret: str | None = None) -> RedisCache:
         """Connect lazily; a URL that cannot be one is refused here, and never printed."""
-        refuse_redis_url(url)
+        client = None
         try:
-            client = redis.Redis.from_url(
-                url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT
-            )
+            parts = urlsplit(url)
+            # Else a password would be taken for a host, port or path, and then be printed.
+            if (
+                parts.scheme in ("redis", "rediss", "unix")
+                and parts.port != 0
+                and "#" not in url
+                and "@" not in parts.path + parts.query
+                and url.isprintable()
+            ):
+                timeouts = {"socket_timeout": _TIMEOUT, "socket_connect_timeout": _TIMEOUT}
+                client = redis.Redis.from_url(url, **timeouts)
         except (ValueError, TypeError, AttributeError):  # their text may have the password in it
-            client = None
+            pass
         if client is None:
-            raise ConfigError(_BAD_URL)
+            raise ConfigError(
+                "ECHELON_REDIS_URL cannot be used (it is not shown, as it may hold a password). "
+                "Expected redis://[user]:[password]@host:port/db, rediss://… or unix://…/redis.sock"
+                "; in user and password write %2F for /, %3F for ?, %23 for #, %40 for @ and %25 "
+                "for %."
+            )
         return RedisCache(client, max_bytes=max_bytes, secret=secret)
 
     def is_local(self) -> bool:
@@ -360,30 +373,6 @@ class RedisCache:
             MemoryError,  # of an answer that no machine holds
         ) as error:
             log.warning("Redis cache: cannot %s (%s); going on without it", what, _reason(error))
-
-
-_BAD_URL = (
-    "ECHELON_REDIS_URL cannot be used (it is not shown, as it may hold a password). Expected "
-    "redis://[user]:[password]@host:port/db, rediss://… or unix://…/redis.sock; in user and "
-    "password write %2F for /, %3F for ?, %23 for #, %40 for @ and %25 for %."
-)
-
-
-def refuse_redis_url(url: str) -> None:
-    """Refuse a URL whose password would be taken for a host, port or path, and then be printed."""
-    try:
-        parts = urlsplit(url)
-        fits = (
-            parts.scheme in ("redis", "rediss", "unix")
-            and parts.port != 0
-            and "#" not in url
-            and "@" not in parts.path + parts.query
-            and url.isprintable()
-        )
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ConfigError(_BAD_URL)
 
 
 def _reason(error: Exception) -> str:

@@ -196,6 +196,7 @@ def compute(
             if progress is not None:
                 progress(assets.stop, shape[1])
         member = panel.member[first_row:]
+        column = {name: k for k, name in enumerate(plan.names)}
         moments = RunningMoments.none(shape[2])
         unfinished = bool(plan.ranks) or exogenous is not None
         for rows in grid.time_blocks():
@@ -204,15 +205,20 @@ def compute(
                 continue
             block = grid.read_rows(rows)
             here = slice(rows.start, rows.stop)
-            _add_ranks(block, plan, present[here] & member[here])
-            _add_exogenous(block, exogenous, first_row, rows, present[here])
+            for spec in plan.ranks:
+                base = block[:, :, column[spec.base]].astype(np.float64)
+                block[:, :, column[spec.name]] = rank(base, present[here] & member[here])
+            if exogenous is not None:
+                # Unknown values are NaN here: they do not count in the scaler and scale to zero.
+                values = exogenous.values[first_row + rows.start : first_row + rows.stop]
+                known = np.where(present[here][:, :, None], values, 0.0)
+                block[:, :, shape[2] - len(exogenous.names) :] = known
             if unfinished:
                 grid.write_rows(rows, block)
             if len(seen):
                 part = slice(seen.start - rows.start, seen.stop - rows.start)
-                moments = moments.merge(
-                    RunningMoments.from_values(block[part][present[seen.start : seen.stop]])
-                )
+                train_values = block[part][present[seen.start : seen.stop]]
+                moments = moments.merge(RunningMoments.from_values(train_values))
     return present, moments
 
 
@@ -229,25 +235,6 @@ def _assets(panel: Panel, assets: range) -> Panel:
         if isinstance(array, np.ndarray) and array.ndim == 2
     }
     return replace(panel, symbols=panel.symbols[part], anchor=panel.anchor[part], **grids)
-
-
-def _add_ranks(block: Floats32, plan: FeaturePlan, mask: Bools) -> None:
-    column = {name: k for k, name in enumerate(plan.names)}
-    for spec in plan.ranks:
-        base = block[:, :, column[spec.base]].astype(np.float64)
-        block[:, :, column[spec.name]] = rank(base, mask)
-
-
-def _add_exogenous(
-    block: Floats32, exogenous: Exogenous | None, first_row: int, rows: range, present: Bools
-) -> None:
-    """Unknown values are NaN here: they do not count in the scaler and scale to zero."""
-    if exogenous is None:
-        return
-    width = len(exogenous.names)
-    here = slice(first_row + rows.start, first_row + rows.stop)
-    values = exogenous.values[here]
-    block[:, :, block.shape[2] - width :] = np.where(present[:, :, None], values, 0.0)
 
 
 _ASSETS_BYTES = 64 * 1024 * 1024  # wide enough that a row's piece is several pages
@@ -324,14 +311,8 @@ def load_exogenous(
     """
     if not config.data.exogenous:
         return None
-    joined = join_all(
-        config.data.exogenous,
-        panel.times,
-        panel.symbols,
-        panel.calendar,
-        panel.timezone,
-        published_until,
-    )
+    place = panel.times, panel.symbols, panel.calendar, panel.timezone
+    joined = join_all(config.data.exogenous, *place, published_until)
     for k, name in enumerate(joined.names):
         if published_until is None and np.isnan(joined.values[:, :, k]).all():
             log.warning(

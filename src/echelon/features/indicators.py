@@ -81,7 +81,7 @@ def ohlcv_features() -> tuple[Feature, ...]:
 
 def _ohlcv(name: Field) -> Feature:
     on_gap: Literal["carry", "zero"] = "zero" if name == "volume" else "carry"
-    return _feature("OHLCV", (name,), 1, (name,), lambda bars: _have(getattr(bars, name)), on_gap)
+    return _feature((name,), 1, (name,), lambda bars: _have(getattr(bars, name)), on_gap, "OHLCV")
 
 
 def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
@@ -99,11 +99,7 @@ def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
 def sma(period: int) -> Feature:
     """Simple moving average of the close: `sma_{period}`."""
     return _feature(
-        "indicators",
-        (f"sma_{period}",),
-        period,
-        ("close",),
-        lambda bars: _column(talib.SMA(bars.close, period)),
+        (f"sma_{period}",), period, ("close",), lambda bars: _column(talib.SMA(bars.close, period))
     )
 
 
@@ -113,11 +109,7 @@ def ema(period: int) -> Feature:
     Seed: the simple mean of the first `period` closes since listing, at bar `period`.
     """
     return _feature(
-        "indicators",
-        (f"ema_{period}",),
-        period,
-        ("close",),
-        lambda bars: _column(talib.EMA(bars.close, period)),
+        (f"ema_{period}",), period, ("close",), lambda bars: _column(talib.EMA(bars.close, period))
     )
 
 
@@ -136,7 +128,7 @@ def rsi(period: int) -> Feature:
             out[period : moved[0] if moved.size else len(out)] = 50.0
         return out
 
-    return _feature("indicators", (f"rsi_{period}",), period + 1, ("close",), compute)
+    return _feature((f"rsi_{period}",), period + 1, ("close",), compute)
 
 
 def macd(fast: int, slow: int, signal: int) -> Feature:
@@ -151,13 +143,12 @@ def macd(fast: int, slow: int, signal: int) -> Feature:
     by (fast − 1) / (fast + 1) a bar.
     """
     tail = f"{fast}_{slow}_{signal}"
-    return _feature(
-        "indicators",
-        (f"macd_{tail}", f"macd_signal_{tail}", f"macd_hist_{tail}"),
-        slow + signal - 1,
-        ("close",),
-        lambda bars: np.column_stack(talib.MACD(bars.close, fast, slow, signal)),
-    )
+    names = (f"macd_{tail}", f"macd_signal_{tail}", f"macd_hist_{tail}")
+
+    def compute(bars: Bars) -> Floats:
+        return np.column_stack(talib.MACD(bars.close, fast, slow, signal))
+
+    return _feature(names, slow + signal - 1, ("close",), compute)
 
 
 def atr(period: int) -> Feature:
@@ -166,13 +157,8 @@ def atr(period: int) -> Feature:
     Seed: the simple mean of the true ranges of bars 2 to `period` + 1 since listing (the first
     bar has no previous close), then Wilder's smoothing with weight 1 / period.
     """
-    return _feature(
-        "indicators",
-        (f"atr_{period}",),
-        period + 1,
-        ("high", "low", "close"),
-        lambda bars: _atr(bars, period),
-    )
+    needs: tuple[Field, ...] = ("high", "low", "close")
+    return _feature((f"atr_{period}",), period + 1, needs, lambda bars: _atr(bars, period))
 
 
 def bbands(period: int, deviations: float) -> Feature:
@@ -192,7 +178,7 @@ def bbands(period: int, deviations: float) -> Feature:
 
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
-    return _feature("indicators", names, period, ("close",), compute, exactly=(deviations,))
+    return _feature(names, period, ("close",), compute, exactly=(deviations,))
 
 
 def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
@@ -218,7 +204,7 @@ def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
         f"ichimoku_senkou_b_{senkou}_{kijun}",
     )
     lookback = max(tenkan, kijun, senkou) + kijun
-    return _feature("indicators", names, lookback, ("high", "low"), compute)
+    return _feature(names, lookback, ("high", "low"), compute)
 
 
 def heikin_ashi() -> Feature:
@@ -230,12 +216,11 @@ def heikin_ashi() -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        return _kernels.heikin_ashi_candles(
-            _have(bars.open), _have(bars.high), _have(bars.low), bars.close
-        )
+        bodies = _have(bars.open), _have(bars.high), _have(bars.low), bars.close
+        return _kernels.heikin_ashi_candles(*bodies)
 
     names = ("ha_open", "ha_high", "ha_low", "ha_close")
-    return _feature("indicators", names, 1, ("open", "high", "low", "close"), compute)
+    return _feature(names, 1, ("open", "high", "low", "close"), compute)
 
 
 def supertrend(period: int, multiplier: float) -> Feature:
@@ -248,15 +233,13 @@ def supertrend(period: int, multiplier: float) -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        high, low = _have(bars.high), _have(bars.low)
-        return _kernels.supertrend_line(
-            high, low, bars.close, _atr(bars, period), float(multiplier), period
-        )
+        prices = _have(bars.high), _have(bars.low), bars.close
+        return _kernels.supertrend_line(*prices, _atr(bars, period), float(multiplier), period)
 
     tail = f"{period}_{multiplier:.12g}"
     names = (f"supertrend_{tail}", f"supertrend_dir_{tail}")
     needs: tuple[Field, ...] = ("high", "low", "close")
-    return _feature("indicators", names, period + 1, needs, compute, exactly=(multiplier,))
+    return _feature(names, period + 1, needs, compute, exactly=(multiplier,))
 
 
 INDICATORS: Mapping[str, Callable[..., Feature]] = {
@@ -290,7 +273,7 @@ def log_return(horizon: int) -> Feature:
         return out
 
     on_gap: Literal["carry", "zero"] = "zero" if horizon == 1 else "carry"
-    return _feature("stationary", (f"ret_{horizon}",), horizon + 1, ("close",), compute, on_gap)
+    return _feature((f"ret_{horizon}",), horizon + 1, ("close",), compute, on_gap, "stationary")
 
 
 def return_volatility(window: int) -> Feature:
@@ -302,7 +285,7 @@ def return_volatility(window: int) -> Feature:
         out[1:] = _kernels.rolling_std(returns, window)
         return out
 
-    return _feature("stationary", (f"vol_{window}",), window + 1, ("close",), compute)
+    return _feature((f"vol_{window}",), window + 1, ("close",), compute, group="stationary")
 
 
 def volume_ratio(window: int) -> Feature:
@@ -319,7 +302,8 @@ def volume_ratio(window: int) -> Feature:
         np.divide(value, mean, out=ratio, where=mean > 0)
         return cast(Floats, np.log(np.maximum(ratio, VOLUME_FLOOR)))
 
-    return _feature("stationary", (f"volume_ratio_{window}",), window, ("volume",), compute, "zero")
+    name = f"volume_ratio_{window}"
+    return _feature((name,), window, ("volume",), compute, "zero", "stationary")
 
 
 def limit_distance() -> Feature:
@@ -336,7 +320,7 @@ def limit_distance() -> Feature:
         return np.where(np.isnan(room), NO_LIMIT, room)
 
     names = ("limit_up_distance", "limit_down_distance")
-    return _feature("stationary", names, 1, ("close", "limits"), compute)
+    return _feature(names, 1, ("close", "limits"), compute, group="stationary")
 
 
 def calendar_features() -> tuple[Feature, ...]:
@@ -377,17 +361,16 @@ def _going_round(name: str, share: Callable[[Times], Floats], *needs: Field) -> 
         angle = 2.0 * np.pi * share(bars.times)
         return np.column_stack([np.sin(angle), np.cos(angle)])
 
-    names = (f"{name}_sin", f"{name}_cos")
-    return _feature("calendar", names, 1, needs, compute)
+    return _feature((f"{name}_sin", f"{name}_cos"), 1, needs, compute, group="calendar")
 
 
 def _feature(
-    group: Group,
     names: tuple[str, ...],
     lookback: int,
     needs: tuple[Field, ...],
     compute: Compute,
     on_gap: Literal["carry", "zero"] = "carry",
+    group: Group = "indicators",
     exactly: tuple[float, ...] = (),
 ) -> Feature:
     """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback.
@@ -401,11 +384,9 @@ def _feature(
             return np.full((len(bars), len(names)), np.nan)
         return compute(bars)
 
-    parts = (talib.__version__, names, *exactly)
-    identity = source_id(__name__, _kernels.__name__, parts=parts)
-    return Feature(
-        names, compute_when_long_enough, lookback, frozenset(needs), group, on_gap, identity
-    )
+    identity = source_id(__name__, _kernels.__name__, parts=(talib.__version__, names, *exactly))
+    fields = frozenset(needs)
+    return Feature(names, compute_when_long_enough, lookback, fields, group, on_gap, identity)
 
 
 def _atr(bars: Bars, period: int) -> Floats:

@@ -33,12 +33,7 @@ from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import FeatureError
 from echelon.features.base import Bars, Feature
 from echelon.features.engine import FeaturePlan, bars_of, compute, load_exogenous
-from echelon.features.prepare import (
-    panel_fields,
-    panel_request,
-    refuse_empty_train,
-    split_layout,
-)
+from echelon.features.prepare import panel_fields, panel_request, refuse_empty_train, split_layout
 from echelon.features.registry import run, select
 from echelon.features.scaler import RunningMoments
 from echelon.files import read_array, scratch_directory
@@ -121,9 +116,9 @@ def check_leakage(
         return FeaturePlan.from_specs(select(config.features, panel_fields(config, dataset)).specs)
 
     leaks = list(_ladder(panel, fresh, config.seed))
-    clean = _without(plan, {leak.name for leak in leaks})
+    leaking = {leak.name for leak in leaks}
     with scratch_directory("leakage") as folder:
-        leaking = {leak.name for leak in leaks}
+        clean = _without(plan, leaking)
         take = _Runner(
             config, dataset.name, request, lambda: _without(fresh(), leaking), clean, folder
         )
@@ -325,7 +320,8 @@ def _ladder(panel: Panel, fresh: Callable[[], FeaturePlan], seed: int) -> Iterat
         symbol = panel.symbols[n]
         whole = {f.names: run(f, bars, symbol) for f in fresh().series}
         for cut in _ladder_cuts(fresh(), len(bars), draw, dense=k == 0):
-            for changed in (_prefix(bars, cut), _noisy_after(bars, cut, draw)):
+            first = replace(bars, **{k: v[:cut] for k, v in _arrays(bars).items()})
+            for changed in (first, _noisy_after(bars, cut, draw)):
                 for feature in fresh().series:
                     if leaking & set(feature.names) or feature.lookback > cut:
                         continue
@@ -371,19 +367,14 @@ def _prefix_leak(
     return None
 
 
-def _prefix(bars: Bars, length: int) -> Bars:
-    """The first bars only."""
-    parts: dict[str, Any] = {
-        f.name: None if getattr(bars, f.name) is None else getattr(bars, f.name)[:length]
-        for f in fields(Bars)
-    }
-    return Bars(**parts)
-
-
 def _noisy_after(bars: Bars, length: int, draw: np.random.Generator) -> Bars:
     """The same first bars; later ones times noise, one factor a bar, which keeps OHLC in order."""
     noise = np.exp(draw.normal(0.0, 0.5, len(bars)))
     noise[:length] = 1.0
-    parts = {f.name: getattr(bars, f.name) for f in fields(Bars) if f.name != "times"}
-    scaled: dict[str, Any] = {k: None if v is None else v * noise for k, v in parts.items()}
-    return Bars(times=bars.times, **scaled)
+    return replace(bars, **{k: v * noise for k, v in _arrays(bars).items() if k != "times"})
+
+
+def _arrays(bars: Bars) -> dict[str, Any]:
+    """The fields that the source has."""
+    arrays = {f.name: getattr(bars, f.name) for f in fields(Bars)}
+    return {name: array for name, array in arrays.items() if array is not None}

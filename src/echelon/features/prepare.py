@@ -290,8 +290,18 @@ def _make(
     train = where.splits["train"]
     refuse_empty_train(present[train.start : train.stop], plan, config)
     scaler = fit_scaler(config, plan, moments, panel, where)
-    scale_file(out / "X.npy", (*present.shape, len(plan.names)), scaler, present)
-    _write_arrays(panel, present, where.first_row, out)
+    with GridFile(out / "X.npy", (*present.shape, len(plan.names)), create=False) as grid:
+        for part in grid.time_blocks():
+            block = scaler.transform(grid.read_rows(part))
+            block[~present[part.start : part.stop]] = 0.0
+            grid.write_rows(part, block)
+    made = {"present": present, "close": panel.valuation_close()[where.first_row :]}
+    for name in (*ARRAYS, *OPTIONAL):
+        array = getattr(panel, name, None)
+        if name not in made and array is not None:
+            made[name] = array[where.first_row :]
+        if name in made:
+            np.save(out / f"{name}.npy", made[name], allow_pickle=False)
     days = panel.times[where.first_row :].astype("datetime64[D]")
     splits = {
         name: {
@@ -364,27 +374,6 @@ def fit_scaler(
     train = where.splits["train"]
     window = (days[train.start].astype(date), days[train.stop - 1].astype(date))
     return Scaler.fit(plan.names, moments, scaled, window)
-
-
-def scale_file(path: Path, shape: tuple[int, int, int], scaler: Scaler, present: Bools) -> None:
-    """Scale X on disk, in place; rows of absent symbols are zero."""
-    with GridFile(path, shape, create=False) as grid:
-        for rows in grid.time_blocks():
-            block = scaler.transform(grid.read_rows(rows))
-            block[~present[rows.start : rows.stop]] = 0.0
-            grid.write_rows(rows, block)
-
-
-def _write_arrays(panel: Panel, present: Bools, first_row: int, out: Path) -> None:
-    made = {"present": present, "close": panel.valuation_close()[first_row:]}
-    for name in (*ARRAYS, *OPTIONAL):
-        array = getattr(panel, name, None)
-        if name in made:
-            array = made[name]
-        elif array is not None:
-            array = array[first_row:]
-        if array is not None:
-            np.save(out / f"{name}.npy", array, allow_pickle=False)
 
 
 def cache_key(config: Config, dataset: Manifest, sources: Sequence[str]) -> str:

@@ -143,9 +143,8 @@ class Prepared:
         path = self.path / "splits.json"
         tree: dict[str, _SplitTree] = read_json(path, dict[str, _SplitTree], PREPARE_AGAIN)
         if set(tree) != set(SPLITS):
-            raise DamagedError(
-                path, f"expected {', '.join(SPLITS)}, not {sorted(tree)}", PREPARE_AGAIN
-            )
+            what = f"expected {', '.join(SPLITS)}, not {sorted(tree)}"
+            raise DamagedError(path, what, PREPARE_AGAIN)
         return {name: Split(range(*s["rows"]), s["first"], s["last"]) for name, s in tree.items()}
 
     @cached_property
@@ -214,23 +213,17 @@ class Prepared:
             )
         if content_hash(manifest["files"]) != content:
             raise self._damage(MANIFEST, "its content hash is not that of its files")
-        self._verify_files(manifest["files"])
-        self._verify_arrays()
-        self._verify_facts()
-
-    def _verify_files(self, files: Mapping[str, str]) -> None:
-        digests = file_hashes(self.path)
+        files, digests = manifest["files"], file_hashes(self.path)
         for name in sorted({*files, *digests}):
             if name not in digests:
                 raise self._damage(name, "no such file")
             if name not in files:
                 raise self._damage(name, "not one of the set's files")
             if digests[name] != files[name]:
-                raise self._damage(
-                    name,
-                    f"its hash is {digests[name][:12]}, the manifest says {files[name][:12]}: the "
-                    "file was changed",
-                )
+                known = f"its hash is {digests[name][:12]}, the manifest says {files[name][:12]}"
+                raise self._damage(name, f"{known}: the file was changed")
+        self._verify_arrays()
+        self._verify_facts()
 
     def _verify_arrays(self) -> None:
         """Every array has the axes of the manifest, and there is none that nobody knows."""
@@ -268,10 +261,8 @@ class Prepared:
         days = self.times.astype("datetime64[D]")
         for name, split in self.splits.items():
             start, stop = split.rows.start, split.rows.stop
-            if not 0 <= start < stop <= len(days) or (split.first, split.last) != (
-                days[start].item(),
-                days[stop - 1].item(),
-            ):
+            fits = 0 <= start < stop <= len(days)
+            if not fits or [split.first, split.last] != days[[start, stop - 1]].tolist():
                 raise self._damage("splits.json", f"rows and days of {name} do not fit")
 
     def _damage(self, name: str, what: str) -> DamagedError:

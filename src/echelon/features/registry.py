@@ -28,15 +28,7 @@ from echelon.config.code import RunCode, line_in, read_user_file, run_user_file
 from echelon.config.features import FeaturesConfig
 from echelon.errors import FeatureError
 from echelon.features import _kernels
-from echelon.features.base import (
-    Bars,
-    Compute,
-    CrossSection,
-    Feature,
-    FeatureSpec,
-    Field,
-    Group,
-)
+from echelon.features.base import Bars, Compute, CrossSection, Feature, FeatureSpec, Field, Group
 from echelon.features.indicators import shipped_features
 from echelon.types import Bools, Floats
 
@@ -58,16 +50,6 @@ class Selection:
 
     specs: tuple[FeatureSpec, ...]
     left_out: tuple[LeftOut, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Column names, one for each of the F columns of X."""
-        return tuple(name for spec in self.specs for name in column_names(spec))
-
-    @property
-    def lookback(self) -> int:
-        """Bars a symbol needs before all of its features are valid."""
-        return max(spec.lookback for spec in self.specs if isinstance(spec, Feature))
 
 
 _collect: ContextVar[Callable[[Feature], None] | None] = ContextVar("_collect", default=None)
@@ -137,11 +119,21 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
                 f"feature {name!r} occurs twice. List each period once in `features`."
             )
     custom = _choose_factors(load_modules(config.modules, names, config.run_code), config.custom)
-    ordered = sorted([*shipped, *custom], key=lambda spec: isinstance(spec, CrossSection))
-    selection = _possible(ordered, fields)
-    if not selection.specs:
-        if selection.left_out:
-            why = "; ".join(map(str, selection.left_out))
+    kept: list[FeatureSpec] = []
+    missing: dict[str, tuple[str, ...]] = {}
+    for spec in sorted([*shipped, *custom], key=lambda spec: isinstance(spec, CrossSection)):
+        if isinstance(spec, CrossSection):
+            lacks = missing.get(spec.base, ())
+        else:
+            lacks = tuple(f for f in get_args(Field) if f in spec.needs and f not in fields)
+        if lacks:
+            missing.update(dict.fromkeys(column_names(spec), lacks))
+        else:
+            kept.append(spec)
+    left_out = tuple(LeftOut(name, lacks) for name, lacks in missing.items())
+    if not kept:
+        if left_out:
+            why = "; ".join(map(str, left_out))
             raise FeatureError(
                 f"no feature can be computed: {why}. Choose others, or a source with these fields."
             )
@@ -149,7 +141,7 @@ def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
             "the configuration names no feature. Set features.ohlcv, features.indicators, "
             "features.stationary.enabled or features.modules."
         )
-    return selection
+    return Selection(tuple(kept), left_out)
 
 
 def column_names(spec: FeatureSpec) -> tuple[str, ...]:
@@ -246,22 +238,6 @@ def rank(values: Floats, mask: Bools) -> Floats:
     assert values.shape == mask.shape, f"values {values.shape} and mask {mask.shape} differ"
     assert mask.dtype == np.bool_, f"mask is {mask.dtype}, not bool"
     return _kernels.rank_rows(values, mask)
-
-
-def _possible(specs: Iterable[FeatureSpec], fields: frozenset[str]) -> Selection:
-    """Split `specs` into what `fields` suffice for and what they do not."""
-    kept: list[FeatureSpec] = []
-    missing: dict[str, tuple[str, ...]] = {}
-    for spec in specs:
-        if isinstance(spec, CrossSection):
-            lacks = missing.get(spec.base, ())
-        else:
-            lacks = tuple(f for f in get_args(Field) if f in spec.needs and f not in fields)
-        if lacks:
-            missing.update(dict.fromkeys(column_names(spec), lacks))
-        else:
-            kept.append(spec)
-    return Selection(tuple(kept), tuple(LeftOut(name, lacks) for name, lacks in missing.items()))
 
 
 def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
