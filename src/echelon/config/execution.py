@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.config.code import CodeSection
@@ -34,11 +35,10 @@ class ExecutionOrdersConfig(Section):
     lot: NonNegativeFloat = 0.0
     """Amounts are cut to multiples of it; 0: any amount."""
 
-    @model_validator(mode="after")
-    def _least_and_most(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """The most before the least."""
         if self.share[0] > self.share[1]:
-            raise ValueError(f"share {self.share} must be the least and then the most")
-        return self
+            yield f"share {self.share} must be the least and then the most"
 
 
 class ExecutionRewardConfig(Section):
@@ -59,15 +59,14 @@ class ExecutionRewardConfig(Section):
     risk: NonNegativeFloat = 0.0
     """λσ²: times the squared share of the order that is left after each step."""
 
-    @model_validator(mode="after")
-    def _paid_for_something(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Pay for nothing, classes without their bounds."""
         if not (self.pa_penalty or self.ratio or self.shortfall):
-            raise ValueError("one of pa_penalty, ratio and shortfall must have a weight over 0")
+            yield "one of pa_penalty, ratio and shortfall must have a weight over 0"
         if len(self.classes) != len(self.thresholds) + 1:
-            raise ValueError(f"classes {self.classes} must be one more than {self.thresholds}")
+            yield f"classes {self.classes} must be one more than {self.thresholds}"
         if list(self.thresholds) != sorted(self.thresholds):
-            raise ValueError(f"thresholds {self.thresholds} must ascend")
-        return self
+            yield f"thresholds {self.thresholds} must ascend"
 
 
 class ExecutionLearnerConfig(Section):
@@ -115,11 +114,10 @@ class ExecutionLearnerConfig(Section):
     distill_target: Literal["action", "distribution"] = "action"
     """OPD: imitate the teacher's likeliest action, or its whole distribution."""
 
-    @model_validator(mode="after")
-    def _an_order_for_every_copy(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """More copies than orders."""
         if self.copies > self.orders:
-            raise ValueError(f"copies = {self.copies} must be at most orders = {self.orders}")
-        return self
+            yield f"copies = {self.copies} must be at most orders = {self.orders}"
 
 
 class ExecutionConfig(CodeSection):
@@ -173,26 +171,21 @@ class ExecutionConfig(CodeSection):
     learner: ExecutionLearnerConfig = ExecutionLearnerConfig()
     """How the policy learns."""
 
-    @model_validator(mode="after")
-    def _network_can_be_built(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """A network that cannot be built, a book that is half named."""
         if self.hidden % 4:
-            raise ValueError(f"hidden = {self.hidden} must be a multiple of 4, the attention heads")
+            yield f"hidden = {self.hidden} must be a multiple of 4, the attention heads"
         if self.actions == "fractions" and len(self.fractions) < 2:
-            raise ValueError(f"fractions {self.fractions} must be two or more shares of the order")
-        return self
-
-    @model_validator(mode="after")
-    def _book_as_a_whole(self) -> Self:
+            yield f"fractions {self.fractions} must be two or more shares of the order"
         given = [name for name in ("book", "book_session", "book_split") if getattr(self, name)]
         if given and self.price != "book":
-            raise ValueError(f"{', '.join(given)} is for price book, but price is {self.price}")
+            yield f"{', '.join(given)} is for price book, but price is {self.price}"
         if (self.book is None) != (self.book_session is None):
-            raise ValueError("book and book_session go together: a file is cut into sessions")
+            yield "book and book_session go together: a file is cut into sessions"
         if self.book_split is not None:
             if self.book is None:
-                raise ValueError("book_split is for the sessions of a file, and book is not set")
+                yield "book_split is for the sessions of a file, and book is not set"
             if abs(sum(self.book_split) - 1.0) > 1e-9 or not min(self.book_split) > 0.0:
-                raise ValueError(f"book_split {self.book_split} must be over 0 and sum to 1")
+                yield f"book_split {self.book_split} must be over 0 and sum to 1"
         if self.book is not None and self.orders.path is not None:
-            raise ValueError("orders.path names dates, which sessions of a book share: draw orders")
-        return self
+            yield "orders.path names dates, which sessions of a book share: draw orders"

@@ -127,32 +127,28 @@ def _override(tree: dict[str, Any], item: str) -> None:
 def _explain(error: ValidationError, where: str) -> str:
     """Problems in lines of their own, each with the key it concerns: the first, if many."""
     problems = error.errors(include_url=False)
-    lines = []
+    lines: list[str] = []
+    model: Any
     for item in problems[:_SHOWN]:
         loc = [shorten(part, 60) for part in item["loc"]]
         message = item["msg"].removeprefix("Value error, ")
         given = item.get("input")
         if item["type"] == "extra_forbidden":
-            message = _unknown_key(loc.pop(), loc)
+            key, model = loc.pop(), Config
+            for part in loc:
+                field = getattr(model, "model_fields", {}).get(part)
+                model = field.annotation if field is not None else model
+            known = list(getattr(model, "model_fields", {}))
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            message = f"unknown key {key!r}; {hint}"
         elif item["type"] != "value_error" and not isinstance(given, dict):
             message += f" (found {shorten(repr(given), 80)})"
-        key = ".".join(loc)
-        lines.append(f"{where}: {key + ': ' if key else ''}{shorten(message, 500)}")
+        place = ": ".join([where, *([".".join(loc)] if loc else [])])
+        lines.append(f"{place}: {shorten(message, 500)}")
     if len(problems) > len(lines):
         lines.append(f"… and {len(problems) - len(lines):,} more")
     return "\n".join(lines)
-
-
-def _unknown_key(key: str, section: Sequence[str]) -> str:
-    """What to say of a key its section does not have."""
-    model: Any = Config
-    for part in section:
-        field = getattr(model, "model_fields", {}).get(part)
-        model = field.annotation if field is not None else model
-    known = list(getattr(model, "model_fields", {}))
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown key {key!r}; {hint}"
 
 
 def to_json(config: Config) -> str:
@@ -168,9 +164,8 @@ def fingerprint(config: Config) -> str:
 
 def to_yaml(config: Config) -> str:
     """Return the resolved tree as YAML, in the order in which it is declared."""
-    return yaml.safe_dump(
-        config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
-    )
+    tree = config.model_dump(mode="json")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
 
 
 def refuse_places(

@@ -10,6 +10,7 @@ that would fit.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -59,7 +60,8 @@ def refuse_sizes(config: Config) -> None:
     over = [need for need in _needs(config) if need.bytes_of(need.value) > available]
     if over:
         # Of settings that multiply, the one to lower is the one furthest from what would fit.
-        refuse_need(max(over, key=lambda need: _excess(need, available)), available)
+        fits = {need: _fitting(need, available) for need in over}
+        refuse_need(max(over, key=lambda need: need.value / (fits[need] or math.inf)), available)
 
 
 def refuse_need(need: Need, available: int) -> None:
@@ -113,11 +115,6 @@ def _fitting(need: Need, available: int) -> int:
     return fits
 
 
-def _excess(need: Need, available: int) -> float:
-    fits = _fitting(need, available)
-    return need.value / fits if fits else 0.0
-
-
 def refuse_settings(config: Config) -> None:
     """Raise where the configuration alone says that nothing could be learned."""
     refuses = ALGORITHMS[config.train.algo].refuses
@@ -135,15 +132,10 @@ def memory_available() -> int:
     meminfo = _numbers(Path("/proc/meminfo"))
     if "MemAvailable:" in meminfo:
         known.append(meminfo["MemAvailable:"] * 1024)
-    groups = Path("/sys/fs/cgroup")
+    groups, old = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
     for directory, limit, used, cache in (
         (groups, "memory.max", "memory.current", "inactive_file"),
-        (
-            groups / "memory",
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
+        (old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         if (most := _number(directory / limit)) is not None:
             given_back = _numbers(directory / "memory.stat").get(cache, 0)
@@ -162,43 +154,19 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
 
 
 def _needs(config: Config) -> Iterator[Need]:
+    """What each setting needs, the others as they are."""
     need = partial(_need, config)
-    synthetic = config.data.source == "synthetic"
-    n_assets = len(config.assets) or (config.data.synthetic.n_symbols if synthetic else 1)
+    data, model, train = config.data, config.model, config.train
+    synthetic = data.source == "synthetic"
+    n_assets = len(config.assets) or (data.synthetic.n_symbols if synthetic else 1)
     if synthetic:
-        yield from _market_needs(config)
-    yield from _model_needs(config)
-    train, memory = config.train, ALGORITHMS[config.train.algo].memory
-    if memory == "rollout":
-        # A rollout keeps, of each book and asset, what was held and what was done.
-        each = n_assets * 3 * _FLOAT
-        yield need("train.books", lambda n: n * train.rollout_steps * each)
-        yield need("train.rollout_steps", lambda n: n * train.books * each)
-    else:
-        yield need("train.books", lambda n: n * n_assets * 8 * _FLOAT)
-    yield from _expert_needs(config, n_assets)
-    yield from _execution_needs(config)
-
-
-def _market_needs(config: Config) -> Iterator[Need]:
-    need = partial(_need, config)
-    market, freq = config.data.synthetic, config.data.freq
-    day = {"1d": 1, "5min": -(-market.minutes_per_day // 5), "1min": market.minutes_per_day}[freq]
-    minutes = market.minutes_per_day * 8
-    yield need("data.synthetic.minutes_per_day", lambda n: n * 8 * 64)
-    bars = market.n_days * day * _BAR
-    yield need("data.synthetic.n_symbols", lambda n: n * bars + minutes)
-    bars_of_day = market.n_symbols * day * _BAR
-    yield need("data.synthetic.n_days", lambda n: n * bars_of_day + minutes)
-
-
-def _need(config: Config, key: str, bytes_of: Callable[[int], int]) -> Need:
-    return Need(key, attrgetter(key)(config), bytes_of)
-
-
-def _model_needs(config: Config) -> Iterator[Need]:
-    need = partial(_need, config)
-    model = config.model
+        market, a_day = data.synthetic, data.synthetic.minutes_per_day
+        day = {"1d": 1, "5min": -(-a_day // 5), "1min": a_day}[data.freq]
+        yield need("data.synthetic.minutes_per_day", lambda n: n * 8 * 64)
+        bars = market.n_days * day * _BAR
+        yield need("data.synthetic.n_symbols", lambda n: n * bars + a_day * 8)
+        bars_of_day = market.n_symbols * day * _BAR
+        yield need("data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8)
 
     def encoder(width: int, layers: int) -> int:
         inner = max(layers - 1, 0) * _KERNEL * width * width
@@ -207,10 +175,27 @@ def _model_needs(config: Config) -> Iterator[Need]:
     yield need("model.d_model", lambda n: encoder(n, model.n_layers))
     yield need("model.n_layers", lambda n: encoder(model.d_model, n))
     yield need("model.hidden", lambda n: n * (n + model.d_model) * _LEARNED)
-    if config.model.encoder != "TimeCNN":  # whose positions are learned
+    if model.encoder != "TimeCNN":  # whose positions are learned
         yield need("window", lambda n: n * model.d_model * _LEARNED)
     if config.lora.enabled:
         yield need("lora.rank", lambda n: 2 * n * model.d_model * _LEARNED)
+    if ALGORITHMS[train.algo].memory == "rollout":
+        # A rollout keeps, of each book and asset, what was held and what was done.
+        each = n_assets * 3 * _FLOAT
+        yield need("train.books", lambda n: n * train.rollout_steps * each)
+        yield need("train.rollout_steps", lambda n: n * train.books * each)
+    else:
+        yield need("train.books", lambda n: n * n_assets * 8 * _FLOAT)
+    yield from _expert_needs(config, n_assets)
+    learner, state = config.execution.learner, config.execution.hidden * _FLOAT
+    yield need("execution.hidden", lambda n: n * n * 6 * _LEARNED)
+    yield need("execution.learner.orders", lambda n: n * learner.copies * state)
+    yield need("execution.learner.copies", lambda n: n * learner.orders * state)
+    yield need("execution.learner.memory", lambda n: n * 16 * _FLOAT)
+
+
+def _need(config: Config, key: str, bytes_of: Callable[[int], int]) -> Need:
+    return Need(key, attrgetter(key)(config), bytes_of)
 
 
 def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
@@ -249,17 +234,6 @@ def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
     yield need("risk.cvar_window", lambda n: n * books)
     yield need("risk.drawdown_window", lambda n: n * books)
     yield Need("meta_router.horizons", max(router.horizons), lambda n: n * books)
-
-
-def _execution_needs(config: Config) -> Iterator[Need]:
-    need = partial(_need, config)
-    execution = config.execution
-    learner = execution.learner
-    yield need("execution.hidden", lambda n: n * n * 6 * _LEARNED)
-    state = execution.hidden * _FLOAT
-    yield need("execution.learner.orders", lambda n: n * learner.copies * state)
-    yield need("execution.learner.copies", lambda n: n * learner.orders * state)
-    yield need("execution.learner.memory", lambda n: n * 16 * _FLOAT)
 
 
 def _number(path: Path) -> int | None:

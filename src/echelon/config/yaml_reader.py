@@ -55,11 +55,8 @@ class _StrictLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401
-        if isinstance(node, yaml.ScalarNode):
-            return self._construct_scalar(node)
-        return super().construct_object(node, deep=deep)
-
-    def _construct_scalar(self, node: yaml.ScalarNode) -> Any:  # noqa: ANN401
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep=deep)
         if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
             raise _problem(node, f"{_quote(node.value)} is too long for a number")
         try:

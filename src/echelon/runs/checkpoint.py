@@ -96,7 +96,10 @@ def save_checkpoint(
     stay = {path.name for path in earlier[-keep:]} | set(protect)
     for path in paths:
         if path.name not in stay:
-            _remove(path)
+            # Renamed first, so that a kill leaves no half one under its name.
+            doomed = path.with_name(f".{path.name}-removed")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
     return target
 
 
@@ -161,7 +164,7 @@ def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint
     try:
         tensors = _FILES.unpack(data, path, "")
     except DamagedError as damage:
-        raise _explain(path, damage) from None
+        raise DamagedError(damage.path, damage.what, _advice(path)) from None
     return Checkpoint(document["step"], tensors, document["state"])
 
 
@@ -215,8 +218,35 @@ def restore_optimizer(
     tensors: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
 ) -> None:
-    """Put a flattened state back, bit for bit, into an optimizer over the same parameters."""
-    _require_same_parameters(optimizer, tensors, state)
+    """Put a flattened state back, bit for bit, into an optimizer over the same parameters.
+
+    A state of another optimizer or of other parameters is refused before anything is changed.
+    """
+    advice = "Resume with the model and optimizer settings the checkpoint was made with."
+    name = type(optimizer).__name__
+    if state["class"] != name:
+        raise StoreError(f"the checkpoint holds {state['class']} state, not {name}. {advice}")
+    if sorted(tensors) != state["tensors"]:
+        missing = sorted(set(state["tensors"]) ^ set(tensors))
+        raise StoreError(
+            f"the checkpoint's optimizer tensors are not those it lists: {', '.join(missing[:5])}. "
+            + advice
+        )
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    saved = [len(group["params"]) for group in state["groups"]]
+    if sizes != saved:
+        raise StoreError(
+            f"the checkpoint's optimizer has groups of {saved} parameters, expected {sizes}. "
+            + advice
+        )
+    for key, tensor in tensors.items():
+        kind, number, part = key.split(".", 2)
+        if kind == "state" and part != "step" and tensor.shape != shapes[int(number)]:
+            raise StoreError(
+                f"the checkpoint's optimizer has {key} of shape {tuple(tensor.shape)}, expected "
+                f"{tuple(shapes[int(number)])}. {advice}"
+            )
     groups: list[dict[str, Any]] = [
         {n: tuple(v) if n == "betas" else v for n, v in group.items()} for group in state["groups"]
     ]
@@ -276,12 +306,7 @@ def _read_whole(path: Path) -> tuple[_Document, bytes]:
         document, data = _FILES.read(path, "")
         return check_tree(document, _Document, path / STATE, ""), data
     except DamagedError as damage:
-        raise _explain(path, damage) from None
-
-
-def _explain(path: Path, damage: DamagedError) -> DamagedError:
-    """The error for a damaged checkpoint, with what to do about it."""
-    return DamagedError(damage.path, damage.what, _advice(path))
+        raise DamagedError(damage.path, damage.what, _advice(path)) from None
 
 
 def _advice(path: Path) -> str:
@@ -294,39 +319,6 @@ def _advice(path: Path) -> str:
             _FILES.read(saved, "")
             return f"Resume from an earlier one: --resume {saved}"
     return "No earlier checkpoint next to it is whole: start the run again."
-
-
-def _require_same_parameters(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    state: Mapping[str, Any],
-) -> None:
-    """Refuse a state of another optimizer or of other parameters, before anything is changed."""
-    advice = "Resume with the model and optimizer settings the checkpoint was made with."
-    name = type(optimizer).__name__
-    if state["class"] != name:
-        raise StoreError(f"the checkpoint holds {state['class']} state, not {name}. {advice}")
-    if sorted(tensors) != state["tensors"]:
-        missing = sorted(set(state["tensors"]) ^ set(tensors))
-        raise StoreError(
-            f"the checkpoint's optimizer tensors are not those it lists: {', '.join(missing[:5])}. "
-            + advice
-        )
-    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    saved = [len(group["params"]) for group in state["groups"]]
-    if sizes != saved:
-        raise StoreError(
-            f"the checkpoint's optimizer has groups of {saved} parameters, expected {sizes}. "
-            + advice
-        )
-    for key, tensor in tensors.items():
-        kind, number, part = key.split(".", 2)
-        if kind == "state" and part != "step" and tensor.shape != shapes[int(number)]:
-            raise StoreError(
-                f"the checkpoint's optimizer has {key} of shape {tuple(tensor.shape)}, expected "
-                f"{tuple(shapes[int(number)])}. {advice}"
-            )
 
 
 def _require_plain(value: object, where: str) -> None:
@@ -367,10 +359,3 @@ def _step_of(path: Path) -> int:
     if match is None:
         raise ValueError(f"{path.name} is not the name of a periodic checkpoint")
     return int(match[1])
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; renamed first, so that a kill leaves no half one under its name."""
-    doomed = path.with_name(f".{path.name}-removed")
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)

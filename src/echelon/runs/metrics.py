@@ -89,7 +89,15 @@ class MetricLog(Closing):
                 raise ValueError(f"metric {name!r}: expected a prefixed name such as losses/value")
         row: dict[str, float] = {"step": step, "seconds": self.seconds}
         row |= {name: float(value) for name, value in metrics.items()}
-        self._append(_line(row).encode())
+        line = _line(row).encode()
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(None, f"only {written} of {len(line)} bytes of a row were written")
+        except OSError as error:
+            os.truncate(self._path, self._size)
+            raise _unwritable(self._path, error) from error
+        self._size += len(line)
         self._step = step
 
     @property
@@ -112,16 +120,6 @@ class MetricLog(Closing):
         if not self._file.closed:
             self._file.close()
             self.snapshot()
-
-    def _append(self, line: bytes) -> None:
-        try:
-            written = self._file.write(line)
-            if written != len(line):
-                raise OSError(None, f"only {written} of {len(line)} bytes of a row were written")
-        except OSError as error:
-            os.truncate(self._path, self._size)
-            raise _unwritable(self._path, error) from error
-        self._size += len(line)
 
 
 def read_metrics(directory: Path) -> pl.DataFrame:

@@ -15,7 +15,6 @@ The average over the seeds of a configuration is one trial, however many seeds t
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -32,8 +31,8 @@ from echelon.files import (
     read_json,
     read_table,
     sweep,
-    write_atomic,
     write_json,
+    write_parquet,
 )
 from echelon.types import Floats, Times
 
@@ -41,11 +40,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 1
-NESTED = {
-    "variants": "ablation.json",
-    "folds": "walk_forward.json",
-    "agents": "comparison.json",
-}
+NESTED = {"variants": "ablation.json", "folds": "walk_forward.json", "agents": "comparison.json"}
 """Directories between a run and the study it is part of, and the study's file; the registry is
 next to the study."""
 
@@ -135,9 +130,10 @@ class TrialRegistry:
         """
         with self._hold_lock():
             known = self._read("reads")
-            unseen = [read for read in known if resumed and _is_cut_short(read, entry)]
-            if unseen:
-                return TestRead(self, unseen[-1])
+            for read in reversed(known) if resumed else ():
+                began_so = replace(read, key=entry.key, when=entry.when) == entry
+                if began_so and read.sharpe is None:
+                    return TestRead(self, read)
             numbered = replace(entry, key=_digest(entry.key, len(known)))
             self._write("reads", [*known, numbered])
         return TestRead(self, numbered)
@@ -157,9 +153,8 @@ class TrialRegistry:
 
     def returns(self, entry: Entry) -> pl.DataFrame:
         """time, return: of an entry that has a result."""
-        remedy = (
-            f"Evaluate {shorten(entry.run)} again, or take the registry {self.path} from a backup."
-        )
+        again = f"Evaluate {shorten(entry.run)} again"
+        remedy = f"{again}, or take the registry {self.path} from a backup."
         columns: dict[str, ColumnKind] = {"time": "time", "return": "number"}
         return read_table(self._returns(entry.key), columns, remedy)
 
@@ -167,11 +162,9 @@ class TrialRegistry:
         import polars as pl
 
         frame = pl.DataFrame({"time": times, "return": returns})
-        buffer = io.BytesIO()
-        frame.write_parquet(buffer, compression="zstd")
         with self._hold_lock():
             others = [trial for trial in self._read(kind) if trial.key != entry.key]
-            write_atomic(self._returns(entry.key), buffer.getvalue())
+            write_parquet(self._returns(entry.key), frame)
             self._write(kind, sorted([*others, entry], key=lambda e: e.when))
 
     @contextmanager
@@ -211,11 +204,6 @@ def new_entry(window: Window, run: Path, config_hash: str, seeds: int) -> Entry:
         seeds=seeds,
         when=datetime.now(UTC).isoformat(timespec="microseconds"),
     )
-
-
-def _is_cut_short(read: Entry, entry: Entry) -> bool:
-    """Whether a look began as this one does and has no result."""
-    return read.sharpe is None and replace(read, key=entry.key, when=entry.when) == entry
 
 
 def window_of(data: Mapping[str, Any], first: object, last: object) -> Window:

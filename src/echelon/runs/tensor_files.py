@@ -74,7 +74,14 @@ class TensorFiles(NamedTuple):
         """
         from safetensors.torch import save
 
-        data = save(_storable(tensors))
+        seen: set[int] = set()
+        ready = {}
+        for name, tensor in tensors.items():
+            plain = tensor.detach().cpu().contiguous()
+            memory = plain.untyped_storage().data_ptr()
+            ready[name] = plain.clone() if memory in seen else plain  # weights may be shared
+            seen.add(memory)
+        data = save(ready)
         document = {
             "format": self.version,
             "echelon": __version__,
@@ -133,18 +140,6 @@ class TensorFiles(NamedTuple):
         # bytes are too few for.
         except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
             raise DamagedError(path / self.tensors, str(error), remedy) from None
-
-
-def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous CPU tensors, no two of one memory: safetensors refuses shared weights."""
-    seen: set[int] = set()
-    ready = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        memory = plain.untyped_storage().data_ptr()
-        ready[name] = plain.clone() if memory in seen else plain
-        seen.add(memory)
-    return ready
 
 
 def _digest(document: Mapping[str, Any]) -> str:

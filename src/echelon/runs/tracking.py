@@ -96,10 +96,8 @@ class TensorBoardSink:
         first = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
         if resume_step is not None:
             # What was logged after the step resumed from is logged again: readers drop the first.
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            first.append(
-                self._event(wall_time=time.time(), step=resume_step + 1, session_log=start)
-            )
+            start, step = event_pb2.SessionLog(status=event_pb2.SessionLog.START), resume_step + 1
+            first.append(self._event(wall_time=time.time(), step=step, session_log=start))
         name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +105,10 @@ class TensorBoardSink:
             self._file = (folder / f"{name}.{time.time_ns()}").open("xb", buffering=0)
             self._write(first)
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise StoreError(
+                f"{folder}: cannot be written ({error.strerror or error}). Make room or mend the "
+                "disk, then resume; logging.tensorboard: false does without."
+            ) from error
         self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -191,12 +192,6 @@ class WandbSink:
 class MlflowSink:
     """A run of MLflow, in the experiment MLFLOW_EXPERIMENT_NAME or `echelon`."""
 
-    _STATUS: Mapping[Status, str] = {
-        "finished": "FINISHED",
-        "failed": "FAILED",
-        "interrupted": "KILLED",
-    }
-
     def __init__(self, directory: Path, run_name: str) -> None:
         # Read on import. Who asked for a local log did not ask to report its use to anyone.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -214,7 +209,10 @@ class MlflowSink:
                 self._id = known
                 self._client.update_run(self._id, status="RUNNING")
             else:
-                self._id = self._create(run_name)
+                name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+                there = self._client.get_experiment_by_name(name)
+                place = there.experiment_id if there else self._client.create_experiment(name)
+                self._id = self._client.create_run(place, run_name=run_name).info.run_id
         except self._errors as error:
             raise _unreachable("MLflow", "use_mlflow", "MLFLOW_*", error) from None
         _remember(directory, mlflow=self._id)
@@ -235,17 +233,11 @@ class MlflowSink:
 
     def finish(self, status: Status) -> None:
         """End the run."""
+        words = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
         try:
-            self._client.set_terminated(self._id, status=self._STATUS[status])
+            self._client.set_terminated(self._id, status=words[status])
         except self._errors as error:
             _warn("MLflow", error)
-
-    def _create(self, run_name: str) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        known = self._client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else self._client.create_experiment(name)
-        run_id: str = self._client.create_run(experiment, run_name=run_name).info.run_id
-        return run_id
 
 
 def _require(module: str, key: str) -> Any:  # noqa: ANN401 (a module without types)
@@ -266,25 +258,15 @@ def _known_ids(directory: Path) -> dict[str, str]:
 
 
 def _remember(directory: Path, **ids: str) -> None:
-    ids = _known_ids(directory) | ids
-    write_json(directory / IDS, ids, sort_keys=True)
+    write_json(directory / IDS, _known_ids(directory) | ids, sort_keys=True)
 
 
 def _unreachable(service: str, key: str, variables: str, error: Exception) -> ConfigError:
-    """The error for a service that cannot be opened; its address, with a password perhaps, stays
-    out of the message.
-    """
+    """Without the service's address, which may have a password in it."""
     return ConfigError(
         f"{service} cannot be opened ({type(error).__name__}). Check the environment variables "
         f"{variables} and the network; where the run was deleted there, delete {IDS} in the run "
         f"directory. Or set logging.{key}: false."
-    )
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{path}: cannot be written ({error.strerror or error}). Make room or mend the disk, then "
-        "resume; logging.tensorboard: false does without."
     )
 
 
