@@ -9,7 +9,7 @@ templates/execution.html says what is on the page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,19 +175,15 @@ def _facts(evaluation: ExecutionEvaluation, words: Words) -> FactRows:
 # --- charts
 
 
-def _look(learned: bool, k: int) -> tuple[str, float]:
-    """Role of the colour and width of the lines of policy k. learned: the first that is"""
-    return ("accent", 2.4) if learned else (_ROLES[k % len(_ROLES)], 1.6)
+def _looks(names: Iterable[str], learned: str | None) -> dict[str, tuple[str, float]]:
+    """Policy → role of the colour and width of its lines. learned: the first that is"""
+    roles = {name: (_ROLES[k % len(_ROLES)], 1.6) for k, name in enumerate(names)}
+    return roles if learned is None else roles | {learned: ("accent", 2.4)}
 
 
 def _first_learned(evaluation: ExecutionEvaluation) -> str | None:
     """Name of the policy with the accent."""
     return next((policy.name for policy in _learned_policies(evaluation)), None)
-
-
-def _looks(evaluation: ExecutionEvaluation) -> list[tuple[str, float]]:
-    learned = _first_learned(evaluation)
-    return [_look(policy.name == learned, k) for k, policy in enumerate(evaluation.policies)]
 
 
 def _clock_axis(clock: Floats) -> Axis:
@@ -200,7 +196,9 @@ def _paths_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") 
     """What share of an order each policy has executed by each tick, on average."""
     axis = _clock_axis(evaluation.clock)
     layers: list[Layer] = [_volume_line(axis, evaluation.volume.cumsum(), words)]
-    for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
+    looks = _looks((p.name for p in evaluation.policies), _first_learned(evaluation))
+    for policy in evaluation.policies:
+        role, width = looks[policy.name]
         path = policy.path.cumsum()
         layers.append(Curve(axis.labels, path, width, name=policy.name, role=role, hover=".1%"))
     y = Axis(words("execution_of_order"), form="percent", low=0)
@@ -222,7 +220,9 @@ def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "")
     edges = np.linspace(-reach, reach, _BINS + 1)
     middles = np.asarray((edges[1:] + edges[:-1]) / 2)
     layers = []
-    for policy, (role, width) in zip(evaluation.policies, _looks(evaluation), strict=True):
+    looks = _looks((p.name for p in evaluation.policies), _first_learned(evaluation))
+    for policy in evaluation.policies:
+        role, width = looks[policy.name]
         own = policy.measures["pa"]
         share = np.histogram(np.clip(own, -reach, reach), edges)[0] / len(own)
         line = Curve(middles, share, width, step=True, name=policy.name, role=role, hover=".1%")
@@ -231,45 +231,41 @@ def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "")
     return Plot(layers, Axis(words("execution_bp")), y, title, legend="inside")
 
 
-def day_chart(
-    histories: Mapping[str, History], words: Words, learned: str | None = None, e: int = 0
-) -> Chart:
+def day_chart(histories: Mapping[str, History], words: Words, learned: str | None = None) -> Chart:
     """One order's day: above the price and each policy's fills, below how far each had come.
 
     histories: policy → its history; learned: the policy with the accent
     """
     first = next(iter(histories.values()))
     axis = _clock_axis(first.days.clock)
-    price = Curve(axis.labels, first.market_price[e], 1.2, role="ink", group="market", hover=".4g")
-    twap = RefLine(float(first.benchmarks.twap[e]), width=1.0, name="TWAP", role="faint")
+    price = Curve(axis.labels, first.market_price[0], 1.2, role="ink", group="market", hover=".4g")
+    twap = RefLine(float(first.benchmarks.twap[0]), width=1.0, name="TWAP", role="faint")
     above: list[Layer] = [replace(price, name=words("execution_market_price")), twap]
-    volume = first.market_volume[e].cumsum()
+    volume = first.market_volume[0].cumsum()
     below = [_volume_line(axis, volume / max(float(volume[-1]), 1e-12), words)]
-    for k, (name, history) in enumerate(histories.items()):
-        role, width = _look(name == learned, k)
+    looks = _looks(histories, learned)
+    for name, history in histories.items():
+        role, width = looks[name]
         assert history.ticks is not None, "the chart needs ticks"
-        share = history.ticks.executed[e] / history.orders.amount[e]
+        share = history.ticks.executed[0] / history.orders.amount[0]
         done = np.flatnonzero(share > 0.0)
         fills = Points(
             [axis.labels[tick] for tick in done.tolist()],
-            history.ticks.price[e, done],
+            history.ticks.price[0, done],
             size=_LARGEST * np.sqrt(share[done]),
             opacity=0.4,
             texts=[f"{name}: {part:.1%}" for part in share[done].tolist()],
         )
         above.append(replace(fills, name=name, role=role, group=name, listed=False))
-        label = f"{name} ({_gain(history, e):+.1f} bp)"
+        # Gain over TWAP, in basis points of the arrival price.
+        apart = float(history.price[0]) - float(history.benchmarks.twap[0])
+        gain = -float(history.side[0]) * apart / float(history.benchmarks.arrival[0]) * 1e4
+        label = f"{name} ({gain:+.1f} bp)"
         line = Curve(axis.labels, share.cumsum(), width, name=label, role=role, hover=".1%")
         below.append(replace(line, group=name))
     y = Axis(words("execution_of_order"), form="percent", low=0)
     prices = Plot(above, axis, Axis(words("execution_market_price")))
     return Chart(((prices,), (Plot(below, axis, y),)), 560, (1.5, 1), shared=True)
-
-
-def _gain(history: History, e: int) -> float:
-    """Gain over TWAP of one order, in basis points of the arrival price."""
-    apart = float(history.price[e]) - float(history.benchmarks.twap[e])
-    return -float(history.side[e]) * apart / float(history.benchmarks.arrival[e]) * 1e4
 
 
 def _day_title(histories: Mapping[str, History], words: Words) -> str:

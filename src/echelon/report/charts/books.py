@@ -40,7 +40,6 @@ MOST_POINTS = 3000
 """Of a line; longer ones are thinned."""
 MOST_AREA_POINTS = 700
 MOST_BARS = 84
-_ALWAYS_SHOWN = ("benchmark", "equal_weight", "buy_and_hold")
 _HEAT_LIMIT = 0.10
 
 
@@ -61,7 +60,7 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
         below = replace(line, y=-lower[rows], listed=False, hover=line.hover and ".1%")
         drawdown.append(below)
 
-    always = {*_ALWAYS_SHOWN, *(r.key for r in rivals(split))}
+    always = {"benchmark", "equal_weight", "buy_and_hold", *rivals(split)}
     for record in split.baselines:
         key = record.key
         look = Curve(times, (), 1.5, name=words.name(key), role=colour_of(key), group=key)
@@ -72,7 +71,10 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
         look = Curve(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
         add(*_curves(split, record), replace(look, listed=k == 0, hover=""))
     look = Curve(times, (), 3.0, name=_agent_name(split, words), group=MEAN, lead=True, hover=".3f")
-    add(split.mean_growth, split.mean_drawdown, look)
+    # Money spread evenly over the seeds at the start; the mean of their drawdowns is deeper than the
+    # drawdown of their mean.
+    drawdowns = [r.tables.equity["drawdown"].to_numpy() for r in split.agents]
+    add(split.mean([r.growth for r in split.agents]), split.mean(drawdowns), look)
     drawdown[-1] = replace(drawdown[-1], width=2.0, fill="zero")
     upper = Plot([*starts, *growth], DATES, Axis(words("growth")))
     lower = Plot([*starts, *drawdown], DATES, Axis(words("drawdown"), form="percent"))

@@ -92,11 +92,28 @@ def lineage_chart(history: PopulationHistory, words: Words) -> Chart | None:
 
 
 def _lineage_plot(tree: FamilyTree, history: PopulationHistory, words: Words) -> Plot:
-    layers = [*_branch_lines(tree), *_copy_lines(tree, words), *_life_points(tree, words)]
+    """Lives as lines, a layer a niche; copies as lines between members; decisions as symbols."""
+    lives: dict[int, tuple[list[float], list[float]]] = {}
+    for branch in tree.branches:
+        life = branch.life
+        x, y = lives.setdefault(life.niche, ([], []))
+        x += [life.round, branch.last, math.nan]
+        y += [life.member, life.member, math.nan]
+    layers: list[Layer] = [
+        Curve(x, y, 2.4, role=expert_role(niche, 10**6), hover="")
+        for niche, (x, y) in lives.items()
+    ]
+    for weights, key, role in ((True, "copy_weights", "soft"), (False, "copy_hyper", "faint")):
+        copies = [copy for copy in tree.copies if copy.weights is weights]
+        x = [v for c in copies for v in (c.at - tree.lead, c.at, math.nan)]
+        y = [v for c in copies for v in (c.source, c.member, math.nan)]
+        if copies:
+            line = Curve(x, y, 1.3, name=words(key), role=role, hover="")
+            layers.append(line if weights else replace(line, dash="dot"))
+    layers += _life_points(tree, words)
     low, high = -0.02 * tree.last - 0.5, 1.02 * tree.last + 0.5
-    x = Axis(words("round"), form="integer", low=low, high=high)
-    y = Axis(labels=member_names(history, words))
-    return Plot(layers, x, y, legend="above")
+    rounds = Axis(words("round"), form="integer", low=low, high=high)
+    return Plot(layers, rounds, Axis(labels=member_names(history, words)), legend="above")
 
 
 def member_names(history: PopulationHistory, words: Words) -> list[str]:
@@ -113,32 +130,6 @@ def member_names(history: PopulationHistory, words: Words) -> list[str]:
         for place, member in enumerate(sorted(members)):
             names[member] = name if len(members) == 1 else f"{name} · {place + 1}"
     return names
-
-
-def _branch_lines(tree: FamilyTree) -> list[Curve]:
-    """A layer a niche, with breaks between the lines of its lives."""
-    lines: dict[int, tuple[list[float], list[float]]] = {}
-    for branch in tree.branches:
-        life = branch.life
-        x, y = lines.setdefault(life.niche, ([], []))
-        x += [life.round, branch.last, math.nan]
-        y += [life.member, life.member, math.nan]
-    return [
-        Curve(x, y, 2.4, role=expert_role(niche, 10**6), hover="")
-        for niche, (x, y) in lines.items()
-    ]
-
-
-def _copy_lines(tree: FamilyTree, words: Words) -> list[Curve]:
-    lines = []
-    for weights, key, role in ((True, "copy_weights", "soft"), (False, "copy_hyper", "faint")):
-        copies = [copy for copy in tree.copies if copy.weights is weights]
-        x = [v for c in copies for v in (c.at - tree.lead, c.at, math.nan)]
-        y = [v for c in copies for v in (c.source, c.member, math.nan)]
-        if copies:
-            line = Curve(x, y, 1.3, name=words(key), role=role, hover="")
-            lines.append(line if weights else replace(line, dash="dot"))
-    return lines
 
 
 def _life_points(tree: FamilyTree, words: Words) -> Iterator[Points]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -57,7 +56,11 @@ def training_chart(run: RunData, words: Words) -> Chart:
             *_lines(metric, own, words, listed=k == 0),
             *_chosen_points(run, metric, own, words),
         ]
-        y = Axis(kind=_scale(own), ticks=5)
+        values = np.concatenate([rows["value"].to_numpy() for rows in own.values()])
+        values = values[np.isfinite(values)]
+        # Where positive values spread so far that nothing else shows them.
+        log = len(values) and values.min() > 0 and values.max() > _LOG_SPREAD * values.min()
+        y = Axis(kind="log" if log else "linear", ticks=5)
         plots.append(Plot(layers, x, y, titles[metric], legend="none"))
     plots += [None] * (-len(plots) % _COLUMNS)
     rows = [plots[k : k + _COLUMNS] for k in range(0, len(plots), _COLUMNS)] or [[None]]
@@ -121,14 +124,6 @@ def _chosen_points(run: RunData, metric: str, curves: _Curves, words: Words) -> 
     if points:
         steps, values, texts = zip(*points, strict=True)
         yield Points(steps, values, "diamond", name=words("chosen"), role="loss", texts=texts)
-
-
-def _scale(curves: _Curves) -> Literal["linear", "log"]:
-    """Log where positive values spread so far that nothing else shows them."""
-    every = np.concatenate([rows["value"].to_numpy() for rows in curves.values()])
-    every = every[np.isfinite(every)]
-    wide = len(every) and every.min() > 0 and every.max() > _LOG_SPREAD * every.min()
-    return "log" if wide else "linear"
 
 
 def _blocks(rows: pl.DataFrame) -> pl.DataFrame:

@@ -56,7 +56,9 @@ class VariantRow:
 
 def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
     """Draw the result as a PNG at `path`."""
-    grid = _is_grid(result)
+    changes = [row.variant.settings for row in result.rows]
+    known = all(setting.factor in MATRIX for settings in changes for setting in settings)
+    grid = known and any(len(settings) > 1 for settings in changes)
     rows = list(grid_rows(result, base) if grid else variant_rows(result, base))
     facts = result.facts
     seeds = max(len(row.seeds) for row in result.rows)
@@ -93,12 +95,6 @@ def draw_comparison(result: ComparisonResult, path: Path) -> None:
     write_atomic(path, draw_slide(_rows_slide(title, below, rows, window, result.reference)))
 
 
-def _is_grid(result: AblationResult) -> bool:
-    changes = [row.variant.settings for row in result.rows]
-    known = all(setting.factor in MATRIX for settings in changes for setting in settings)
-    return known and any(len(settings) > 1 for settings in changes)
-
-
 def _points(row: MeasuredRow) -> tuple[float, ...]:
     return tuple(v for v in row.values(_MEASURE) if math.isfinite(v))
 
@@ -126,17 +122,12 @@ def variant_rows(result: AblationResult, base: Config) -> Iterator[VariantRow]:
             continue
         group = factor
         if len(variant.settings) == 1:
-            group = f"{factor} (base: {own.get(factor) or _value_of(base, factor)})"
+            value: Any = base
+            for part in factor.split("."):
+                value = getattr(value, part, "–")
+            group = f"{factor} (base: {own.get(factor) or value})"
         label = variant.value if factor in own else variant.name
         yield VariantRow(group, label, _points(row), mean)
-
-
-def _value_of(base: Config, key: str) -> str:
-    """The base's value of a dotted key."""
-    node: Any = base
-    for part in key.split("."):
-        node = getattr(node, part, "–")
-    return str(node)
 
 
 def grid_rows(result: AblationResult, base: Config) -> Iterator[VariantRow]:
@@ -175,7 +166,10 @@ def _rows_slide(
             lines.append((shorten(row.group, 46, placeholder=" …"), "", ""))
         if row.is_base:
             strong.append(len(lines))
-            layers[:0] = _base_rules(row.centre)
+            if math.isfinite(std):
+                layers.insert(0, RefLine(mean - std, "x", until=mean + std, role="benchmark"))
+            if math.isfinite(mean):
+                layers.insert(0, RefLine(mean, "x", width=1.1, role="benchmark"))
         layers += _row_points(row, len(lines))
         gap = mean - row.reference
         more = f"{'+' if gap > 0 else ''}{shown(gap)}" if math.isfinite(gap) else ""
@@ -186,14 +180,6 @@ def _rows_slide(
     x = Axis(f"{LABELS[_MEASURE].text}, {window}")
     plot = Plot(layers, x, Axis(labels=labels, strong=strong, columns=columns))
     return Slide(title, below, Chart([[plot]], 0), height=2.0 + _ROW_HEIGHT * len(lines))
-
-
-def _base_rules(centre: MeanStd) -> list[RefLine]:
-    rules = [RefLine(centre.mean, "x", width=1.1, role="benchmark")]
-    if math.isfinite(centre.std):
-        low, high = centre.mean - centre.std, centre.mean + centre.std
-        rules.append(RefLine(low, "x", until=high, role="benchmark"))
-    return rules if math.isfinite(centre.mean) else []
 
 
 def _row_points(row: VariantRow, y: int) -> list[Points]:

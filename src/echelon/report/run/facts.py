@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from echelon.files import blaming, read_json
 from echelon.report.rules import idle_text, recorded_rules, rules_text
 from echelon.report.run.gather import RunData
@@ -89,43 +87,27 @@ def rules_facts(rules: Mapping[str, Any], words: Words) -> FactRows:
     return [*rows, ("fact_idle", [idle])] if idle else rows
 
 
-class _Encoder(TypedDict):
-    """encoder.json, as far as it is shown."""
-
-    facts: dict[str, Any]
-
-
 def encoder_lines(run: Path, words: Words) -> list[str]:
     """What the pre-trained encoder foresees out of sample, a line a target; none without one."""
     file = run / "encoder" / "encoder.json"
     if not file.is_file():
         return []
-    facts = read_json(file, _Encoder, _REMEDY)["facts"]
+    tree, lines = read_json(file, dict[str, Any], _REMEDY), []
     with blaming(file, _REMEDY):
-        if not facts["enabled"]:
+        if not tree["facts"]["enabled"]:
             return [words("encoder_drawn")]
-        return [
-            _score_line(target, score, words)
-            for target, score in sorted(facts["scores"].items(), key=_by_horizon)
-            if score["cells"]
-        ]
-
-
-def _by_horizon(item: tuple[str, Any]) -> tuple[str, int]:
-    """Targets by kind, then by horizon as a number."""
-    kind, _, bars = item[0].rpartition("_")
-    return kind, int(bars)
-
-
-def _score_line(target: str, score: Mapping[str, Any], words: Words) -> str:
-    r2, gain = score["r2"], score["over_linear"]
-    shares = {"own": r2["encoder"], "linear": r2["linear"], "last": r2["last"]}
-    # Errors are in units of the target's variance; shown is a share of the ridge's.
-    ridge = score["mse"]["linear"]
-    for name, key in (("gain", "estimate"), ("low", "low"), ("high", "high")):
-        shares[name] = None if gain[key] is None else gain[key] / ridge
-    shown = {k: DASH if v is None else f"{100 * v:.2f} %" for k, v in shares.items()}
-    return words("encoder_score", target=target, **shown)
+        scores = {tuple(name.rsplit("_", 1)): own for name, own in tree["facts"]["scores"].items()}
+        for kind, bars in sorted(scores, key=lambda target: (target[0], int(target[1]))):
+            score = scores[kind, bars]
+            # Errors are in units of the target's variance; shown is a share of the ridge's.
+            r2, gain, ridge = score["r2"], score["over_linear"], score["mse"]["linear"]
+            shares = {"own": r2["encoder"], "linear": r2["linear"], "last": r2["last"]}
+            for name, key in (("gain", "estimate"), ("low", "low"), ("high", "high")):
+                shares[name] = None if gain[key] is None else gain[key] / ridge
+            shown = {k: DASH if v is None else f"{100 * v:.2f} %" for k, v in shares.items()}
+            if score["cells"]:
+                lines.append(words("encoder_score", target=f"{kind}_{bars}", **shown))
+    return lines
 
 
 def learner_lines(directory: Path, words: Words) -> FactRows:

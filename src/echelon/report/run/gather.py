@@ -108,16 +108,6 @@ class SplitData:
         return (*self.agents, *self.baselines)
 
     @cached_property
-    def mean_growth(self) -> Floats:
-        """[T] growth of money spread evenly over the seeds at the start."""
-        return self.mean([r.growth for r in self.agents])
-
-    @cached_property
-    def mean_drawdown(self) -> Floats:
-        """[T] mean of the seeds' drawdowns, which is deeper than that of their mean."""
-        return self.mean([r.tables.equity["drawdown"].to_numpy() for r in self.agents])
-
-    @cached_property
     def median_agent(self) -> Record:
         """The agent whose Sharpe ratio is the median of the seeds' (the lower of two)."""
         ranked = sorted(
@@ -130,7 +120,7 @@ class SplitData:
         return carry_last(values, len(self.times))
 
     def mean(self, series: Sequence[Floats]) -> Floats:
-        """[T] mean of several series, each over the whole span."""
+        """[T] mean over several books, each over the whole span."""
         return np.asarray(np.mean([self.over_span(s) for s in series], axis=0))
 
 
@@ -220,30 +210,23 @@ def _split(run: Path, name: str) -> SplitData:
             f"{evaluation.directory / 'summary.json'}: {missing[0]!r} is missing. Run `echelon "
             f"evaluate {run} --split {name}` again."
         )
-    agents = [
-        _agent(Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed)), evaluation)
-        for seed, measures in sorted(evaluation.seeds.items())
-    ]
+    agents = []
+    for seed, measures in sorted(evaluation.seeds.items()):
+        record = Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed))
+        if has_record(evaluation.directory, record.key):
+            record = replace(record, command=CommandRecord.read(evaluation.directory, record.key))
+            if not np.array_equal(record.commanded.times, record.times[:-1]):
+                raise StoreError(
+                    f"{record_files(evaluation.directory, record.key)[0]}: its bars are not those "
+                    "of equity.parquet. Run `echelon evaluate` again."
+                )
+        agents.append(record)
     baselines = [
         Record(key, None, evaluation.baselines[key], _tables(run, evaluation, key))
         for key in in_order(evaluation.baselines)
     ]
     trust = load_trust(run, name)
     return SplitData(name, evaluation, tuple(agents), tuple(baselines), trust, tried_on(run))
-
-
-def _agent(record: Record, evaluation: Evaluation) -> Record:
-    """The record, with who was in charge where that was written."""
-    directory = evaluation.directory
-    if not has_record(directory, record.key):
-        return record
-    command = CommandRecord.read(directory, record.key)
-    if not np.array_equal(command.times, record.times[:-1]):
-        raise StoreError(
-            f"{record_files(directory, record.key)[0]}: its bars are not those of "
-            "equity.parquet. Run `echelon evaluate` again."
-        )
-    return replace(record, command=command)
 
 
 def tried_on(run: Path) -> int | None:

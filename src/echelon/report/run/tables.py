@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -23,8 +22,6 @@ from echelon.report.series import MonthlyReturns, mean_monthly, monthly_returns
 from echelon.report.series import rejections as count_orders
 from echelon.report.texts import DASH, MEAN, Words
 
-LEADS = ("sharpe_annual", "total_return")
-"""Measures that a page begins with, a sentence each."""
 HEADLINES = ("sharpe_annual", "total_return", "max_drawdown", "volatility_period", "sharpe_period")
 """Those of the design notes, and the annualised Sharpe ratio."""
 REFERENCES = (
@@ -34,35 +31,26 @@ REFERENCES = (
 """Measures of reference policies over the same experts."""
 PARTS = ("spread", "impact", "timing", "fees", "total", "against_twap", "against_vwap")
 """Of the cost of execution."""
-_RANKED_BY = "sharpe_annual"
 _RANGES = {1: "range_1m", 3: "range_3m", 6: "range_6m", 12: "range_1y", 36: "range_3y"}
 """Months that a button shows."""
 _STRONGEST = 0.10
 """A monthly return this large has the full colour."""
 _COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
-_BASIS_POINTS = 1e4
-
-Verdict = Literal["above", "below", "level"]
 
 
-class Rival(NamedTuple):
-    """A baseline the agent is held to; best: it has the best Sharpe ratio of all."""
+def rivals(split: SplitData) -> dict[str, bool]:
+    """The best baseline first, then the benchmark where that is another one → whether it is best.
 
-    key: str
-    best: bool
-
-
-def rivals(split: SplitData) -> tuple[Rival, ...]:
-    """The best baseline first, then the benchmark where that is another one."""
-    ranked = {r.key: r.measures[_RANKED_BY] for r in split.baselines}
+    Best by its Sharpe ratio, of all baselines that have one.
+    """
+    ranked = {r.key: r.measures["sharpe_annual"] for r in split.baselines}
     finite = {key: value for key, value in ranked.items() if math.isfinite(value)}
     best = max(finite, key=lambda key: finite[key]) if finite else None
-    keys = [key for key in (best, "benchmark") if key is not None and key in ranked]
-    return tuple(Rival(key, key == best) for key in dict.fromkeys(keys))
+    return {key: key == best for key in (best, "benchmark") if key is not None and key in ranked}
 
 
-def verdict(agent: MeanStd, other: float) -> Verdict:
-    """Where the agent's mean stands; level: within one standard deviation of the seeds."""
+def verdict(agent: MeanStd, other: float) -> str:
+    """Where the agent's mean stands: above, below or, within the std of the seeds, level."""
     if not math.isnan(agent.std) and abs(agent.mean - other) <= agent.std:
         return "level"
     return "above" if agent.mean > other else "below"
@@ -76,7 +64,7 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
     value = label.format(agent.mean, agent.std)
     parts = [words("lead_agent", measure=words.measure(measure), value=value, seeds=seeds)]
     by_verdict: dict[str, list[str]] = {"above": [], "level": [], "below": []}
-    for key, best in rivals(split):
+    for key, best in rivals(split).items():
         name, other = words.in_text(key), split.evaluation.baselines[key][measure]
         shown = words("best_baseline", name=name) if best else name
         parts.append(words("lead_other", name=shown, value=label.format(other)))
@@ -94,7 +82,7 @@ def lead(split: SplitData, words: Words, measure: str) -> str:
 
 def leads(split: SplitData, words: Words) -> list[str]:
     """The sentences that a page begins with."""
-    return [lead(split, words, name) for name in LEADS]
+    return [lead(split, words, name) for name in ("sharpe_annual", "total_return")]
 
 
 def headlines(split: SplitData, words: Words) -> list[Headline]:
@@ -103,7 +91,7 @@ def headlines(split: SplitData, words: Words) -> list[Headline]:
     for name in HEADLINES:
         label, agent = LABELS[name], split.evaluation.over_seeds(name)
         others = {}
-        for key, best in rivals(split):
+        for key, best in rivals(split).items():
             title = words.name(key)
             shown = words("best_short", name=title) if best else title
             others[shown] = label.format(split.evaluation.baselines[key][name])
@@ -316,4 +304,4 @@ def execution_costs(blotter: pl.DataFrame) -> dict[str, float]:
     some = float(known["value"].sum())
     for name in PARTS[5:]:
         costs[name] = float(known[name].sum()) / some if some > 0.0 else 0.0
-    return {name: value * _BASIS_POINTS for name, value in costs.items()}
+    return {name: value * 1e4 for name, value in costs.items()}
