@@ -107,11 +107,11 @@ def test_state_that_json_would_change_is_refused(
     assert _names(tmp_path) == []
 
 
-def test_newest_stay_and_protected_and_best_are_spared(tmp_path: Path) -> None:
+def test_newest_stay_and_best_is_spared(tmp_path: Path) -> None:
     save_best(tmp_path, 1, {}, {}, config_hash="c")
     for step in (100, 200, 300, 400, 500):
-        _save(tmp_path, step, keep=2, protect=("step-000000200",))
-    assert _names(tmp_path) == ["best", "step-000000200", "step-000000400", "step-000000500"]
+        _save(tmp_path, step, keep=2)
+    assert _names(tmp_path) == ["best", "step-000000400", "step-000000500"]
     assert [p.name for p in list_checkpoints(tmp_path)] == _names(tmp_path)[1:]
 
 

@@ -90,11 +90,10 @@ def test_every_flipped_byte_of_an_array_header_is_an_array_or_damaged(tmp_path: 
     for place in range(len(whole) - 48):
         for mask in (0x01, 0x10, 0x80, 0xFF):
             path.write_bytes(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
-            for mmap in (True, False):
-                try:
-                    read_array(path, REMEDY, mmap=mmap)
-                except DamagedError:
-                    damaged += 1
+            try:
+                read_array(path, REMEDY)
+            except DamagedError:
+                damaged += 1
     assert damaged > 100
 
 

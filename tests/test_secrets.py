@@ -48,21 +48,6 @@ def test_dotenv_in_the_working_directory_is_not_read(
     assert secrets().tushare_token is None
 
 
-def test_given_env_file_is_read_and_the_environment_wins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "my.env"
-    file.write_text("TUSHARE_TOKEN=from_file\nUNRELATED=1\n")
-    assert secrets(file).require("tushare_token").get_secret_value() == "from_file"
-    monkeypatch.setenv("TUSHARE_TOKEN", "from_environment")
-    assert secrets(file).require("tushare_token").get_secret_value() == "from_environment"
-
-
-def test_missing_env_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.env: no such file"):
-        secrets(tmp_path / "nowhere.env")
-
-
 def test_secrets_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUSHARE_TOKEN", "abc123")
     read = secrets()

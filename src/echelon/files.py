@@ -233,12 +233,12 @@ _UNREADABLE = (
 )
 
 
-def read_array(path: Path, remedy: str, *, mmap: bool = True) -> np.ndarray:
-    """The array of a .npy file, memory-mapped and read-only unless `mmap` is off; never pickled."""
+def read_array(path: Path, remedy: str) -> np.ndarray:
+    """The array of a .npy file, memory-mapped and read-only; never pickled."""
     import numpy as np
 
     try:
-        return np.asarray(np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False))
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except _UNREADABLE as error:
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DamagedError(path, what, remedy) from None
@@ -272,18 +272,13 @@ def read_table(path: Path, columns: Mapping[str, ColumnKind], remedy: str) -> pl
     for name, kind in columns.items():
         if name not in frame.columns:
             raise DamagedError(path, f"no column {name!r}", remedy)
-        if not _holds(frame.schema[name], kind):
-            what = f"column {name!r} is {frame.schema[name]}, expected a {kind}"
+        dtype = frame.schema[name]
+        holds = {"time": dtype.is_temporal(), "number": dtype.is_numeric()}
+        holds |= {"text": dtype == pl.String, "flag": dtype == pl.Boolean}
+        if not holds[kind]:
+            what = f"column {name!r} is {dtype}, expected a {kind}"
             raise DamagedError(path, what, remedy)
     return frame
-
-
-def _holds(dtype: pl.DataType, kind: ColumnKind) -> bool:
-    import polars as pl
-
-    if kind in ("text", "flag"):
-        return dtype == (pl.String if kind == "text" else pl.Boolean)
-    return dtype.is_temporal() if kind == "time" else dtype.is_numeric()
 
 
 _FORMULA = r"(?P<before>(?:^|[;\t\r\n])\s*)(?P<sign>[=+\-@＝＋－＠])"

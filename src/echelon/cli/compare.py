@@ -37,8 +37,7 @@ _Runs = Annotated[
 _Agents = Annotated[
     str | None,
     typer.Option(
-        "--agents",
-        help="Which, with commas between; default: a2c,sb3-ppo,sb3-sac,sac,td3,apg.",
+        "--agents", help="Which, with commas between; default: a2c,sb3-ppo,sb3-sac,sac,td3,apg."
     ),
 ]
 _Steps = Annotated[

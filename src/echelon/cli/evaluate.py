@@ -53,8 +53,7 @@ def evaluate(
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", help="NAME of that executor; default: market.executor."),
+        str | None, typer.Option("--name", help="NAME of that executor; default: market.executor.")
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv", help="Write equity and blotter as CSV files too.")

@@ -33,8 +33,7 @@ app = typer.Typer(
 SplitOption = Annotated[SplitChoice, typer.Option("--split", help="Window to work orders on.")]
 ReportLanguage = Annotated[Language, typer.Option("--lang", help="Language of the report.")]
 OrdersFile = Annotated[
-    Path | None,
-    typer.Option("--orders", help="Work the orders of this file, on the split's days."),
+    Path | None, typer.Option("--orders", help="Work the orders of this file, on the split's days.")
 ]
 
 

@@ -83,8 +83,7 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start again where the directory holds results.")
 ]
 Quarantine = Annotated[
-    bool,
-    typer.Option("--quarantine", help="Set bad rows aside in a file instead of refusing all."),
+    bool, typer.Option("--quarantine", help="Set bad rows aside in a file instead of refusing all.")
 ]
 DatasetName = Annotated[
     str | None, typer.Option("--dataset", help="Name in the store; default: made from the source.")

@@ -61,12 +61,7 @@ def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
 
 
 def prepare_run(
-    config: Config,
-    directory: Path,
-    command: str,
-    *,
-    quarantine: bool = False,
-    record: bool = True,
+    config: Config, directory: Path, command: str, *, quarantine: bool = False, record: bool = True
 ) -> PrepareReport:
     """Prepare into a run directory, with progress, and write down what it was made from.
 

@@ -93,11 +93,5 @@ class NormalizationConfig(Section):
     """The scaler sees the train window and nothing else: other values would leak."""
     include: tuple[
         Literal["OHLCV", "indicators", "stationary", "calendar", "custom", "exogenous"], ...
-    ] = (
-        "OHLCV",
-        "indicators",
-        "stationary",
-        "custom",
-        "exogenous",
-    )
+    ] = ("OHLCV", "indicators", "stationary", "custom", "exogenous")
     """Groups of features to scale; the others stay as they are."""

@@ -6,7 +6,6 @@ prints as asterisks, and only the code that speaks to the service unwraps them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import SecretStr
@@ -51,11 +50,6 @@ class Secrets(BaseSettings):
         return value
 
 
-def secrets(env_file: Path | None = None) -> Secrets:
-    """Read the secrets from the environment, and from `env_file` only where one is given.
-
-    The environment wins over the file.
-    """
-    if env_file is not None and not env_file.is_file():
-        raise ConfigError(f"{env_file}: no such file; give the path of an existing .env file")
-    return Secrets(_env_file=env_file)
+def secrets() -> Secrets:
+    """Read the secrets from the environment, and from no file."""
+    return Secrets()

@@ -240,16 +240,12 @@ class RedisCache:
     secret: entries are signed with it, and those that are not are not used
     """
 
+    prefix = "echelon:prepared"
+
     def __init__(
-        self,
-        client: redis.Redis,
-        prefix: str = "echelon:prepared",
-        *,
-        max_bytes: int = 20 * 10**9,
-        secret: str | None = None,
+        self, client: redis.Redis, *, max_bytes: int = 20 * 10**9, secret: str | None = None
     ) -> None:
         self.client = client
-        self.prefix = prefix
         self.max_bytes = max_bytes
         self._secret = None if secret is None else secret.encode()
 

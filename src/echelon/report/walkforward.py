@@ -248,10 +248,7 @@ def _measure_table(walk: WalkData, name: str, words: Words) -> Table:
     """One measure: a row a fold, a column a book."""
     head = [words("fold"), words("agent"), *map(words.name, walk.baselines)]
     rows = [
-        [
-            title,
-            *(_measure_text(walk.values(fold, who), name) for who in (AGENT, *walk.baselines)),
-        ]
+        [title, *(_measure_text(walk.values(fold, who), name) for who in (AGENT, *walk.baselines))]
         for fold, title in _rows(walk, words).items()
     ]
     return Table(head, rows, f"measures against {_kind(walk)}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,13 +73,11 @@ def save_checkpoint(
     *,
     config_hash: str,
     keep: int,
-    protect: Collection[str] = (),
 ) -> Path:
     """Write the checkpoint of `step` below `directory`, then remove what is no longer needed.
 
     state: values JSON can hold; NaN and infinities are allowed (Python's dialect of JSON)
     keep: this many of the newest stay, the new one included
-    protect: names (`step-000000400`) that stay whatever `keep` says
 
     Checkpoints of later steps are removed: the run was resumed from before them, and the one to
     resume from next is this one. Log the metrics of a step and save `best` before its checkpoint,
@@ -93,9 +91,8 @@ def save_checkpoint(
     _write(target, step, tensors, state, config_hash)
     paths = list_checkpoints(directory)
     earlier = [path for path in paths if _step_of(path) <= step]
-    stay = {path.name for path in earlier[-keep:]} | set(protect)
     for path in paths:
-        if path.name not in stay:
+        if path not in earlier[-keep:]:
             # Renamed first, so that a kill leaves no half one under its name.
             doomed = path.with_name(f".{path.name}-removed")
             path.rename(doomed)
@@ -214,9 +211,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    state: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
 ) -> None:
     """Put a flattened state back, bit for bit, into an optimizer over the same parameters.
 

@@ -148,20 +148,17 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(_row(line, path))
+            tree = parse_json(line, dict[str, _Number], path, _REMEDY)
+            row = {name: float(value) for name, value in tree.items()}
+            for name in ("step", "seconds"):
+                if name not in row or not math.isfinite(row[name]):
+                    raise DamagedError(path, f"no number {name!r}", _REMEDY)
+            if not 0 <= row["step"] <= _MOST_STEPS or row["step"] % 1:
+                raise DamagedError(path, f"step = {row['step']}", _REMEDY)
+            rows.append(row | {"step": int(row["step"])})
         except DamagedError as damage:
             raise DamagedError(path, f"line {number}: {damage.what}", _REMEDY) from None
     return rows
-
-
-def _row(line: bytes, path: Path) -> dict[str, float]:
-    row = {k: float(v) for k, v in parse_json(line, dict[str, _Number], path, _REMEDY).items()}
-    for name in ("step", "seconds"):
-        if name not in row or not math.isfinite(row[name]):
-            raise DamagedError(path, f"no number {name!r}", _REMEDY)
-    if not 0 <= row["step"] <= _MOST_STEPS or row["step"] % 1:
-        raise DamagedError(path, f"step = {row['step']}", _REMEDY)
-    return row | {"step": int(row["step"])}
 
 
 def _line(row: Mapping[str, float]) -> str:

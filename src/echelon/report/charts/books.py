@@ -70,21 +70,18 @@ def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()
     for k, record in enumerate(split.agents if len(split.agents) > 1 else ()):
         look = Curve(times, (), 1.0, name=words("seeds"), role="accent_soft", group="seeds")
         add(*_curves(split, record), replace(look, listed=k == 0, hover=""))
-    look = Curve(times, (), 3.0, name=_agent_name(split, words), group=MEAN, lead=True, hover=".3f")
-    # Money spread evenly over the seeds at the start; the mean of their drawdowns is deeper than the
-    # drawdown of their mean.
+    name = words("agent_mean", n=len(split.agents))
+    if len(split.agents) == 1:
+        name = words("agent_one", seed=split.agents[0].seed)
+    look = Curve(times, (), 3.0, name=name, group=MEAN, lead=True, hover=".3f")
+    # Money spread evenly over the seeds at the start. The mean of their drawdowns is deeper than
+    # the drawdown of their mean.
     drawdowns = [r.tables.equity["drawdown"].to_numpy() for r in split.agents]
     add(split.mean([r.growth for r in split.agents]), split.mean(drawdowns), look)
     drawdown[-1] = replace(drawdown[-1], width=2.0, fill="zero")
     upper = Plot([*starts, *growth], DATES, Axis(words("growth")))
     lower = Plot([*starts, *drawdown], DATES, Axis(words("drawdown"), form="percent"))
     return Chart(((upper,), (lower,)), 560, (2.5, 1), shared=True)
-
-
-def _agent_name(split: SplitData, words: Words) -> str:
-    if len(split.agents) > 1:
-        return words("agent_mean", n=len(split.agents))
-    return words("agent_one", seed=split.agents[0].seed)
 
 
 def _curves(split: SplitData, record: Record) -> tuple[Floats, Floats]:

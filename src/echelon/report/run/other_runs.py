@@ -7,8 +7,7 @@ there where that is a comparison of runs on the split, this run among them.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
@@ -31,17 +30,12 @@ class _Gap(TypedDict):
     high: Number | None
 
 
-class _Difference(TypedDict):
-    days: _Gap
-    seeds: _Gap
-
-
 class _Run(TypedDict):
     name: str
     algo: str
     best_steps: dict[Seed, int]
     seeds: dict[Seed, MeasureValues]
-    difference: _Difference | None
+    difference: dict[Literal["days", "seeds"], _Gap] | None
 
 
 class _Comparison(TypedDict):
@@ -55,10 +49,20 @@ class _Comparison(TypedDict):
 
 def other_runs(run: RunData, split: SplitData, words: Words) -> NotedTable | None:
     """Measures of the runs and baselines, and differences to the first run; None without."""
-    comparison = _read_comparison(run.path, split.name)
-    lines = [] if comparison is None else comparison["runs"]
+    path = run.path / RUNS_RESULT
+    if not path.exists():
+        return None
+    again = f"compare the runs again (echelon compare RUN RUN --output-dir {run.path})"
+    remedy = f"Delete it, or {again}."
+    tree = read_json(path, dict[str, Any], remedy)
+    if tree.get("kind") != "runs" or tree.get("split") != split.name:
+        return None
+    comparison = check_tree(tree, _Comparison, path, remedy)
+    if comparison["format"] != RUNS_FORMAT:
+        raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
+    lines = comparison["runs"]
     own = next((line for line in lines if line["name"] == run.name), None)
-    if comparison is None or own is None:
+    if own is None:
         return None
     first = comparison["first_run"]
     stale = own["best_steps"] != split.facts["best_steps"]  # trained again since
@@ -71,20 +75,6 @@ def other_runs(run: RunData, split: SplitData, words: Words) -> NotedTable | Non
         cells = [LABELS[name].format(number(values.get(name))) for name in _MEASURES]
         rows.append([words.name(key), *cells, "", "", ""])
     return NotedTable(Table(head, rows), note)
-
-
-def _read_comparison(run: Path, split: str) -> _Comparison | None:
-    path = run / RUNS_RESULT
-    if not path.exists():
-        return None
-    remedy = f"Delete it, or compare the runs again (echelon compare RUN RUN --output-dir {run})."
-    tree = read_json(path, dict[str, Any], remedy)
-    if tree.get("kind") != "runs" or tree.get("split") != split:
-        return None
-    comparison = check_tree(tree, _Comparison, path, remedy)
-    if comparison["format"] != RUNS_FORMAT:
-        raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
-    return comparison
 
 
 def _run_row(line: _Run, words: Words) -> list[Content]:
