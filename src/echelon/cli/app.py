@@ -79,16 +79,6 @@ def root(
     """Take options that go before the command."""
 
 
-def _refuse_long_words(words: list[str]) -> None:
-    """Refuse what would come back whole in an error message."""
-    for k, word in enumerate(words, 1):
-        if len(word) > _MAX_WORD:
-            raise UsageError(
-                f"argument {k} has {len(word):,} characters ({shorten(word, 40)!r}), at most "
-                f"{_MAX_WORD:,} are read. Put long values into a configuration file (--config)."
-            )
-
-
 def main() -> None:
     """Run the command line.
 
@@ -98,7 +88,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets a ? for a ×
             stream.reconfigure(errors="replace")
     try:
-        _refuse_long_words(sys.argv[1:])
+        for k, word in enumerate(sys.argv[1:], 1):  # it would come back whole in an error message
+            if len(word) > _MAX_WORD:
+                raise UsageError(
+                    f"argument {k} has {len(word):,} characters ({shorten(word, 40)!r}), at most "
+                    f"{_MAX_WORD:,} are read. Put long values into a configuration file (--config)."
+                )
         with interruptible():
             app()
     except Stopped as stopped:

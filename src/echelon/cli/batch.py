@@ -87,7 +87,13 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
     workers = given.workers or options.default_workers(batch.base)
     with progress_bar(f"preparing {members}") as bar:
         prepare_runs(batch, course, quarantine=given.quarantine, on_run=bar.show)
-    _say_rules(batch, course)
+    # In a line; where the runs' rules differ, in a line for each that is another.
+    said: list[dict[str, Any]] = []
+    differ = len({str(data["rules"]) for data in course.data.values()}) > 1
+    for k, data in sorted(course.data.items()):
+        if data["rules"] not in said:
+            said.append(data["rules"])
+            say_rules(data["rules"], of=batch.members[k].name if differ else "")
     plan = plan_training(batch, course)
     before = len(course.data) * len(batch.seeds) - len(plan)
     err.print(
@@ -109,16 +115,6 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
         return
     with progress_bar(f"evaluating {members}") as bar:
         evaluate_runs(batch, course, on_run=bar.show)
-
-
-def _say_rules(batch: RunBatch, course: Course) -> None:
-    """The rules of the runs in a line; where they differ, in a line for each that is another."""
-    said: list[dict[str, Any]] = []
-    differ = len({str(data["rules"]) for data in course.data.values()}) > 1
-    for k, data in sorted(course.data.items()):
-        if data["rules"] not in said:
-            said.append(data["rules"])
-            say_rules(data["rules"], of=batch.members[k].name if differ else "")
 
 
 def _raise_failures(batch: RunBatch, course: Course) -> None:

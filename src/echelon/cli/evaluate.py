@@ -19,6 +19,7 @@ from echelon.files import sweep
 if TYPE_CHECKING:
     from echelon.evaluation.evaluate import Evaluation
     from echelon.evaluation.test_access import SplitName
+    from echelon.evaluation.walkforward import StitchedMeasures
     from echelon.report.run.trust import Span
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a trained run.")]
@@ -231,27 +232,42 @@ _SHOWN = {
 
 
 def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
-    """Measures of the agents, mean and std over seeds, and of the baselines."""
+    """Measures of the agents, mean and std over seeds, and of the baselines.
+
+    Of a hierarchy also those of what is made of the same experts.
+    """
+    from echelon.evaluation.reference_policies import with_best
+
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
-    title = (
-        f"{facts['split']}: {facts['first']} to {facts['last']}, fills at {facts['ledger']['fill']}"
-    )
+    span = f"{facts['split']}: {facts['first']} to {facts['last']}"
+    print_measures(f"{span}, fills at {facts['ledger']['fill']}", shown, result, {})
+    if result.reference_policies:
+        headings = (MEASURE_COLUMNS[name].heading for name in shown)
+        table = number_table("over the same experts", "", *headings)
+        add_mean_rows(table, "agent", list(result.seeds.values()), shown)
+        for name, seeds in with_best(result.reference_policies).items():
+            add_mean_rows(table, ROWS[name], seeds, shown)
+        out.print(table)
+        typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")
+
+
+def print_measures(
+    title: str,
+    shown: Sequence[str],
+    measures: Evaluation | StitchedMeasures,
+    references: Mapping[str, Sequence[Mapping[str, float]]],
+) -> None:
+    """A table of the agents, of rows over their experts, and of the baselines."""
     table = number_table(title, "", *(MEASURE_COLUMNS[name].heading for name in shown))
-    add_agent_rows(table, list(result.seeds.values()), shown)
-    for name, values in result.baselines.items():
+    seeds = list(measures.seeds.values())
+    name = "agent, mean" if len(seeds) > 1 else "agent"
+    add_mean_rows(table, name, seeds, shown, f"± std of {len(seeds)}")
+    for row, over_seeds in references.items():
+        add_mean_rows(table, ROWS[row], over_seeds, shown)
+    for name, values in measures.baselines.items():
         add_row(table, name, *(MEASURE_COLUMNS[n].format(values[n]) for n in shown))
     out.print(table)
-    if result.reference_policies:
-        _print_references(result, shown)
-
-
-def add_agent_rows(
-    table: Table, seeds: Sequence[Mapping[str, float]], shown: Sequence[str]
-) -> None:
-    """The agents' measures in a table of baselines."""
-    title = "agent, mean" if len(seeds) > 1 else "agent"
-    add_mean_rows(table, title, seeds, shown, f"± std of {len(seeds)}")
 
 
 def add_mean_rows(
@@ -274,20 +290,6 @@ def add_mean_rows(
 
 ROWS: Mapping[str, str] = {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
 """What the rows of `evaluation.reference_policies` are called in a table."""
-
-
-def _print_references(result: Evaluation, shown: Sequence[str]) -> None:
-    """The agent vs what is made of the same experts, mean and std over seeds."""
-    from echelon.evaluation.reference_policies import with_best
-
-    table = number_table(
-        "over the same experts", "", *(MEASURE_COLUMNS[name].heading for name in shown)
-    )
-    add_mean_rows(table, "agent", list(result.seeds.values()), shown)
-    for name, seeds in with_best(result.reference_policies).items():
-        add_mean_rows(table, ROWS[name], seeds, shown)
-    out.print(table)
-    typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")
 
 
 def reference_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:

@@ -13,10 +13,8 @@ from echelon.cli.batch import open_batch, work_through
 from echelon.cli.console import add_row, err, number_table, out
 from echelon.cli.evaluate import (
     MEASURE_COLUMNS,
-    ROWS,
-    add_agent_rows,
-    add_mean_rows,
     difference_line,
+    print_measures,
     reference_lines,
 )
 
@@ -28,6 +26,7 @@ _PlanOnly = Annotated[
     bool, typer.Option("--plan-only", help="Show the folds and stop; nothing is trained.")
 ]
 _MEASURES = ("total_return", "sharpe_annual", "max_drawdown", "turnover_annual")
+_STITCHED = ("annual_return", "sharpe_annual", "calmar", "max_drawdown", "turnover_annual")
 _BASELINES = ("equal_weight", "benchmark")
 """Baselines whose Sharpe ratio stands next to each fold's."""
 
@@ -82,6 +81,8 @@ def print_plan(folds: Sequence[Fold]) -> None:
 
 def print_walk(result: WalkForwardResult) -> None:
     """Mean over seeds of each fold and two baselines, then everybody's stitched measures."""
+    from echelon.evaluation.reference_policies import by_row
+
     seeds = max((len(e.seeds) for e in result.evaluations.values()), default=0)
     if not seeds:
         return
@@ -92,45 +93,25 @@ def print_walk(result: WalkForwardResult) -> None:
     headings = [*shown, "± std", *(f"{name.split('_')[0]}\nSharpe" for name in baselines)]
     title = f"test windows by fold, mean over {seeds} seed{'s' if seeds > 1 else ''}"
     table = number_table(title, "fold", *headings)
-    for fold in result.folds:
-        add_row(table, fold.name, *_fold_cells(result, fold, baselines, len(headings)))
-    out.print(table)
-    if result.stitched is not None:
-        _print_stitched(result)
-
-
-def _fold_cells(
-    result: WalkForwardResult, fold: Fold, baselines: Sequence[str], width: int
-) -> list[str]:
-    evaluation = result.evaluations.get(fold.name)
-    if evaluation is None:
-        return ["failed", *("–",) * (width - 1)]
     sharpe = MEASURE_COLUMNS["sharpe_annual"]
-    cells = [MEASURE_COLUMNS[m].format(evaluation.over_seeds(m).mean) for m in _MEASURES]
-    cells.append(sharpe.format(evaluation.over_seeds("sharpe_annual").std))
-    for name in baselines:
-        values = evaluation.baselines.get(name)
-        cells.append("–" if values is None else sharpe.format(values["sharpe_annual"]))
-    return cells
-
-
-def _print_stitched(result: WalkForwardResult) -> None:
-    from echelon.evaluation.reference_policies import by_row
-
-    stitched = result.stitched
-    assert stitched is not None
-    about = stitched.tree()
-    shown = ("annual_return", "sharpe_annual", "calmar", "max_drawdown", "turnover_annual")
-    title = f"stitched: {about['first']} to {about['last']}, {about['periods']:,} returns"
-    table = number_table(title, "", *(MEASURE_COLUMNS[m].heading for m in shown))
-    measures = stitched.measures
-    add_agent_rows(table, list(measures.seeds.values()), shown)
-    for row, seeds in by_row(measures.reference_policies).items():
-        add_mean_rows(table, ROWS[row], seeds, shown)
-    for name, values in measures.baselines.items():
-        add_row(table, name, *(MEASURE_COLUMNS[m].format(values[m]) for m in shown))
+    for fold in result.folds:
+        evaluation = result.evaluations.get(fold.name)
+        if evaluation is None:
+            add_row(table, fold.name, "failed", *("–",) * (len(headings) - 1))
+            continue
+        cells = [MEASURE_COLUMNS[m].format(evaluation.over_seeds(m).mean) for m in _MEASURES]
+        cells.append(sharpe.format(evaluation.over_seeds("sharpe_annual").std))
+        for name in baselines:
+            values = evaluation.baselines.get(name)
+            cells.append("–" if values is None else sharpe.format(values["sharpe_annual"]))
+        add_row(table, fold.name, *cells)
     out.print(table)
-    for line in _how_sure(result.statistics, math.sqrt(stitched.periods_per_year)):
+    if result.stitched is None:
+        return
+    about, measures = result.stitched.tree(), result.stitched.measures
+    title = f"stitched: {about['first']} to {about['last']}, {about['periods']:,} returns"
+    print_measures(title, _STITCHED, measures, by_row(measures.reference_policies))
+    for line in _how_sure(result.statistics, math.sqrt(result.stitched.periods_per_year)):
         typer.echo(line)
 
 

@@ -48,7 +48,16 @@ def write_execution_report(
     for language in written:
         words = Words(language)
         shown = slide_words(words)
-        for stem, slide in _slides(evaluation, name, shown).items():
+        title = f"{name} · {shown('execution_title')}"
+        paths = _paths_plot(evaluation, shown, shown("execution_paths"))
+        spread = _spread_plot(evaluation, shown, shown("execution_spread"))
+        both = Chart(((paths, spread),), 0)
+        day = day_chart(evaluation.example, shown, _first_learned(evaluation))
+        slides = {
+            "execution": Slide(title, _span(evaluation, shown), both, height=6.2),
+            "day": Slide(_day_title(evaluation.example, shown), title, day),
+        }
+        for stem, slide in slides.items():
             path = directory / file_name(stem, "png", language)
             write_atomic(path, draw_slide(slide, shown.lang))
         page = render(evaluation, name, words, written)
@@ -90,19 +99,6 @@ def _span(evaluation: ExecutionEvaluation, words: Words) -> str:
         first=facts["first"],
         last=facts["last"],
     )
-
-
-def _slides(evaluation: ExecutionEvaluation, name: str, words: Words) -> dict[str, Slide]:
-    """By the stems of their files."""
-    title = f"{name} · {words('execution_title')}"
-    left = _paths_plot(evaluation, words, words("execution_paths"))
-    right = _spread_plot(evaluation, words, words("execution_spread"))
-    both = Chart(((left, right),), 0)
-    day = day_chart(evaluation.example, words, _first_learned(evaluation))
-    return {
-        "execution": Slide(title, _span(evaluation, words), both, height=6.2),
-        "day": Slide(_day_title(evaluation.example, words), title, day),
-    }
 
 
 # --- tables

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 
 from echelon.agents.mfpbt import Life
 from echelon.config import Config
@@ -114,7 +115,7 @@ def recent_entropy(
     """
     at = np.flatnonzero(record.decided)
     shares = rolling_usage_entropy(record.in_charge[at], len(record.choices), decisions)
-    return (record.times[at[decisions - 1 :]], shares[decisions - 1 :])
+    return record.times[at[decisions - 1 :]], shares[decisions - 1 :]
 
 
 def whole_entropy(record: CommandRecord) -> float:
@@ -128,14 +129,9 @@ def whole_entropy(record: CommandRecord) -> float:
 
 def trailing_mean(values: Floats, bars: int) -> Floats:
     """[S] mean of the last `bars` values that are known; NaN before, and where none is."""
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    out = np.full(len(values), np.nan)
-    if len(values) >= bars:
-        n = counts[bars:] - counts[:-bars]
-        total = sums[bars:] - sums[:-bars]
-        out[bars - 1 :] = np.where(n > 0, total / np.maximum(n, 1), np.nan)
+    means = pl.Series(values, dtype=pl.Float64).fill_nan(None).rolling_mean(bars, min_samples=1)
+    out = means.to_numpy().copy()
+    out[: bars - 1] = np.nan
     return out
 
 

@@ -164,19 +164,6 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
             f"{config_file}: no such file, so {run} is not a run directory. `echelon train` makes "
             "one."
         )
-    names = _splits_to_show(run, splits)
-    config = load_run_config(config_file)
-    facts = RunDirectory(run).facts()
-    loaded = tuple(_split(run, name) for name in names)
-    seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
-    logs = {seed: _log(run, seed) for seed in seeds}
-    histories = {f"seed-{s}": PopulationHistory.find(seed_directory(run, s)) for s in seeds}
-    populations = {key: history for key, history in histories.items() if history is not None}
-    text = config_file.read_text(encoding="utf-8")
-    return RunData(run, config, text, facts, loaded, logs, populations)
-
-
-def _splits_to_show(run: Path, splits: Sequence[str] | None) -> list[str]:
     wanted = set(RunDirectory(run).evaluated_splits() if splits is None else splits)
     unknown = sorted(wanted - set(SPLITS))
     if unknown:
@@ -186,7 +173,15 @@ def _splits_to_show(run: Path, splits: Sequence[str] | None) -> list[str]:
             f"{run / 'evaluations'}: the run was not evaluated yet. Run `echelon evaluate {run} "
             "--split test`, or --split valid."
         )
-    return [name for name in SPLITS if name in wanted]
+    config = load_run_config(config_file)
+    facts = RunDirectory(run).facts()
+    loaded = tuple(_split(run, name) for name in SPLITS if name in wanted)
+    seeds = sorted({r.seed for split in loaded for r in split.agents if r.seed is not None})
+    logs = {seed: _log(run, seed) for seed in seeds}
+    histories = {f"seed-{s}": PopulationHistory.find(seed_directory(run, s)) for s in seeds}
+    populations = {key: history for key, history in histories.items() if history is not None}
+    text = config_file.read_text(encoding="utf-8")
+    return RunData(run, config, text, facts, loaded, logs, populations)
 
 
 def _split(run: Path, name: str) -> SplitData:
