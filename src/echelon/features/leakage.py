@@ -105,7 +105,12 @@ def check_leakage(
     tell = step or (lambda _: None)
     store = store.pin_dataset(dataset.name)
     selection = select(config.features, panel_fields(config, dataset))
-    request = _thin_out(panel_request(config), store, dataset.name)
+    request = panel_request(config)
+    symbols = request.symbols or tuple(store.symbols(dataset.name)["symbol"])
+    if len(symbols) > _MAX_SYMBOLS:  # evenly chosen: the code paths are the same for all
+        chosen = np.linspace(0, len(symbols) - 1, _MAX_SYMBOLS).astype(int)
+        symbols = tuple(symbols[k] for k in chosen)
+    request = request._replace(symbols=symbols)
     panel = build_panel(store, dataset.name, request)
     cuts = _cuts(config, panel, dataset, n_cuts)
     plan = FeaturePlan.from_specs(selection.specs)
@@ -146,15 +151,6 @@ def check_leakage(
             leaks += _compare(take.plan.names, config, true, other, test, cut)
         names = tuple(dict.fromkeys((*plan.names, *take.plan.names)))
     return LeakageReport(tuple(leaks), names, tuple(cuts), len(panel.symbols))
-
-
-def _thin_out(request: PanelRequest, store: Store, name: str) -> PanelRequest:
-    """At most `_MAX_SYMBOLS` symbols, evenly chosen: the code paths are the same for all."""
-    symbols = request.symbols or tuple(store.symbols(name)["symbol"])
-    if len(symbols) <= _MAX_SYMBOLS:
-        return request._replace(symbols=symbols)
-    chosen = np.linspace(0, len(symbols) - 1, _MAX_SYMBOLS).astype(int)
-    return request._replace(symbols=tuple(symbols[k] for k in chosen))
 
 
 def _cuts(config: Config, panel: Panel, dataset: Manifest, n_cuts: int) -> list[datetime]:
@@ -231,7 +227,14 @@ def _compare(
         yield from _leak("feature", name, test, cut, other.panel, known, changed)
     train_end = np.datetime64(config.split.train[1], "D")
     if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
-        yield from _compare_scaler(names, true.moments, other.moments, test, cut)
+        # Mean and spread of the train window must not move once that window is complete.
+        for part in (field.name for field in fields(RunningMoments)):
+            a, b = getattr(true.moments, part), getattr(other.moments, part)
+            spread = np.sqrt(true.moments.squares / np.maximum(true.moments.count, 1))
+            level = spread if part == "mean" else a
+            for f in np.flatnonzero(np.abs(a - b) > 1e-5 * np.abs(level) + 1e-9).tolist():
+                detail = f"{part} {a[f]:.6g} becomes {b[f]:.6g}"
+                yield Leak("scaler", names[f], test, cut, "", detail)
     if test == "rescaled":
         return  # prices and limits are meant to change with the units
     for name in _PANEL:
@@ -290,22 +293,6 @@ def _differ(a: Floats | Floats32, b: Floats | Floats32, tolerance: float) -> Boo
     missing = np.isnan(a) != np.isnan(b)
     gap = np.abs(a.astype(np.float64) - b)
     return np.asarray(missing | (gap > tolerance * (size + typical)))
-
-
-def _compare_scaler(
-    names: tuple[str, ...],
-    true: RunningMoments,
-    other: RunningMoments,
-    test: Test,
-    cut: datetime | None,
-) -> Iterator[Leak]:
-    """Mean and spread of the train window must not move once that window is complete."""
-    for part in fields(RunningMoments):
-        a, b = getattr(true, part.name), getattr(other, part.name)
-        level = np.sqrt(true.squares / np.maximum(true.count, 1)) if part.name == "mean" else a
-        for f in np.flatnonzero(np.abs(a - b) > 1e-5 * np.abs(level) + 1e-9):
-            detail = f"{part.name} {a[f]:.6g} becomes {b[f]:.6g}"
-            yield Leak("scaler", names[f], test, cut, "", detail)
 
 
 def _ladder(panel: Panel, fresh: Callable[[], FeaturePlan], seed: int) -> Iterator[Leak]:

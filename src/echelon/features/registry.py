@@ -64,13 +64,7 @@ def factor(
     group: Group = "custom",
     on_gap: Literal["carry", "zero"] = "carry",
 ) -> Callable[[Compute], Feature]:
-    """Declare the function below as a feature.
-
-        @factor(lookback=21, needs=("close",))
-        def momentum_20(bars: Bars):
-            out = np.full(len(bars), np.nan)
-            out[20:] = bars.close[20:] / bars.close[:-20] - 1
-            return out
+    """Declare the function below as a feature; `features.base` has an example.
 
     lookback: bars up to and including the current one that the value needs; after them every
         value must be a finite number

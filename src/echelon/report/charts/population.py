@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -110,7 +110,16 @@ def _lineage_plot(tree: FamilyTree, history: PopulationHistory, words: Words) ->
         if copies:
             line = Curve(x, y, 1.3, name=words(key), role=role, hover="")
             layers.append(line if weights else replace(line, dash="dot"))
-    layers += _life_points(tree, words)
+    for kind in [*LIFE_SYMBOLS, *sorted({b.life.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
+        decided = [branch for branch in tree.branches if branch.life.kind == kind]
+        if decided:
+            name, restart = words.event_kind(kind), kind == "reseed"
+            marks = np.array([branch.mark for branch in decided])
+            members = [branch.life.member for branch in decided]
+            symbol = LIFE_SYMBOLS.get(kind, "diamond")
+            points = Points(marks, members, symbol, 13.0 if restart else 9.0, name=name)
+            texts = [f"{name}, {words('round')} {branch.life.round}" for branch in decided]
+            layers.append(replace(points, role="loss" if restart else "ink", texts=texts))
     low, high = -0.02 * tree.last - 0.5, 1.02 * tree.last + 0.5
     rounds = Axis(words("round"), form="integer", low=low, high=high)
     return Plot(layers, rounds, Axis(labels=member_names(history, words)), legend="above")
@@ -130,19 +139,6 @@ def member_names(history: PopulationHistory, words: Words) -> list[str]:
         for place, member in enumerate(sorted(members)):
             names[member] = name if len(members) == 1 else f"{name} · {place + 1}"
     return names
-
-
-def _life_points(tree: FamilyTree, words: Words) -> Iterator[Points]:
-    for kind in [*LIFE_SYMBOLS, *sorted({b.life.kind for b in tree.branches} - set(LIFE_SYMBOLS))]:
-        lives = [branch for branch in tree.branches if branch.life.kind == kind]
-        if lives:
-            name, restart = words.event_kind(kind), kind == "reseed"
-            marks = np.array([branch.mark for branch in lives])
-            members = [branch.life.member for branch in lives]
-            symbol = LIFE_SYMBOLS.get(kind, "diamond")
-            points = Points(marks, members, symbol, 13.0 if restart else 9.0, name=name)
-            texts = [f"{name}, {words('round')} {branch.life.round}" for branch in lives]
-            yield replace(points, role="loss" if restart else "ink", texts=texts)
 
 
 def population_slide(run: RunData, key: str, words: Words) -> Slide:

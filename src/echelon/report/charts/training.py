@@ -18,7 +18,6 @@ _Curves = Mapping[int, pl.DataFrame]
 MOST_ROWS = 250
 """Of a curve; longer ones are averaged in blocks, validations excepted."""
 _COLUMNS = 3
-_LOG_SPREAD = 100.0
 _METRICS = (
     ("charts/reward", "reward"),
     ("losses/value", "value_loss"),
@@ -47,8 +46,15 @@ def training_chart(run: RunData, words: Words) -> Chart:
         titles[f"valid/{measure}"] = words("valid_measure", measure=words.measure(measure))
     if chosen_by == "sharpe_annual":
         titles["losses/gradient_norm"] = words("gradient_norm")
-    curves = {metric: _read_curves(run, metric) for metric in titles}
-    known = {metric: own for metric, own in curves.items() if own}
+    known: dict[str, dict[int, pl.DataFrame]] = {}
+    for metric in titles:
+        for seed, log in run.logs.items():
+            if metric in log.columns:
+                rows = log.select("step", value=pl.col(metric).cast(pl.Float64)).drop_nulls()
+                # Learners log zeros before their first update, which are no losses.
+                rows = rows[int((rows["value"] != 0.0).arg_max() or 0) :]
+                if (rows["value"] != 0.0).any():
+                    known.setdefault(metric, {})[seed] = rows
     plots: list[Plot | None] = []
     for k, (metric, own) in enumerate(known.items()):
         x = Axis(words("steps") if k + _COLUMNS >= len(known) else "", form="steps", ticks=5)
@@ -59,28 +65,18 @@ def training_chart(run: RunData, words: Words) -> Chart:
         values = np.concatenate([rows["value"].to_numpy() for rows in own.values()])
         values = values[np.isfinite(values)]
         # Where positive values spread so far that nothing else shows them.
-        log = len(values) and values.min() > 0 and values.max() > _LOG_SPREAD * values.min()
-        y = Axis(kind="log" if log else "linear", ticks=5)
+        wide = len(values) and values.min() > 0 and values.max() > 100.0 * values.min()
+        y = Axis(kind="log" if wide else "linear", ticks=5)
         plots.append(Plot(layers, x, y, titles[metric], legend="none"))
     plots += [None] * (-len(plots) % _COLUMNS)
-    rows = [plots[k : k + _COLUMNS] for k in range(0, len(plots), _COLUMNS)] or [[None]]
-    return Chart(rows, 120 + 220 * len(rows), hover="closest")
+    grid = [plots[k : k + _COLUMNS] for k in range(0, len(plots), _COLUMNS)] or [[None]]
+    return Chart(grid, 120 + 220 * len(grid), hover="closest")
 
 
 def training_slide(run: RunData, words: Words) -> Slide:
     """The same below what it shows."""
     note = words("training_note" if len(run.logs) > 1 else "training_note_one")
     return Slide(f"{run.name} · {words('training')}", note, training_chart(run, words))
-
-
-def _read_curves(run: RunData, metric: str) -> _Curves:
-    """Learners log zeros before their first update, which are no losses: they are left out."""
-    curves = {}
-    for seed, log in run.logs.items():
-        if metric in log.columns:
-            rows = log.select("step", value=pl.col(metric).cast(pl.Float64)).drop_nulls()
-            curves[seed] = rows[int((rows["value"] != 0.0).arg_max() or 0) :]
-    return {seed: rows for seed, rows in curves.items() if (rows["value"] != 0.0).any()}
 
 
 def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Iterator[Curve]:
