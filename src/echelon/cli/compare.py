@@ -80,9 +80,15 @@ def compare(
     if runs:
         values = given._asdict() | {"agents": agents, "steps": steps}
         kept = ("output_dir", "trust_code", "log_level")
-        training = {f"--{name}": value for name, value in values.items() if name not in kept}
+        training = [f"--{name}" for name, value in values.items() if value and name not in kept]
+        if training:
+            raise UsageError(
+                f"{', '.join(training)}: nothing is trained where runs are named; only --split, "
+                "--output-dir, --trust-code and --log-level go with them. Leave out either the "
+                "runs or these."
+            )
         set_up_logging(given.log_level)
-        compare_trained(runs, window, given.output_dir, training, given.trust_code or ())
+        compare_trained(runs, window, given.output_dir, given.trust_code or ())
         return
     from echelon.evaluation.comparison import AGENTS, Comparison
 
@@ -178,27 +184,18 @@ def compare_trained(
     paths: Sequence[Path],
     split: SplitName,
     output_dir: Path | None,
-    training: Mapping[str, object],
     trust_code: Sequence[Path] = (),
     *,
     with_rules: bool = True,
 ) -> None:
     """Compare, print, and write comparison.json where a directory is named.
 
-    training: options that belong to training, with what was given; trust_code: files of code that
-    the runs' configurations name and that may run
+    trust_code: files of code that the runs' configurations name and that may run
     with_rules: say the rules in force, which the runs share
     """
     from echelon.envs.world import rules_of
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 
-    given = [option for option, value in training.items() if value]
-    if given:
-        raise UsageError(
-            f"{', '.join(given)}: nothing is trained where runs are named; only --split, "
-            "--output-dir, --trust-code and --log-level go with them. Leave out either the runs or "
-            "these."
-        )
     _refuse_taken(output_dir)
     runs = open_runs(paths, split, trust_code)
     if with_rules:

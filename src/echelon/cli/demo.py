@@ -114,7 +114,7 @@ def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int
     outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
     print_outcomes(outcomes, config.train.select_by)
     evaluate_run(directory, "test")
-    compare_trained([agents, directory], "test", directory, {}, with_rules=False)
+    compare_trained([agents, directory], "test", directory, with_rules=False)
 
 
 def _work_orders(config: Config, agents: Path) -> None:
@@ -124,5 +124,5 @@ def _work_orders(config: Config, agents: Path) -> None:
     typer.echo("execution: a policy that works orders into the market of a day")
     directory = _sibling(agents, "execution")
     train_execution_run(config, directory, workers=1, resume=False, overwrite=True)
-    evaluate_execution_run(directory, "test", "en")
+    evaluate_execution_run(directory, "test")
     typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")

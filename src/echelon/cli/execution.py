@@ -62,7 +62,7 @@ def train(
         tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
     )
     print_outcomes(outcomes, "gain over TWAP, bp")
-    evaluate_execution_run(directory, "valid", "en", trust_code=user_code(tree))
+    evaluate_execution_run(directory, "valid", user_code(tree))
     typer.echo(f"run: {directory}")
     typer.echo(
         f"next: echelon execution evaluate {directory} --split test{options.trust_flags(tree)}"
@@ -113,31 +113,18 @@ def evaluate(
 ) -> None:
     """Work the orders of a split with the learned policies and the schedules; write a report."""
     console.set_up_logging(log_level)
-    trusted = trust_code or ()
-    evaluate_execution_run(
-        run, split.value, lang, orders, history=history, trust_code=trusted, with_rules=True
-    )
-
-
-def evaluate_execution_run(
-    run: Path,
-    split: str,
-    lang: str,
-    orders: Path | None = None,
-    *,
-    history: bool = False,
-    trust_code: Sequence[Path] = (),
-    with_rules: bool = False,
-) -> None:
-    """Evaluate, print, and write tables and the report.
-
-    Those of a file of orders go into a directory of their own: they are not the split's.
-    with_rules: say the rules in force; a training has said them
-    """
-    sweep(run, deep=True)
+    # Those of a file of orders are not the split's, and go into a directory of their own.
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
-    name = run.resolve().name
-    _judge({name: run}, split, orders, trust_code, place, lang, history, with_rules)
+    trusted = trust_code or ()
+    sweep(run, deep=True)
+    _judge({run.resolve().name: run}, split.value, orders, trusted, place, lang, history=history)
+
+
+def evaluate_execution_run(run: Path, split: str, trust_code: Sequence[Path] = ()) -> None:
+    """Evaluate what was just trained, which has said the rules in force."""
+    place = run / "evaluations" / split
+    sweep(run, deep=True)
+    _judge({run.resolve().name: run}, split, None, trust_code, place, "en", with_rules=False)
 
 
 @app.command("compare")
@@ -172,6 +159,7 @@ def _judge(
     trust_code: Sequence[Path],
     place: Path | None,
     lang: str,
+    *,
     history: bool = False,
     with_rules: bool = True,
 ) -> None:

@@ -119,8 +119,7 @@ class TrialRegistry:
 
     def add_trial(self, entry: Entry, times: Times, returns: Floats, sharpe: float) -> None:
         """Write down a trial; the same configuration on the same window is the same trial."""
-        done = replace(entry, sharpe=sharpe, periods=len(returns))
-        self._add("trials", done, times, returns)
+        self._add("trials", entry, times, returns, sharpe)
 
     def begin_read(self, entry: Entry, *, resumed: bool = False) -> TestRead:
         """Write down that a test window is about to be looked at.
@@ -140,8 +139,7 @@ class TrialRegistry:
 
     def end_read(self, read: TestRead, times: Times, returns: Floats, sharpe: float) -> None:
         """Write down what was seen."""
-        done = replace(read.entry, sharpe=sharpe, periods=len(returns))
-        self._add("reads", done, times, returns)
+        self._add("reads", read.entry, times, returns, sharpe)
 
     def trials(self, window: Window) -> list[Entry]:
         """Trials on windows that overlap this one, in the order of time."""
@@ -158,9 +156,10 @@ class TrialRegistry:
         columns: dict[str, ColumnKind] = {"time": "time", "return": "number"}
         return read_table(self._returns(entry.key), columns, remedy)
 
-    def _add(self, kind: _Kind, entry: Entry, times: Times, returns: Floats) -> None:
+    def _add(self, kind: _Kind, entry: Entry, times: Times, returns: Floats, sharpe: float) -> None:
         import polars as pl
 
+        entry = replace(entry, sharpe=sharpe, periods=len(returns))
         frame = pl.DataFrame({"time": times, "return": returns})
         with self._hold_lock():
             others = [trial for trial in self._read(kind) if trial.key != entry.key]

@@ -62,19 +62,15 @@ def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
     rows = list(grid_rows(result, base) if grid else variant_rows(result, base))
     facts = result.facts
     seeds = max(len(row.seeds) for row in result.rows)
-    count = f"{seeds} seed{'s' if seeds > 1 else ''}"
     below = f"Validation window {facts['first']} to {facts['last']} · "
     if grid:
         below += (
-            f"{len(result.rows)} combinations, {count} each · ring: mean of a combination with "
-            "that level · dot and bar: mean ± standard deviation of the rings · band: the base"
-        )
-    elif seeds > 1:
-        below += (
-            f"dot and bar: mean ± standard deviation over {count} · ring: a seed · band: the base"
+            f"{len(result.rows)} combinations, {seeds} seed{'s' if seeds > 1 else ''} each · ring: "
+            "mean of a combination with that level · dot and bar: mean ± standard deviation of the "
+            "rings · band: the base"
         )
     else:
-        below += f"{count} each: how much of a difference is chance cannot be seen"
+        below += _seeds_text(seeds) + (" · band: the base" if seeds > 1 else "")
     title = f"{result.name} · {LABELS[_MEASURE].text} by variant"
     write_atomic(path, draw_slide(_rows_slide(title, below, rows, "validation", "base")))
 
@@ -85,14 +81,17 @@ def draw_comparison(result: ComparisonResult, path: Path) -> None:
     window = _WINDOWS[facts["split"]]
     seeds = max(len(row.seeds) for row in result.rows)
     below = f"{window.capitalize()} window {facts['first']} to {facts['last']} · "
-    if seeds > 1:
-        below += f"dot and bar: mean ± standard deviation over {seeds} seeds · ring: a seed · "
-    else:
-        below += "1 seed each: how much of a difference is chance cannot be seen · "
-    below += f"dashed, band: {result.reference} · fills at {facts['ledger']['fill']}"
+    below += f"{_seeds_text(seeds)} · dashed, band: {result.reference} · "
+    below += f"fills at {facts['ledger']['fill']}"
     title = f"{result.name} · {LABELS[_MEASURE].text} by agent"
     rows = list(comparison_rows(result))
     write_atomic(path, draw_slide(_rows_slide(title, below, rows, window, result.reference)))
+
+
+def _seeds_text(seeds: int) -> str:
+    if seeds > 1:
+        return f"dot and bar: mean ± standard deviation over {seeds} seeds · ring: a seed"
+    return "1 seed each: how much of a difference is chance cannot be seen"
 
 
 def _points(row: MeasuredRow) -> tuple[float, ...]:
