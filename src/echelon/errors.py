@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 10_000
 """Characters of a message."""
-_SAID = 600
-"""Characters of a problem's message that are shown."""
 
 
 class EchelonError(Exception):
@@ -91,7 +89,7 @@ class Problem:
         if self.field is not None:
             place += f", field {self.field!r}"
         # Cells of a stranger's file may be as long as the file.
-        return f"{place}: {shorten(self.message, _SAID)}. {self.remedy}"
+        return f"{place}: {shorten(self.message, 600)}. {self.remedy}"
 
 
 class InvalidDataError(DataError):

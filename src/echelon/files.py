@@ -71,7 +71,6 @@ _swept: set[tuple[Path, re.Pattern[str]]] = set()
 
 T = TypeVar("T")
 ColumnKind = Literal["time", "number", "text", "flag"]
-"""What a column of a table holds."""
 
 
 class Closing(ABC):

@@ -26,7 +26,6 @@ _VariantsFile = Annotated[
 ]
 
 _MEASURES = ("total_return", "max_drawdown", "turnover_annual")
-_LONG_NAME = 24
 
 
 @options.with_run_options
@@ -67,7 +66,7 @@ def print_ablation(result: AblationResult) -> None:
     headings = [sharpe.heading, "± std", "vs\nbase", *(column.heading for column in shown)]
     table = number_table(title, "variant", *headings)
     # Names of a grid's variants are long: they may go on in the next line, numbers may not.
-    table.columns[0].no_wrap = all(len(row.name) <= _LONG_NAME for row in result.rows)
+    table.columns[0].no_wrap = all(len(row.name) <= 24 for row in result.rows)
     for row in result.rows:
         if not row.seeds:
             add_row(table, row.name, "failed", *("–",) * (len(headings) - 1))

@@ -57,7 +57,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 """Verb → its function. A new one is a function in a module of its own and a line here."""
 GROUPS = {"data": data.app, "config": config.app, "runs": runs.app, "execution": execution.app}
-"""Verb → the commands below it."""
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 for _name, _group in GROUPS.items():

@@ -108,7 +108,6 @@ def compare(
 
 
 def _show_comparison(comparison: Comparison, course: Course) -> None:
-    """Summarise, write, draw and print."""
     from echelon.report.charts.variants import draw_comparison
 
     directory, split = comparison.directory, comparison.split

@@ -138,10 +138,6 @@ def progress_bar(label: str) -> Iterator[ProgressBar]:
         yield ProgressBar(progress, label)
 
 
-_FEW = 8
-"""Trainings with a bar each from the start."""
-
-
 class Watch:
     """The display; trainings are numbered in the order they were named."""
 
@@ -149,7 +145,7 @@ class Watch:
         self._bars = bars
         self._labels = labels
         self._totals = totals
-        self._many = len(labels) > _FEW
+        self._many = len(labels) > 8  # fewer have a bar each from the start
         self._start = time.monotonic()
         self._started_at: dict[int, int] = {}
         self._steps = dict.fromkeys(range(len(labels)), 0)

@@ -36,8 +36,6 @@ _Execution = Annotated[
 ]
 _SHARED = ("assets", "data", "split", "features", "normalization", "window", "market", "fee_rate")
 """Sections in which both configurations must agree: what is traded, and at what cost."""
-_OWN = ("train.algo=",)
-"""Overrides that are not the hierarchy's."""
 
 
 def demo(
@@ -59,7 +57,8 @@ def demo(
     tree = options.read_config(config, override, log_level, seeds=seeds)
     above = None
     if hierarchy is not None:
-        kept = [text for text in override or () if not text.startswith(_OWN)]
+        # The learning algorithm of the agents is not the hierarchy's.
+        kept = [text for text in override or () if not text.startswith("train.algo=")]
         above = options.read_config(hierarchy, kept, log_level, seeds=seeds)
         _refuse_mismatch(tree, above, hierarchy)
     fallback = config if config is not None else Path("demo")

@@ -244,7 +244,6 @@ def prove(
 
 
 def _print_certificate(certificate: ExecutionCertificate) -> None:
-    """Every claim, with its number_table by seed."""
     heads = ("proof", "measured", "result", "95 %", "by seed", "claim", "holds")
     table = console.text_table("execution, where the answer is known", *heads)
     for p in certificate.proofs:
@@ -285,7 +284,6 @@ def _print_evaluation(result: ExecutionEvaluation) -> None:
 
 
 def _with_interval(mean: dict[str, float | None]) -> str:
-    """An estimate with its interval."""
     if mean["low"] is None:
         return f"{mean['estimate']:+.2f}"
     return f"{mean['estimate']:+.2f} ({mean['low']:+.2f} to {mean['high']:+.2f})"

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from echelon.proving.study import StudyResult
     from echelon.report.texts import Words
 
-_TUNED = Path("configs/hierarchical-tuned.yaml")
-
 
 class MarketChoice(StrEnum):
     """Markets with a known answer."""
@@ -185,7 +183,7 @@ class PartsDisplay:
 def study(
     config: Annotated[
         Path, typer.Option("--config", "-c", help="YAML configuration of a hierarchy.")
-    ] = _TUNED,
+    ] = Path("configs/hierarchical-tuned.yaml"),
     override: options.Overrides = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Of each variant.")] = 3,
     steps: Annotated[
@@ -233,7 +231,6 @@ def study(
 
 
 def _print_study(result: StudyResult) -> None:
-    """Results, and in plain words what helps."""
     from echelon.proving.study import STUDY_COLUMNS, difference_sentence, study_cell
 
     table = number_table("study of the hierarchy", "variant", *STUDY_COLUMNS)

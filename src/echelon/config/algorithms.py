@@ -51,7 +51,6 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         "echelon.population.settings:refuse_hierarchy",
     ),
 }
-"""Value of `train.algo` → what it is."""
 
 
 if TYPE_CHECKING:

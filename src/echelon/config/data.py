@@ -16,8 +16,6 @@ from echelon.sources import SourceName
 from echelon.types import Freq, PriceBasis
 
 _FIRST_DAY, _LAST_DAY = date(1900, 1, 1), date(2200, 1, 1)
-_SESSIONS_A_DAY = 0.65
-"""Of an exchange, holidays left out."""
 
 
 def _on_or_off(value: object) -> object:
@@ -55,7 +53,7 @@ class SyntheticConfig(Section):
         """Sessions before or after what calendars hold."""
         if not _FIRST_DAY <= self.start <= _LAST_DAY:
             yield f"start ({self.start}) must be from {_FIRST_DAY} to {_LAST_DAY}"
-        fits = int((_LAST_DAY - self.start).days * _SESSIONS_A_DAY) + 1
+        fits = int((_LAST_DAY - self.start).days * 0.65) + 1  # sessions a day, holidays left out
         if self.n_days > fits:
             yield (
                 f"n_days ({self.n_days:,}) sessions from {self.start} end after {_LAST_DAY}, where "

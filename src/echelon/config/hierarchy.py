@@ -14,10 +14,6 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Discount = Annotated[float, Field(ge=0, lt=1)]
 
 
-_QUARTERS = 4
-"""Parts of a subpopulation, by fitness: MF-PBT treats each in its own way."""
-
-
 class SharingConfig(Section):
     """Replay that the experts share, and how far each believes the others' data."""
 
@@ -191,7 +187,7 @@ class EvolutionConfig(Section):
                 "before, such as [1, 5]"
             )
         members, parts = self.members_per_niche, self.subpopulations
-        step = _QUARTERS * parts
+        step = 4 * parts  # quarters by fitness, each of which MF-PBT treats in its own way
         if members % step and (members, parts) != (1, 1):
             fitting = sorted({max(members // step, 1) * step, (members // step + 1) * step})
             yield (

@@ -29,8 +29,6 @@ from echelon.types import MOST_PROCESSES, MOST_SEEDS
 _FLOAT = 4
 _LEARNED = 4 * _FLOAT
 """Bytes of a learned weight: itself, its gradient and Adam's two means."""
-_KERNEL = 3
-"""Rows that a layer of TimeCNN reads at once."""
 _BAR = 64
 """Bytes of a bar in memory: eight fields, as a panel has them."""
 
@@ -169,7 +167,7 @@ def _needs(config: Config) -> Iterator[Need]:
         yield need("data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8)
 
     def encoder(width: int, layers: int) -> int:
-        inner = max(layers - 1, 0) * _KERNEL * width * width
+        inner = max(layers - 1, 0) * 3 * width * width  # TimeCNN reads three rows at once
         return (inner + width * model.hidden) * _LEARNED
 
     yield need("model.d_model", lambda n: encoder(n, model.n_layers))

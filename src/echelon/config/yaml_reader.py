@@ -24,8 +24,6 @@ MAX_BYTES = 256 * 1024
 """Of a file or an override; the longest of ours has 5 KB."""
 MAX_VALUES = 20_000
 MAX_DEPTH = 20
-_MAX_DIGITS = 40
-"""Characters of a number. 64 bits have 20 digits, a float 25 characters."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -57,7 +55,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: ANN401
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep=deep)
-        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+        # 64 bits have 20 digits, a float 25 characters.
+        if node.tag in _NUMBERS and len(node.value) > 40:
             raise _problem(node, f"{_quote(node.value)} is too long for a number")
         try:
             value = super().construct_object(node)

@@ -54,8 +54,6 @@ log = logging.getLogger(__name__)
 
 _ENTRY = "entry.json"
 _PIECE = 32 * 1024 * 1024
-_MAX_PIECE = 64 * 1024 * 1024
-_MAX_FILES = 64
 _MAX_PIECES = 100_000
 _MAX_DESCRIPTION = 64 * 1024
 _TIMEOUT = 5.0
@@ -101,10 +99,10 @@ class Description:
 
     format: Literal[2]
     key: str
-    piece: Annotated[int, Field(gt=0, le=_MAX_PIECE)]
+    piece: Annotated[int, Field(gt=0, le=64 * 1024 * 1024)]
     files: Annotated[
         dict[Annotated[str, AfterValidator(check_name)], StoredFile],
-        Field(min_length=1, max_length=_MAX_FILES),
+        Field(min_length=1, max_length=64),
     ]
     mac: str | None = None
 

@@ -43,13 +43,8 @@ Test = Literal["truncated", "scrambled", "rescaled", "ladder"]
 _MASKS = ("present", "member", "tradable", "suspended", "delisted")
 _GRIDS = ("open", "high", "low", "close", "volume", "amount", "factor", "pre_close", "band")
 _PANEL = (*_MASKS, *_GRIDS, "limit_up", "limit_down", "benchmark")
-_TOLERANCE = 1e-6
-_PREFIX_TOLERANCE = 1e-9
 _MAX_SYMBOLS = 60
-_LADDER_SYMBOLS = 8
-_LADDER_CUTS = 24
 _LADDER_RUN = 250
-_REMEDY = "Run the check again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +199,9 @@ class _Runner:
         present, moments = compute(panel, self.plan, path, train=train, exogenous=exogenous)
         if cut is None:
             refuse_empty_train(present[train.start : train.stop], self.plan, self.config)
-        return _Line(replace(panel, present=present), read_array(path, _REMEDY), moments)
+        return _Line(
+            replace(panel, present=present), read_array(path, "Run the check again."), moments
+        )
 
 
 def _compare(
@@ -270,7 +267,7 @@ def _leak(
     if a.shape != b.shape:
         yield Leak(kind, name, test, cut, "", "is there only with, or only without, the future")
         return
-    differ = _differ(a, b, _TOLERANCE)
+    differ = _differ(a, b, 1e-6)
     if not differ.any():
         return
     place = tuple(int(i) for i in np.argwhere(differ)[0])
@@ -300,7 +297,7 @@ def _ladder(panel: Panel, fresh: Callable[[], FeaturePlan], seed: int) -> Iterat
     draw = rng.stream(seed, "ladder")
     counts = (~np.isnan(panel.close)).sum(axis=0)
     able = np.flatnonzero(counts > fresh().warmup)
-    chosen = draw.permutation(able)[:_LADDER_SYMBOLS]
+    chosen = draw.permutation(able)[:8]
     leaking: set[str] = set()
     for k, n in enumerate(chosen):
         bars, _ = bars_of(panel, int(n))
@@ -328,7 +325,7 @@ def _ladder_cuts(
     """
     near = {f.lookback + k for f in plan.series for k in range(3)}
     least = min(f.lookback for f in plan.series)
-    cuts = near | set(draw.integers(least, length, _LADDER_CUTS).tolist())
+    cuts = near | set(draw.integers(least, length, 24).tolist())
     if dense:
         start = int(draw.integers(least, max(least + 1, length - _LADDER_RUN)))
         cuts |= set(range(start, start + _LADDER_RUN))
@@ -345,7 +342,7 @@ def _prefix_leak(
     except FeatureError as error:
         return Leak("feature", feature.names[0], "ladder", time, symbol, str(error))
     for k, name in enumerate(feature.names):
-        differ = _differ(whole[:cut, k], part[:, k], _PREFIX_TOLERANCE)
+        differ = _differ(whole[:cut, k], part[:, k], 1e-9)
         if differ.any():
             row = int(np.flatnonzero(differ)[0])
             detail = f"{whole[row, k]:.6g} becomes {part[row, k]:.6g} without later bars"
@@ -362,6 +359,5 @@ def _noisy_after(bars: Bars, length: int, draw: np.random.Generator) -> Bars:
 
 
 def _arrays(bars: Bars) -> dict[str, Any]:
-    """The fields that the source has."""
     arrays = {f.name: getattr(bars, f.name) for f in fields(Bars)}
     return {name: array for name, array in arrays.items() if array is not None}

@@ -56,7 +56,6 @@ from echelon.types import Bools, Times
 
 log = logging.getLogger(__name__)
 
-_STAGING = ".prepared-"
 _LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
 """Those whose arithmetic or tables a prepared set depends on."""
 
@@ -122,7 +121,7 @@ def prepare(
         ready = _standing(target, key)
         if ready is not None and expected in (None, ready.manifest["content_hash"]):
             return PrepareReport(ready, dataset, True, selection.left_out)
-        with staging_directory(directory, _STAGING) as staging:
+        with staging_directory(directory, ".prepared-") as staging:
             hit = _fetch(caches, key, staging)
             if hit is None:
                 _make(config, dataset, selection, key, staging, on_symbols)

@@ -48,7 +48,6 @@ ARRAYS: Mapping[str, tuple[str, str]] = {
     "close": ("TN", "<f8"),
     **dict.fromkeys(("present", "member", "tradable", "suspended", "delisted"), ("TN", "|b1")),
 }
-"""Array → its axes and type."""
 _GRIDS = ("open", "high", "low", "volume", "factor", "pre_close", "limit_up", "limit_down")
 OPTIONAL: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(_GRIDS, ("TN", "<f8")),

@@ -23,7 +23,6 @@ from echelon.report.texts import DASH, Words, file_name, languages_with
 
 STEM = "certificate"
 HEADS = ("market", "check", "result", "interval_95", "bar", "verdict")
-"""Columns of the table of checks."""
 
 
 def write_certificate(certificate: Certificate, directory: Path, lang: str = "en") -> Path:
@@ -112,7 +111,6 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _result(check: Check, words: Words) -> str:
-    """The estimate of a check."""
     if check.unit == "names":
         return ", ".join(check.names) or words("proof_nothing")
     if check.count is not None:
@@ -143,7 +141,6 @@ def _bars(check: Check, words: Words) -> str:
 
 
 def _verdict(passed: bool | None, words: Words) -> str:
-    """Passed, failed, or neither."""
     return DASH if passed is None else words("proof_passed" if passed else "proof_failed")
 
 
@@ -301,7 +298,6 @@ _PICTURES: Mapping[str, Callable[[MarketResult, Words], _Pictures]] = {
     "leaky": _leaky,
     "costly": _costly,
 }
-"""Market → its pictures, each a title and an SVG."""
 
 
 def _facts(certificate: Certificate, words: Words) -> list[tuple[str, list[str]]]:

@@ -28,9 +28,6 @@ from echelon.report.texts import DASH, Words, file_name, languages_with
 from echelon.types import Floats
 
 _MEASURES = ("gain_twap", "gain_vwap", "gain_arrival", "shortfall", "pa")
-_BINS = 41
-_LARGEST = 48
-"""Pixels across of a fill that is the whole order."""
 _ROLES = ("equal_weight", "momentum", "min_variance", "hrp", "buy_and_hold")
 """Colours of schedules and of further policies; the first learned one has the accent."""
 
@@ -213,7 +210,7 @@ def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "")
     """
     every = np.concatenate([policy.measures["pa"] for policy in evaluation.policies])
     reach = max(1.0, float(np.quantile(np.abs(every), 0.98)))
-    edges = np.linspace(-reach, reach, _BINS + 1)
+    edges = np.linspace(-reach, reach, 42)
     middles = np.asarray((edges[1:] + edges[:-1]) / 2)
     layers = []
     looks = _looks((p.name for p in evaluation.policies), _first_learned(evaluation))
@@ -248,7 +245,7 @@ def day_chart(histories: Mapping[str, History], words: Words, learned: str | Non
         fills = Points(
             [axis.labels[tick] for tick in done.tolist()],
             history.ticks.price[0, done],
-            size=_LARGEST * np.sqrt(share[done]),
+            size=48 * np.sqrt(share[done]),  # so many pixels across is the whole order
             opacity=0.4,
             texts=[f"{name}: {part:.1%}" for part in share[done].tolist()],
         )

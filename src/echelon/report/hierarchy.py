@@ -44,12 +44,8 @@ DISTANCE_BARS = 20
 _ROLES = (4, 2, 8, 6, 1, 10, 14, 12, 0, 5, 3, 9, 7, 11, 15, 13)
 """Experts' colours among the assets'; the one like the real book's blue is of the ninth."""
 MOST_EVENTS = 100
-"""Events that are printed."""
-_MARKET = ("equal_weight", "benchmark")
 _SHARE = Label("", "percent", None, "", 1)
 _GAIN = LABELS["total_return"]
-_MARK_WIDTH = 0.013
-"""Of a mark in a family tree, as a share of all rounds."""
 
 
 class EventMark(NamedTuple):
@@ -221,7 +217,7 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
             ends[living[life.member]] = life.round
         living[life.member] = life.id
         place = taken[life.member, life.round] = taken.get((life.member, life.round), -1) + 1
-        marks.append(life.round + place * _MARK_WIDTH * last)
+        marks.append(life.round + place * 0.013 * last)
     branches = tuple(Branch(life, ends[life.id], marks[life.id]) for life in lives)
     copies = []
     for life in lives:
@@ -263,7 +259,7 @@ def real_book(record: Record) -> RealBook:
 def market_baseline(split: SplitData) -> str | None:
     """The baseline that stands for the market: equal weight, or the index; None: cash."""
     known = {r.key for r in split.baselines}
-    return next((key for key in _MARKET if key in known), None)
+    return next((key for key in ("equal_weight", "benchmark") if key in known), None)
 
 
 def market_returns(split: SplitData, bars: int) -> Floats:

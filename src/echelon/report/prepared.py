@@ -12,7 +12,6 @@ from echelon.report.charts.chart import DATES, Axis, Cells, Chart, Curve, Plot
 from echelon.report.charts.slides import Slide, draw_slide
 
 _WINDOWS = {"train": "gain", "valid": "loss", "test": "equal_weight"}
-_MAX_COLUMNS = 1000
 
 
 def draw_prepared(prepared: Prepared, path: Path) -> None:
@@ -71,7 +70,7 @@ def _features_plot(prepared: Prepared) -> Plot:
     Ranks are not shown: their mean over assets is zero by construction.
     """
     shown = [k for k, name in enumerate(prepared.names) if not name.startswith("rank_")]
-    rows = slice(None, None, max(1, len(prepared.times) // _MAX_COLUMNS))
+    rows = slice(None, None, max(1, len(prepared.times) // 1000))  # about as many columns
     present = np.asarray(prepared.present[rows])
     total = np.asarray(prepared.x[rows])[:, :, shown].sum(axis=1)  # absent rows are zero
     mean = total / np.maximum(present.sum(axis=1), 1)[:, None]

@@ -42,8 +42,6 @@ _CLOCKS = frozenset({"seconds", "cpu_seconds", "steps_per_second", "finished", "
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+(/[A-Za-z0-9_.\-]+)+")
 _Number = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 _SPELLED = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-_MOST_STEPS = 2**63 - 1
-"""That a column of a table can hold."""
 _REMEDY = "Delete it to go on without the rows so far, or start the run again."
 
 
@@ -153,7 +151,7 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
             for name in ("step", "seconds"):
                 if name not in row or not math.isfinite(row[name]):
                     raise DamagedError(path, f"no number {name!r}", _REMEDY)
-            if not 0 <= row["step"] <= _MOST_STEPS or row["step"] % 1:
+            if not 0 <= row["step"] < 2**63 or row["step"] % 1:
                 raise DamagedError(path, f"step = {row['step']}", _REMEDY)
             rows.append(row | {"step": int(row["step"])})
         except DamagedError as damage:

@@ -40,7 +40,6 @@ MOST_POINTS = 3000
 """Of a line; longer ones are thinned."""
 MOST_AREA_POINTS = 700
 MOST_BARS = 84
-_HEAT_LIMIT = 0.10
 
 
 def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()) -> Chart:
@@ -100,7 +99,7 @@ def monthly_chart(split: SplitData, words: Words) -> Chart:
     values = np.concatenate([returns.months, np.full_like(totals, np.nan)], axis=1)
     months = Axis(kind="category", labels=[*words("months").split(), words("year")], top=True)
     years = Axis(kind="category", labels=[str(year) for year in returns.years])
-    return Chart([[Plot([Cells(values, written, _HEAT_LIMIT)], months, years)]], 300)
+    return Chart([[Plot([Cells(values, written, 0.10)], months, years)]], 300)
 
 
 def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:

@@ -81,7 +81,6 @@ def _mark_points(agent: Record, words: Words) -> Iterator[Points]:
 
 
 def _band_plot(agent: Record, words: Words) -> Plot:
-    """The reigns of each choice."""
     record, layers = agent.commanded, []
     for k, name in enumerate(record.choices):
         shown = choice_name(name, k, len(record.experts), words)

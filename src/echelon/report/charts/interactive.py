@@ -153,7 +153,6 @@ def _shape(rule: RefLine, x: str, y: str) -> PlotlyTree:
 
 
 def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
-    """A layer as plotly.js draws it."""
     trace: PlotlyTree = {"name": layer.name, "showlegend": layer.listed and bool(layer.name)}
     if layer.group:
         trace["legendgroup"] = layer.group
@@ -179,7 +178,6 @@ def _trace(layer: Layer, plot: Plot, chart: Chart, unit: str) -> PlotlyTree:
 
 
 def _hover(layer: Layer, chart: Chart, value: str) -> PlotlyTree:
-    """What a layer says on hover."""
     if layer.texts:
         return {"hovertext": list(layer.texts), "hovertemplate": "%{hovertext}<extra></extra>"}
     if not layer.hover:

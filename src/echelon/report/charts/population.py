@@ -26,9 +26,6 @@ LIFE_SYMBOLS: Mapping[str, str] = {
     "revert": "triangle-left",
     "reseed": "star",
 }
-"""Kind of a life → its symbol."""
-_MOST_MARKED_ROUNDS = 20
-"""Rounds that are marked on a line: one alone would not be seen."""
 
 
 def rounds_chart(history: PopulationHistory, config: Config, words: Words) -> Chart:
@@ -46,7 +43,6 @@ def rounds_chart(history: PopulationHistory, config: Config, words: Words) -> Ch
 def _round_plots(
     history: PopulationHistory, config: Config, words: Words
 ) -> tuple[Plot, Plot, Plot]:
-    """MAPD, entropy of usage and fitness."""
     threshold, floor = config.trainer.diversity_threshold, config.meta_router.entropy_floor
     rounds = [r.round for r in history.rounds]
     watched = [look.round for look in history.watched]
@@ -73,8 +69,8 @@ def _round_plots(
 
 
 def _round_line(rounds: Sequence[int], values: Sequence[float], name: str) -> Curve:
-    marked = len(rounds) <= _MOST_MARKED_ROUNDS
-    return Curve(rounds, values, 2.0, marked=marked, name=name, listed=False)
+    few = len(rounds) <= 20  # a round alone would not be seen on a line
+    return Curve(rounds, values, 2.0, marked=few, name=name, listed=False)
 
 
 def _round_plot(layers: Sequence[Layer], title: str) -> Plot:

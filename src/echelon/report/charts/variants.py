@@ -27,9 +27,6 @@ from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, RefLin
 from echelon.report.charts.slides import Slide, draw_slide
 
 _MEASURE = "sharpe_annual"
-_ROW_HEIGHT = 0.36
-_MOST_IN_LINE = 12
-"""Rings of a row that lie in one line; more are spread."""
 _WINDOWS = {"valid": "validation", "test": "test"}
 
 
@@ -178,7 +175,7 @@ def _rows_slide(
     columns = (("mean ± std" if several else "value", means), (f"vs {reference}", gaps))
     x = Axis(f"{LABELS[_MEASURE].text}, {window}")
     plot = Plot(layers, x, Axis(labels=labels, strong=strong, columns=columns))
-    return Slide(title, below, Chart([[plot]], 0), height=2.0 + _ROW_HEIGHT * len(lines))
+    return Slide(title, below, Chart([[plot]], 0), height=2.0 + 0.36 * len(lines))
 
 
 def _row_points(row: VariantRow, y: int) -> list[Points]:
@@ -189,7 +186,7 @@ def _row_points(row: VariantRow, y: int) -> list[Points]:
     layers = []
     if n > 1:
         # Many rings lie on one another: spread them a little, the same way every time.
-        many = n > _MOST_IN_LINE
+        many = n > 12
         heights = y + (np.linspace(-0.16, 0.16, n) if many else np.zeros(n))
         size = 6.0 if many else 9.0
         layers.append(Points(row.points, heights, "circle-open", size, role=role, opacity=0.55))

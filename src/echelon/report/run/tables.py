@@ -33,9 +33,6 @@ PARTS = ("spread", "impact", "timing", "fees", "total", "against_twap", "against
 """Of the cost of execution."""
 _RANGES = {1: "range_1m", 3: "range_3m", 6: "range_6m", 12: "range_1y", 36: "range_3y"}
 """Months that a button shows."""
-_STRONGEST = 0.10
-"""A monthly return this large has the full colour."""
-_COSTS = frozenset(name for name in LABELS if name.startswith("cost_"))
 
 
 def rivals(split: SplitData) -> dict[str, bool]:
@@ -146,7 +143,7 @@ def best_of(measure: str, values: Mapping[str, float]) -> frozenset[str]:
     left out, and costs are not ranked.
     """
     label = LABELS[measure]
-    if label.higher_is_better is None or measure in _COSTS:
+    if label.higher_is_better is None or measure.startswith("cost_"):
         return frozenset()
     entered = {k: v for k, v in values.items() if not math.isnan(v)}
     if not label.higher_is_better:
@@ -190,7 +187,7 @@ def _heat(value: float, *, total: bool = False) -> Cell:
         return Cell("", "none")
     if total:
         return Cell(f"{text} %", "total")
-    strength = min(abs(value) / _STRONGEST, 1.0)
+    strength = min(abs(value) / 0.10, 1.0)  # a month of 10 % has the full colour
     side = "gain" if value >= 0 else "loss"
     strong = " strong" if strength > 0.75 else ""
     return Cell(text, side + strong, strength=f"{strength * 100:.0f}")
