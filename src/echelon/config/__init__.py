@@ -1,12 +1,7 @@
 """The configuration: one tree of frozen models, its loader and its secrets."""
 
-from echelon.config.data import CacheConfig, DataConfig, ExogenousConfig, SyntheticConfig
-from echelon.config.features import (
-    FeaturesConfig,
-    IndicatorsConfig,
-    NormalizationConfig,
-    StationaryConfig,
-)
+from echelon.config.data import DataConfig, SyntheticConfig
+from echelon.config.features import FeaturesConfig
 from echelon.config.load import (
     fingerprint,
     load_config,
@@ -16,18 +11,12 @@ from echelon.config.load import (
     to_yaml,
     user_code,
 )
-from echelon.config.tree import Config, SplitConfig
+from echelon.config.tree import Config
 
 __all__ = [
-    "CacheConfig",
     "Config",
     "DataConfig",
-    "ExogenousConfig",
     "FeaturesConfig",
-    "IndicatorsConfig",
-    "NormalizationConfig",
-    "SplitConfig",
-    "StationaryConfig",
     "SyntheticConfig",
     "fingerprint",
     "load_config",
