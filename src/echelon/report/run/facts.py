@@ -99,14 +99,15 @@ def encoder_lines(run: Path, words: Words) -> list[str]:
         scores = {tuple(name.rsplit("_", 1)): own for name, own in tree["facts"]["scores"].items()}
         for kind, bars in sorted(scores, key=lambda target: (target[0], int(target[1]))):
             score = scores[kind, bars]
+            if not score["cells"]:
+                continue
             # Errors are in units of the target's variance; shown is a share of the ridge's.
             r2, gain, ridge = score["r2"], score["over_linear"], score["mse"]["linear"]
             shares = {"own": r2["encoder"], "linear": r2["linear"], "last": r2["last"]}
             for name, key in (("gain", "estimate"), ("low", "low"), ("high", "high")):
                 shares[name] = None if gain[key] is None else gain[key] / ridge
             shown = {k: DASH if v is None else f"{100 * v:.2f} %" for k, v in shares.items()}
-            if score["cells"]:
-                lines.append(words("encoder_score", target=f"{kind}_{bars}", **shown))
+            lines.append(words("encoder_score", target=f"{kind}_{bars}", **shown))
     return lines
 
 
