@@ -23,11 +23,12 @@ import polars as pl
 import polars.selectors as cs
 
 from echelon.data.bars import MAX_PROBLEMS, MAX_SYMBOL, ODD_IN_SYMBOL, conform
-from echelon.data.sources._tables import MISSING, ROW, inspect, read_whole, rejects
+from echelon.data.sources._tables import MISSING, ROW, TableBlock, inspect, read_whole, rejects
 from echelon.data.sources._times import UNDERSTOOD, join_clock, parse_times
 from echelon.errors import InvalidDataError, Problem, shorten
 from echelon.types import Freq
 
+# Our name → the aliases of a column, in each kind of file.
 BARS: Mapping[str, str] = {
     "time": "ts datetime timestamp date_time bar_time dt 时间戳 日期时间",
     # A time of day where a date stands next to it, else a whole time.
@@ -50,15 +51,11 @@ BARS: Mapping[str, str] = {
     "前收盘 前收盘价 前收 昨收 昨收价 昨收盘 昨收盘价",
     "st": "st is_st 是否st st标记",
 }
-"""Our name → aliases of a bar file's columns."""
-
 MEMBERS: Mapping[str, str] = {
     "symbol": BARS["symbol"],
     "start": "start start_date in_date from date_added added 纳入日期 开始日期 调入日期",
     "end": "end end_date out_date to until date_removed removed 剔除日期 结束日期 调出日期",
 }
-"""Our name → aliases of a membership file's columns."""
-
 INSTRUMENTS: Mapping[str, str] = {
     "symbol": BARS["symbol"],
     "listed": "listed list_date listing_date listed_date ipo_date 上市日期 上市日",
@@ -66,19 +63,14 @@ INSTRUMENTS: Mapping[str, str] = {
     "reason": "reason delist_reason 退市原因 原因",
     "name": "name company_name sec_name 名称 股票名称 证券名称 简称 证券简称",
 }
-"""Our name → aliases of an instruments file's columns."""
-
-SERIES: Mapping[str, str] = {
+SERIES: Mapping[str, str] = {  # macro or sentiment
     "series": "series indicator name 指标 指标名称",
     "period": "period period_end reference_period 统计期 报告期",
     "published": "published publication release release_date 发布时间 公布时间",
     "value": "value actual 数值 公布值",
     "symbol": "symbol ticker code 代码 股票代码",
 }
-"""Our name → aliases of the columns of a file of macro or sentiment series."""
-
-_NUMERALS = dict(enumerate("一二三四五六七八九十", start=1))
-TICKS: Mapping[str, str] = {
+TICKS: Mapping[str, str] = {  # the names that Wind's exports prefer come first
     "symbol": "万得代码 wind_code 证券代码 股票代码 代码 symbol code ticker sec_code 交易所代码",
     "date": "自然日 日期 交易日 交易日期 date trading_day day",
     "time": "时间 成交时间 交易时间 time trade_time",
@@ -98,7 +90,7 @@ TICKS: Mapping[str, str] = {
     "bs_flag": "bs标志 bs_flag 买卖方向",
 } | {
     f"{ours}{k}": f"{' '.join(f'{stem}{k}' for stem in stems.split())} {side}{numeral}{what}"
-    for k, numeral in _NUMERALS.items()
+    for k, numeral in enumerate("一二三四五六七八九十", start=1)
     for ours, side, what, stems in (
         ("bid_price", "买", "价", "申买价 叫买价 买价 bid_price bid_px bid"),
         ("ask_price", "卖", "价", "申卖价 叫卖价 卖价 ask_price ask_px ask"),
@@ -106,7 +98,6 @@ TICKS: Mapping[str, str] = {
         ("ask_volume", "卖", "量", "申卖量 叫卖量 卖量 ask_vol ask_volume ask_size"),
     )
 }
-"""Our name → aliases of a tick file's columns, those that Wind's exports prefer first."""
 
 # "turnover" is a traded value at some vendors and a rate at others, next to a real amount.
 _WEAK = {"turnover": "amount", "value": "amount", "last": "close", "price": "close"}
@@ -123,7 +114,6 @@ _NUMBERS = ("open", "high", "low", "close", "volume", "amount", "factor", "adj_c
 _YES = ("1", "1.0", "true", "t", "yes", "y", "是", "st", "*st")
 _NO = ("0", "0.0", "false", "f", "no", "n", "否")
 _IGNORE = "ignore"
-_CODE_DIGITS = 6
 # What the user's own map of a field makes superfluous: a whole time does without date and clock.
 _STAND_FOR = {
     "time": ("time", "date", "clock"),
@@ -154,10 +144,8 @@ class ColumnMap:
     @property
     def fields(self) -> frozenset[str]:
         """Fields of a bar beyond time and symbol, as in `SourceInfo.fields`."""
-        fields = {f for f in self.by_field if f not in ("time", "clock", "date", "symbol")}
-        if "adj_close" in fields:
-            fields = (fields - {"adj_close"}) | {"factor"}
-        return frozenset(fields)
+        fields = self.by_field.keys() - {"time", "clock", "date", "symbol"}
+        return frozenset("factor" if f == "adj_close" else f for f in fields)
 
 
 def normalise(name: str) -> str:
@@ -187,7 +175,7 @@ def recognise(
     Raises `InvalidDataError` with everything that is wrong: a required field that no column
     fills, two columns for one field, an entry of `own` that fits nothing.
     """
-    match = _Matcher(columns, aliases, file, key, ranked=ranked)
+    match = _Matcher(columns, aliases, file, key, ranked)
     mapped = match.own_columns(own or {})
     settled = {f for c in mapped.values() for f in _STAND_FOR.get(c.field, (c.field,))}
     claims: dict[str, list[FileColumn]] = {}
@@ -197,8 +185,11 @@ def recognise(
             if name not in mapped and column.field in settled:
                 continue  # the user's own map has that field already
             claims.setdefault(column.field, []).extend([column] * min(count, 2))
-    if "clock" in aliases:
-        _settle_times(claims)
+    if "date" in claims and "clock" in claims:  # together they make a time
+        claims.get("time", []).extend(claims["date"])  # next to a whole time: too many
+    elif "clock" in aliases:  # one alone is the time
+        for part in claims.keys() & {"date", "clock"}:
+            claims.setdefault("time", []).extend(claims.pop(part))
     for ours, claimed in claims.items():
         if len(claimed) > 1:
             names = " and ".join(repr(c.name) for c in claimed)
@@ -213,35 +204,22 @@ def recognise(
     return ColumnMap({ours: claimed[0] for ours, claimed in claims.items()})
 
 
-def _settle_times(claims: dict[str, list[FileColumn]]) -> None:
-    """A lone date or clock column is the time; both together make one; a whole time wins."""
-    if "date" in claims and "clock" in claims:
-        claims.get("time", []).extend(claims["date"])  # date, clock and a whole time: too many
-        return
-    for part in ("date", "clock"):
-        claims.setdefault("time", []).extend(claims.pop(part, []))
-    if not claims["time"]:
-        del claims["time"]
-
-
+@dataclass
 class _Matcher:
     """What each of a file's columns is: by the user's own map, or by its name alone."""
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        aliases: Mapping[str, str],
-        file: str,
-        key: str,
-        *,
-        ranked: bool,
-    ) -> None:
-        self._columns, self._aliases, self._file, self._key = columns, aliases, file, key
-        self.problems: list[Problem] = []
-        table = {normalise(a): ours for ours, names in aliases.items() for a in names.split()}
-        self._split = {c: _split_unit(normalise(c)) for c in columns}
+    columns: Sequence[str]
+    aliases: Mapping[str, str]
+    file: str
+    key: str
+    ranked: bool
+    problems: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        table = {normalise(a): ours for ours, names in self.aliases.items() for a in names.split()}
+        self._split = {c: _split_unit(normalise(c)) for c in self.columns}
         self._fields = {c: table.get(base) for c, (base, _) in self._split.items()}
-        if ranked:
+        if self.ranked:
             rank = {alias: k for k, alias in enumerate(table)}
             best = sorted(self._fields, key=lambda c: -rank.get(self._split[c][0], 0))
             first = {self._fields[c]: c for c in best}
@@ -249,29 +227,29 @@ class _Matcher:
 
     def note(self, field: str, message: str, remedy: str) -> None:
         """Add a problem."""
-        self.problems.append(Problem(self._file, None, field, message, remedy))
+        self.problems.append(Problem(self.file, None, field, message, remedy))
 
     def column(self, name: str) -> FileColumn | None:
         """The column, or None where its name says nothing, or another's says it better."""
         (base, scale), ours = self._split[name], self._fields[name]
         weak = _WEAK.get(base)
-        if ours is None and weak in self._aliases and weak not in self._fields.values():
+        if ours is None and weak in self.aliases and weak not in self._fields.values():
             ours = weak
         return None if ours is None or not _fits(ours, scale) else FileColumn(name, ours, scale)
 
     def own_columns(self, own: Mapping[str, str]) -> dict[str, FileColumn]:
         """What the user says of columns, by their names."""
-        known = [*self._aliases, _IGNORE]
+        known = [*self.aliases, _IGNORE]
         mapped = {}
         for theirs, value in own.items():
-            alike = [c for c in self._columns if normalise(c) == normalise(theirs)]
+            alike = [c for c in self.columns if normalise(c) == normalise(theirs)]
             base, scale = _split_unit(value.strip().casefold())
             if not alike:
-                listed = _listing(self._columns)
-                message = f"{self._key} names {theirs!r}, but the columns are {listed}"
-                self.note(theirs, message, _did_you_mean(theirs, self._columns))
+                message = f"{self.key} names {theirs!r}, but the columns are "
+                message += _listing(self.columns)
+                self.note(theirs, message, _did_you_mean(theirs, self.columns))
             elif base not in known or not _fits(base, scale):
-                message = f"{self._key} maps it to {value!r}, which is no field of ours"
+                message = f"{self.key} maps it to {value!r}, which is no field of ours"
                 remedy = f"{_did_you_mean(base, known)}. Ours are {_listing(known)}; volume(lots) "
                 self.note(theirs, message, remedy + "or amount(thousand) scale")
             else:
@@ -281,15 +259,15 @@ class _Matcher:
 
     def note_missing(self, ours: str, taken: Collection[str]) -> None:
         """Add the problem that no column is `ours`; those that are something else are `taken`."""
-        free = {normalise(c): c for c in self._columns if c not in taken}
-        names = self._aliases[ours].split()
+        free = {normalise(c): c for c in self.columns if c not in taken}
+        names = self.aliases[ours].split()
         if ours == "time":
-            names += self._aliases["date"].split()
+            names += self.aliases["date"].split()
         near = (difflib.get_close_matches(normalise(n), free, n=1, cutoff=0.6) for n in names)
         hint = next((f"Did you mean {free[m[0]]!r}? " for m in near if m), "")
-        columns, some = _listing(self._columns), ", ".join(names[:8])
+        columns, some = _listing(self.columns), ", ".join(names[:8])
         message = f"no column for it; found {columns}; expected one of {some} …"
-        remedy = f"{hint}Rename the column, or map it: {self._key}: {{your_name: {ours}}}"
+        remedy = f"{hint}Rename the column, or map it: {self.key}: {{your_name: {ours}}}"
         self.note(ours, message, remedy)
 
 
@@ -330,20 +308,35 @@ class Reader:
     pad_symbols: bool = False
     _aware: tuple[int, bool] | None = field(default=None, init=False)
 
-    def to_bars(self, piece: pl.DataFrame) -> Converted:
-        """Convert a block of cells (with `ROW`); time of day is kept even for daily bars."""
-        cells, name = self._time_cells(piece)
+    def to_bars(self, piece: pl.DataFrame) -> TableBlock:
+        """Canonical bars of a block of cells (with `ROW`), and what of it could not be read.
+
+        The time of day is kept even for daily bars.
+        """
+        fields = self.columns.by_field
+        if "date" in fields:
+            date, clock = fields["date"].name, fields["clock"].name
+            cells, name = join_clock(piece[date], piece[clock]), f"{date} {clock}"
+        else:
+            name = fields["time"].name
+            cells = piece[name]
         times = parse_times(cells, freq=self.freq, timezone=self.timezone)
         unread = times["time"].is_null() & ~is_missing(cells)
         checks = [_Check(name, cells, unread, "a time", f"Understood are {UNDERSTOOD}")]
-        out = {"row": piece[ROW], "time": times["time"], "symbol": self._symbols(piece)}
-        for ours, column in self.columns.by_field.items():
+        symbols = pl.Series([self.symbol], dtype=pl.String).new_from_index(0, piece.height)
+        if "symbol" in fields:
+            symbols = symbols_of(piece[fields["symbol"].name], pad=self.pad_symbols)
+        out = {"row": piece[ROW], "time": times["time"], "symbol": symbols}
+        for ours, column in fields.items():
             cells = piece[column.name]
             if ours in _NUMBERS:
                 out[ours], unread = read_numbers(cells, column.scale)
                 checks.append(_Check(column.name, cells, unread, "a number", "Write a number"))
             elif ours == "st":
-                out[ours], unread = _flags(cells)
+                text = cells.cast(pl.String).str.strip_chars().str.to_lowercase()
+                flags = pl.when(text.is_in(_YES)).then(True).when(text.is_in(_NO)).then(False)
+                out[ours] = pl.select(flags).to_series()
+                unread = out[ours].is_null() & ~is_missing(text)
                 remedy = "Write 1 or 0, true or false, 是 or 否"
                 checks.append(_Check(column.name, cells, unread, "yes or no", remedy))
         frame = pl.DataFrame(out)
@@ -355,20 +348,7 @@ class Reader:
             problems += self._problems(piece[ROW], check)
         bad = pl.select(pl.any_horizontal(mixed, *[c.unread for c in checks])).to_series()
         rejected_rows = self._reject_rows(piece, bad, mixed, checks)
-        return Converted(conform(frame.filter(~bad)), problems, rejected_rows)
-
-    def _time_cells(self, piece: pl.DataFrame) -> tuple[pl.Series, str]:
-        fields = self.columns.by_field
-        if "date" in fields:
-            date, clock = fields["date"].name, fields["clock"].name
-            return join_clock(piece[date], piece[clock]), f"{date} {clock}"
-        return piece[fields["time"].name], fields["time"].name
-
-    def _symbols(self, piece: pl.DataFrame) -> pl.Series:
-        column = self.columns.by_field.get("symbol")
-        if column is None:
-            return pl.Series([self.symbol], dtype=pl.String).new_from_index(0, piece.height)
-        return symbols_of(piece[column.name], pad=self.pad_symbols)
+        return TableBlock(conform(frame.filter(~bad)), problems, rejected_rows)
 
     def _problems(self, rows: pl.Series, check: _Check) -> list[Problem]:
         """What to tell of the cells of a column that mean nothing."""
@@ -445,14 +425,6 @@ class _Check(NamedTuple):
     remedy: str
 
 
-class Converted(NamedTuple):
-    """Canonical bars of a piece, problems of cells, and the rows set aside for them."""
-
-    frame: pl.DataFrame
-    problems: list[Problem]
-    rejected_rows: pl.DataFrame
-
-
 def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
     """Symbols as text, empty cells null; the same for bars and for the files next to them.
 
@@ -463,10 +435,8 @@ def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
         whole = cells.cast(pl.Int64, strict=False)
         cells = whole.cast(pl.String).zip_with(cells == whole, cells.cast(pl.String))
     text = cells.cast(pl.String).str.strip_chars()
-    if pad and (text.str.len_bytes() < _CODE_DIGITS).any():
-        text = text.zip_with(
-            ~text.str.contains(r"^\d+$").fill_null(False), text.str.zfill(_CODE_DIGITS)
-        )
+    if pad and (text.str.len_bytes() < 6).any():
+        text = text.zip_with(~text.str.contains(r"^\d+$").fill_null(False), text.str.zfill(6))
     return pl.select(pl.when(text != "").then(text)).to_series()
 
 
@@ -505,14 +475,6 @@ def read_numbers(cells: pl.Series, scale: float) -> tuple[pl.Series, pl.Series]:
         # Dividing by 10000 gives the double nearest to 10.25; multiplying by 0.0001 may not.
         values = values / round(1 / scale) if scale < 1.0 else values * scale
     return values, bad
-
-
-def _flags(cells: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Boolean values, and which cells could not be read."""
-    text = cells.cast(pl.String).str.strip_chars().str.to_lowercase()
-    yes, no = text.is_in(_YES), text.is_in(_NO)
-    values = pl.select(pl.when(yes).then(True).when(no).then(False)).to_series()
-    return values, values.is_null() & ~is_missing(text)
 
 
 @dataclass
