@@ -68,11 +68,6 @@ def test_retry_lets_ctrl_c_through() -> None:
     assert naps.seconds == []
 
 
-def test_retry_without_attempts_is_refused() -> None:
-    with pytest.raises(ValueError, match="attempts must be at least 1, not 0"):
-        Retry(attempts=0)
-
-
 def test_yahoos_rate_limit_is_waited_out() -> None:
     naps = Naps()
     client = Yahoo([YFRateLimitError(), recorded("yfinance_daily")])

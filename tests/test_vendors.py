@@ -28,12 +28,12 @@ from vendor_fakes import (
 from echelon.data.importing import import_source
 from echelon.data.sources import Source
 from echelon.data.sources._times import parse_times
-from echelon.data.sources._vendor import AShare, a_share, distinct_a_shares, share_volume
+from echelon.data.sources._vendor import AShare, a_share, share_volume
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource
 from echelon.data.sources.yfinance_ import YFinanceSource
 from echelon.data.store import Store
-from echelon.errors import SourceError
+from echelon.errors import ConfigError, SourceError
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +125,7 @@ def test_library_that_is_not_installed_says_how_to_install_it(
 @pytest.mark.parametrize("source", [YFinanceSource, AkshareSource, TushareSource])
 def test_empty_repeated_and_reversed_queries_are_refused(source: type[Any]) -> None:
     span = {"start": None, "end": None, "freq": "1d"}
-    with pytest.raises(SourceError, match="no symbols to download"):
+    with pytest.raises(ConfigError, match="no symbols to download"):
         source([], **span)
     with pytest.raises(SourceError, match="listed more than once: A"):
         source(["A", "A"], **span)
@@ -198,7 +198,7 @@ def test_other_symbols_are_refused(text: str) -> None:
 
 def test_two_spellings_of_one_stock_are_refused() -> None:
     with pytest.raises(SourceError, match=r"'000001\.SZ' and 'sz000001' are the same stock"):
-        distinct_a_shares(["000001.SZ", "sz000001"], "akshare")
+        only(eastmoney(akshare_client(), "000001.SZ", "sz000001"))
 
 
 def test_volume_check_passes_a_symbol_that_never_traded() -> None:

@@ -74,23 +74,14 @@ class Retry:
     Waits double from `base` up to `cap` and are shortened by a random share (jitter), so that many
     clients that failed together do not return together. A rate limit is waited out in full instead:
     coming back sooner only fails again. Whatever is not transient is raised at once, unchanged.
-
-    attempts: calls in all, the first included
-    base, cap: the first wait and the longest, in seconds
-    rate_limit_wait: seconds to wait when the vendor counts calls per minute
-    sleep, jitter: injected by tests; `jitter` gives a number in [0, 1)
     """
 
-    attempts: int = 5
-    base: float = 1.0
+    attempts: int = 5  # the first included
+    base: float = 1.0  # seconds, as are the next two
     cap: float = 60.0
-    rate_limit_wait: float = 61.0
+    rate_limit_wait: float = 61.0  # vendors count calls per minute
     sleep: Callable[[float], None] = clock.sleep
-    jitter: Callable[[], float] = random.SystemRandom().random
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts must be at least 1, not {self.attempts}")
+    jitter: Callable[[], float] = random.SystemRandom().random  # in [0, 1)
 
     def wait(self, attempt: int, kind: RequestFailure) -> float:
         """Seconds to wait after failure number `attempt` (from 1)."""
@@ -105,10 +96,7 @@ class Retry:
         classify: Callable[[Exception], RequestFailure],
         what: str,
     ) -> Answer:
-        """Return what `function` returns, trying again while `classify` sees a way.
-
-        Raises the last failure itself; the caller knows how to word it.
-        """
+        """Return what `function` returns, or raise its last failure; the caller words it."""
         attempt = 0
         while True:
             attempt += 1
@@ -151,13 +139,13 @@ class Vendor(Source):
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         retry: Retry = Retry(),  # noqa: B008 (frozen)
     ) -> None:
-        """See the class. `start` and `end` are days, both included; null: as far as there is.
+        """`start` and `end` are days, both included; null: as far as there is.
 
         client: the vendor's module or api object; null: imported when first needed
         now: the current time, with a time zone
         """
         if not symbols:
-            raise SourceError(
+            raise ConfigError(
                 f"{self.name}: no symbols to download. List them in data.symbols or assets."
             )
         twice = sorted({s for s in symbols if list(symbols).count(s) > 1})
@@ -177,17 +165,9 @@ class Vendor(Source):
     def from_config(cls, config: Config, **options: Any) -> Self:  # noqa: ANN401 (of the vendor)
         """The source of the `data` section; `options`: what this vendor takes besides the rest."""
         data = config.data
+        query: dict[str, Any] = {"start": data.start, "end": data.end, "freq": data.freq}
         symbols = data.symbols or config.assets
-        if not symbols:
-            raise ConfigError(f"data.source is {data.source!r}: set data.symbols (or assets).")
-        return cls(
-            symbols,
-            start=data.start,
-            end=data.end,
-            freq=data.freq,
-            benchmark=data.benchmark,
-            **options,
-        )
+        return cls(symbols, benchmark=data.benchmark, **query, **options)
 
     @abstractmethod
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
@@ -213,12 +193,12 @@ class Vendor(Source):
 
     def _classify(self, error: Exception) -> RequestFailure:
         """Say whether a failed request is worth another try."""
-        known, status = self._match_failure(error), _http_status(error)
+        known, status = self._match_failure(error), _http_status(error) or 0
         if known is not None and known.kind is not None:
             return known.kind
         if status == 429:
             return RequestFailure.RATE_LIMIT
-        refused = status is not None and 400 <= status < 500 and status != 408
+        refused = 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
         worth_it = isinstance(error, OSError) and not refused
         return RequestFailure.TRANSIENT if worth_it else RequestFailure.FATAL
@@ -271,13 +251,10 @@ class Vendor(Source):
         else:
             done = pl.col("time") <= now
         kept = bars.filter(done)
-        if kept.height < bars.height:
-            log.info(
-                "%s:%s: %d unfinished bar(s) left out", self.name, symbol, bars.height - kept.height
-            )
-        if self._end is not None:
-            kept = kept.filter(pl.col("time").dt.date() <= self._end)
-        return kept
+        lost = bars.height - kept.height
+        if lost:
+            log.info("%s:%s: %d unfinished bar(s) left out", self.name, symbol, lost)
+        return kept if self._end is None else kept.filter(pl.col("time").dt.date() <= self._end)
 
     def _local_now(self) -> datetime:
         """The current time on the exchange's clock, naive."""
@@ -345,8 +322,7 @@ class Vendor(Source):
         table = pl.from_pandas(frame[list(columns)].reset_index(drop=True)).rename(dict(columns))
         nested = [c for c, kind in table.schema.items() if kind.is_nested() or kind == pl.Binary]
         if nested:
-            why = f"{nested[0]} is {table.schema[nested[0]]}"
-            raise SourceError(_no_table(self.name, call, symbol, why))
+            raise TypeError(f"{nested[0]} of {call} is {table.schema[nested[0]]}")
         for column in set(table.columns) - set(text) - set(times):
             try:
                 table = table.with_columns(pl.col(column).cast(pl.Float64))
@@ -439,14 +415,10 @@ def reading_answers(vendor: str, what: str) -> Iterator[None]:
         *(pl.exceptions.PolarsError, pa.ArrowException),
         *(AttributeError, LookupError, OverflowError, TypeError, ValueError),
     ) as error:
-        raise SourceError(_no_table(vendor, "the answer", what, error)) from error
-
-
-def _no_table(vendor: str, call: str, symbol: str, why: object) -> str:
-    return (
-        f"{vendor}: {call} for {symbol} is no table of numbers, text and dates ({shorten(why)}). "
-        f"{_CHANGED}"
-    )
+        raise SourceError(
+            f"{vendor}: the answer for {what} is no table of numbers, text and dates "
+            f"({shorten(error)}). {_CHANGED}"
+        ) from error
 
 
 def share_volume(frame: pl.DataFrame, stated: float, *, vendor: str, symbol: str) -> pl.DataFrame:
@@ -519,28 +491,6 @@ def _market_of(code: str, index: bool) -> str:
     return "SH" if code.startswith(("6", "9")) else "SZ"
 
 
-def distinct_a_shares(symbols: Sequence[str], vendor: str) -> dict[AShare, str]:
-    """The parts of each symbol → as the user writes it; two spellings of one are refused.
-
-    So is a number that is no stock of its exchange: 000001.SH is an index, and a vendor that
-    drops the suffix would deliver 000001.SZ, a bank, in its place.
-    """
-    shares: dict[AShare, str] = {}
-    for symbol in symbols:
-        share = a_share(symbol, vendor)
-        if share.market != _market_of(share.code, index=False):
-            raise SourceError(
-                f"{vendor}: {symbol!r} is no stock of its exchange (an index, perhaps). Stocks "
-                "are 6xxxxx.SH, 0xxxxx.SZ, 3xxxxx.SZ, 8xxxxx.BJ; an index goes to data.benchmark."
-            )
-        if share in shares:
-            raise SourceError(
-                f"{vendor}: {shares[share]!r} and {symbol!r} are the same stock. Name it once."
-            )
-        shares[share] = symbol
-    return shares
-
-
 class AShareVendor(Vendor):
     """A vendor of mainland shares: their market, and symbols in any of the usual spellings."""
 
@@ -549,7 +499,27 @@ class AShareVendor(Vendor):
 
     @cached_property
     def _shares(self) -> dict[str, AShare]:
-        return {s: share for share, s in distinct_a_shares(self._symbols, self.name).items()}
+        """Each symbol, as the user writes it → its parts; two spellings of one are refused.
+
+        So is a number that is no stock of its exchange: 000001.SH is an index, and a vendor that
+        drops the suffix would deliver 000001.SZ, a bank, in its place.
+        """
+        spelled: dict[AShare, str] = {}
+        for symbol in self._symbols:
+            share = a_share(symbol, self.name)
+            if share.market != _market_of(share.code, index=False):
+                raise SourceError(
+                    f"{self.name}: {symbol!r} is no stock of its exchange (an index, perhaps). "
+                    "Stocks are 6xxxxx.SH, 0xxxxx.SZ, 3xxxxx.SZ, 8xxxxx.BJ; an index goes to "
+                    "data.benchmark."
+                )
+            if share in spelled:
+                raise SourceError(
+                    f"{self.name}: {spelled[share]!r} and {symbol!r} are the same stock. Name it "
+                    "once."
+                )
+            spelled[share] = symbol
+        return {symbol: share for share, symbol in spelled.items()}
 
     def _index(self, symbol: str) -> AShare:
         return a_share(symbol, self.name, index=True)

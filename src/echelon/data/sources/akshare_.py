@@ -12,13 +12,12 @@ rounded to the cent. Volumes come in lots (手) of 100 and are checked against t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from typing import ClassVar
 
 import polars as pl
 
 from echelon.data.sources._vendor import (
-    AShare,
     AShareVendor,
     KnownFailure,
     RequestFailure,
@@ -108,12 +107,19 @@ class AkshareSource(AShareVendor):
         **options: str,
     ) -> pl.DataFrame:
         """One table of quotes from `first` on: time, `columns` (theirs → ours) and row."""
-        start, end = self._range(first)
+        day = first.date() if first else self._start
+        if self._freq == "1d":
+            form = "%Y-%m-%d"
+            start = f"{day - _CONTEXT:%Y%m%d}" if day else "19900101"
+            end = f"{self._end:%Y%m%d}" if self._end else "20500101"
+        else:
+            form = "%Y-%m-%d %H:%M:%S"
+            start = f"{day or date(1990, 1, 1)} 00:00:00"
+            end = f"{self._end} 23:59:00" if self._end else "2050-01-01 00:00:00"
         span = {"start_date": start, "end_date": end}
         raw = self._call(function, symbol, symbol=code, **span, **options)
         if raw.empty:
             raise self._nothing(symbol, first)
-        form = "%Y-%m-%d" if self._freq == "1d" else "%Y-%m-%d %H:%M:%S"
         return self._table(raw, columns, symbol, function, time=form)
 
     def _bars(self, symbol: str, first: datetime | None) -> pl.DataFrame:
@@ -129,7 +135,12 @@ class AkshareSource(AShareVendor):
         if self._freq != "1d":
             self._refuse_gap(symbol, bars, first)
             bars = fold_opening_auction(bars, self._freq)
-        bars = join_latest_day(bars, self._factors(symbol, share))
+        function = "stock_zh_a_daily"
+        raw = self._call(function, symbol, symbol=share.prefixed, adjust="hfq-factor")
+        columns = {"date": "day", "hfq_factor": "factor"}
+        call = f"{function}(hfq-factor)"
+        factors = self._table(raw, columns, symbol, call, day="%Y-%m-%d")
+        bars = join_latest_day(bars, factors)
         if bars["factor"].null_count():
             early = bars.filter(pl.col("factor").is_null())["time"].min()
             raise SourceError(
@@ -163,21 +174,6 @@ class AkshareSource(AShareVendor):
                 f"{self._freq} bars only from {earliest} on. Set data.start to "
                 f"{earliest.date()} or later, or use tushare."
             )
-
-    def _factors(self, symbol: str, share: AShare) -> pl.DataFrame:
-        raw = self._call("stock_zh_a_daily", symbol, symbol=share.prefixed, adjust="hfq-factor")
-        columns = {"date": "day", "hfq_factor": "factor"}
-        return self._table(raw, columns, symbol, "stock_zh_a_daily(hfq-factor)", day="%Y-%m-%d")
-
-    def _range(self, first: datetime | None) -> tuple[str, str]:
-        """First and last moment to ask for, as the library writes them."""
-        day = first.date() if first else self._start
-        if self._freq == "1d":
-            begin = (day - _CONTEXT).strftime("%Y%m%d") if day else "19900101"
-            return begin, self._end.strftime("%Y%m%d") if self._end else "20500101"
-        start = datetime.combine(day, time(0)) if day else datetime(1990, 1, 1)
-        end = datetime.combine(self._end, time(23, 59)) if self._end else datetime(2050, 1, 1)
-        return f"{start:%Y-%m-%d %H:%M:%S}", f"{end:%Y-%m-%d %H:%M:%S}"
 
 
 from_config = AkshareSource.from_config

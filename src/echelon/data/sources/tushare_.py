@@ -34,8 +34,6 @@ from echelon.errors import SourceError
 from echelon.types import Freq
 
 _PRICES = ("open", "high", "low", "close")
-_DAILY = (*_PRICES, "pre_close", "vol", "amount")
-_MINUTE = (*_PRICES, "vol", "amount")
 _LOT, _THOUSAND = 100.0, 1000.0
 _FIRST_DAY = date(1990, 12, 19)  # the Shanghai exchange opened
 
@@ -49,10 +47,6 @@ _LIST_ROWS, _LIST_LIMIT = 3000, 5000
 number is asked for again in halves, a single day beyond the second is refused."""
 
 _SPECIAL_TREATMENT = re.compile(r"^S?\*?ST", re.IGNORECASE)
-
-
-class _EmptyAnswerError(OSError):
-    """A frame without columns: the HTTP request failed and the library hid it."""
 
 
 class TushareSource(AShareVendor):
@@ -181,10 +175,11 @@ class TushareSource(AShareVendor):
         share = self._shares[symbol]
         start = first.date() if first else self._start
         if self._freq == "1d":
-            bars = self._quotes("daily", share, symbol, _DAILY, start)
+            columns = (*_PRICES, "pre_close", "vol", "amount")
+            bars = self._quotes("daily", share, symbol, columns, start)
             bars = bars.with_columns(amount=pl.col("amount") * _THOUSAND)
         else:
-            bars = self._quotes("stk_mins", share, symbol, _MINUTE, start)
+            bars = self._quotes("stk_mins", share, symbol, (*_PRICES, "vol", "amount"), start)
         if bars.is_empty():
             raise self._nothing(symbol, first)
         bars = bars.rename({"vol": "volume"}).with_columns(symbol=pl.lit(symbol))
@@ -192,7 +187,17 @@ class TushareSource(AShareVendor):
         bars = share_volume(bars, unit, vendor=self.name, symbol=symbol)
         if self._freq != "1d":
             bars = fold_opening_auction(bars, self._freq)
-        bars = self._with_factor(bars, share, symbol, start)
+        factors = self._quotes("adj_factor", share, symbol, ("adj_factor",), start)
+        known = factors.select(day=pl.col("time").dt.date(), factor="adj_factor")
+        days = bars["time"].dt.date().unique().sort()
+        missing = days.filter(~days.is_in(known["day"].implode()))
+        if missing.len():
+            raise SourceError(
+                f"tushare: adj_factor has no value for {symbol} on {missing.len()} of "
+                f"{days.len()} trading days, first {missing[0]}. The factor of a fresh day may "
+                "come late: try again later, or set data.end to the day before."
+            )
+        bars = join_latest_day(bars, known)
         return join_latest_day(bars, self._special_treatment(share, symbol))
 
     def _quotes(
@@ -220,29 +225,12 @@ class TushareSource(AShareVendor):
             pieces.append(self._table(raw, wanted, symbol, function, time=form))
         return pl.concat(pieces)
 
-    def _with_factor(
-        self, bars: pl.DataFrame, share: AShare, symbol: str, start: date | None
-    ) -> pl.DataFrame:
-        factors = self._quotes("adj_factor", share, symbol, ("adj_factor",), start)
-        known = factors.select(day=pl.col("time").dt.date(), factor="adj_factor")
-        days = bars["time"].dt.date().unique().sort()
-        missing = days.filter(~days.is_in(known["day"].implode()))
-        if missing.len():
-            raise SourceError(
-                f"tushare: adj_factor has no value for {symbol} on {missing.len()} of "
-                f"{days.len()} trading days, first {missing[0]}. The factor of a fresh day may "
-                "come late: try again later, or set data.end to the day before."
-            )
-        return join_latest_day(bars, known)
-
     def _special_treatment(self, share: AShare, symbol: str) -> pl.DataFrame:
         """Day by day on which the name changed: day and st, whether the new one carries ST."""
         fields = "ts_code,name,start_date,end_date,ann_date,change_reason"
         raw = self._query("namechange", symbol, ts_code=share.dotted, fields=fields)
         columns = {"name": "name", "start_date": "day"}
         table = self._table(raw, columns, symbol, "namechange", text=("name",), day="%Y%m%d")
-        if table.is_empty():
-            return pl.DataFrame(schema={"day": pl.Date, "st": pl.Boolean})
         table = table.drop_nulls("day")
         marked = [bool(_SPECIAL_TREATMENT.match(name or "")) for name in table["name"]]
         return table.select("day", st=pl.Series(marked, dtype=pl.Boolean))
@@ -251,7 +239,8 @@ class TushareSource(AShareVendor):
         def call() -> Any:  # noqa: ANN401
             frame = getattr(self._client, function)(**arguments)
             if frame is None or len(frame.columns) == 0:
-                raise _EmptyAnswerError("the server answered the HTTP request with an error")
+                # The HTTP request failed, and the library hid it.
+                raise OSError("the server answered the HTTP request with an error")
             return frame
 
         return self._ask(call, symbol, function)
