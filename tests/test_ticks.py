@@ -151,7 +151,7 @@ def test_block_size_changes_no_bar(tmp_path: Path, seed: int, n: int, block: int
 def test_spilling_to_disk_changes_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.csv", TRADES, by_time(random_trades(3_000, seed=2)))
     monkeypatch.setattr(module, "BarMerger", partial(BarMerger, limit=200))
-    monkeypatch.setattr(module, "_parts", lambda layouts: 3)
+    monkeypatch.setattr(module, "_PART_BYTES", path.stat().st_size // 3)
     source = TicksSource(path, freq="1min", block_bytes=4_000)
     pieces = [piece.frame for piece in source.frames()]
     assert 1 < len(pieces) <= 3

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NoReturn
 
 import polars as pl
 
@@ -53,17 +52,12 @@ RowProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import did.
-
-    added: rows that were not in the store before
-    problems: of quarantined rows, and warnings
-    quarantine: the file with the rows set aside, None without any
-    """
+    """What an import did."""
 
     manifest: Manifest
-    added: int
-    problems: tuple[Problem, ...]
-    quarantine: Path | None
+    added: int  # rows that were not in the store before
+    problems: tuple[Problem, ...]  # of quarantined rows, and warnings
+    quarantine: Path | None  # the file with the rows set aside, None without any
 
 
 @dataclass(frozen=True)
@@ -90,28 +84,33 @@ def import_source(
     home = store.directory(name)
     with _claim(home, name), staging_directory(home) as staging:
         base = store.manifest(name) if update and name in store else None
+        info = source.info()
         if base is not None:
-            refuse_other_kind(source.info(), base)
-        run = _Import(source.info(), staging, base, store)
-        run.read(source, quarantine=quarantine, progress=progress)
-        partitions = run.merge(quarantine=quarantine)
+            _refuse_other_kind(info, base)
+        run = _Import(info, staging, base, store, quarantine)
+        run.read(source, progress)
+        partitions = run.merge()
         tables = run.tables(source, extras)
-        aside = run.write_quarantine(home) if quarantine else None
+        aside = home / QUARANTINE
+        if run.bad:
+            write_csv(aside, pl.concat(run.bad, how="diagonal_relaxed"))
+        # Of what the source says of itself, fields without a single value are left out.
+        fields = info.fields & (run.filled | {"close"}) | (base.info.fields if base else set())
         draft = Manifest(
             name=name,
             version="",
-            info=run.final_info(),
+            info=replace(info, fields=fields),
             partitions=partitions,
             tables={},
             content_hash="",
-            fingerprint=import_fingerprint(run.info.fingerprint, extras.fingerprint),
+            fingerprint=import_fingerprint(info.fingerprint, extras.fingerprint),
             quarantined=run.n_bad,
         )
         manifest = store.publish(staging, draft, tables=tables)
-        if aside is None:
-            (home / QUARANTINE).unlink(missing_ok=True)  # of an earlier import
-        before = base.rows if base is not None else 0
-        return ImportReport(manifest, manifest.rows - before, tuple(run.problems), aside)
+        if not run.bad:
+            aside.unlink(missing_ok=True)  # of an earlier import
+        added = manifest.rows - (base.rows if base is not None else 0)
+        return ImportReport(manifest, added, tuple(run.problems), aside if run.bad else None)
 
 
 @contextmanager
@@ -136,18 +135,19 @@ class _Import:
     staging: Path
     base: Manifest | None
     store: Store
+    quarantine: bool
     problems: list[Problem] = field(default_factory=list)
     n_bad: int = 0
-    _bad: list[pl.DataFrame] = field(default_factory=list)
+    bad: list[pl.DataFrame] = field(default_factory=list)
+    filled: set[str] = field(default_factory=set)
     _spills: int = 0
     _stats: list[pl.DataFrame] = field(default_factory=list)
-    _filled: set[str] = field(default_factory=set)
 
     @property
     def _spill_dir(self) -> Path:
         return self.staging / "spill"
 
-    def read(self, source: Source, *, quarantine: bool, progress: RowProgress | None) -> None:
+    def read(self, source: Source, progress: RowProgress | None) -> None:
         since = None
         if self.base is not None:
             table = self.store.symbols(self.base.name)
@@ -170,50 +170,34 @@ class _Import:
                 buffer, rows = [], 0
         self._spill(buffer)
         self.problems.extend(source.problems())
-        if not quarantine:
-            n = sum(p.severity == "error" for p in self.problems)
-            self._refuse_errors(
-                f"{n} problem(s); nothing was imported. Mend the data, or set bad rows aside with "
-                "--quarantine:"
+        errors = [p for p in self.problems if p.severity == "error"]
+        if errors and not self.quarantine:
+            raise InvalidDataError(
+                errors,
+                f"{len(errors)} problem(s); nothing was imported. Mend the data, or set bad rows "
+                "aside with --quarantine:",
             )
-        self._note_unreadable(source)
+        # Rows that never became bars count and are kept like any other bad row. There may be
+        # millions of them, so this comes after a refusal without --quarantine.
+        rejected = source.rejected_rows()
+        if rejected is None:
+            self.n_bad += sum(p.severity == "error" for p in source.problems())
+        else:
+            self._set_aside(rejected)
         if not self._spills:
-            self._refuse_all()
+            raise self._nothing_left()
 
-    def _refuse_all(self) -> NoReturn:
-        """Raise for a source of which nothing can be kept."""
-        self._refuse_errors(f"{self.info.name}: not one row is good; nothing was imported:")
-        raise DataError(
-            f"{self.info.name}: no bars to import. Check the file, the symbols and the dates."
-        )
+    def _nothing_left(self) -> DataError:
+        """The error for a source of which nothing can be kept."""
+        errors, name = [p for p in self.problems if p.severity == "error"], self.info.name
+        if errors:
+            return InvalidDataError(errors, f"{name}: not one row is good; nothing was imported:")
+        return DataError(f"{name}: no bars to import. Check the file, the symbols and the dates.")
 
     def _set_aside(self, rows: pl.DataFrame) -> None:
         if rows.height:
             self.n_bad += rows.height
-            self._bad.append(rows)
-
-    def _note_unreadable(self, source: Source) -> None:
-        """Rows that never became bars count and are kept like any other bad row.
-
-        There may be millions of them, so this comes after a refusal without --quarantine.
-        """
-        rows = source.rejected_rows()
-        if rows is None:
-            self.n_bad += sum(p.severity == "error" for p in source.problems())
-        else:
-            self._set_aside(rows)
-
-    def _refuse_errors(self, summary: str) -> None:
-        errors = [p for p in self.problems if p.severity == "error"]
-        if errors:
-            raise InvalidDataError(errors, summary)
-
-    def final_info(self) -> SourceInfo:
-        """What the source said of itself, minus the fields in which it has no value at all."""
-        fields = self.info.fields & (self._filled | {"close"})
-        if self.base is not None:
-            fields |= self.base.info.fields
-        return replace(self.info, fields=fields)
+            self.bad.append(rows)
 
     def _spill(self, frames: list[pl.DataFrame]) -> None:
         """Write rows out by partition and remember each symbol's first bar."""
@@ -229,7 +213,7 @@ class _Import:
         self._spills += 1
         self._stats.append(_first_bars(whole))
 
-    def merge(self, *, quarantine: bool) -> tuple[Partition, ...]:
+    def merge(self) -> tuple[Partition, ...]:
         """Write the final partitions in time order."""
         bars_dir = self.staging / "bars"
         bars_dir.mkdir()
@@ -245,7 +229,7 @@ class _Import:
                 partitions.append(old[key])
                 continue
             stored = self.store.read_bars(self.base.name, key) if self.base and key in old else None
-            frame = self._merge_partition(key, stored, joiner, quarantine)
+            frame = self._merge_partition(key, stored, joiner)
             if frame.is_empty():  # copies that differ, all set aside
                 continue
             frame.write_parquet(bars_dir / f"{key}.parquet", compression="zstd", statistics=True)
@@ -253,21 +237,19 @@ class _Import:
             assert isinstance(first, datetime)
             assert isinstance(last, datetime)
             partitions.append(Partition(key, frame.height, first, last, digest_frame(frame)))
-            self._filled |= {c for c in OPTIONAL if frame[c].count()}
+            self.filled |= {c for c in OPTIONAL if frame[c].count()}
         if not partitions:
-            self._refuse_all()
+            raise self._nothing_left()
         self.problems.extend(joiner.warnings)
         shutil.rmtree(self._spill_dir)
         return tuple(partitions)
 
     def _merge_partition(
-        self, key: str, stored: pl.DataFrame | None, joiner: Joiner, quarantine: bool
+        self, key: str, stored: pl.DataFrame | None, joiner: Joiner
     ) -> pl.DataFrame:
         pieces = sorted((self._spill_dir / key).iterdir(), key=lambda p: int(p.stem))
-        frame = pl.concat([pl.read_parquet(p, glob=False) for p in pieces]).sort(
-            "symbol", "time", maintain_order=True
-        )
-        frame = self._without_duplicates(frame, quarantine)
+        frame = pl.concat([pl.read_parquet(p, glob=False) for p in pieces])
+        frame = self._without_duplicates(frame.sort("symbol", "time", maintain_order=True))
         frame = joiner.join(frame)
         if stored is not None:
             fresh = frame.select(STORED_COLUMNS)
@@ -276,7 +258,7 @@ class _Import:
         # Sorted by symbol already: a stable sort by time alone is several times faster.
         return frame.select(STORED_COLUMNS).sort("time", maintain_order=True)
 
-    def _without_duplicates(self, frame: pl.DataFrame, quarantine: bool) -> pl.DataFrame:
+    def _without_duplicates(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Find bars that two pieces both have; `frame` is sorted by symbol and time.
 
         With --quarantine, of equal copies the first stays; of different ones none does, since
@@ -292,7 +274,7 @@ class _Import:
             message = f"{symbol} at {time} is also in {rows['origin'][0]}, row {rows['row'][0]}"
             file, row, remedy = rows["origin"][-1], rows["row"][-1], "Keep one of the two rows"
             problems.append(Problem(file, row, "time, symbol", message, remedy))
-        if not quarantine:
+        if not self.quarantine:
             raise InvalidDataError(
                 problems, f"{len(problems)} duplicate bar(s); nothing was imported:"
             )
@@ -307,8 +289,11 @@ class _Import:
     def tables(self, source: Source, extras: Extras) -> dict[str, str]:
         """Write the tables next to the bars; returns their digests."""
         facts = extras.instruments if extras.instruments is not None else source.instruments()
-        if self.base is not None:
-            facts = _with_stored_facts(facts, self.store.symbols(self.base.name))
+        if self.base is not None:  # what an earlier import brought stands in
+            known = self.store.symbols(self.base.name).select("symbol", *_FACTS)
+            new = _all_facts(facts)
+            both = known.join(new, on="symbol", how="full", coalesce=True, suffix="_new")
+            facts = both.select("symbol", *(pl.coalesce(f"{c}_new", c).alias(c) for c in _FACTS))
         tables = {"symbols": symbols_table(self.staging / "bars", facts)}
         for name, given, own in (
             ("membership", extras.membership, source.membership),
@@ -324,14 +309,6 @@ class _Import:
         for name, frame in tables.items():
             frame.write_parquet(self.staging / f"{name}.parquet", compression="zstd")
         return {name: digest_frame(frame) for name, frame in tables.items()}
-
-    def write_quarantine(self, home: Path) -> Path | None:
-        """Write the rows set aside, as CSV with the reason; None without any."""
-        if not self._bad:
-            return None
-        path = home / QUARANTINE
-        write_csv(path, pl.concat(self._bad, how="diagonal_relaxed"))
-        return path
 
 
 def _sound_benchmark(benchmark: pl.DataFrame, info: SourceInfo) -> pl.DataFrame:
@@ -357,19 +334,13 @@ def _first_bars(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+_CARRIED = ("time", "close", "factor")
 _FACTS: Mapping[str, pl.DataType] = {
     "listed": pl.Date(),
     "delisted": pl.Date(),
     "reason": pl.String(),
     "name": pl.String(),
 }
-
-
-def _with_stored_facts(facts: pl.DataFrame | None, stored: pl.DataFrame) -> pl.DataFrame:
-    """New facts where there are any, else those an earlier import brought."""
-    known = stored.select("symbol", *_FACTS)
-    both = known.join(_all_facts(facts), on="symbol", how="full", coalesce=True, suffix="_new")
-    return both.select("symbol", *(pl.coalesce(f"{c}_new", c).alias(c) for c in _FACTS))
 
 
 def _all_facts(facts: pl.DataFrame | None) -> pl.DataFrame:
@@ -417,15 +388,6 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
     return table.select("symbol", "first", "last", "bars", "anchor", *_FACTS)
 
 
-_LONG_GAP = timedelta(days=15)  # longer than any holiday
-_LAST: Mapping[str, pl.DataType] = {
-    "symbol": pl.String(),
-    "last_time": pl.Datetime("us"),
-    "last_close": pl.Float64(),
-    "last_factor": pl.Float64(),
-}
-
-
 @dataclass
 class Joiner:
     """Rescales partitions in time order, carrying each symbol's last state along.
@@ -453,7 +415,8 @@ class Joiner:
         if base is None:
             one = {"price": pl.lit(1.0), "volume": pl.lit(1.0)}
             scale = firsts.select("symbol", **one, factor=1.0 / pl.col("factor"))
-            return Joiner(scale, pl.DataFrame(schema=_LAST), chain)
+            last = firsts.select("symbol", *(pl.col(c).alias(f"last_{c}") for c in _CARRIED))
+            return Joiner(scale, last.clear(), chain)
         stored = _stored_at(store, base, firsts)
         both = firsts.join(stored, on="symbol", how="left", suffix="_stored")
         _refuse_apart(both, store.symbols(base.name)["symbol"], base)
@@ -470,13 +433,8 @@ class Joiner:
             factor=pl.col("factor_stored").fill_null(1.0) / pl.col("factor"),
         )
         # The update's first row is the stored one again: no ex-right step leads up to it.
-        last = stored.select(
-            "symbol",
-            last_time=pl.lit(None, dtype=pl.Datetime("us")),
-            last_close=pl.lit(None, dtype=pl.Float64),
-            last_factor="factor",
-        )
-        return Joiner(scale, last, chain)
+        unknown = {f"last_{c}": pl.lit(None, SCHEMA[c]) for c in ("time", "close")}
+        return Joiner(scale, stored.select("symbol", **unknown, last_factor="factor"), chain)
 
     def join(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Rescale one partition, sorted by symbol and time."""
@@ -491,11 +449,7 @@ class Joiner:
         frame = frame.with_columns(
             factor=pl.col("factor").forward_fill().over("symbol").fill_null(pl.col("last_factor"))
         ).with_columns(factor=pl.col("factor").fill_null(1.0))
-        latest = frame.group_by("symbol").agg(
-            last_time=pl.col("time").last(),
-            last_close=pl.col("close").last(),
-            last_factor=pl.col("factor").last(),
-        )
+        latest = frame.group_by("symbol").agg(pl.col(c).last().alias(f"last_{c}") for c in _CARRIED)
         self.last = pl.concat([self.last.join(latest, on="symbol", how="anti"), latest])
         return frame
 
@@ -512,21 +466,19 @@ class Joiner:
         moved = (before - pl.col("pre_close")).abs() >= 0.005
         step = pl.when(new_session & moved).then(before / pl.col("pre_close")).otherwise(1.0)
         frame = frame.with_columns(_step=step.fill_null(1.0), _since=since)
-        self._warn(
-            frame.filter(pl.col("_step") != 1, pl.col("time") - pl.col("_since") > _LONG_GAP)
-        )
-        chained = pl.col("_step").cum_prod().over("symbol") * pl.col("last_factor").fill_null(1.0)
-        return frame.with_columns(factor=chained).drop("_step", "_since")
-
-    def _warn(self, steps: pl.DataFrame) -> None:
+        # Longer than any holiday: the step may have happened inside a hole.
+        gap = pl.col("time") - pl.col("_since") > timedelta(days=15)
         columns = ("symbol", "time", "_since", "_step", "origin", "row")
-        for symbol, time, since, step, origin, row in steps.select(columns).iter_rows():
+        steps = frame.filter(pl.col("_step") != 1, gap).select(columns)
+        for symbol, time, before_gap, size, origin, row in steps.iter_rows():
             message = (
                 f"{symbol}: the reference price of {time:%Y-%m-%d} implies a corporate action of "
-                f"{step:.4g} since its bar before, of {since:%Y-%m-%d}"
+                f"{size:.4g} since its bar before, of {before_gap:%Y-%m-%d}"
             )
             remedy = "Right after a suspension; after a hole in the file, fill in the missing bars"
             self.warnings.append(Problem(origin, row, "pre_close", message, remedy, "warning"))
+        chained = pl.col("_step").cum_prod().over("symbol") * pl.col("last_factor").fill_null(1.0)
+        return frame.with_columns(factor=chained).drop("_step", "_since")
 
 
 def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFrame:
@@ -543,16 +495,12 @@ def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFra
     return pl.concat([empty, *bars]).drop("time")
 
 
-def refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
+def _refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
     """An update must be of the same kind of bars as the dataset it joins."""
-    prices = {"open", "high", "low", "volume"}
-    for name, new, old in (
-        ("freq", info.freq, base.info.freq),
-        ("calendar", info.calendar, base.info.calendar),
-        ("timezone", info.timezone, base.info.timezone),
-        ("price_basis", info.price_basis, base.info.price_basis),
-        ("fields", sorted(info.fields & prices), sorted(base.info.fields & prices)),
-    ):
+    for name in ("freq", "calendar", "timezone", "price_basis", "fields"):
+        new, old = getattr(info, name), getattr(base.info, name)
+        if name == "fields":
+            new, old = (sorted(f & {"open", "high", "low", "volume"}) for f in (new, old))
         if new != old:
             raise DataError(
                 f"dataset {base.name!r} has {name} {old!r}, the update has {new!r}. "

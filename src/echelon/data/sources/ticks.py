@@ -103,11 +103,18 @@ class TicksSource(PathSource):
         whole.
         """
         layouts = self._layouts
-        fields = self._fields()
+        absent = {"volume", "amount", "pre_close"} - self._fields()
+        time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
+        # A session's reference price is one, though a row may leave it out or write 0.
+        reference = pl.col("pre_close").max().over("symbol", "date")
         self._problems = ProblemLog()
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         with scratch_directory("ticks") as spill:
-            merger = BarMerger(spill, _parts(layouts))
+            sizes = (
+                layout.path.stat().st_size * (_GZIP_RATIO if layout.path.suffix == ".gz" else 1)
+                for layout in layouts
+            )
+            merger = BarMerger(spill, min(max(sum(sizes) // _PART_BYTES, 1), 256))
             offsets: list[int] = []  # rows are counted across files, to know which came first
             end = 0
             for layout in layouts:
@@ -116,10 +123,17 @@ class TicksSource(PathSource):
                     merger.add(partial_bars(trades.trades(block, layout), offsets[-1]))
                     end = offsets[-1] + int(block["row"][-1]) + 1
             for bars in merger.finish():
-                # A session's reference price is one, though a row may leave it out or write 0.
-                reference = pl.col("pre_close").max().over("symbol", "date")
-                for number, piece in _by_file(bars.with_columns(reference), offsets):
-                    yield RawFrame(_canonical(piece, fields), str(layouts[number].path))
+                # A bar is of the file of its first trade, and of the row there.
+                rows = bars["first"].to_numpy() % _ROWS
+                files = np.searchsorted(offsets, rows, side="right") - 1
+                bars = bars.with_columns(
+                    pl.col("symbol").cast(pl.String),
+                    *(reference, time.alias("time")),
+                    row=pl.Series(rows - np.array(offsets)[files]),
+                ).drop(absent)
+                for number in np.unique(files).tolist():
+                    piece = bars.filter(pl.Series(files == number)).sort("symbol", "time")
+                    yield RawFrame(conform(piece), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
         """What is wrong with rows, after `frames`; the first of each kind, then a number.
@@ -134,13 +148,11 @@ class TicksSource(PathSource):
 
     def _fields(self) -> frozenset[str]:
         roles = self._layouts[0].roles
-        fields = {"open", "high", "low", "close"}
+        fields = {"open", "high", "low", "close"} | (roles & {"pre_close"})
         if roles & {"volume", "acc_volume"}:
             fields |= {"volume", "amount"}
         if roles & {"amount", "acc_amount"}:
             fields.add("amount")
-        if "pre_close" in roles:
-            fields.add("pre_close")
         return frozenset(fields)
 
     def _blocks(self, layout: TickLayout) -> Iterator[pl.DataFrame]:
@@ -190,9 +202,7 @@ class TicksSource(PathSource):
 
 def from_config(config: Config) -> TicksSource:
     """The source of the `data` section."""
-    data, ticks = config.data, config.data.ticks
-    options = {"parquet_dir": ticks.parquet_dir, "price_scale": ticks.price_scale}
-    return TicksSource.from_config(config, columns=data.columns, **options)
+    return TicksSource.from_config(config, columns=config.data.columns, **dict(config.data.ticks))
 
 
 def ticks_to_parquet(
@@ -247,22 +257,6 @@ def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.Dat
         yield write
 
 
-def _by_file(bars: pl.DataFrame, offsets: list[int]) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Split bars by the file of their first trade; gives its number and the bars with `row`."""
-    rows = bars["first"].to_numpy() % _ROWS
-    files = np.searchsorted(offsets, rows, side="right") - 1
-    bars = bars.with_columns(file=pl.Series(files), row=pl.Series(rows - np.array(offsets)[files]))
-    for number in np.unique(files).tolist():
-        yield number, bars.filter(pl.col("file") == number)
-
-
-def _canonical(bars: pl.DataFrame, fields: frozenset[str]) -> pl.DataFrame:
-    time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
-    absent = [c for c in ("volume", "amount", "pre_close") if c not in fields]
-    bars = bars.with_columns(pl.col("symbol").cast(pl.String), time=time).drop(absent)
-    return conform(bars.sort("symbol", "time"))
-
-
 def _tick_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
@@ -274,15 +268,6 @@ def _tick_files(path: Path) -> list[Path]:
     if not files:
         raise SourceError(f"{path}: no tick files (CSV or CSV.gz) there. Set data.path.")
     return files
-
-
-def _parts(layouts: list[TickLayout]) -> int:
-    """Into how many pieces bars are split when they do not fit in memory."""
-    size = sum(
-        layout.path.stat().st_size * (_GZIP_RATIO if layout.path.suffix == ".gz" else 1)
-        for layout in layouts
-    )
-    return min(max(size // _PART_BYTES, 1), 256)
 
 
 _MINUTE = 60_000
@@ -372,8 +357,7 @@ class TradeFilter:
         if block["bad"].any():
             block = block.filter(~pl.col("bad"))
         if "trade_code" in layout.roles:
-            cancels = pl.col("trade_code").is_in(["C", "c"]).fill_null(False)
-            block = block.filter(~cancels)
+            block = block.filter(~pl.col("trade_code").is_in(["C", "c"]).fill_null(False))
         block = self._per_row(block, layout)
         block = block.with_columns(bar=bar_end(self.sessions, self.freq))
         block = self._without_nonsense(block, layout)
@@ -473,13 +457,10 @@ class TradeFilter:
                 what = "is not a price"
             self.problems.report(layout, lost, "price", what, "Mend or remove the row")
             trades = trades.filter(~priceless)
-        if trades["bar"].null_count():
-            self._log_outside(trades.filter(pl.col("bar").is_null()), layout)
-            trades = trades.filter(pl.col("bar").is_not_null())
-        return trades
-
-    def _log_outside(self, outside: pl.DataFrame, layout: TickLayout) -> None:
+        if not trades["bar"].null_count():
+            return trades
         clock = (pl.col("ms").cast(pl.Int64) * 1_000_000).cast(pl.Time)
+        outside = trades.filter(pl.col("bar").is_null())
         outside = outside.with_columns(at=clock.dt.strftime("%H:%M:%S%.3f"))
         after = pl.lit(False)
         if self.sessions.after is not None:
@@ -491,6 +472,7 @@ class TradeFilter:
         wrong, what = outside.filter(~after), "is outside the session"
         remedy = "Check the time zone and data.calendar, or remove the row"
         self.problems.report(layout, wrong, column, what, remedy, value="at")
+        return trades.filter(pl.col("bar").is_not_null())
 
 
 def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
@@ -561,17 +543,14 @@ class BarMerger:
 
     def finish(self) -> Iterator[pl.DataFrame]:
         """Yield the merged bars in pieces, in no order; a symbol's bars are in one piece."""
-        if not self._spills:
-            if self._pending:
-                yield merge_bars(self._pending)
-            return
-        if self._pending:
+        if self._spills and self._pending:
             self._spill(pl.concat(self._pending))
+        if self._pending:
+            yield merge_bars(self._pending)
         for part in range(self.parts):
             files = sorted(self.directory.glob(f"{part}-*.parquet"))
             if files:
-                pieces = [pl.read_parquet(f, memory_map=False, glob=False) for f in files]
-                yield merge_bars(pieces)
+                yield merge_bars([pl.read_parquet(f, memory_map=False, glob=False) for f in files])
 
     def _spill(self, bars: pl.DataFrame) -> None:
         split = bars.with_columns(part=pl.col("symbol").to_physical() % self.parts)
