@@ -113,10 +113,7 @@ def _time_axis(
     ]
     times = pl.concat(columns).unique().sort()
     start, end = _bounds(request)
-    if start is not None:
-        times = times.filter(times >= start)
-    if end is not None:
-        times = times.filter(times <= end)
+    times = times.filter(times.is_between(start or datetime.min, end or datetime.max))
     if times.is_empty():
         raise DataError(f"dataset {manifest.name!r} has no bars of these symbols in that span.")
     axis = times.to_numpy().astype("datetime64[us]")
@@ -138,11 +135,7 @@ def _scatter(
     """Bars as [T,N] grids, NaN where there is no bar; fields nobody has are left out."""
     shape = (len(times), len(symbols))
     st = np.zeros(shape, dtype=np.bool_)
-    columns = {symbol: n for n, symbol in enumerate(symbols)}
-    lookup = pl.DataFrame(
-        {"symbol": list(columns), "n": list(columns.values())},
-        schema={"symbol": pl.String, "n": pl.Int64},
-    )
+    lookup = pl.DataFrame({"symbol": symbols}, {"symbol": pl.String}).with_row_index("n")
     first, last = times[0].item(), times[-1].item()
     # What a dataset has is a fact of the whole dataset, not of the rows that happen to be loaded.
     have = [name for name in _FIELDS if name in manifest.info.fields or name in ("close", "factor")]
@@ -178,6 +171,10 @@ def _derive(
     present = listed & ~delisted
     volume = grids.get("volume")
     traded = has_bar if volume is None else has_bar & (np.nan_to_num(volume) > 0)
+    amount = grids.get("amount")
+    if amount is not None:  # close × volume stands in where a bar has none
+        stand_in = np.zeros_like(close) if volume is None else close * np.nan_to_num(volume)
+        amount = np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
     factor = grids.get("factor")
     if factor is not None:
         factor = forward_fill(factor)
@@ -208,7 +205,7 @@ def _derive(
         high=grids.get("high"),
         low=grids.get("low"),
         volume=None if volume is None else np.nan_to_num(volume),
-        amount=_amount(close, volume, grids.get("amount")),
+        amount=amount,
         factor=factor,
         pre_close=pre_close,
         band=band,
@@ -216,14 +213,6 @@ def _derive(
         limit_down=down,
         benchmark=_benchmark(times, store.table(manifest.name, "benchmark"), info.freq),
     )
-
-
-def _amount(close: Floats, volume: Floats | None, amount: Floats | None) -> Floats | None:
-    """[T,N] traded value; close × volume stands in where the source has none. None: everywhere."""
-    if amount is None:
-        return None
-    stand_in = np.zeros_like(close) if volume is None else close * np.nan_to_num(volume)
-    return np.nan_to_num(np.where(np.isnan(amount), stand_in, amount))
 
 
 def _delistings(
@@ -287,13 +276,11 @@ def _member(times: Times, symbols: tuple[str, ...], intervals: pl.DataFrame | No
     column = {symbol: n for n, symbol in enumerate(symbols)}
     days = times.astype("datetime64[D]")
     for symbol, first, last in intervals.select("symbol", "start", "end").iter_rows():
-        n = column.get(symbol)
-        if n is None:
-            continue
-        inside = days >= np.datetime64(first)
-        if last is not None:
-            inside &= days < np.datetime64(last)
-        member[:, n] |= inside
+        if symbol in column:
+            inside = days >= np.datetime64(first)
+            if last is not None:
+                inside &= days < np.datetime64(last)
+            member[:, column[symbol]] |= inside
     return member
 
 

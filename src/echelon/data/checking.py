@@ -110,7 +110,11 @@ def find_oddities(
         if "row" not in chunk.columns:
             frame = frame.with_columns(row=pl.lit(None, dtype=pl.Int64))
         days = frame.select(pl.col("time").dt.date().unique().alias("day"))
-        pieces.append((_jumps(frame), _runs(frame), _factors(frame), days, _ratios(frame)))
+        first, top = pl.col("factor").first().alias("first"), pl.col("factor").max().alias("top")
+        factors = frame.drop_nulls("factor").group_by("symbol").agg(first, top)
+        traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
+        ratios = traded.select(ratio=pl.col("amount") / pl.col("volume") / pl.col("close"))
+        pieces.append((_jumps(frame), _runs(frame), factors, days, ratios))
     if not pieces:
         return []
     jumps, runs, factors, days, ratios = (pl.concat(parts) for parts in zip(*pieces, strict=True))
@@ -188,17 +192,8 @@ def _tell_stale(runs: pl.DataFrame, origin: str) -> Iterator[Problem]:
         yield _warn(origin, None, "close", message, "Remove rows that were filled forward")
 
 
-def _factors(frame: pl.DataFrame) -> pl.DataFrame:
-    """Each symbol's first and highest factor."""
-    return (
-        frame.drop_nulls("factor")
-        .group_by("symbol")
-        .agg(first=pl.col("factor").first(), top=pl.col("factor").max())
-    )
-
-
 def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
-    """Factors that run up to 1 at the end, or on the day of the download after it.
+    """Each symbol's first and highest factor: they run up to 1 at the end, or at the download.
 
     Prices scaled by them carry later splits and dividends into the past.
     """
@@ -233,14 +228,8 @@ def _tell_holes(days: pl.Series, origin: str, info: SourceInfo) -> Iterator[Prob
     yield _warn(origin, None, "time", message, remedy)
 
 
-def _ratios(frame: pl.DataFrame) -> pl.DataFrame:
-    """Amount over volume in units of the close, of bars that have both."""
-    traded = frame.filter((pl.col("volume") > 0) & (pl.col("amount") > 0))
-    return traded.select(ratio=pl.col("amount") / pl.col("volume") / pl.col("close"))
-
-
 def _tell_units(ratios: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
-    """Volume and amount in different units: their ratio must be a price of that day."""
+    """Volume and amount in different units: in units of the close their ratio must be about 1."""
     if info.price_basis != "raw":
         return
     ratio = ratios.select(pl.col("ratio").median()).item()

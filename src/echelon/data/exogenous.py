@@ -23,7 +23,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -83,7 +82,13 @@ def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.D
             f"{SERIES['published']}."
         )
     series = sheet.text("series")
-    names = _choose_series(series, config)
+    have = sorted(series.drop_nulls().unique())
+    for name in config.series:
+        if name not in have:
+            near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(have) or 'none'}"
+            raise ConfigError(f"data.exogenous.series: {path} has no series {name!r}; {hint}")
+    names = list(config.series) or have
     sheet.frame = sheet.frame.filter(series.is_in(names) | series.is_null())
     frame = pl.DataFrame(
         {
@@ -101,7 +106,15 @@ def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.D
     if not sheet.problems:
         _note_ambiguous(sheet, frame)
     sheet.refuse("series")
-    _note_early(frame, path)
+    # Values ahead of their period are usual for estimates, and a sign of swapped columns.
+    early = frame.filter(pl.col("published").dt.date() <= pl.col("period"))
+    if early.height:
+        log.warning(
+            "%s: %d of %d values are published before their period ends (first: row %d). That is "
+            "right for estimates and sentiment; otherwise check that period and published are not "
+            "swapped.",
+            *(path, early.height, frame.height, early["row"][0]),
+        )
     order = pl.col("series").replace_strict({n: k for k, n in enumerate(names)})
     return frame.sort(order, "symbol", "published", "period").select(list(SERIES_SCHEMA))
 
@@ -125,13 +138,10 @@ def join_as_of(
     max_age_days: a value published longer ago than this counts as unknown
     names: the series and their order; null: those of the frame
     """
-    names = (
-        tuple(names) if names is not None else tuple(frame["series"].unique(maintain_order=True))
-    )
-    offset = np.asarray(close_offset, dtype="timedelta64[us]")
-    decisions = times.astype("datetime64[us]") + offset
-    shape = (len(times), len(symbols), len(names))
-    values = np.full(shape, np.nan)
+    if names is None:
+        names = frame["series"].unique(maintain_order=True).to_list()
+    decisions = times.astype("datetime64[us]") + np.asarray(close_offset, dtype="timedelta64[us]")
+    values = np.full((len(times), len(symbols), len(names)), np.nan)
     column = {s: n for n, s in enumerate(symbols)}
     layer = {s: k for k, s in enumerate(names)}
     groups = frame.partition_by("series", "symbol", as_dict=True, maintain_order=True)
@@ -143,7 +153,7 @@ def join_as_of(
             values[:, :, layer[series]] = line[:, None]
         else:
             values[:, column[symbol], layer[series]] = line
-    return Exogenous(names, values)
+    return Exogenous(tuple(names), values)
 
 
 def join_all(
@@ -169,7 +179,7 @@ def join_all(
     parts: list[Exogenous] = []
     for config in configs:
         frame = read_exogenous(config, timezone)
-        names = tuple(frame["series"].unique(maintain_order=True))
+        names = frame["series"].unique(maintain_order=True).to_list()
         twice = sorted(set(names) & {n for part in parts for n in part.names})
         if twice:
             raise ConfigError(
@@ -180,14 +190,11 @@ def join_all(
             last = np.array([published_until], dtype="datetime64[us]")
             until = (last + np.asarray(offsets(last), dtype="timedelta64[us]")).item()
             frame = frame.filter(pl.col("published") <= until)
-        parts.append(
-            join_as_of(
-                *(frame, times, symbols),
-                close_offset=offsets(times),
-                max_age_days=config.max_age_days,
-                names=names,
-            )
+        offset, age = offsets(times), config.max_age_days
+        joined = join_as_of(
+            frame, times, symbols, close_offset=offset, max_age_days=age, names=names
         )
+        parts.append(joined)
     empty = np.empty((len(times), len(symbols), 0))
     values = np.concatenate([empty, *(p.values for p in parts)], axis=2)
     return Exogenous(tuple(n for p in parts for n in p.names), values)
@@ -233,18 +240,6 @@ def _in_force(rows: pl.DataFrame, decisions: Times, max_age_days: int | None) ->
         stale = decisions - published[row] > np.timedelta64(max_age_days, "D")
         line = np.where(stale, np.nan, line)
     return np.asarray(line, dtype=np.float64)
-
-
-def _choose_series(series: pl.Series, config: ExogenousConfig) -> list[str]:
-    have = sorted(series.drop_nulls().unique())
-    for name in config.series:
-        if name not in have:
-            near = difflib.get_close_matches(name, have, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(have) or 'none'}"
-            raise ConfigError(
-                f"data.exogenous.series: {config.path} has no series {name!r}; {hint}"
-            )
-    return list(config.series) or have
 
 
 def _periods(sheet: Sheet) -> pl.Series:
@@ -334,23 +329,11 @@ def _note_ambiguous(sheet: Sheet, frame: pl.DataFrame) -> None:
         frame.group_by("series", maintain_order=True)
         .agg(
             row=pl.col("row").filter(pl.col("symbol").is_null()).first(),
-            wide=pl.col("symbol").is_null().any(),
             own=pl.col("symbol").is_not_null().any(),
         )
-        .filter("wide", "own")
+        .filter("own")
+        .drop_nulls("row")
     )
     for series, row in mixed.select("series", "row").rows():
         message = f"series {series!r} has rows with and without a symbol"
         sheet.note(row, "symbol", message, "Fill the symbol in on all, or split the series in two")
-
-
-def _note_early(frame: pl.DataFrame, path: Path) -> None:
-    """Values ahead of their period are usual for estimates, and a sign of swapped columns."""
-    early = frame.filter(pl.col("published").dt.date() <= pl.col("period"))
-    if early.height:
-        log.warning(
-            "%s: %d of %d values are published before their period ends (first: row %d). That is "
-            "right for estimates and sentiment; otherwise check that period and published are not "
-            "swapped.",
-            *(path, early.height, frame.height, early["row"][0]),
-        )

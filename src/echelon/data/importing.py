@@ -29,14 +29,11 @@ from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
 from echelon.data.store import (
     CURRENT,
-    STORED_COLUMNS,
     Manifest,
     Partition,
     Store,
     digest_frame,
     import_fingerprint,
-    partition_begin,
-    partition_key,
 )
 from echelon.data.validate import validate
 from echelon.errors import DataError, InvalidDataError, Problem
@@ -44,7 +41,9 @@ from echelon.files import exclusive_lock, link_or_copy, staging_directory, sweep
 
 QUARANTINE = "quarantine.csv"
 _SPILL_ROWS = 250_000
-_BEGIN = "_begin"
+# The span of a partition, and its name by when it begins.
+_PARTITIONS = {"1d": ("1y", "%Y"), "5min": ("1mo", "%Y-%m"), "1min": ("1d", "%Y-%m-%d")}
+STORED_COLUMNS = tuple(SCHEMA)
 
 RowProgress = Callable[[int], None]
 """Called with the number of rows read so far."""
@@ -203,11 +202,12 @@ class _Import:
         """Write rows out by partition and remember each symbol's first bar."""
         if not frames:
             return
-        freq = self.info.freq
-        whole = pl.concat(frames).with_columns(partition_begin(freq).alias(_BEGIN))
-        for (begin,), part in whole.partition_by(_BEGIN, as_dict=True, include_key=False).items():
-            assert isinstance(begin, datetime)
-            directory = self._spill_dir / partition_key(begin, freq)
+        span, name = _PARTITIONS[self.info.freq]
+        whole = pl.concat(frames)
+        begin = pl.col("time").dt.truncate(span).alias("_begin")
+        parts = whole.with_columns(begin).partition_by("_begin", as_dict=True, include_key=False)
+        for (start,), part in parts.items():
+            directory = self._spill_dir / f"{start:{name}}"
             directory.mkdir(parents=True, exist_ok=True)
             part.write_parquet(directory / f"{self._spills}.parquet", compression="lz4")
         self._spills += 1

@@ -27,14 +27,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import polars as pl
 
-from echelon.data.bars import SCHEMA, SourceInfo
+from echelon.data.bars import SourceInfo
 from echelon.errors import DamagedError, StoreError, shorten
 from echelon.files import (
     digest_once,
@@ -51,8 +50,6 @@ from echelon.files import (
 log = logging.getLogger(__name__)
 
 CURRENT = "CURRENT.json"
-_SPAN = {"1d": "1y", "5min": "1mo", "1min": "1d"}
-_NAME = {"1d": "%Y", "5min": "%Y-%m", "1min": "%Y-%m-%d"}
 _FORMAT = 1
 REIMPORT = "Import the dataset again (`echelon data import`)."
 TABLES = ("symbols", "membership", "benchmark")
@@ -60,7 +57,10 @@ TABLES = ("symbols", "membership", "benchmark")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One Parquet file of bars: a year of daily, a month of 5-minute or a day of 1-minute bars."""
+    """One Parquet file of bars: a year of daily, a month of 5-minute or a day of 1-minute bars.
+
+    It is what an import or a window holds in memory: about a million rows at 5,000 symbols.
+    """
 
     key: str
     rows: int
@@ -177,13 +177,9 @@ def import_fingerprint(source: str, extras: str) -> str:
 
     A dataset that older code made from the same files is imported again by `ensure_dataset`.
     """
-    return digest_of({"source": source, "extras": extras, "code": _import_code()})
-
-
-@cache
-def _import_code() -> str:
-    steps = ("bars", "importing", "validate")
-    return digest_code("data/sources/*.py", *(f"data/{step}.py" for step in steps))
+    steps = (f"data/{step}.py" for step in ("bars", "importing", "validate"))
+    code = digest_code("data/sources/*.py", *steps)
+    return digest_of({"source": source, "extras": extras, "code": code})
 
 
 class Store:
@@ -399,21 +395,3 @@ def _naming(path: Path) -> Iterator[None]:
     ) as error:
         lines = str(error).splitlines()
         raise DamagedError(path, lines[0] if lines else type(error).__name__, REIMPORT) from None
-
-
-def partition_begin(freq: str) -> pl.Expr:
-    """When a bar's partition begins: with its year, month (5 minutes) or day (1 minute).
-
-    A partition is what an import or a window holds in memory: about a million rows at 5,000
-    symbols, whatever the frequency.
-    """
-    return pl.col("time").dt.truncate(_SPAN[freq])
-
-
-def partition_key(begin: datetime, freq: str) -> str:
-    """The name of the partition that begins then: 2004, 2004-07 or 2004-07-01."""
-    return begin.strftime(_NAME[freq])
-
-
-STORED_COLUMNS = tuple(SCHEMA)
-"""Columns of a partition."""

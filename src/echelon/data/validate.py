@@ -15,7 +15,7 @@ counted. What is not wrong but looks odd is for `data.checking`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import NamedTuple
@@ -72,15 +72,13 @@ def validate(raw: RawFrame, info: SourceInfo) -> Validated:
     if frame.is_empty():
         return Validated(frame, frame.with_columns(problem=pl.lit("")), [])
     frame = _with_twins(frame)
-    rules = [*_row_rules(info), *_duplicate_rules()]
     clock_rules, warnings = _clock_rules(frame, raw.origin, info)
-    rules += clock_rules
-    checked = frame.with_columns(
-        r.broken.fill_null(False).alias(f"_broken{k}") for k, r in enumerate(rules)
-    )
+    rules = [*_row_rules(info), *_duplicate_rules(), *clock_rules]
     flags = [f"_broken{k}" for k in range(len(rules))]
-    any_broken = pl.any_horizontal(flags)
-    columns = raw.frame.columns
+    checked = frame.with_columns(
+        r.broken.fill_null(False).alias(flag) for flag, r in zip(flags, rules, strict=True)
+    )
+    any_broken, columns = pl.any_horizontal(flags), raw.frame.columns
     # In one piece: pl.format panics on some columns of several (polars 2.1).
     wrong = checked.filter(any_broken).rechunk()
     if wrong.is_empty():
@@ -130,11 +128,10 @@ def _row_rules(info: SourceInfo) -> list[_Rule]:
     ]
     prices = [p for p in PRICES if p in info.fields or p == "close"]
     needed = [*prices, "factor"] if "factor" in info.fields else prices
+    remedy = "Fill it in, remove the row (a bar that is not there is a suspension), or set it "
+    remedy += "aside with --quarantine"
     for name in needed:
-        value = pl.col(name)
-        missing = value.is_null() | value.is_nan()
-        remedy = "Fill it in, remove the row (a bar that is not there is a suspension), or set it "
-        remedy += "aside with --quarantine"
+        missing = pl.col(name).is_null() | pl.col(name).is_nan()
         rules.append(_Rule(name, missing, pl.lit(f"{name} is missing or NaN"), remedy))
     for name in (*needed, "pre_close"):
         value = pl.col(name)
@@ -261,8 +258,7 @@ def _clock_rules(
     if inside.is_empty():
         return rules, []
     if info.freq == "1d":
-        rules.append(_session_rule(inside, origin, info))
-        return rules, []
+        return [*rules, _session_rule(inside, origin, info)], []
     off_hours, warnings = _hours_rules(inside, origin, info)
     return [*rules, *off_hours], warnings
 
@@ -359,8 +355,21 @@ def _hours_rules(
     off = pl.col("time").is_in(flagged["time"].implode())
     text = pl.format("{} is not in a session of " + info.calendar, _time_text())
     remedy = "Correct the time, or set data.calendar to the exchange the bars come from"
-    rules = [_Rule("time", off, text, remedy, whole)]
-    warnings = [] if whole is not None else _hours_warnings(state, n_outside, info)
+    rules, warnings = [_Rule("time", off, text, remedy, whole)], []
+    if whole is None and n_outside:
+        message = (
+            f"{n_outside} bar(s), the first at {state.filter('outside')['time'][0]}, lie outside "
+            f"the trading hours of {info.calendar}"
+        )
+        warnings.append((message, "Remove them unless you mean to trade before and after hours"))
+    opening, closing = int(state["first"].sum()), int(state["last"].sum())
+    if whole is None and opening >= _FEW and closing <= 0.1 * opening:  # known too early
+        message = (
+            f"{opening} session(s) have a bar at the opening and {closing} one at the close: the "
+            "times look like the start of each bar"
+        )
+        remedy = "Echelon takes a time as the bar's end, when it became known: add one bar's length"
+        warnings.append((message, remedy))
     return rules, [Problem(origin, None, "time", *said, severity="warning") for said in warnings]
 
 
@@ -410,24 +419,6 @@ def _wrong_zone(times: pl.Series, origin: str, info: SourceInfo) -> Problem | No
             remedy = f"Write the times with their offset, or set data.timezone: {zone}"
             return Problem(origin, None, "time", message, remedy)
     return None
-
-
-def _hours_warnings(
-    state: pl.DataFrame, n_outside: int, info: SourceInfo
-) -> Iterator[tuple[str, str]]:
-    """What is odd about times within a day, and what to do."""
-    if n_outside:
-        first = state.filter("outside")["time"][0]
-        message = f"{n_outside} bar(s), the first at {first}, lie outside the trading hours of "
-        remedy = "Remove them unless you mean to trade before and after hours"
-        yield message + info.calendar, remedy
-    opening, closing = int(state["first"].sum()), int(state["last"].sum())
-    if opening >= _FEW and closing <= 0.1 * opening:  # they would be known too early
-        yield (
-            f"{opening} session(s) have a bar at the opening and {closing} one at the close: the "
-            "times look like the start of each bar",
-            "Echelon takes a time as the bar's end, when it became known: add one bar's length",
-        )
 
 
 def _span(days: pl.Series) -> tuple[date, date]:

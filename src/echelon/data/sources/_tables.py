@@ -140,18 +140,10 @@ def reading_file(path: Path, what: str = "the file") -> Iterator[None]:
     try:
         yield
     except (
-        pa.ArrowException,
-        pl.exceptions.PolarsError,
+        *(pa.ArrowException, pl.exceptions.PolarsError, csv.Error, zlib.error),
         pl.exceptions.PanicException,  # no Exception: nothing else would catch it
-        OSError,
-        EOFError,
-        LookupError,
-        MemoryError,
-        OverflowError,
-        RecursionError,
+        *(OSError, EOFError, LookupError, MemoryError, OverflowError, RecursionError),
         ValueError,  # UnicodeError among them
-        csv.Error,
-        zlib.error,
     ) as error:
         said = shorten(getattr(error, "strerror", None) or str(error) or type(error).__name__)
         raise SourceError(
@@ -262,36 +254,29 @@ def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableB
         _refuse_nested(facts.path, opened.schema_arrow, columns)
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
             frame = cast(pl.DataFrame, pl.from_arrow(_decode_batch(batch)))
-            numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64, eager=True)
+            numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64)
             row += frame.height
             yield TableBlock(frame.with_columns(numbers.alias(ROW)), [], nothing)
 
 
 def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> None:
     """Refuse needed columns whose cells are no single number, text, date, time or yes-or-no."""
+    known = pa.types
+    plain = (
+        *(known.is_integer, known.is_floating, known.is_decimal, known.is_boolean),
+        *(known.is_string, known.is_large_string, known.is_string_view),
+        *(known.is_date, known.is_time, known.is_timestamp, known.is_null),
+    )
     problems = []
     remedy = "Write one plain value per row and column (text as text, not as bytes)"
     for column in columns:
         kind = schema.field(column).type
-        if not _is_plain(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            message = (
-                f"the column holds {shorten(kind, 80)}; expected numbers, text, dates or times"
-            )
-            problems.append(Problem(str(path), None, column, message, remedy))
+        value = kind.value_type if known.is_dictionary(kind) else kind
+        if not any(fits(value) for fits in plain):
+            what = f"the column holds {shorten(kind, 80)}; expected numbers, text, dates or times"
+            problems.append(Problem(str(path), None, column, what, remedy))
     if problems:
         raise InvalidDataError(problems, f"{path}: the columns cannot be used")
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    known = pa.types
-    return any(
-        fits(kind)
-        for fits in (
-            *(known.is_integer, known.is_floating, known.is_decimal, known.is_boolean),
-            *(known.is_string, known.is_large_string, known.is_string_view),
-            *(known.is_date, known.is_time, known.is_timestamp, known.is_null),
-        )
-    )
 
 
 def _decode_batch(batch: pa.RecordBatch) -> pa.Table:
@@ -404,29 +389,30 @@ def _decodes(path: Path, encoding: str) -> bool:
     return True
 
 
-class _Ragged(NamedTuple):
-    """A line with too few or too many cells; `number` counts from 1 in its block."""
-
-    number: int
-    cells: int
-    text: str
-
-
 class _Parsed(NamedTuple):
-    """A block as a frame, `ROW` counted from 0; the lines in it, and those that are no rows."""
+    """A block as a frame, `ROW` counted from 0, and how many lines it has.
+
+    ragged: lines with too few or too many cells, as pyarrow gives them; numbers count from 1
+    """
 
     frame: pl.DataFrame
     lines: int
-    ragged: list[_Ragged]
+    ragged: list[Any]
 
 
 def _text_pieces(
     facts: FileFacts, columns: Sequence[str], block_bytes: int, types: Mapping[str, pa.DataType]
 ) -> Iterator[TableBlock]:
-    line, n_wrong = 2, 0
+    line, n_wrong, file = 2, 0, str(facts.path)
+    remedy = "Complete the line, or quote cells that contain the delimiter"
     for parsed in _parse_ahead(facts, columns, block_bytes, types):
+        wrong = []
+        for row in parsed.ragged:
+            said = f"the line has {row.actual_columns} cells, the header {len(facts.columns)}"
+            wrong.append((line + row.number - 1, said, row.text))
+        problems = [Problem(file, number, None, said, remedy) for number, said, _ in wrong]
         frame = parsed.frame.with_columns(pl.col(ROW) + line)
-        yield TableBlock(frame, *_wrong_lines(facts, parsed.ragged, line))
+        yield TableBlock(frame, problems, rejects(file, wrong))
         line, n_wrong = line + parsed.lines, n_wrong + len(parsed.ragged)
         if n_wrong > _WRONG_LINES:
             raise ValueError(f"more than {_WRONG_LINES:,} lines that are no rows")
@@ -477,10 +463,10 @@ def _parse_block(
     text: bytes, facts: FileFacts, columns: Sequence[str], types: Mapping[str, pa.DataType]
 ) -> _Parsed:
     """A block in the types that are wanted, or as text where a cell does not fit them."""
-    ragged: list[_Ragged] = []
+    ragged: list[Any] = []
 
     def skip(row: Any) -> str:  # noqa: ANN401 (pyarrow's InvalidRow is untyped)
-        ragged.append(_Ragged(row.number, row.actual_columns, row.text))
+        ragged.append(row)
         return "skip"
 
     # Columns are read by position: names may repeat, and a header may end in a delimiter.
@@ -523,16 +509,3 @@ def _parse_block(
         cells = pl.col(columns).cast(pl.String).str.strip_chars().fill_null("")
         frame = frame.filter(pl.any_horizontal(cells != ""))
     return _Parsed(frame, lines.size, ragged)
-
-
-def _wrong_lines(
-    facts: FileFacts, lines: Sequence[_Ragged], first: int
-) -> tuple[list[Problem], pl.DataFrame]:
-    file, problems, rows = str(facts.path), [], []
-    for line in lines:
-        row = first + line.number - 1
-        message = f"the line has {line.cells} cells, the header {len(facts.columns)}"
-        remedy = "Complete the line, or quote cells that contain the delimiter"
-        problems.append(Problem(file, row, None, message, remedy))
-        rows.append((row, message, line.text))
-    return problems, rejects(file, rows)

@@ -19,12 +19,11 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import polars as pl
 
@@ -60,8 +59,7 @@ _COIN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     facts: FileFacts
     columns: ColumnMap
 
@@ -140,8 +138,9 @@ class _FileSource(PathSource):
         if at_midnight:
             return bars
         several = bars.group_by(day.alias("day"), "symbol").agg(n=pl.col("time").n_unique())
-        if (several["n"] > 1).any():
-            row = several.filter(pl.col("n") > 1).sort("day", "symbol").row(0)
+        several = several.filter(pl.col("n") > 1).sort("day", "symbol")
+        if several.height:
+            row = several.row(0)
             raise SourceError(
                 f"{origin}: {row[1]} has {row[2]} bars at different times on {row[0]:%Y-%m-%d}, "
                 "but data.freq is 1d. Set data.freq: 1min or 5min, or give the file of daily bars."
@@ -164,7 +163,15 @@ class _FileSource(PathSource):
                 problems += error.problems
         if unusable:
             raise SourceError("\n".join(unusable))
-        problems += _uneven(files)
+        # Of a file that lacks a field which others have, the bars would be half empty.
+        union = frozenset[str]().union(*(f.columns.fields for f in files))
+        message = "the file has no such column, others next to it have"
+        remedy = "Add the column, or map it to 'ignore' in data.columns"
+        problems += [
+            Problem(str(file.facts.path), None, lacking, message, remedy)
+            for file in files
+            for lacking in sorted(union - file.columns.fields)
+        ]
         if problems:
             raise InvalidDataError(problems, f"{self._path}: the columns cannot be used")
         return tuple(files)
@@ -221,11 +228,11 @@ class _FileSource(PathSource):
         first = next(pieces(file.facts, file.columns.names), None)
         if first is None:
             return "XNYS"
-        sample, bars = first.frame, reader.to_bars(first.frame).frame
+        bars = reader.to_bars(first.frame).frame
         symbols = bars["symbol"].drop_nulls().unique().to_list()
         if "symbol" not in file.columns.by_field:
             symbols = [stem_of(f.facts.path) for f in self._files]
-        elif sample[file.columns.by_field["symbol"].name].dtype.is_integer():
+        elif first.frame[file.columns.by_field["symbol"].name].dtype.is_integer():
             codes = [s.zfill(6) for s in symbols]
             return "XSHG" if _mostly(_A_SHARE_NUMBER, codes) else "XNYS"
         if _mostly(_A_SHARE, symbols):
@@ -277,18 +284,6 @@ def pads_symbols(calendar: str) -> bool:
     return calendar == "XSHG"
 
 
-def _uneven(files: Sequence[_File]) -> list[Problem]:
-    """Files that lack a field which others have: their bars would be half empty."""
-    union = frozenset[str]().union(*(f.columns.fields for f in files))
-    message = "the file has no such column, others next to it have"
-    remedy = "Add the column, or map it to 'ignore' in data.columns"
-    return [
-        Problem(str(file.facts.path), None, lacking, message, remedy)
-        for file in files
-        for lacking in sorted(union - file.columns.fields)
-    ]
-
-
 def _mostly(pattern: re.Pattern[str], symbols: Iterable[str]) -> bool:
     hits = [pattern.fullmatch(s) is not None for s in symbols]
     return bool(hits) and sum(hits) >= 0.9 * len(hits)
@@ -307,7 +302,6 @@ def read_membership(
 ) -> pl.DataFrame:
     """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted.
 
-    Columns may be called symbol, start/start_date/in_date/纳入日期, end/end_date/out_date/剔除日期.
     pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
     """
     sheet = Sheet.read(path, MEMBERS, ("symbol", "start"), own)
@@ -348,10 +342,7 @@ def _overlaps(table: pl.DataFrame) -> pl.DataFrame:
 def read_instruments(
     path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
 ) -> pl.DataFrame:
-    """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown.
-
-    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
-    """
+    """Facts about symbols: symbol, listed, delisted (Date), reason, name; null where unknown."""
     sheet = Sheet.read(path, INSTRUMENTS, ("symbol",), own)
     table = pl.DataFrame(
         {
@@ -383,10 +374,7 @@ def read_benchmark(
     timezone: str = "UTC",
     pad_symbols: bool = False,
 ) -> pl.DataFrame:
-    """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one.
-
-    pad_symbols: as for the bars, see `symbols_of`
-    """
+    """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one."""
     facts = inspect(path)
     columns = recognise(facts.columns, file=str(path))
     reader = Reader(
@@ -394,7 +382,22 @@ def read_benchmark(
     )
     bars, problems, _ = reader.to_bars(read_whole(facts, columns.names))
     if "symbol" in columns.by_field:
-        bars = _rows_of(bars, symbol, path)
+        symbols = bars["symbol"].drop_nulls().unique().sort().to_list()
+        shown = ", ".join(symbols[:20]) + (" …" if len(symbols) > 20 else "")
+        if symbol is None and len(symbols) != 1:
+            raise UniverseError(
+                f"{path}: holds {len(symbols)} symbols ({shown}). Say which is the benchmark: "
+                "data.benchmark."
+            )
+        if symbol is not None and symbol not in symbols:
+            near = difflib.get_close_matches(symbol, symbols, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            raise UniverseError(
+                f"{path}: no rows of benchmark {symbol!r}. {hint}The file has {shown}; set "
+                "data.benchmark."
+            )
+        if symbol is not None:
+            bars = bars.filter(pl.col("symbol") == symbol)
     if freq == "1d":
         bars = bars.with_columns(pl.col("time").dt.truncate("1d"))
     info = SourceInfo(
@@ -405,24 +408,3 @@ def read_benchmark(
     if errors:
         raise InvalidDataError(errors, f"{path}: {len(errors)} problem(s) in the benchmark")
     return checked.good.select("time", "close").sort("time")
-
-
-def _rows_of(bars: pl.DataFrame, symbol: str | None, path: Path) -> pl.DataFrame:
-    """The bars of `symbol`, which may be left out where there is but one."""
-    symbols = bars["symbol"].drop_nulls().unique().sort().to_list()
-    shown = ", ".join(symbols[:20]) + (" …" if len(symbols) > 20 else "")
-    if symbol is None and len(symbols) != 1:
-        raise UniverseError(
-            f"{path}: holds {len(symbols)} symbols ({shown}). Say which is the benchmark: "
-            "data.benchmark."
-        )
-    if symbol is None:
-        return bars
-    if symbol not in symbols:
-        near = difflib.get_close_matches(symbol, symbols, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise UniverseError(
-            f"{path}: no rows of benchmark {symbol!r}. {hint}The file has {shown}; set "
-            "data.benchmark."
-        )
-    return bars.filter(pl.col("symbol") == symbol)

@@ -106,12 +106,13 @@ class QlibSource(PathSource):
 
     def info(self) -> SourceInfo:
         """Describe the directory; reads it once, for its hash."""
-        fields = {"close"} | {
+        have = {
             name
-            for name in (*PRICES, "volume", "amount")
+            for name in (*PRICES, "volume", "amount", "vwap")
             if any(self._bin_path(s, name).exists() for s in self._symbols)
         }
-        if any(self._bin_path(s, "vwap").exists() for s in self._symbols) and "volume" in fields:
+        fields = (have - {"vwap"}) | {"close", *(["factor"] if self._has_factor else [])}
+        if {"vwap", "volume"} <= have:
             fields.add("amount")
         return SourceInfo(
             name="qlib",
@@ -119,7 +120,7 @@ class QlibSource(PathSource):
             calendar=self._calendar,
             timezone=self._timezone,
             price_basis="raw" if self._has_factor else "adjusted",
-            fields=frozenset(fields | ({"factor"} if self._has_factor else set())),
+            fields=frozenset(fields),
             fingerprint=self._fingerprint(),
         )
 
@@ -271,26 +272,26 @@ class QlibSource(PathSource):
         frame = pl.DataFrame(
             {"time": times[rows]} | {name: values[rows] for name, values in columns.items()},
         ).with_columns(symbol=pl.lit(symbol), row=pl.Series(rows - start + 1))
-        assert frame["row"].is_between(1, length).all()
         frame = frame.with_columns(pl.col(*columns).fill_nan(None))
         if "amount" not in columns and {"vwap", "volume"} <= columns.keys():
             # In the product the adjustment cancels out.
             frame = frame.with_columns(amount=pl.col("vwap") * pl.col("volume"))
-        if self._has_factor:
-            frame = self._undo_adjustment(frame, symbol, problems)
-        return frame if self._has_factor else frame.drop("factor", strict=False)
+        if not self._has_factor:
+            return frame.drop("factor", strict=False)
+        return self._undo_adjustment(frame, symbol, problems)
 
     def _no_close(self, symbol: str, path: Path) -> Problem:
-        listed = f"{symbol} is in instruments/{self._market.lower()}.txt"
-        folder = path.parent
-        if folder.is_dir() and not any(folder.glob(f"*.{self._suffix}.bin")):
-            # Minutes of a few symbols next to the days of many are usual.
-            what = f"{listed} but has no {self._suffix} data"
-            remedy = "Nothing to do, unless it should have"
-            return Problem(str(folder), None, None, what, remedy, "warning")
-        what = f"{listed} but there is no {path.name if folder.is_dir() else 'such directory'}"
-        file = path if folder.is_dir() else folder
-        return Problem(str(file), None, None, what, _REDUMP)
+        listed, folder = f"{symbol} is in instruments/{self._market.lower()}.txt", path.parent
+        if not folder.is_dir():
+            what = f"{listed} but there is no such directory"
+            return Problem(str(folder), None, None, what, _REDUMP)
+        if any(folder.glob(f"*.{self._suffix}.bin")):
+            what = f"{listed} but there is no {path.name}"
+            return Problem(str(path), None, None, what, _REDUMP)
+        # Minutes of a few symbols next to the days of many are usual.
+        what = f"{listed} but has no {self._suffix} data"
+        remedy = "Nothing to do, unless it should have"
+        return Problem(str(folder), None, None, what, remedy, "warning")
 
     def _undo_adjustment(
         self, frame: pl.DataFrame, symbol: str, problems: list[Problem]

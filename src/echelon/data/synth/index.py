@@ -78,8 +78,12 @@ def index_levels(
         price, capital = _prior(path)
         if step is None:
             prices = _carried_close(path)[:, None]
-        else:
-            prices = _bar_prices(engine, path, price, step)
+        else:  # the prior price where no bar trades
+            prices = np.repeat(price[:, None], bars, axis=1)
+            blocks = (engine.block(path, b) for b in range(path.listed // BLOCK, engine.n_blocks))
+            for made in (block for block in blocks if block is not None):
+                closes = aggregate(made, step).close
+                prices[made.days] = closes / TICKS_PER_UNIT * path.factor[made.days, None]
         growth = prices[days] / price[days, None]
         worth[days] += capital[days, None] * growth
         before[days] += capital[days]
@@ -106,15 +110,3 @@ def _prior(path: SymbolPath) -> tuple[Floats, Floats]:
     worth = close * forward_fill(path.shares[:, None])[:, 0]
     capital[first + 1 :] = worth[first:-1]
     return price, capital
-
-
-def _bar_prices(engine: MinuteEngine, path: SymbolPath, prior: Floats, step: int) -> Floats:
-    """Total-return price at the end of each bar, [T, bars]; the prior price where none trades."""
-    bars = -(-engine.market.config.minutes_per_day // step)
-    prices = np.repeat(prior[:, None], bars, axis=1)
-    for block in range(path.listed // BLOCK, engine.n_blocks):
-        made = engine.block(path, block)
-        if made is not None:
-            closes = aggregate(made, step).close
-            prices[made.days] = closes / TICKS_PER_UNIT * path.factor[made.days, None]
-    return prices

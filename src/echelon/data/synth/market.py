@@ -66,9 +66,7 @@ class TradingHours:
         return at if is_there else None
 
 
-def make_trading_hours(
-    calendar: str, start: date, n_days: int, minutes_per_day: int
-) -> TradingHours:
+def _trading_hours(calendar: str, start: date, n_days: int, minutes_per_day: int) -> TradingHours:
     """Take `n_days` sessions of the exchange from `start` on, with minutes from its opening.
 
     The lunch break of an exchange that has one is left out; a minute bar is labelled by its end.
@@ -171,7 +169,7 @@ class Factor:
         return self.overnight + self.intraday
 
 
-def regime_path(seed: int, n_days: int) -> Ints:
+def _regime_path(seed: int, n_days: int) -> Ints:
     """Regime of each day, an index into `REGIMES`, [T]; starts in the bull regime."""
     draws = stream(seed, "synthetic", "regime").random((n_days, 2))
     onward = np.cumsum(LEAVE, axis=1)
@@ -281,18 +279,14 @@ class SyntheticMarket:
         """N."""
         return len(self.symbols)
 
-    @cached_property
-    def _positions(self) -> dict[str, int]:
-        return {symbol: n for n, symbol in enumerate(self.symbols)}
-
     def position(self, symbol: str) -> int:
         """Column of `symbol`."""
-        if symbol not in self._positions:
+        if symbol not in self.symbols:
             raise UniverseError(
                 f"unknown symbol {symbol!r}; this market has {self.symbols[0]} to "
                 f"{self.symbols[-1]}"
             )
-        return self._positions[symbol]
+        return self.symbols.index(symbol)
 
     def name(self, n: int) -> str:
         """Full name of symbol `n`."""
@@ -303,8 +297,8 @@ def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> 
     """Draw the latent state of the market that `config` and `seed` name."""
     if seed < 0:
         raise ConfigError(f"the seed of a synthetic market is {seed}; use 0 or more")
-    clock = make_trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
-    regime = regime_path(seed, config.n_days)
+    clock = _trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
+    regime = _regime_path(seed, config.n_days)
     level = MARKET_VOLATILITY[regime]
     width = max(4, len(str(config.n_symbols - 1)))
     symbols = tuple(f"S{n:0{width}d}" for n in range(config.n_symbols))

@@ -54,13 +54,6 @@ class BarBlock(NamedTuple):
     amount: Floats
 
 
-def volume_profile(minutes: int) -> Floats:
-    """Share of a day's volume that falls into each minute, [M]: a U, higher at the close."""
-    x = (np.arange(minutes) + 0.5) / minutes
-    u = 0.55 + 1.35 * (2.0 * x - 1.0) ** 2 + 0.6 * np.exp(-x / 0.05) + 0.9 * np.exp((x - 1) / 0.04)
-    return np.asarray(u / u.sum())
-
-
 def variance_profile(minutes: int) -> Floats:
     """Share of a session's variance that falls into each minute, [M]: highest at the open."""
     x = (np.arange(minutes) + 0.5) / minutes
@@ -173,7 +166,11 @@ class MinuteEngine:
             within = np.arange(self._minutes) < ends[:, None]
             variance = np.where(within, variance_profile(self._minutes), 0.0)
             variance /= variance.sum(axis=1, keepdims=True)
-            volume = np.where(within, volume_profile(self._minutes), 0.0)
+            # A U over the day, higher at the close.
+            x = (np.arange(self._minutes) + 0.5) / self._minutes
+            u = 0.55 + 1.35 * (2.0 * x - 1.0) ** 2
+            u = u + 0.6 * np.exp(-x / 0.05) + 0.9 * np.exp((x - 1) / 0.04)
+            volume = np.where(within, u / u.sum(), 0.0)
             volume /= volume.sum(axis=1, keepdims=True)
             clock = np.cumsum(variance, axis=1)
             # A bridge must end at zero exactly, and stay there.

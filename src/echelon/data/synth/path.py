@@ -76,15 +76,6 @@ class _Risk:
     drift: Floats
 
 
-class _Returns(NamedTuple):
-    """Log returns of the days, and which days have quarterly results, each [T]."""
-
-    risk: _Risk
-    overnight: Floats
-    intraday: Floats
-    results: Bools
-
-
 @dataclass(frozen=True)
 class _Tape:
     """What a tape shows of the days, each [T].
@@ -126,17 +117,21 @@ class SymbolPath(_Tape, _Risk):
 def trace(market: SyntheticMarket, n: int) -> SymbolPath:
     """Walk symbol `n` through all its days."""
     first, end = int(market.listed[n]), int(market.delisted[n])
-    moves = _returns(market, n)
+    risk, overnight, intraday, results = _returns(market, n)
     suspensions = _suspensions(market, n)
     trades = np.zeros(market.n_days, dtype=np.bool_)
     trades[first:end] = True
     for gap in suspensions:
         trades[gap.start : gap.end] = False
     log_close = np.full(market.n_days, np.nan)
-    step = moves.overnight[first:end] + moves.intraday[first:end]
+    step = overnight[first:end] + intraday[first:end]
     log_close[first:end] = np.log(market.price[n]) + np.cumsum(step)
-    log_open = log_close - moves.intraday
+    log_open = log_close - intraday
     tape = _tape(market, n, trades, log_open, log_close)
+    # Expected volume in lots of 100: busier when prices move.
+    noise = stream(market.seed, "synthetic", "activity", n).standard_normal(market.n_days)
+    activity = np.exp(ar1(noise, 0.8, 0.35) - 0.5 * 0.35**2)
+    excitement = (risk.own_volatility / market.sigma[n]) ** 0.7 * (1.0 + 1.5 * results)
     return SymbolPath(
         n=n,
         listed=first,
@@ -144,9 +139,9 @@ def trace(market: SyntheticMarket, n: int) -> SymbolPath:
         trades=trades,
         log_open=log_open,
         log_close=log_close,
-        lots=_lots(market, n, moves, tape.shares),
+        lots=market.turnover[n] * tape.shares / 100.0 * activity * excitement,
         suspensions=suspensions,
-        **vars(moves.risk),
+        **vars(risk),
         **vars(tape),
     )
 
@@ -156,7 +151,8 @@ def to_ticks(log_price: Floats) -> Floats:
     return np.maximum(np.rint(np.exp(log_price) * TICKS_PER_UNIT), FLOOR_TICKS)
 
 
-def _returns(market: SyntheticMarket, n: int) -> _Returns:
+def _returns(market: SyntheticMarket, n: int) -> tuple[_Risk, Floats, Floats, Bools]:
+    """Risk, log returns overnight and in the session, and days of quarterly results; each [T]."""
     n_days, seed = market.n_days, market.seed
     beta, sector_beta = market.beta[n], market.sector_beta[n]
     common, sector = market.market, market.sectors[market.sector[n]]
@@ -185,14 +181,9 @@ def _returns(market: SyntheticMarket, n: int) -> _Returns:
         tied=tied,
         drift=own_drift + fate_gap + tied * (beta * common.drift + sector_beta * sector.drift),
     )
-    return _Returns(
-        risk=risk,
-        overnight=overnight + OVERNIGHT_SHARE * own_drift + fate_gap + night_move,
-        intraday=intraday
-        + (1 - OVERNIGHT_SHARE) * own_drift
-        + np.sqrt(1 - OVERNIGHT_SHARE) * own * normals[:, 2],
-        results=results,
-    )
+    overnight = overnight + OVERNIGHT_SHARE * own_drift + fate_gap + night_move
+    day_move = np.sqrt(1 - OVERNIGHT_SHARE) * own * normals[:, 2]
+    return risk, overnight, intraday + (1 - OVERNIGHT_SHARE) * own_drift + day_move, results
 
 
 def _fate(market: SyntheticMarket, n: int) -> tuple[Floats, Floats, Floats]:
@@ -304,11 +295,3 @@ def _tape(
                 actions.append(CorporateAction(int(days[stop]), ratio, cash / TICKS_PER_UNIT))
         position = stop
     return _Tape(open_ticks, close_ticks, pre_ticks, factors, shares, tuple(actions))
-
-
-def _lots(market: SyntheticMarket, n: int, moves: _Returns, shares: Floats) -> Floats:
-    """Expected volume of each day in lots of 100, [T]: busier when prices move."""
-    noise = stream(market.seed, "synthetic", "activity", n).standard_normal(market.n_days)
-    activity = np.exp(ar1(noise, 0.8, 0.35) - 0.5 * 0.35**2)
-    excitement = (moves.risk.own_volatility / market.sigma[n]) ** 0.7 * (1.0 + 1.5 * moves.results)
-    return np.asarray(market.turnover[n] * shares / 100.0 * activity * excitement)
