@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from worlds import FREE, at, make_config, make_world
+from worlds import FREE, at, basis_points, make_config, make_world
 
 from echelon.backtest.baselines import make_baseline
 from echelon.backtest.run import Backtest, run_backtest
@@ -356,7 +356,7 @@ def test_costs_split_by_hand_add_up_to_the_shortfall() -> None:
     # 100·0.25 − 50·(19.25 − 19); 100·0.5 − 50·(19.25 − 19.5).
     assert (split.against_twap, split.against_vwap) == (12.5, 62.5)
     assert (split.benchmarked, split.fills, split.at_once) == (2000.0, 3, 1)
-    points = split.in_basis_points()
+    points = basis_points(split)
     assert points["total"] == pytest.approx(120.25 / 2240.0 * 1e4)
     assert points["against_twap"] == pytest.approx(62.5)
     assert points["timing"] == pytest.approx(50.0 / 2240.0 * 1e4)
@@ -373,7 +373,7 @@ def test_costs_of_plain_fills_are_slippage_and_fees() -> None:
 def test_costs_of_nothing_are_nothing() -> None:
     nothing = Fills(*np.zeros((5, 2, 3)), np.zeros((2, 3), np.int8))
     assert cost_split(nothing).total == 0.0
-    assert np.isnan(cost_split(nothing).in_basis_points()["total"])
+    assert np.isnan(basis_points(cost_split(nothing))["total"])
 
 
 def test_backtests_keep_the_executors_facts(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from commands import Always, Moving
 from rule_routers import EqualRouter
 from scrambled_days import scramble_after
-from worlds import at, make_config, make_world
+from worlds import at, basis_points, make_config, make_world
 
 from echelon.agents.execution.network import NetworkSettings, build_net
 from echelon.agents.execution.policy import save_execution_policy
@@ -423,7 +423,7 @@ def test_one_line_works_a_daily_backtest_through_the_day(line: Line) -> None:
     assert split.against_twap == pytest.approx(0.0, abs=1e-6)
     assert (run.value > 0.0).all()
     # The report reads the same from the blotter.
-    shown, told = execution_costs(run.blotter()), split.in_basis_points()
+    shown, told = execution_costs(run.blotter()), basis_points(split)
     assert {name: told[name] for name in shown} == pytest.approx(shown, abs=1e-6)
     assert run.cash_share.min() >= 0.0
     assert world.ledger["fill"] == "worked through the next day by twap, every 6 ticks"
@@ -460,7 +460,7 @@ def test_immediate_fills_beside_the_days_bars_stay_the_same_and_tell_their_costs
     assert split.against_twap != 0.0
     assert split.benchmarked == pytest.approx(split.arrived)
     assert split.timing == 0.0
-    shown, costs = execution_costs(told.blotter()), split.in_basis_points()
+    shown, costs = execution_costs(told.blotter()), basis_points(split)
     assert {name: costs[name] for name in shown} == pytest.approx(shown, abs=1e-6)
 
 
@@ -518,7 +518,7 @@ def test_vwap_and_costs_of_execution_tell_on_the_fills(line: Line) -> None:
         for name, world in worlds.items()
     }
     assert runs["vwap"].value.tobytes() != runs["twap"].value.tobytes()
-    costs = {name: run.cost_split.in_basis_points() for name, run in runs.items()}
+    costs = {name: basis_points(run.cost_split) for name, run in runs.items()}
     assert costs["twap"]["spread"] == 0.0
     assert costs["spread"]["spread"] == pytest.approx(5.0, rel=0.05)
     assert costs["twice"]["spread"] == pytest.approx(10.0, rel=0.05)

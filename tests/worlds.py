@@ -26,7 +26,7 @@ from echelon.envs.world import World
 from echelon.features import prepare
 from echelon.features.prepared import content_hash, facts_hash, file_hashes
 from echelon.files import write_json
-from echelon.market import MarketRows, PriceHistory, Rules, market_rows
+from echelon.market import CostSplit, MarketRows, PriceHistory, Rules, market_rows
 from echelon.runs import RunDirectory
 
 FREE = Rules(
@@ -115,6 +115,14 @@ def make_world(
 def at(*rows: int) -> np.ndarray:
     """Row numbers as books take them."""
     return np.array(rows, dtype=np.int64)
+
+
+def basis_points(split: CostSplit) -> dict[str, float]:
+    """Every cost over the value it is of; NaN where nothing was filled."""
+    all_, some = split.arrived or np.nan, split.benchmarked or np.nan
+    parts = {name: getattr(split, name) / all_ for name in CostSplit._fields[:5]}
+    parts |= {name: getattr(split, name) / some for name in ("against_twap", "against_vwap")}
+    return {name: float(value * 1e4) for name, value in parts.items()}
 
 
 def _plain_rows(

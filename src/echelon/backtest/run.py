@@ -185,6 +185,9 @@ def run_backtest(
     held = books.holdings()
     weights[n_steps], cash_share[n_steps] = held.weights[0], held.cash_share[0]
     rows = np.arange(span.start, span.start + n_steps + 1)
+    execution = None
+    if executions:
+        execution = Execution(*(np.concatenate(parts) for parts in zip(*executions, strict=True)))
     backtest = Backtest(
         policy=policy.name,
         kind=policy.kind,
@@ -197,30 +200,17 @@ def run_backtest(
         fills=Fills(*(np.concatenate(parts) for parts in zip(*fills, strict=True))),
         fill_times=world.times[rows[1:] if world.fill_open else rows[:-1]],
         periods_per_year=world.periods_per_year,
-        execution=_join_executions(executions),
+        execution=execution,
     )
-    if world.executor is not None:
-        _tell(backtest, world.executor)
-    return backtest
-
-
-def _join_executions(executions: list[Execution]) -> Execution | None:
-    if not executions:
-        return None
-    return Execution(*(np.concatenate(parts) for parts in zip(*executions, strict=True)))
-
-
-def _tell(backtest: Backtest, executor: Executor) -> None:
-    """Say what the executor could not work."""
+    if world.executor is None or isinstance(world.executor, ImmediateExecutor):
+        return backtest
     split = backtest.cost_split
-    if split.at_once and not isinstance(executor, ImmediateExecutor):
+    if split.at_once:
         log.warning(
             "%s: %d of %d fills were at the open, not by %s: their days have no intraday data",
-            backtest.policy,
-            split.at_once,
-            split.fills,
-            executor.name,
+            *(backtest.policy, split.at_once, split.fills, world.executor.name),
         )
+    return backtest
 
 
 def run_values(policy: Policy, world: World, starts: Rows, n_steps: int, config: Config) -> Floats:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from echelon.config import Config
 from echelon.envs.world import World
-from echelon.market import Book, Orders, Rows, Rules
+from echelon.market import Book, MarketRows, Orders, Rows, Rules
 from echelon.market.rules import after_fee, commission, sellable_lots
 from echelon.types import Bools, Floats, Floats32
 
@@ -94,65 +94,34 @@ def holdings(world: World, book: Book, value: Floats, row: Rows, rule: ActionRul
     the lower limit and no T+1.
     """
     shape = book.shares.shape
-    out = Holdings(
-        np.empty(shape, dtype=np.float32),
-        np.empty(shape[0], dtype=np.float32),
-        np.empty((*shape, 3), dtype=np.bool_),
-    )
-    rows, rules = world.rows, world.rules
+    weights, cash_share = np.empty(shape, dtype=np.float32), np.empty(shape[0], dtype=np.float32)
+    out = Holdings(weights, cash_share, np.empty((*shape, 3), dtype=np.bool_))
     money = rule.buy_pct * book.cash if rule.kind == "discrete" else value
-    _holdings(
-        book.cash,
-        book.shares,
-        book.locked,
-        value,
-        row,
-        rows.close,
-        rows.tradable,
-        rows.gone,
-        rows.limit_up,
-        rows.limit_down,
-        world.present,
-        world.member,
-        not world.fill_open and rules.price_limits,
-        not world.fill_open and rules.t_plus_one,
-        rows.lot,
-        rows.min_lot,
-        max(rules.min_value, 1e-9),
-        money,
-        rules,
-        out.weights,
-        out.cash_share,
-        out.allowed,
-    )
+    buyable = world.present, world.member
+    _holdings(book, value, money, row, world.rows, *buyable, world.fill_open, world.rules, out)
     return out
 
 
 @njit(cache=True)
 def _holdings(
-    cash: Floats,
-    shares: Floats,
-    locked: Floats,
+    book: Book,
     value: Floats,
+    money: Floats,
     row: Rows,
-    close: Floats,
-    tradable: Bools,
-    gone: Bools,
-    limit_up: Floats,
-    limit_down: Floats,
+    market: MarketRows,
     present: Bools,
     member: Bools,
-    limits_now: bool,
-    t_plus_one_now: bool,
-    lot: Floats,
-    min_lot: Floats,
-    least: float,
-    money: Floats,
+    fill_open: bool,
     rules: Rules,
-    weights: Floats32,
-    cash_share: Floats32,
-    allowed: Bools,
+    out: Holdings,
 ) -> None:
+    cash, shares, locked = book.cash, book.shares, book.locked
+    close, tradable, gone, lot = market.close, market.tradable, market.gone, market.lot
+    limit_up, limit_down, min_lot = market.limit_up, market.limit_down, market.min_lot
+    weights, cash_share, allowed = out.weights, out.cash_share, out.allowed
+    limits_now = not fill_open and rules.price_limits
+    t_plus_one_now = not fill_open and rules.t_plus_one
+    least = max(rules.min_value, 1e-9)
     for e in range(len(cash)):
         r = row[e]
         worth = max(value[e], 1e-12)
@@ -194,19 +163,8 @@ def discrete_orders(
     Otherwise the last lot and small remainders could never be sold.
     """
     assert actions.shape == book.shares.shape == close.shape, "actions are not [E,N]"
-    orders = Orders(*np.zeros((2, *actions.shape)))
-    money = rule.buy_pct * book.cash
-    _discrete_orders(
-        actions,
-        book.shares,
-        money,
-        rule.sell_pct,
-        close,
-        lot,
-        min_value,
-        orders.shares,
-        orders.spend,
-    )
+    orders, money = Orders(*np.zeros((2, *actions.shape))), rule.buy_pct * book.cash
+    _discrete_orders(actions, book.shares, money, rule.sell_pct, close, lot, min_value, orders)
     return orders
 
 
@@ -219,9 +177,9 @@ def _discrete_orders(
     close: Floats,
     lot: Floats,
     min_value: float,
-    shares: Floats,
-    spend: Floats,
+    orders: Orders,
 ) -> None:
+    shares, spend = orders.shares, orders.spend
     for e in range(len(money)):
         for n in range(held.shape[1]):
             if actions[e, n] == _BUY:

@@ -15,7 +15,6 @@ asset and, last, for cash, shared out by `act.weights_of_scores`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
@@ -97,12 +96,13 @@ class EnvSpec:
                 f"observation='index' gives row numbers as float32, exact up to {_EXACT_ROWS:,}, "
                 f"but the data have {len(world.times):,} rows. Use observation='window'."
             )
-        training = split == "train"
+        training, pieces = split == "train", world.spans(split)
         if episode_steps is None and training:
             episode_steps = config.train.episode_steps
+        first = min(piece.start for piece in pieces)
         spec = EnvSpec(
             world=world,
-            span=_around(world.spans(split)),
+            span=range(first, max(piece.stop for piece in pieces)),
             rule=ActionRule.from_config(config, actions),
             reward=config.reward,
             observation=observation,
@@ -110,7 +110,7 @@ class EnvSpec:
             include_cash=config.state.include_cash,
             random_start=training if random_start is None else random_start,
             episode_steps=None,
-            stretches=world.spans(split),
+            stretches=pieces,
         )
         return spec.with_episode_steps(episode_steps)
 
@@ -235,12 +235,6 @@ class EnvSpec:
                 "traded keeps its weight."
             )
         return np.array(allowed.reshape(*allowed.shape[:-2], -1))
-
-
-def _around(stretches: Sequence[range]) -> range:
-    """From the first row of all stretches to the last."""
-    first = min(piece.start for piece in stretches)
-    return range(first, max(piece.stop for piece in stretches))
 
 
 def zero_if_nan(value: float) -> float:

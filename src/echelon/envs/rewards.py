@@ -44,16 +44,8 @@ class RewardState(NamedTuple):
 
 def new_state(value: Floats, config: RewardConfig) -> RewardState:
     """Nothing seen yet; books worth `value`[E]."""
-    n_books = len(value)
-    memory = _CVAR_MEMORY if config.cvar_penalty > 0 else 0
-    return RewardState(
-        value.copy(),
-        np.zeros(n_books),
-        np.zeros(n_books),
-        np.zeros(n_books),
-        np.full(memory, np.nan),
-        0,
-    )
+    returns = np.full(_CVAR_MEMORY if config.cvar_penalty > 0 else 0, np.nan)
+    return RewardState(value.copy(), *np.zeros((3, len(value))), returns, 0)
 
 
 def restart(state: RewardState, value: Floats, which: Bools) -> RewardState:
@@ -89,7 +81,9 @@ def reward(
     returns, cursor = state.returns, state.cursor
     if config.cvar_penalty:
         paid = paid - config.cvar_penalty * tail_cost(-gain, returns, config.cvar_tail)
-        returns, cursor = _remember(returns, cursor, gain)
+        places, returns = (cursor + np.arange(len(gain))) % len(returns), returns.copy()
+        returns[places] = gain
+        cursor = int((cursor + len(gain)) % len(returns))
     return paid * config.scale, RewardState(peak, drawdown, mean, square, returns, cursor)
 
 
@@ -137,10 +131,3 @@ def tail_cost(loss: Floats, returns: Floats, tail: float) -> Floats:
         return np.zeros_like(loss)
     value_at_risk = -np.quantile(seen, tail)
     return np.asarray(np.maximum(loss - value_at_risk, 0.0) / tail)
-
-
-def _remember(returns: Floats, cursor: int, gain: Floats) -> tuple[Floats, int]:
-    places = (cursor + np.arange(len(gain))) % len(returns)
-    kept = returns.copy()
-    kept[places] = gain
-    return kept, int((cursor + len(gain)) % len(returns))

@@ -22,7 +22,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
-from echelon.envs.books import StepResult
 from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, zero_if_nan
 from echelon.envs.gym import COST_PARTS
 from echelon.envs.world import World
@@ -119,7 +118,13 @@ class BatchedVecEnv(PlacesVecEnv):
         result = self._books.step(self._spec.actions(self._actions, self._held))
         self._actions = None
         self._held = self._books.holdings()
-        self._account(result)
+        self._steps += 1
+        self._rewards += result.reward
+        for total, name in zip(self._costs, COST_PARTS, strict=True):
+            total += getattr(result.fills, name).sum(axis=1)
+        if self._steps.max() >= len(self._values):
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        self._values[self._steps, np.arange(self.num_envs)] = result.value
         truncated = self._steps >= self._length
         done = result.terminated | truncated
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -173,16 +178,6 @@ class BatchedVecEnv(PlacesVecEnv):
         self._held = self._books.holdings()
         return self._spec.observe(self._books.row, self._held)
 
-    def _account(self, result: StepResult) -> None:
-        """Remember what the end of an episode tells."""
-        self._steps += 1
-        self._rewards += result.reward
-        for total, name in zip(self._costs, COST_PARTS, strict=True):
-            total += getattr(result.fills, name).sum(axis=1)
-        if self._steps.max() >= len(self._values):
-            self._values = np.concatenate([self._values, np.empty_like(self._values)])
-        self._values[self._steps, np.arange(self.num_envs)] = result.value
-
     def _report(self, infos: list[dict[str, Any]], done: Bools, cut: Bools) -> None:
         """Fill the infos of the books `done`[E]; cut[E]: truncated, not terminated."""
         last = self._spec.observe(self._books.row[done], self._held.take(done))
@@ -213,12 +208,8 @@ class BatchedVecEnv(PlacesVecEnv):
         for e in np.flatnonzero(which).tolist():
             rows[e] = self._specs[e].start(self._rngs[e], options[e])
             self._length[e] = self._specs[e].steps_from(int(rows[e]))
-            time_of = self.world.times[rows[e]].item()
-            self.reset_infos[e] = {
-                "pv": self.world.initial_cash,
-                "time": time_of,
-                "row": int(rows[e]),
-            }
+            facts = {"time": self.world.times[rows[e]].item(), "row": int(rows[e])}
+            self.reset_infos[e] = {"pv": self.world.initial_cash, **facts}
         self._books.reset(rows, which)
         self._held = self._books.holdings()
         self._steps[which] = 0
@@ -265,8 +256,8 @@ class BookView:
 
     @episode_steps.setter
     def episode_steps(self, steps: int | None) -> None:
-        faces = self._env._specs
-        faces[self._index] = faces[self._index].with_episode_steps(steps)
+        specs = self._env._specs
+        specs[self._index] = specs[self._index].with_episode_steps(steps)
 
     @property
     def random_start(self) -> bool:
@@ -275,8 +266,8 @@ class BookView:
 
     @random_start.setter
     def random_start(self, anywhere: bool) -> None:
-        faces = self._env._specs
-        faces[self._index] = replace(faces[self._index], random_start=anywhere)
+        specs = self._env._specs
+        specs[self._index] = replace(specs[self._index], random_start=anywhere)
 
     def action_masks(self) -> Bools:
         """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""

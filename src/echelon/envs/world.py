@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -162,6 +163,10 @@ def world_of(
     x = np.asarray(prepared.x[:stop])
     _refuse_nan(x, prepared)
     member, benchmark = prepared.array("member"), prepared.array("benchmark")
+    # The close, times the factor where the prices lack it.
+    growth = np.asarray(history.close, dtype=np.float64)
+    if history.factor is not None and history.price_basis != "adjusted":
+        growth = np.asarray(history.close * forward_fill(history.factor))
     manifest = prepared.manifest
     splits = {name: split.rows for name, split in prepared.splits.items()}
     return World(
@@ -170,7 +175,7 @@ def world_of(
         x=x,
         present=np.asarray(prepared.present[:stop]),
         member=np.asarray((prepared.present if member is None else member)[:stop]),
-        growth=_growth(history),
+        growth=growth,
         times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,
         splits={name: rows for name, rows in splits.items() if rows.stop <= stop},
@@ -179,11 +184,7 @@ def world_of(
         initial_cash=config.market.initial_cash,
         periods_per_year=periods_per_year(manifest["calendar"], manifest["freq"]),
         benchmark=None if benchmark is None else np.asarray(benchmark[:stop]),
-        ledger={
-            "fill": in_force.fill,
-            "prices": history.price_basis,
-            "preset": in_force.preset,
-        },
+        ledger={"fill": in_force.fill, "prices": history.price_basis, "preset": in_force.preset},
         in_force=in_force,
     )
 
@@ -225,38 +226,20 @@ def index_world(world: World) -> World | None:
 
 def _history(prepared: Prepared, stop: int) -> PriceHistory:
     """Prices of the rows before `stop`."""
-
-    def optional(name: str) -> Floats | None:
+    parts: dict[str, Any] = {}
+    for name in ("tradable", "delisted", "open", "volume", "factor", "limit_up", "limit_down"):
         values = prepared.array(name)
-        return None if values is None else np.asarray(values[:stop])
-
-    def mask(name: str) -> Bools:
-        values = prepared.array(name)
-        assert values is not None, f"a prepared set always has {name}"
-        return np.asarray(values[:stop])
-
-    manifest = prepared.manifest
+        parts[name] = None if values is None else np.asarray(values[:stop])
+    for name in ("tradable", "delisted"):
+        assert parts[name] is not None, f"a prepared set always has {name}"
     return PriceHistory(
         times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,
-        price_basis=manifest["price_basis"],
+        price_basis=prepared.manifest["price_basis"],
         close=np.asarray(prepared.close[:stop]),
-        tradable=mask("tradable"),
-        delisted=mask("delisted"),
-        open=optional("open"),
-        volume=optional("volume"),
-        factor=optional("factor"),
-        limit_up=optional("limit_up"),
-        limit_down=optional("limit_down"),
         reasons=prepared.delist_reasons,
+        **parts,
     )
-
-
-def _growth(history: PriceHistory) -> Floats:
-    """[T,N] total-return index: the close, times the factor where the prices lack it."""
-    if history.factor is None or history.price_basis == "adjusted":
-        return np.asarray(history.close, dtype=np.float64)
-    return np.asarray(history.close * forward_fill(history.factor))
 
 
 def _refuse_nan(x: Floats32, prepared: Prepared) -> None:

@@ -131,7 +131,10 @@ def diff_market(
     stamp = rows.stamp[at]
     pays = (1.0 - slippage) * (1.0 - rules.commission - stamp) >= 0.0
     traded = rows.tradable[at] & ~rows.gone[at] & (price > 0.0) & (close > 0.0)
-    below_up, above_down = _off_limits(rows, rules, price, at)
+    below_up = above_down = np.ones_like(traded)
+    if rules.price_limits:
+        below_up = price < rows.limit_up[at] - _LIMIT
+        above_down = price > rows.limit_down[at] + _LIMIT
     known = rows.tradable[:-1] & ~rows.gone[:-1] & (close > 0.0)
     now_up, now_down = (below_up, above_down) if not fill_open else (True, True)
 
@@ -234,12 +237,3 @@ def _over(above: Floats, below: Floats) -> Floats:
     """Quotient[R,N], 0 where `below` is not positive."""
     out = np.zeros_like(below)
     return np.divide(above, below, out=out, where=below > 0.0)
-
-
-def _off_limits(
-    rows: MarketRows, rules: Rules, price: Floats, at: slice
-) -> tuple[Bools | bool, Bools | bool]:
-    """(below the upper limit, above the lower one), [R,N] each, at the fill."""
-    if not rules.price_limits:
-        return True, True
-    return price < rows.limit_up[at] - _LIMIT, price > rows.limit_down[at] + _LIMIT

@@ -56,9 +56,7 @@ from echelon.market.rules import (
 from echelon.market.types import Book, Codes, Fills, MarketRows, Orders, Reason, Rows, Stepped
 from echelon.types import Bools, Floats
 
-_ROWLESS = ("haircut", "lot", "min_lot")
 _VOLUME = int(Reason.VOLUME)
-_BASIS_POINTS = 1e4
 
 
 class Worked(NamedTuple):
@@ -196,13 +194,6 @@ class CostSplit(NamedTuple):
     at_once: int
     cut: float
 
-    def in_basis_points(self) -> dict[str, float]:
-        """Every cost over the value it is of; NaN where nothing was filled."""
-        all_, some = self.arrived or np.nan, self.benchmarked or np.nan
-        parts = {name: getattr(self, name) / all_ for name in CostSplit._fields[:5]}
-        parts |= {name: getattr(self, name) / some for name in ("against_twap", "against_vwap")}
-        return {name: float(value * _BASIS_POINTS) for name, value in parts.items()}
-
 
 def cost_split(fills: Fills, execution: Execution | None = None) -> CostSplit:
     """Split the costs of fills, of any shape.
@@ -271,12 +262,17 @@ def _settle_orders(
         return _at_once(book, orders, market, row, rules, worked)
     if which.all():
         return _at_prices(book, orders, market, row, rules, parents, worked)
-    rest, subset = (Worked(*(array[part] for array in worked)) for part in (~which, which))
-    one = _at_once(*_some((book, orders), ~which), market, row[~which], rules, rest)
-    part = _some((book, orders), which)
-    other = _at_prices(*part, market, row[which], rules, parents[which], subset)
+
+    def part(some: Bools) -> tuple[Book, Orders, Worked]:
+        books = Book(*(a[some] for a in book))
+        return books, Orders(*(a[some] for a in orders)), Worked(*(a[some] for a in worked))
+
+    books, wishes, rest = part(~which)
+    at_once = _at_once(books, wishes, market, row[~which], rules, rest)
+    books, wishes, rest = part(which)
+    at_prices = _at_prices(books, wishes, market, row[which], rules, parents[which], rest)
     joined = []
-    for left, right in zip(one, other, strict=True):
+    for left, right in zip(at_once, at_prices, strict=True):
         arrays = []
         for a, b in zip(left, right, strict=True):
             whole = np.empty((len(row), *a.shape[1:]), dtype=a.dtype)
@@ -284,11 +280,6 @@ def _settle_orders(
             arrays.append(whole)
         joined.append(arrays)
     return Book(*joined[0]), Fills(*joined[1]), Execution(*joined[2])
-
-
-def _some(tuples: tuple[Book, Orders], which: Bools) -> tuple[Book, Orders]:
-    book, orders = tuples
-    return Book(*(a[which] for a in book)), Orders(*(a[which] for a in orders))
 
 
 def _at_once(
@@ -332,7 +323,10 @@ def _at_prices(
     because = np.where(done, worked.reason, because).astype(np.int8)
     # Prices have the slippage inside, and `cap` is what the volume allowed.
     plain = rules._replace(slippage_model=SLIPPAGE_NONE, participation=1.0, price_limits=False)
-    view = _rows_of(market, row)._replace(open=price, volume_open=cap)
+    # A market of E rows: the one that each book looks at.
+    shared = ("haircut", "lot", "min_lot")
+    seen = {n: a if n in shared else a[row] for n, a in market._asdict().items()}
+    view = MarketRows(**(seen | {"open": price, "volume_open": cap}))
     after, fills = trade(book, orders, view, np.arange(len(row)), plain, at_open=True)
 
     size = np.abs(fills.shares)
@@ -370,16 +364,6 @@ def _reasons(fills: Fills, orders: Orders, parents: Floats, cap: Floats, because
     ended = np.where(short, int(Reason.CASH), ended)
     why = np.where(whole, ended, because)
     return np.where(fills.reason == _VOLUME, why, fills.reason).astype(np.int8)
-
-
-def _rows_of(market: MarketRows, row: Rows) -> MarketRows:
-    """A market of E rows: the one that each book looks at."""
-    return MarketRows(
-        **{
-            name: array if name in _ROWLESS else array[row]
-            for name, array in market._asdict().items()
-        }
-    )
 
 
 @njit(cache=True, error_model="numpy")
@@ -422,20 +406,11 @@ def _open_fills(
     for e in range(parents.shape[0]):
         r = row[e]
         for n in range(parents.shape[1]):
-            size, selling, volume = (
-                abs(parents[e, n]),
-                parents[e, n] < 0.0,
-                market.volume_open[r, n],
-            )
-            why = _why_barred(
-                market.gone[r, n],
-                market.tradable[r, n],
-                quoted[e, n],
-                market.limit_up[r, n],
-                market.limit_down[r, n],
-                rules,
-                selling,
-            )
+            size, selling = abs(parents[e, n]), parents[e, n] < 0.0
+            gone, tradable = market.gone[r, n], market.tradable[r, n]
+            up, down = market.limit_up[r, n], market.limit_down[r, n]
+            volume = market.volume_open[r, n]
+            why = _why_barred(gone, tradable, quoted[e, n], up, down, rules, selling)
             if why != 0:
                 because[e, n] = why
                 continue

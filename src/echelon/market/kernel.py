@@ -46,17 +46,12 @@ from echelon.market.rules import (
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows, Stepped
 from echelon.types import Floats
 
-_NONE = int(Reason.NONE)
-_SUSPENDED = int(Reason.SUSPENDED)
-_DELISTED = int(Reason.DELISTED)
-_LIMIT_UP = int(Reason.LIMIT_UP)
-_LIMIT_DOWN = int(Reason.LIMIT_DOWN)
-_NOT_HELD = int(Reason.NOT_HELD)
-_T_PLUS_ONE = int(Reason.T_PLUS_ONE)
-_VOLUME = int(Reason.VOLUME)
-_CASH = int(Reason.CASH)
-_LOT = int(Reason.LOT)
-_TOO_SMALL = int(Reason.TOO_SMALL)
+# Compiled code takes plain numbers.
+_NONE, _SUSPENDED, _DELISTED = int(Reason.NONE), int(Reason.SUSPENDED), int(Reason.DELISTED)
+_LIMIT_UP, _LIMIT_DOWN = int(Reason.LIMIT_UP), int(Reason.LIMIT_DOWN)
+_NOT_HELD, _T_PLUS_ONE = int(Reason.NOT_HELD), int(Reason.T_PLUS_ONE)
+_VOLUME, _CASH = int(Reason.VOLUME), int(Reason.CASH)
+_LOT, _TOO_SMALL = int(Reason.LOT), int(Reason.TOO_SMALL)
 
 # Buys may cost this much more than the cash by rounding; what is then below zero is set to zero.
 _SLACK = 1e-9

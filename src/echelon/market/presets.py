@@ -19,23 +19,16 @@ from echelon.data.limits import board_of
 from echelon.market.rules import Rules
 from echelon.types import PriceBasis
 
-FILL_OPEN = "the next bar's open"
-FILL_CLOSE = "the close the decision was made on"
-FILL_NO_OPENS = "the next bar's close (the source has no opens)"
-
 
 class MarketRules(NamedTuple):
-    """What trading costs and what the exchange forbids, by the names and in the units of `market`.
-
-    participation: None: no cap
-    """
+    """What trading costs and the exchange forbids, by the names and in the units of `market`."""
 
     commission_bps: float
     min_commission: float
     stamp_duty: bool
     slippage: SlippageModel
     slippage_bps: float
-    participation: float | None
+    participation: float | None  # None: no cap
     lots: bool
     t_plus_one: bool
     price_limits: bool
@@ -90,13 +83,9 @@ def resolve_rules(config: Config, *, calendar: str | None) -> MarketRules:
 
 
 class TradedData(NamedTuple):
-    """What rules can act on.
+    """What rules can act on; opens, volume, limits: whether the data have them."""
 
-    calendar: None: a drawn market, of no exchange
-    opens, volume, limits: whether the data have them
-    """
-
-    calendar: str | None
+    calendar: str | None  # None: a drawn market, of no exchange
     price_basis: PriceBasis
     symbols: tuple[str, ...]
     opens: bool
@@ -144,9 +133,10 @@ def rules_in_force(config: Config, data: TradedData) -> RulesInForce:
     """Resolve the rules; refuses a preset that contradicts the calendar of the data."""
     market = config.market
     resolved = resolve_rules(config, calendar=data.calendar)
-    fill = FILL_CLOSE
+    fill = "the close the decision was made on"
     if market.fill == "open":
-        fill = FILL_OPEN if data.opens else FILL_NO_OPENS
+        no_opens = "the next bar's close (the source has no opens)"
+        fill = "the next bar's open" if data.opens else no_opens
     return RulesInForce(
         preset=market.preset_for(data.calendar),
         asked=market.preset,

@@ -18,10 +18,7 @@ from echelon.market.types import MarketRows
 from echelon.types import Bools, Floats, PriceBasis, Times
 
 HAIRCUTS: Mapping[str, float] = {
-    "merger": 0.0,
-    "acquisition": 0.0,
-    "privatization": 0.0,
-    "transfer": 0.0,
+    **dict.fromkeys(("merger", "acquisition", "privatization", "transfer"), 0.0),
     "bankruptcy": 1.0,
 }
 """Share of the last price lost at a delisting, by reason."""
@@ -77,6 +74,10 @@ def market_rows(
         split = np.cumprod(share_step, axis=0)
         volume_open = trailing_median(volume_close / split, median_bars) * split
     days = history.times.astype("datetime64[D]")
+    stamp = np.zeros(shape[0])
+    for since, rate in _STAMP_CN if stamp_duty else ():
+        stamp[days >= since] = rate
+    reasons = history.reasons or (None,) * len(history.symbols)
     return MarketRows(
         open=np.ascontiguousarray(opens),
         close=np.ascontiguousarray(close),
@@ -89,11 +90,11 @@ def market_rows(
         limit_down=_or_else(history.limit_down, shape, 0.0),
         share_step=share_step,
         dividend=dividend,
-        haircut=_haircuts(history, unknown_haircut),
+        haircut=np.array([HAIRCUTS.get((why or "").lower(), unknown_haircut) for why in reasons]),
         lot=_lots(history.symbols, lots, 100.0, 100.0),
         min_lot=_lots(history.symbols, lots, 100.0, 200.0),
         new_session=np.concatenate([[True], days[1:] != days[:-1]]),
-        stamp=_stamp(days) if stamp_duty else np.zeros(shape[0]),
+        stamp=stamp,
     )
 
 
@@ -134,20 +135,8 @@ def _or_else(values: Floats | None, shape: tuple[int, ...], otherwise: float) ->
     return np.ascontiguousarray(np.where(np.isnan(values), otherwise, values))
 
 
-def _haircuts(history: PriceHistory, unknown: float) -> Floats:
-    reasons = history.reasons or (None,) * len(history.symbols)
-    return np.array([HAIRCUTS.get((reason or "").lower(), unknown) for reason in reasons])
-
-
 def _lots(symbols: Sequence[str], lots: bool, usual: float, star: float) -> Floats:
     """Lot sizes: A-shares trade in hundreds, STAR stocks from 200; other assets in fractions."""
     boards = [board_of(symbol) if lots else None for symbol in symbols]
     sizes = {"star": star, "main": usual, "chinext": usual, "bse": usual}
     return np.array([0.0 if board is None else sizes[board] for board in boards])
-
-
-def _stamp(days: Times) -> Floats:
-    rate = np.zeros(len(days))
-    for since, value in _STAMP_CN:
-        rate[days >= since] = value
-    return rate

@@ -83,30 +83,18 @@ class Orders(NamedTuple):
 class Reason(IntEnum):
     """Why an order was not filled, or not whole. The first that applies is given."""
 
-    NONE = 0
-    """Filled as ordered, or nothing was ordered."""
-    SUSPENDED = 1
-    """No trade takes place in this asset at this bar."""
-    DELISTED = 2
-    """The asset is gone."""
-    LIMIT_UP = 3
-    """At its upper limit nobody sells."""
-    LIMIT_DOWN = 4
-    """At its lower limit nobody buys."""
-    NOT_HELD = 5
-    """There is less to sell than ordered: no shorting."""
-    T_PLUS_ONE = 6
-    """What was bought today may not be sold today."""
-    VOLUME = 7
-    """The order is larger than the allowed share of the volume."""
-    CASH = 8
-    """There is not enough cash."""
-    LOT = 9
-    """Rounded down to whole lots."""
-    TOO_SMALL = 10
-    """Below the least value of an order, or worth less than its fees."""
-    NOT_MEMBER = 11
-    """Not in the universe at the decision, or without features: only members are bought."""
+    NONE = 0  # filled as ordered, or nothing was ordered
+    SUSPENDED = 1  # no trade takes place in this asset at this bar
+    DELISTED = 2  # the asset is gone
+    LIMIT_UP = 3  # at its upper limit nobody sells
+    LIMIT_DOWN = 4  # at its lower limit nobody buys
+    NOT_HELD = 5  # there is less to sell than ordered: no shorting
+    T_PLUS_ONE = 6  # what was bought today may not be sold today
+    VOLUME = 7  # the order is larger than the allowed share of the volume
+    CASH = 8  # there is not enough cash
+    LOT = 9  # rounded down to whole lots
+    TOO_SMALL = 10  # below the least value of an order, or worth less than its fees
+    NOT_MEMBER = 11  # not in the universe at the decision, or without features
 
 
 class Fills(NamedTuple):
