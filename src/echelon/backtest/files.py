@@ -43,8 +43,7 @@ _COLUMNS: Mapping[str, Mapping[str, ColumnKind]] = {
 """What the tables have at least."""
 
 
-AGENT = "agent"
-"""The policy of a seed's own agent."""
+AGENT = "agent"  # the policy of a seed's own agent
 
 
 class Tables(NamedTuple):

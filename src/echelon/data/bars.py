@@ -55,8 +55,7 @@ fund whose reverse splits make its first price 1e11. Price × volume, and price 
 anywhere, then stay within what single precision holds (1e-38 to 3e38), so nothing overflows later.
 """
 
-MAX_SYMBOL = 64
-"""Characters of the longest symbol; an option's has 21."""
+MAX_SYMBOL = 64  # characters of the longest symbol; an option's has 21
 ODD_IN_SYMBOL = (
     r"[\p{C}\p{Zl}\p{Zp}[\p{Zs}--[ ]]"
     r"\x{34F}\x{115F}\x{1160}\x{180B}-\x{180F}\x{2800}\x{3164}\x{FE00}-\x{FE0F}\x{FFA0}\x{FFFD}]"

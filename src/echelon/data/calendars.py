@@ -24,8 +24,7 @@ from echelon.types import Freq, Times
 ROUND_THE_CLOCK = "24/7"
 FROM_DATA = "data"
 
-MINUTES: dict[Freq, int] = {"1d": 1440, "5min": 5, "1min": 1}
-"""Length of a bar in minutes."""
+MINUTES: dict[Freq, int] = {"1d": 1440, "5min": 5, "1min": 1}  # length of a bar in minutes
 
 # What the markets' own statistics use; others are counted over the decade below.
 _SESSIONS_PER_YEAR = {"XNYS": 252, "XSHG": 244, ROUND_THE_CLOCK: 365, FROM_DATA: 252}
@@ -92,11 +91,8 @@ def bounds(calendar: str) -> CalendarReach:
     if calendar in (ROUND_THE_CLOCK, FROM_DATA):
         return CalendarReach(None, None)
     known = _any_year(calendar)
-    first, last = known.bound_min(), known.bound_max()
-    return CalendarReach(
-        None if first is None else first.date(),
-        None if last is None else last.date(),
-    )
+    limits = (known.bound_min(), known.bound_max())
+    return CalendarReach(*(None if limit is None else limit.date() for limit in limits))
 
 
 @lru_cache(maxsize=64)
@@ -111,13 +107,8 @@ def periods_per_year(calendar: str, freq: Freq) -> float:
         days = round(len(sessions(calendar, *_DECADE)) / 10)
     if freq == "1d":
         return float(days)
-    return float(days) * _session_minutes(calendar) / MINUTES[freq]
-
-
-def _session_minutes(calendar: str) -> float:
-    """Minutes in a regular session, the lunch break left out."""
     if calendar == ROUND_THE_CLOCK:
-        return 1440.0
+        return float(days) * 1440.0 / MINUTES[freq]
     if calendar == FROM_DATA:
         raise DataError(
             "calendar 'data' does not say how long a session is, which intraday bars need to be "
@@ -126,7 +117,7 @@ def _session_minutes(calendar: str) -> float:
     table = hours(calendar, date(2019, 1, 1), date(2019, 12, 31), "UTC")
     lunch = (pl.col("break_end") - pl.col("break_start")).fill_null(pl.duration())
     lengths = table.select((pl.col("close") - pl.col("open") - lunch).dt.total_minutes())
-    return float(np.median(lengths.to_series().to_numpy()))
+    return float(days) * float(np.median(lengths.to_series().to_numpy())) / MINUTES[freq]
 
 
 def _refuse_outside(calendar: str, first: date, last: date) -> None:

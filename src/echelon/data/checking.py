@@ -86,10 +86,8 @@ def _chunks(store: Store, name: str) -> Iterator[pl.DataFrame]:
         yield pl.concat([store.read_bars(name, key, symbols) for key in store.partitions(name)])
 
 
-JUMP = 0.5
-"""A one-bar total return beyond this, up or down, is worth a look."""
-STALE = 20
-"""So many bars in a row with the same close are worth a look."""
+JUMP = 0.5  # a one-bar total return beyond this, up or down, is worth a look
+STALE = 20  # so many bars in a row with the same close are worth a look
 _SHOWN = 100
 _ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better than this
 

@@ -119,10 +119,7 @@ def compare_universe(members: Collection[str], known: Collection[str], name: str
     if strangers:
         log.warning(
             "%d of %d member(s) have no bars in %s (%s); results will miss them",
-            len(strangers),
-            len(set(members)),
-            name,
-            _some(strangers),
+            *(len(strangers), len(set(members)), name, _some(strangers)),
         )
 
 
@@ -159,14 +156,21 @@ def ensure_dataset(
     if stored is not None and stored.fingerprint == wanted:
         check_universe(store, name)
         return stored
-    if stored is not None and not grows(config):
-        _refuse_replacing(config, store.directory(name))
+    run_code = config.features.run_code
+    # A name that Echelon gave says what the dataset was imported from: to import it again, after an
+    # update of Echelon say, replaces nothing by anything else. One that the user gave stays.
+    replaceable = stored is None or grows(config) or config.data.dataset is None
+    if run_code is not None and not replaceable:
+        raise UsageError(
+            f"{run_code.run}: was made from another import of dataset {config.data.dataset!r} than "
+            f"{store.directory(name)} holds, which stays as it is. Import the data as they were "
+            "(`echelon data import`), or name another store (-o data.store=DIR)."
+        )
+    update = grows(config) and stored is not None
     report = import_source(
-        source,
-        store,
-        name,
+        *(source, store, name),
         quarantine=quarantine,
-        update=grows(config) and stored is not None,
+        update=update,
         extras=extras,
         progress=progress,
     )
@@ -174,18 +178,3 @@ def ensure_dataset(
         notice(report)
     check_universe(store, name)
     return report.manifest
-
-
-def _refuse_replacing(config: Config, home: Path) -> None:
-    """Keep a dataset that the user named from being replaced by what a run directory names.
-
-    A name that Echelon gave says what the dataset was imported from: to import it again, after an
-    update of Echelon say, replaces nothing by anything else.
-    """
-    run_code = config.features.run_code
-    if run_code is not None and config.data.dataset is not None:
-        raise UsageError(
-            f"{run_code.run}: was made from another import of dataset {config.data.dataset!r} than "
-            f"{home} holds, which stays as it is. Import the data as they were (`echelon data "
-            "import`), or name another store (-o data.store=DIR)."
-        )

@@ -31,8 +31,7 @@ from echelon.types import Bools, Floats, Floats32
 
 ActionKind = Literal["discrete", "weights"]
 
-_GAIN = 4.0
-"""Scores in [−1, 1] reach weights up to e⁸ apart."""
+_GAIN = 4.0  # scores in [−1, 1] reach weights up to e⁸ apart
 EXPERT_GAIN = 6.0
 """Of an expert's scores, next to which cash has the score 0: all at −1 leave N·e⁻⁶ invested."""
 

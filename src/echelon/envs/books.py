@@ -25,8 +25,7 @@ from echelon.errors import DataError
 from echelon.market import Book, Execution, Fills, Orders, Reason, Rows, new_book, step, step_worked
 from echelon.types import Bools, Floats
 
-RUIN = 1e-6
-"""A book that is worth less than this share of its initial cash is ruined."""
+RUIN = 1e-6  # a book that is worth less than this share of its initial cash is ruined
 
 
 class StepResult(NamedTuple):

@@ -35,8 +35,7 @@ from echelon.types import Bools
 ObservationKind = Literal["window", "index"]
 Observation = dict[str, NDArray[Any]]
 
-_EXACT_ROWS = 2**24
-"""Whole numbers up to here are exact in float32."""
+_EXACT_ROWS = 2**24  # whole numbers up to here are exact in float32
 
 
 class EnvOptions(TypedDict, total=False):

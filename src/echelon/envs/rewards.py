@@ -19,11 +19,9 @@ import numpy as np
 from echelon.config.agents import RewardConfig
 from echelon.types import Bools, Floats
 
-CVAR_LEAST = 500
-"""Returns to have seen before a tail is spoken of: 5 % of fewer are too few points."""
+CVAR_LEAST = 500  # returns to have seen before a tail is spoken of: 5 % of fewer are too few points
 _CVAR_MEMORY = 5000
-SHARPE_BOUND = 10.0
-"""A bar's contribution to the Sharpe ratio is cut to ± this."""
+SHARPE_BOUND = 10.0  # a bar's contribution to the Sharpe ratio is cut to ± this
 
 
 class RewardState(NamedTuple):
@@ -45,7 +43,8 @@ class RewardState(NamedTuple):
 def new_state(value: Floats, config: RewardConfig) -> RewardState:
     """Nothing seen yet; books worth `value`[E]."""
     returns = np.full(_CVAR_MEMORY if config.cvar_penalty > 0 else 0, np.nan)
-    return RewardState(value.copy(), *np.zeros((3, len(value))), returns, 0)
+    drawdown, mean, square = np.zeros((3, len(value)))
+    return RewardState(value.copy(), drawdown, mean, square, returns, 0)
 
 
 def restart(state: RewardState, value: Floats, which: Bools) -> RewardState:

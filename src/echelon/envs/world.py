@@ -30,8 +30,7 @@ from echelon.market import (
 from echelon.runs.registry import TestRead
 from echelon.types import Bools, Floats, Floats32, Times
 
-_BLOCK = 256
-"""Rows looked at together: a large X is mapped, not read."""
+_BLOCK = 256  # rows looked at together: a large X is mapped, not read
 
 
 @dataclass(frozen=True)

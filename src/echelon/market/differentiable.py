@@ -34,8 +34,7 @@ from echelon.market.rules import SLIPPAGE_LINEAR, SLIPPAGE_NONE, SLIPPAGE_SQRT, 
 from echelon.market.types import MarketRows
 from echelon.types import Bools, Floats
 
-_LIMIT = 1e-6
-"""As in the kernel: limits and prices are whole cents in binary."""
+_LIMIT = 1e-6  # as in the kernel: limits and prices are whole cents in binary
 
 
 class DiffMarket(NamedTuple):

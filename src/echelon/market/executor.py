@@ -262,17 +262,13 @@ def _settle_orders(
         return _at_once(book, orders, market, row, rules, worked)
     if which.all():
         return _at_prices(book, orders, market, row, rules, parents, worked)
-
-    def part(some: Bools) -> tuple[Book, Orders, Worked]:
-        books = Book(*(a[some] for a in book))
-        return books, Orders(*(a[some] for a in orders)), Worked(*(a[some] for a in worked))
-
-    books, wishes, rest = part(~which)
-    at_once = _at_once(books, wishes, market, row[~which], rules, rest)
-    books, wishes, rest = part(which)
-    at_prices = _at_prices(books, wishes, market, row[which], rules, parents[which], rest)
+    rest, subset = (Worked(*(array[part] for array in worked)) for part in (~which, which))
+    books = [Book(*(array[part] for array in book)) for part in (~which, which)]
+    wishes = [Orders(*(array[part] for array in orders)) for part in (~which, which)]
+    one = _at_once(books[0], wishes[0], market, row[~which], rules, rest)
+    other = _at_prices(books[1], wishes[1], market, row[which], rules, parents[which], subset)
     joined = []
-    for left, right in zip(at_once, at_prices, strict=True):
+    for left, right in zip(one, other, strict=True):
         arrays = []
         for a, b in zip(left, right, strict=True):
             whole = np.empty((len(row), *a.shape[1:]), dtype=a.dtype)

@@ -105,39 +105,23 @@ def open_source(config: Config) -> Source:
             f"data.source {data.source!r} cannot be imported from: it names a dataset that "
             "is in the store already."
         )
-    _refuse_unread(data)
-    module = importlib.import_module(f"{__name__}.{facts.module}")
-    from_config: Callable[[Config], Source] = module.from_config
-    source = from_config(config)
-    if facts.kind != "files":
-        _refuse_other_market(data, source)
-    return source
-
-
-def _refuse_unread(data: DataConfig) -> None:
-    """Refuse options that are set and that the source does not read."""
     default = DataConfig()
     for option in _OPTIONS:
         value = getattr(data, option)
-        if value != getattr(default, option) and not SOURCES[data.source].follows(option):
-            readers = ", ".join(name for name, facts in SOURCES.items() if facts.follows(option))
+        if value != getattr(default, option) and not facts.follows(option):
+            readers = ", ".join(name for name, other in SOURCES.items() if other.follows(option))
             raise ConfigError(
                 f"data.{option} is {value!r}, but data.source {data.source!r} does not read it "
                 f"(only {readers} do). Leave data.{option} out."
             )
-
-
-def _refuse_other_market(data: DataConfig, source: Source) -> None:
-    """Refuse a calendar, time zone or length of bars that is not the source's own."""
-    info = source.info()
-    asked = {
-        "freq": (data.freq, info.freq),
-        "calendar": (data.calendar, info.calendar),
-        "timezone": (data.timezone, info.timezone),
-    }
-    for option, (wanted, own) in asked.items():
+    module = importlib.import_module(f"{__name__}.{facts.module}")
+    from_config: Callable[[Config], Source] = module.from_config
+    source = from_config(config)
+    for option in ("freq", "calendar", "timezone") if facts.kind != "files" else ():
+        wanted, own = getattr(data, option), getattr(source.info(), option)
         if wanted not in (None, "auto", own):
             raise ConfigError(
                 f"data.{option} is {wanted!r}, but the bars of data.source {data.source!r} have "
                 f"{own!r} and no other. Leave data.{option} out."
             )
+    return source

@@ -42,16 +42,14 @@ from echelon.files import sha256_file
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-ROW = "__row"
-"""Name of the row-number column that `pieces` adds."""
+ROW = "__row"  # name of the row-number column that `pieces` adds
 
 TEXT_SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz")
 PARQUET_SUFFIXES = (".parquet", ".pq")
 
 MAX_COLUMNS = 10_000
 """Columns of the widest table that is read; bars have a dozen, files of factors some hundred."""
-MAX_FILES = 200_000
-"""Entries of a directory that are looked at."""
+MAX_FILES = 200_000  # entries of a directory that are looked at
 _HEADER_BYTES = 1 << 20
 _FOOTER_BYTES = 64 << 20
 _WHOLE_ROWS = 5_000_000
@@ -110,18 +108,20 @@ def rejects(file: str, rows: Sequence[tuple[int, str, str]] = ()) -> pl.DataFram
     return pl.DataFrame([(file, *r) for r in rows], schema=_REJECTED, orient="row")
 
 
-def files_below(path: Path) -> list[Path] | None:
-    """Files in a directory and below, or of a pattern such as data/*.csv; None: there is neither.
+def files_below(path: Path) -> list[Path]:
+    """The file itself, those in a directory and below, or of a pattern such as data/*.csv.
 
-    Raises `SourceError` where there are more entries than anyone keeps in one place.
+    Raises `SourceError` where there is none of these, or more than anyone keeps in one place.
     """
+    wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
+    if path.is_file():
+        return [path]
     if path.is_dir():
         entries = path.rglob("*")
-    else:
-        wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
-        if not wild:
-            return None
+    elif wild:
         entries = Path(*path.parts[: wild[0]]).glob("/".join(path.parts[wild[0] :]))
+    else:
+        raise SourceError(f"{path}: does not exist. Check data.path (relative to {Path.cwd()}).")
     try:
         paths = list(islice(entries, MAX_FILES + 1))
     except (ValueError, NotImplementedError) as error:  # '**' within a name, say
@@ -253,7 +253,18 @@ def _parquet_pieces(facts: FileFacts, columns: Sequence[str]) -> Iterator[TableB
     with pa_parquet.ParquetFile(facts.path) as opened:
         _refuse_nested(facts.path, opened.schema_arrow, columns)
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
-            frame = cast(pl.DataFrame, pl.from_arrow(_decode_batch(batch)))
+            # Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers.
+            plain = []
+            for column in batch.columns:
+                is_coded = pa.types.is_dictionary(column.type)
+                values = column.dictionary_decode() if is_coded else column
+                if pa.types.is_float16(values.type):
+                    values = values.cast(pa.float32())
+                if pa.types.is_decimal256(values.type):
+                    values = values.cast(pa.float64())
+                plain.append(values)
+            table = pa.table(plain, names=batch.schema.names)
+            frame = cast(pl.DataFrame, pl.from_arrow(table))
             numbers = pl.int_range(row, row + frame.height, dtype=pl.Int64)
             row += frame.height
             yield TableBlock(frame.with_columns(numbers.alias(ROW)), [], nothing)
@@ -277,19 +288,6 @@ def _refuse_nested(path: Path, schema: pa.Schema, columns: Sequence[str]) -> Non
             problems.append(Problem(str(path), None, column, what, remedy))
     if problems:
         raise InvalidDataError(problems, f"{path}: the columns cannot be used")
-
-
-def _decode_batch(batch: pa.RecordBatch) -> pa.Table:
-    """Without dictionaries, whose codes would pass for numbers, and half or 256-bit numbers."""
-    columns = []
-    for column in batch.columns:
-        values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        if pa.types.is_float16(values.type):
-            values = values.cast(pa.float32())
-        if pa.types.is_decimal256(values.type):
-            values = values.cast(pa.float64())
-        columns.append(values)
-    return pa.table(columns, names=batch.schema.names)
 
 
 class _Unzipped(io.RawIOBase):

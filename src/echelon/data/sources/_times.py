@@ -41,7 +41,13 @@ def parse_times(cells: pl.Series, *, freq: Freq, timezone: str) -> pl.DataFrame:
     if isinstance(dtype, pl.Date):
         parsed = pl.select(time=cells.cast(pl.Datetime("us")), aware=False)
     elif isinstance(dtype, pl.Datetime):
-        parsed = _from_datetimes(cells.rename("cell"), dtype.time_zone, timezone, daily)
+        cell = pl.col("cell").cast(pl.Datetime("us", dtype.time_zone))
+        written = cell.dt.replace_time_zone(None)
+        if dtype.time_zone is not None:
+            local = cell.dt.convert_time_zone(timezone).dt.replace_time_zone(None)
+            written = _date_as_wall_clock(written, local, daily)
+        aware = dtype.time_zone is not None
+        parsed = cells.to_frame("cell").select(time=written, aware=aware)
     else:
         parsed = _from_text(_as_text(cells), timezone, daily)
     known = pl.col("time").dt.year().is_between(*_YEARS)
@@ -97,15 +103,6 @@ def _as_text(cells: pl.Series) -> pl.Series:
         text = whole.cast(pl.String)
         return text.set(cells != whole.cast(pl.Float64), "not a whole number")
     return cells.cast(pl.String)
-
-
-def _from_datetimes(cells: pl.Series, zone: str | None, timezone: str, daily: bool) -> pl.DataFrame:
-    cell = pl.col("cell").cast(pl.Datetime("us", zone))
-    if zone is None:
-        return cells.to_frame().select(time=cell, aware=False)
-    written = cell.dt.replace_time_zone(None)
-    local = cell.dt.convert_time_zone(timezone).dt.replace_time_zone(None)
-    return cells.to_frame().select(time=_date_as_wall_clock(written, local, daily), aware=True)
 
 
 def _date_as_wall_clock(written: pl.Expr, local: pl.Expr, daily: bool) -> pl.Expr:

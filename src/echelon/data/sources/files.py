@@ -178,19 +178,12 @@ class _FileSource(PathSource):
 
     def _paths(self) -> list[Path]:
         path = self._path
-        if path.is_file():
-            if suffix_of(path, self.suffixes) is None:
-                raise SourceError(
-                    f"{path}: a {self.name} file is expected, named {' or '.join(self.suffixes)}. "
-                    f"Use data.source: {self.other}, or rename the file."
-                )
-            return [path]
-        below = files_below(path)
-        if below is None:
+        files = [f for f in files_below(path) if suffix_of(f, self.suffixes)]
+        if not files and path.is_file():
             raise SourceError(
-                f"{path}: does not exist. Check data.path (relative to {Path.cwd()})."
+                f"{path}: a {self.name} file is expected, named {' or '.join(self.suffixes)}. "
+                f"Use data.source: {self.other}, or rename the file."
             )
-        files = [f for f in below if suffix_of(f, self.suffixes)]
         if not files:
             raise SourceError(
                 f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Check data.path "

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,14 +61,6 @@ class Bin(NamedTuple):
 
     start: int
     values: Floats32
-
-
-class InstrumentSpan(NamedTuple):
-    """One line of an instruments file; `last` is the last day, included."""
-
-    symbol: str
-    first: date
-    last: date
 
 
 class QlibSource(PathSource):
@@ -149,21 +141,18 @@ class QlibSource(PathSource):
         """
         if not self._whole.exists():
             return None
-        rows = _read_instruments(self._whole)
-        table = pl.DataFrame(rows, schema=["symbol", "listed", "last"], orient="row")
-        known = table.filter(pl.col("symbol").is_in(set(self._symbols)))
-        return known.group_by("symbol").agg(pl.col("listed").min()).sort("symbol")
+        known = _read_instruments(self._whole).filter(pl.col("symbol").is_in(set(self._symbols)))
+        return known.group_by("symbol").agg(listed=pl.col("first").min()).sort("symbol")
 
     def membership(self) -> pl.DataFrame | None:
         """The intervals of a named market; open-ended where they reach the calendar's last day."""
         if self._market.lower() == _ALL:
             return None
-        table = pl.DataFrame(self._intervals, schema=["symbol", "start", "last"], orient="row")
         last_day: datetime = self._stamps[-1].astype(datetime)
-        over = pl.col("last") < last_day.date()
+        end = pl.when(pl.col("last") < last_day.date()).then(pl.col("last").dt.offset_by("1d"))
         return (
-            table.filter(pl.col("symbol") != (self._benchmark or ""))
-            .select("symbol", "start", end=pl.when(over).then(pl.col("last").dt.offset_by("1d")))
+            self._intervals.filter(pl.col("symbol") != (self._benchmark or ""))
+            .select("symbol", start="first", end=end)
             .sort("symbol", "start")
         )
 
@@ -194,7 +183,7 @@ class QlibSource(PathSource):
         return self._path / "instruments" / f"{_ALL}.txt"
 
     @cached_property
-    def _intervals(self) -> list[InstrumentSpan]:
+    def _intervals(self) -> pl.DataFrame:
         path = self._path / "instruments" / f"{self._market.lower()}.txt"
         if _ELSEWHERE.search(self._market) or not path.exists():
             known = ", ".join(sorted(p.stem for p in path.parent.glob("*.txt"))) or "none"
@@ -203,7 +192,7 @@ class QlibSource(PathSource):
 
     @cached_property
     def _symbols(self) -> list[str]:
-        return sorted({interval.symbol for interval in self._intervals})
+        return sorted(set(self._intervals["symbol"]))
 
     @cached_property
     def _calendar(self) -> str:
@@ -406,7 +395,8 @@ def _read_calendar(path: Path) -> Times:
     return times
 
 
-def _read_instruments(path: Path) -> list[InstrumentSpan]:
+def _read_instruments(path: Path) -> pl.DataFrame:
+    """Symbol, first and last day (included) of each line of an instruments file."""
     intervals = []
     for number, line in _lines(path):
         symbol, first, last, *_ = [*(c.strip() for c in line.split("\t")), "", "", ""]
@@ -422,10 +412,10 @@ def _read_instruments(path: Path) -> list[InstrumentSpan]:
                 "directory of features, so it has neither slashes nor control characters, and is "
                 f"no longer than {MAX_SYMBOL}. Mend the line."
             )
-        intervals.append(InstrumentSpan(symbol, begin.date(), end.date()))
+        intervals.append((symbol, begin.date(), end.date()))
     if not intervals:
         raise SourceError(f"{path}: no instruments in it. Dump the directory again.")
-    return intervals
+    return pl.DataFrame(intervals, schema=["symbol", "first", "last"], orient="row")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -176,9 +176,12 @@ class TicksSource(PathSource):
 
     @cached_property
     def _layouts(self) -> list[TickLayout]:
-        first, *others = (
-            sniff(f, self._columns, self._price_scale) for f in _tick_files(self._path)
-        )
+        files = files_below(self._path)
+        if self._path.is_dir():  # a pattern names what is meant
+            files = [f for f in files if f.name.lower().endswith(_SUFFIXES)]
+        if not files:
+            raise SourceError(f"{self._path}: no tick files (CSV or CSV.gz) there. Set data.path.")
+        first, *others = (sniff(f, self._columns, self._price_scale) for f in files)
         for layout in others:
             if list(layout.names.values()) != list(first.names.values()):
                 raise SourceError(
@@ -255,19 +258,6 @@ def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.Dat
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
         yield write
-
-
-def _tick_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    files = files_below(path)
-    if files is None:
-        raise SourceError(f"{path}: no such file or directory. Set data.path to the tick export.")
-    if path.is_dir():  # a pattern names what is meant
-        files = [f for f in files if f.name.lower().endswith(_SUFFIXES)]
-    if not files:
-        raise SourceError(f"{path}: no tick files (CSV or CSV.gz) there. Set data.path.")
-    return files
 
 
 _MINUTE = 60_000

@@ -22,8 +22,7 @@ from echelon.types import Bools, Floats
 
 REVIEW_EVERY = 63
 INCUMBENT_BONUS = 1.15
-FIRST_LEVEL = 1000.0
-"""Level of the index at the close before the first session."""
+FIRST_LEVEL = 1000.0  # level of the index at the close before the first session
 
 
 class MembershipSpan(NamedTuple):

@@ -126,27 +126,19 @@ def _minute_of(moment: datetime) -> int:
 
 
 REGIMES = ("bull", "bear", "turbulent")
+# By regime: probability of staying a day (200, 100 and 40 sessions on average), where it goes when
+# it ends, expected simple return and standard deviation of the market factor per day.
 STAY = np.array([0.995, 0.990, 0.975])
-"""Probability per day of staying: regimes last 200, 100 and 40 sessions on average."""
 LEAVE = np.array([[0.0, 0.6, 0.4], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]])
-"""Where a regime goes when it ends, row by row."""
 MARKET_DRIFT = np.array([0.0007, -0.0005, -0.0003])
-"""Expected simple return of the market factor per day, by regime."""
 MARKET_VOLATILITY = np.array([0.0075, 0.0120, 0.0220])
-"""Standard deviation of the market factor per day, by regime."""
-SECTOR_SCALE = 0.6
-"""A sector factor's volatility, as a share of the market's in the same regime."""
+SECTOR_SCALE = 0.6  # a sector factor's volatility, as a share of the market's in the same regime
 
-OVERNIGHT_SHARE = 0.25
-"""Share of a day's variance that falls between the close and the next open."""
-TAIL_DF = 5
-"""Degrees of freedom of overnight moves: the least with a finite kurtosis."""
-PERSISTENCE = 0.98
-"""AR(1) coefficient of a factor's log volatility."""
-VOLATILITY_SPREAD = 0.40
-"""Standard deviation of a factor's log volatility around its regime's level."""
-LEVERAGE = -0.5
-"""Correlation of today's market return with tomorrow's volatility shock."""
+OVERNIGHT_SHARE = 0.25  # share of a day's variance that falls between the close and the next open
+TAIL_DF = 5  # degrees of freedom of overnight moves: the least with a finite kurtosis
+PERSISTENCE = 0.98  # AR(1) coefficient of a factor's log volatility
+VOLATILITY_SPREAD = 0.40  # standard deviation of it around its regime's level
+LEVERAGE = -0.5  # correlation of today's market return with tomorrow's volatility shock
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from echelon.errors import DataError
 from echelon.rng import stream
 from echelon.types import Floats, Ints, Times
 
-BLOCK = 32
-"""Sessions that share one random stream: the unit in which minutes are made."""
+BLOCK = 32  # sessions that share one random stream: the unit in which minutes are made
 
 
 class BarBlock(NamedTuple):
@@ -231,8 +230,7 @@ def join(blocks: Sequence[BarBlock]) -> BarBlock:
 LEVELS = 5
 DEPTH_SHAPE = np.array([1.0, 1.5, 1.8, 1.9, 1.8])
 """Mean depth of each level, in units of the best one."""
-DEPTH_PER_MINUTE = 0.5
-"""Mean depth at the best level, in minutes of average volume."""
+DEPTH_PER_MINUTE = 0.5  # mean depth at the best level, in minutes of average volume
 
 
 class OrderBook(NamedTuple):

@@ -21,26 +21,17 @@ from echelon.data.synth.market import OVERNIGHT_SHARE, SyntheticMarket, ar1, stu
 from echelon.rng import stream
 from echelon.types import Bools, Floats, Ints
 
-TICKS_PER_UNIT = 100.0
-"""Prices are whole multiples of 0.01."""
-FLOOR_TICKS = 10.0
-"""No price falls below 0.10, so that five bid levels always fit under it."""
+TICKS_PER_UNIT = 100.0  # prices are whole multiples of 0.01
+FLOOR_TICKS = 10.0  # no price falls below 0.10, so that five bid levels always fit under it
 
-OWN_SLOW = (0.99, 0.45)
-OWN_FAST = (0.85, 0.25)
-"""Persistence and spread of the two parts of a symbol's own log volatility."""
-OWN_REGIME = np.array([1.0, 1.2, 1.9])
-"""Own volatility by regime, in units of `SyntheticMarket.sigma`."""
-
-RESULTS_EVERY = 63
-RESULTS_MOVE = 0.05
-"""Sessions between a company's results, and the standard deviation of the gap they cause."""
+# Persistence and spread of the two parts of a symbol's own log volatility.
+OWN_SLOW, OWN_FAST = (0.99, 0.45), (0.85, 0.25)
+OWN_REGIME = np.array([1.0, 1.2, 1.9])  # by regime, in units of `SyntheticMarket.sigma`
+RESULTS_EVERY, RESULTS_MOVE = 63, 0.05  # sessions; standard deviation of the gap they cause
 DIVIDEND_EVERY = 252
-DISTRESS_DAYS = 60
-BID_DAYS = 40
-"""How long before its end a bankruptcy begins to show, and a merger is announced."""
-REVERSE_BELOW = 2.0
-"""A close under this price forces a reverse split, where there are splits at all."""
+# How long before its end a bankruptcy begins to show, and a merger is announced.
+DISTRESS_DAYS, BID_DAYS = 60, 40
+REVERSE_BELOW = 2.0  # a close under it forces a reverse split, where there are splits at all
 
 
 class CorporateAction(NamedTuple):
