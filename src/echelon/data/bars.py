@@ -71,14 +71,10 @@ OPTIONAL = tuple(c for c in SCHEMA if c not in ("time", "symbol", "close"))
 
 @dataclass(frozen=True, slots=True)
 class RawFrame:
-    """A piece of what a source read: canonical columns plus `row`, and where it came from.
+    """A piece of what a source read, and where it came from."""
 
-    `frame` has the columns of `SCHEMA` (null where the source has nothing) and `row` (Int64),
-    the row's number in `origin` as a user would count it.
-    """
-
-    frame: pl.DataFrame
-    origin: str
+    frame: pl.DataFrame  # columns of `SCHEMA`, null where there is nothing, and `row` (Int64)
+    origin: str  # in which `row` counts as a user would
 
 
 @dataclass(frozen=True, slots=True)

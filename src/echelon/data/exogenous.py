@@ -57,14 +57,10 @@ _LEAK = (
 
 @dataclass(frozen=True)
 class Exogenous:
-    """What was known at each bar, `T` bars of `N` symbols and `K` series.
+    """What was known at each bar, `T` bars of `N` symbols and `K` series."""
 
-    names[K]: the series
-    values[T,N,K]: the value in force, NaN where there is none
-    """
-
-    names: tuple[str, ...]
-    values: Floats
+    names: tuple[str, ...]  # [K]
+    values: Floats  # [T,N,K], NaN where none is in force
 
 
 def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:

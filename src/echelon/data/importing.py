@@ -390,18 +390,12 @@ def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:
 
 @dataclass
 class Joiner:
-    """Rescales partitions in time order, carrying each symbol's last state along.
+    """Rescales partitions in time order, carrying each symbol's last state along."""
 
-    scale: symbol, price, volume, factor: what to multiply a symbol's rows with
-    last: symbol, last_time, last_close, last_factor
-    chain: the factor is to be made from pre_close
-    warnings: ex-right steps that were inferred across a long gap
-    """
-
-    scale: pl.DataFrame
-    last: pl.DataFrame
-    chain: bool
-    warnings: list[Problem] = field(default_factory=list)
+    scale: pl.DataFrame  # symbol, price, volume, factor: what to multiply a symbol's rows with
+    last: pl.DataFrame  # symbol, last_time, last_close, last_factor
+    chain: bool  # the factor is to be made from pre_close
+    warnings: list[Problem] = field(default_factory=list)  # ex-right steps across a long gap
 
     @staticmethod
     def from_overlap(

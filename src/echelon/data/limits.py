@@ -19,16 +19,13 @@ Board = Literal["main", "chinext", "star", "bse"]
 
 
 class Band(NamedTuple):
-    """From `since` on, `board` moves at most `ordinary` a day, or `special` under ST.
-
-    free_days: sessions after listing without any limit
-    """
+    """From `since` on, `board` moves at most `ordinary` a day, or `special` under ST."""
 
     board: Board
     since: date
     ordinary: float
     special: float
-    free_days: int
+    free_days: int  # sessions after listing without any limit
 
 
 BANDS: tuple[Band, ...] = (

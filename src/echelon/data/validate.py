@@ -44,16 +44,11 @@ _ZONES = ("UTC", "America/New_York", "Asia/Shanghai", "Europe/London")
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """The outcome for one piece.
+    """The outcome for one piece."""
 
-    good: rows fit for the store, with `row`, in the order of the source
-    bad: the others, with a column `problem` that gives the reasons
-    problems: errors of the bad rows, errors of the file, and warnings
-    """
-
-    good: pl.DataFrame
-    bad: pl.DataFrame
-    problems: list[Problem]
+    good: pl.DataFrame  # rows fit for the store, with `row`, in the order of the source
+    bad: pl.DataFrame  # the others, with a column `problem` that gives the reasons
+    problems: list[Problem]  # errors of the bad rows, errors of the file, and warnings
 
 
 class _Rule(NamedTuple):

@@ -62,15 +62,11 @@ class ActionRule:
 
 
 class Holdings(NamedTuple):
-    """What E books hold and may do, at the close of their row.
+    """What E books hold and may do, at the close of their row."""
 
-    weights[E,N], cash_share[E]: shares of the book's value, float32
-    allowed[E,N,3]: by `Action`; HOLD is always allowed
-    """
-
-    weights: Floats32
-    cash_share: Floats32
-    allowed: Bools
+    weights: Floats32  # [E,N] shares of the book's value
+    cash_share: Floats32  # [E]
+    allowed: Bools  # [E,N,3] by `Action`; HOLD is always allowed
 
     def take(self, which: Bools | slice) -> Holdings:
         """Those of some books."""

@@ -29,19 +29,14 @@ RUIN = 1e-6  # a book that is worth less than this share of its initial cash is 
 
 
 class StepResult(NamedTuple):
-    """What a step brought.
-
-    reward, value[E]: after the step; terminated, truncated[E]
-    fills: what came of the orders, [E,N]
-    execution: how they were executed, [E,N]; None where the world has no executor
-    """
+    """What a step brought: [E], and [E,N] of the orders."""
 
     reward: Floats
     value: Floats
     terminated: Bools
     truncated: Bools
     fills: Fills
-    execution: Execution | None = None
+    execution: Execution | None = None  # None where the world has no executor
 
 
 class Books:

@@ -39,41 +39,29 @@ _EXACT_ROWS = 2**24  # whole numbers up to here are exact in float32
 
 
 class EnvOptions(TypedDict, total=False):
-    """What an environment can be asked for; defaults are those of `EnvSpec.from_config`.
+    """What an environment can be asked for; defaults are those of `EnvSpec.from_config`."""
 
-    split: whose bars are traded; actions, observation: see the module's text
-    random_start: None: in training only
-    episode_steps: None: `train.episode_steps` in training, and to the end of the split elsewhere or
-        where that is null
-    """
-
-    split: str
+    split: str  # whose bars are traded
     actions: ActionKind
     observation: ObservationKind
-    random_start: bool | None
-    episode_steps: int | None
+    random_start: bool | None  # None: in training only
+    episode_steps: int | None  # None: `train.episode_steps` in training, else to the split's end
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """How books on a world are shown and steered, and where their episodes begin and end.
-
-    span: rows a book may stand at
-    stretches: pieces of it that no episode may leave; the span itself where it is of one piece
-    random_start: episodes begin anywhere in the span, not at its first row
-    episode_steps: steps of an episode; None: to the end of the span
-    """
+    """How books on a world are shown and steered, and where their episodes begin and end."""
 
     world: World
-    span: range
+    span: range  # rows a book may stand at
     rule: ActionRule
     reward: RewardConfig
     observation: ObservationKind
     include_pos: bool
     include_cash: bool
-    random_start: bool
-    episode_steps: int | None
-    stretches: tuple[range, ...] = ()
+    random_start: bool  # episodes begin anywhere in the span, not at its first row
+    episode_steps: int | None  # None: to the end of the span
+    stretches: tuple[range, ...] = ()  # pieces of the span that no episode may leave, if any
 
     @staticmethod
     def from_config(

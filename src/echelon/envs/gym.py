@@ -96,7 +96,11 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         """Act, and go one bar on."""
         if self._steps_left <= 0:
             raise ResetNeeded("the episode is over, or none was started: call reset() first.")
-        actions = self._spec.actions(_one(action), self._held)
+        try:
+            batch = np.asarray(action)[None]
+        except ValueError as error:  # a ragged list
+            raise InvalidAction(f"expected an array; found {action!r} ({error}).") from None
+        actions = self._spec.actions(batch, self._held)
         before = self.pv
         result = self._books.step(actions)
         self._held = self._books.holdings()
@@ -104,17 +108,11 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         costs = {name: float(getattr(result.fills, name).sum()) for name in COST_PARTS}
         self._paid = {name: self._paid[name] + costs[name] for name in COST_PARTS}
         self._measures.update(self.pv / before - 1.0)
-        terminated = bool(result.terminated[0])
-        truncated = self._steps_left == 0
+        terminated, truncated = bool(result.terminated[0]), self._steps_left == 0
         if terminated:
             self._steps_left = 0
-        return (
-            self._observation(),
-            float(result.reward[0]),
-            terminated,
-            truncated,
-            self._info(costs, result.fills),
-        )
+        info, reward = self._info(costs, result.fills), float(result.reward[0])
+        return self._observation(), reward, terminated, truncated, info
 
     def action_masks(self) -> Bools:
         """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
@@ -169,11 +167,3 @@ def list_rejections(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, An
 
 def _no_costs() -> dict[str, float]:
     return dict.fromkeys(COST_PARTS, 0.0)
-
-
-def _one(action: object) -> NDArray[Any]:
-    """The action as that of one book, [1,…]."""
-    try:
-        return np.asarray(action)[None]
-    except ValueError as error:  # a ragged list
-        raise InvalidAction(f"an action must be an array; found {action!r} ({error}).") from None

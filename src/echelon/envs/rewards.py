@@ -25,19 +25,14 @@ SHARPE_BOUND = 10.0  # a bar's contribution to the Sharpe ratio is cut to ± thi
 
 
 class RewardState(NamedTuple):
-    """What rewards remember.
+    """What rewards remember."""
 
-    peak[E]: highest value of the episode so far; drawdown[E]: below it, as a share
-    mean, square[E]: decaying moments of the returns (differential Sharpe)
-    returns[M]: the latest returns of all books, NaN where none yet (CVaR); cursor: next place
-    """
-
-    peak: Floats
-    drawdown: Floats
-    mean: Floats
-    square: Floats
-    returns: Floats
-    cursor: int
+    peak: Floats  # [E] highest value of the episode so far
+    drawdown: Floats  # [E] below it, as a share
+    mean: Floats  # [E] decaying moments of the returns (differential Sharpe)
+    square: Floats  # [E]
+    returns: Floats  # [M] the latest of all books, NaN where none yet (CVaR)
+    cursor: int  # the next place in them
 
 
 def new_state(value: Floats, config: RewardConfig) -> RewardState:

@@ -309,10 +309,8 @@ def _trade(
 
 @_compiled
 def _by_side(wish: Floats, money: Floats, e: int, sells: Rows, buys: Rows) -> tuple[int, int]:
-    """List which assets the book e sells and which it buys; how many there are of each.
-
-    There is no branch: a place is written in both lists and counted in one, or in none.
-    """
+    """List which assets the book e sells and which it buys; how many there are of each."""
+    # There is no branch: a place is written in both lists and counted in one, or in none.
     n_sells = n_buys = 0
     for n in range(wish.shape[1]):
         selling = wish[e, n] < 0.0

@@ -20,15 +20,11 @@ Rows = NDArray[np.int64]
 
 
 class Book(NamedTuple):
-    """What E books own.
+    """What E books own."""
 
-    cash[E]; shares[E,N]
-    locked[E,N]: shares bought in the current session, which T+1 forbids to sell
-    """
-
-    cash: Floats
-    shares: Floats
-    locked: Floats
+    cash: Floats  # [E]
+    shares: Floats  # [E,N]
+    locked: Floats  # [E,N] of them bought in the current session, which T+1 forbids to sell
 
 
 class MarketRows(NamedTuple):
@@ -70,14 +66,10 @@ class MarketRows(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What to trade, fixed at the decision.
+    """What to trade, fixed at the decision."""
 
-    shares[E,N]: shares to buy (positive) or sell (negative)
-    spend[E,N]: money to buy for, fees included, in place of a number of shares; 0: none
-    """
-
-    shares: Floats
-    spend: Floats
+    shares: Floats  # [E,N] to buy (positive) or sell (negative)
+    spend: Floats  # [E,N] money to buy for, fees included, in place of shares; 0: none
 
 
 class Reason(IntEnum):
@@ -98,20 +90,14 @@ class Reason(IntEnum):
 
 
 class Fills(NamedTuple):
-    """What came of the orders.
+    """What came of the orders, [E,N] each; costs are in money and ≥ 0."""
 
-    shares[E,N]: bought (positive) or sold (negative)
-    price[E,N]: paid or received per share, slippage included; 0 where nothing was filled
-    commission, stamp, slippage[E,N]: costs in money, each ≥ 0; slippage is inside the price
-    reason[E,N]: `Reason` of what was not filled
-    """
-
-    shares: Floats
-    price: Floats
+    shares: Floats  # bought (positive) or sold (negative)
+    price: Floats  # paid or received per share, slippage included; 0 where nothing was filled
     commission: Floats
     stamp: Floats
-    slippage: Floats
-    reason: Codes
+    slippage: Floats  # inside the price
+    reason: Codes  # `Reason` of what was not filled
 
 
 class Stepped(NamedTuple):

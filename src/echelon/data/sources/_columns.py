@@ -294,18 +294,14 @@ def _listing(columns: Sequence[str]) -> str:
 
 @dataclass
 class Reader:
-    """Converts the pieces of one file. `file` names it in problems.
-
-    symbol: the symbol of every row where the file has no such column
-    pad_symbols: see `symbols_of`
-    """
+    """Converts the pieces of one file. `file` names it in problems."""
 
     columns: ColumnMap
     file: str
     freq: Freq
     timezone: str
-    symbol: str | None = None
-    pad_symbols: bool = False
+    symbol: str | None = None  # of every row where the file has no such column
+    pad_symbols: bool = False  # see `symbols_of`
     _aware: tuple[int, bool] | None = field(default=None, init=False)
 
     def to_bars(self, piece: pl.DataFrame) -> TableBlock:

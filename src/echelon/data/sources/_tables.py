@@ -388,14 +388,11 @@ def _decodes(path: Path, encoding: str) -> bool:
 
 
 class _Parsed(NamedTuple):
-    """A block as a frame, `ROW` counted from 0, and how many lines it has.
+    """A block of text; row numbers count from the block's first line."""
 
-    ragged: lines with too few or too many cells, as pyarrow gives them; numbers count from 1
-    """
-
-    frame: pl.DataFrame
+    frame: pl.DataFrame  # `ROW` counts from 0
     lines: int
-    ragged: list[Any]
+    ragged: list[Any]  # too few or too many cells, as pyarrow has them; numbers count from 1
 
 
 def _text_pieces(

@@ -56,15 +56,11 @@ class RequestFailure(enum.Enum):
 
 
 class KnownFailure(NamedTuple):
-    """A failure by what names it: a class of errors, words of the message, or `HTTP 404`.
-
-    kind: what it calls for; None: as for any error of its class
-    advice: what the user can do once it is final; empty: what the base class says
-    """
+    """A failure by what names it: a class of errors, words of the message, or `HTTP 404`."""
 
     pattern: str
-    kind: RequestFailure | None
-    advice: str = ""
+    kind: RequestFailure | None  # what it calls for; None: as for any error of its class
+    advice: str = ""  # what the user can do once it is final; empty: what the base class says
 
 
 @dataclass(frozen=True)

@@ -37,20 +37,15 @@ BLOCK = 32  # sessions that share one random stream: the unit in which minutes a
 
 
 class BarBlock(NamedTuple):
-    """Bars of one symbol in one block of sessions; `B` sessions with trading, `M` bars in each.
+    """Bars of one symbol in one block of sessions; `B` sessions with trading, `M` bars in each."""
 
-    days[B]: positions of the sessions
-    open, high, low, close[B,M]: in ticks; lots[B,M]: volume in lots of 100
-    amount[B,M]: traded value in money, whole numbers
-    """
-
-    days: Ints
-    open: Floats
+    days: Ints  # [B] positions of the sessions
+    open: Floats  # [B,M] in ticks, as are the next three
     high: Floats
     low: Floats
     close: Floats
-    lots: Floats
-    amount: Floats
+    lots: Floats  # [B,M] volume in lots of 100
+    amount: Floats  # [B,M] traded value in money, whole numbers
 
 
 def variance_profile(minutes: int) -> Floats:
@@ -179,15 +174,11 @@ class MinuteEngine:
 
 
 class _Profile(NamedTuple):
-    """How the sessions of a block run, each [BLOCK, M].
+    """How the sessions of a block run, each [BLOCK, M]."""
 
-    clock: share of the session's variance up to the end of the minute, 1 from the close on
-    root: square root of the minute's share; volume: its share of the volume; 0 after the close
-    """
-
-    clock: Floats
-    root: Floats
-    volume: Floats
+    clock: Floats  # share of the session's variance up to the minute's end, 1 from the close on
+    root: Floats  # square root of the minute's own share, 0 after the close
+    volume: Floats  # the minute's share of the volume, 0 after the close
 
 
 def _extremes(
@@ -234,15 +225,11 @@ DEPTH_PER_MINUTE = 0.5  # mean depth at the best level, in minutes of average vo
 
 
 class OrderBook(NamedTuple):
-    """Snapshots of one session, best level first: `M` minutes, 5 levels.
+    """Snapshots of one session, best level first: `M` minutes, 5 levels."""
 
-    time[M]: end of the minute; close[M]: the minute's close
-    bid_price, ask_price[M,5]; bid_size, ask_size[M,5]: shares
-    """
-
-    time: Times
-    close: Floats
-    bid_price: Floats
+    time: Times  # [M] end of the minute
+    close: Floats  # [M]
+    bid_price: Floats  # [M,5], as are the next three; sizes are in shares
     bid_size: Floats
     ask_price: Floats
     ask_size: Floats
