@@ -430,7 +430,7 @@ def test_real_files_are_valid_as_they_are(
 
 def test_real_vendor_file_is_found_to_be_end_anchored(shared_data: Path) -> None:
     source = ParquetSource(shared_data / "us_daily_2000_2018.parquet", freq="1d")
-    warnings = find_oddities([read(source)], source.info())
+    warnings = find_oddities([read(source)], source.info(), "csv")
     assert [w.field for w in warnings if "anchored at the end" in w.message] == ["factor"]
     assert all(w.severity == "warning" for w in warnings)
 

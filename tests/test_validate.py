@@ -106,7 +106,7 @@ def test_bad_row_is_set_aside_with_file_row_field_and_remedy(
 
 
 def oddities(frame: pl.DataFrame, info: SourceInfo) -> list[Problem]:
-    return find_oddities([frame], info)
+    return find_oddities([frame], info, info.name)
 
 
 def test_good_rows_come_back_as_they_were() -> None:

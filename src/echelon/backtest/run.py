@@ -39,27 +39,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Backtest:
-    """What a policy did over S steps of N assets.
-
-    times[S+1], value[S+1]: at the first decision and after each step
-    weights[S+1,N], cash_share[S+1]: holdings at each decision, and at the end
-    actions[S,N]: as decided, by `envs.Action` or target weights
-    fills: [S,N] each; fill_times[S]: the bar an order was filled at
-    execution: [S,N] each, how orders were executed; None: at once, without an executor
-    """
+    """What a policy did over S steps of N assets."""
 
     policy: str
     kind: ActionKind
     symbols: tuple[str, ...]
-    times: Times
-    value: Floats
-    weights: Floats32
-    cash_share: Floats32
-    actions: NDArray[np.float64] | NDArray[np.int8]
-    fills: Fills
-    fill_times: Times
+    times: Times  # [S+1] the first decision's, and after each step
+    value: Floats  # [S+1] likewise
+    weights: Floats32  # [S+1,N] holdings at each decision, and at the end
+    cash_share: Floats32  # [S+1] likewise
+    actions: NDArray[np.float64] | NDArray[np.int8]  # [S,N] target weights or `envs.Action`
+    fills: Fills  # [S,N] each
+    fill_times: Times  # [S] the bar an order was filled at
     periods_per_year: float
-    execution: Execution | None = None
+    execution: Execution | None = None  # [S,N] each; None: at once, without an executor
 
     @cached_property
     def returns(self) -> Floats:

@@ -81,15 +81,13 @@ class RawFrame:
 class SourceInfo:
     """What a source says about itself before a single bar is read.
 
-    calendar: an exchange code of exchange_calendars ("XNYS", "XSHG"), "24/7", or "data" where
-        the sessions are whatever days occur in the data.
-    fingerprint: changes whenever what the source would deliver changes (content hash of files,
-        parameters of a generator, the query of a vendor and its day).
+    The fingerprint changes whenever what the source would deliver changes (content hash of files,
+    parameters of a generator, the query of a vendor and its day).
     """
 
     name: str
     freq: Freq
-    calendar: str
+    calendar: str  # of exchange_calendars, "24/7", or "data": whatever days occur in the data
     timezone: str
     price_basis: PriceBasis
     fields: frozenset[str]

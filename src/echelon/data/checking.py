@@ -92,10 +92,8 @@ _SHOWN = 100
 _ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better than this
 
 
-def find_oddities(
-    chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str = ""
-) -> list[Problem]:
-    """Warnings about bars that passed `validate`; `origin` names them, by default the source.
+def find_oddities(chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str) -> list[Problem]:
+    """Warnings about bars that passed `validate`; `origin` names them.
 
     chunks: columns of `bars.SCHEMA`, all bars of a symbol in one of them; `row`, where there is
         one, is reported
@@ -116,7 +114,6 @@ def find_oddities(
     if not pieces:
         return []
     jumps, runs, factors, days, ratios = (pl.concat(parts) for parts in zip(*pieces, strict=True))
-    origin = origin or info.name
     return [
         *_tell_jumps(jumps, origin),
         *_tell_stale(runs, origin),

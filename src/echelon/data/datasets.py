@@ -64,10 +64,9 @@ def _refuse_missing_files(config: Config) -> None:
     named = [(f"data.exogenous.{k}.path", item.path) for k, item in enumerate(data.exogenous)]
     if data.source != IN_STORE:  # where they are tables of the dataset already
         options = ("universe", "instruments", "benchmark_path")
-        paths = (data.universe, data.instruments, data.benchmark_path)
-        named += [(f"data.{n}", p) for n, p in zip(options, paths, strict=True) if p is not None]
+        named += [(f"data.{option}", getattr(data, option)) for option in options]
     for option, path in named:
-        if not path.is_file():
+        if path is not None and not path.is_file():
             what = "is a directory, not a file" if path.is_dir() else "does not exist"
             raise ConfigError(
                 f"{option}: {path} {what}. Name an existing file (relative to {Path.cwd()})."

@@ -16,36 +16,20 @@ from echelon.types import Bools, Floats, Freq, PriceBasis, Times
 
 @dataclass(frozen=True)
 class Panel:
-    """Point-in-time market data, `T` bars of `N` symbols.
+    """Point-in-time market data, `T` bars of `N` symbols: [T,N], where nothing else is said.
 
-    times[T]; symbols[N]
-    open, high, low, close[T,N]: prices on `price_basis`, NaN where there is no bar; open, high
-        and low are None where the source has closes only
-    volume[T,N]: shares, 0 where there is no bar; None where the source has none
-    amount[T,N]: traded value in money, 0 where there is no bar; None where it is close × volume
-    factor[T,N]: start-anchored adjustment factor (1 at a symbol's first bar), carried forward;
-        None where the prices are adjusted already
-    anchor[N]: close of the symbol's first bar in the store, the unit of its feature prices
-    pre_close[T,N]: the exchange's reference price; None where limits are off
-    band[T,N]: half-width of the day's price limit (0.1 = 10 %), NaN: no limit; None: limits off
-    limit_up, limit_down[T,N]: rounded limit prices, NaN: none; None where limits are off
-    present[T,N]: listed and not yet delisted
-    member[T,N]: in the universe that day, as known that day
-    suspended[T,N]: listed, yet without a trade
-    tradable[T,N]: has a bar with a trade in it
-    delisted[T,N]: gone, from the first day on which that is known
-    benchmark[T]: level of the benchmark index, NaN before its start; None without a benchmark
+    Prices are on `price_basis` and NaN where there is no bar; what the source lacks is None.
     """
 
-    times: Times
-    symbols: tuple[str, ...]
+    times: Times  # [T]
+    symbols: tuple[str, ...]  # [N]
     close: Floats
-    present: Bools
-    member: Bools
-    suspended: Bools
-    tradable: Bools
-    delisted: Bools
-    anchor: Floats
+    present: Bools  # listed and not yet delisted
+    member: Bools  # in the universe that day, as known that day
+    suspended: Bools  # listed, yet without a trade
+    tradable: Bools  # has a bar with a trade in it
+    delisted: Bools  # gone, from the first day on which that is known
+    anchor: Floats  # [N] close of the first bar in the store, the unit of feature prices
     freq: Freq
     calendar: str
     timezone: str
@@ -53,14 +37,16 @@ class Panel:
     open: Floats | None = None
     high: Floats | None = None
     low: Floats | None = None
-    volume: Floats | None = None
-    amount: Floats | None = None
+    volume: Floats | None = None  # shares, 0 where there is no bar
+    amount: Floats | None = None  # traded value in money, 0 without a bar; None: close × volume
+    # Start-anchored adjustment factor (1 at a symbol's first bar), carried forward; None where the
+    # prices are adjusted already.
     factor: Floats | None = None
-    pre_close: Floats | None = None
-    band: Floats | None = None
-    limit_up: Floats | None = None
+    pre_close: Floats | None = None  # the exchange's reference price; None: limits are off
+    band: Floats | None = None  # half-width of the day's price limit (0.1 = 10 %), NaN: no limit
+    limit_up: Floats | None = None  # rounded limit prices, NaN: none
     limit_down: Floats | None = None
-    benchmark: Floats | None = None
+    benchmark: Floats | None = None  # [T] level of the benchmark index, NaN before its start
 
     def __post_init__(self) -> None:
         shape = (len(self.times), len(self.symbols))

@@ -73,19 +73,17 @@ class Partition:
 class Manifest:
     """A dataset in the store.
 
-    version: the directory that holds it
-    content_hash: identifies bars, symbols, membership, benchmark and what kind of bars they are;
-        the same data imported twice, in any order of rows, has the same hash
-    fingerprint: of the source it was imported from and of the code that imported it
+    The content hash identifies bars, symbols, membership, benchmark and what kind of bars they are;
+    the same data imported twice, in any order of rows, has the same hash.
     """
 
     name: str
-    version: str
+    version: str  # the directory that holds it
     info: SourceInfo
     partitions: tuple[Partition, ...]
-    tables: dict[str, str]
+    tables: dict[str, str]  # name → digest
     content_hash: str
-    fingerprint: str
+    fingerprint: str  # of the source it was imported from and of the code that imported it
     quarantined: int = 0
 
     @property

@@ -248,8 +248,18 @@ def _clock_rules(
     rules = [_grid_rule(times, origin, info)]
     if info.calendar in (calendars.FROM_DATA, calendars.ROUND_THE_CLOCK):
         return rules, []
-    unknown, inside = _beyond_rule(times, info)
-    rules.append(unknown)
+    reach = calendars.bounds(info.calendar)
+    # One day less at each end: the sessions of some exchanges begin on the day before.
+    low = reach.first + timedelta(days=1) if reach.first else date(1900, 1, 1)
+    high = reach.last or date(2200, 12, 31)
+    text = pl.format(
+        "{} is beyond the calendar " + f"{info.calendar}, which is known from {low} to {high}",
+        _time_text(),
+    )
+    remedy = "Correct the date, install a newer exchange_calendars, or set data.calendar: data"
+    beyond = ~pl.col("time").dt.date().is_between(low, high)
+    rules.append(_Rule("time", beyond, text, remedy))
+    inside = times.filter(times.dt.date().is_between(low, high))
     if inside.is_empty():
         return rules, []
     if info.freq == "1d":
@@ -270,21 +280,6 @@ def _grid_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:
         whole = Problem(origin, None, "time", message, remedy)
     text = pl.format("{} is not on the grid of " + info.freq + " bars", _time_text())
     return _Rule("time", off, text, whole=whole)
-
-
-def _beyond_rule(times: pl.Series, info: SourceInfo) -> tuple[_Rule, pl.Series]:
-    """Days before or after all that the calendar knows, and the times within."""
-    first, last = calendars.bounds(info.calendar)
-    # One day less at each end: the sessions of some exchanges begin on the day before.
-    low = first + timedelta(days=1) if first else date(1900, 1, 1)
-    high = last if last else date(2200, 12, 31)
-    outside = ~pl.col("time").dt.date().is_between(low, high)
-    text = pl.format(
-        "{} is beyond the calendar " + f"{info.calendar}, which is known from {low} to {high}",
-        _time_text(),
-    )
-    remedy = "Correct the date, install a newer exchange_calendars, or set data.calendar: data"
-    return _Rule("time", outside, text, remedy), times.filter(times.dt.date().is_between(low, high))
 
 
 def _session_rule(times: pl.Series, origin: str, info: SourceInfo) -> _Rule:

@@ -69,15 +69,11 @@ class Books:
         """Give the books `which`[E] (all by default) new cash and put them at `rows`[E]."""
         chosen = np.ones(self.n_books, dtype=bool) if which is None else which
         assert rows.shape == self.row.shape, "rows is not [E]"
-        fresh = new_book(self.world.initial_cash, self.n_books, self.world.n_assets)
-        pick = chosen[:, None]
-        self.book = Book(
-            np.where(chosen, fresh.cash, self.book.cash),
-            np.where(pick, fresh.shares, self.book.shares),
-            np.where(pick, fresh.locked, self.book.locked),
-        )
+        cash, pick = self.world.initial_cash, chosen[:, None]
+        shares, locked = (np.where(pick, 0.0, part) for part in self.book[1:])
+        self.book = Book(np.where(chosen, cash, self.book.cash), shares, locked)
         self.row = np.where(chosen, rows, self.row)
-        self.value = np.where(chosen, fresh.cash, self.value)
+        self.value = np.where(chosen, cash, self.value)
         self.reward_state = rewards.restart(self.reward_state, self.value, chosen)
 
     def take(self, which: Rows) -> Books:
@@ -88,12 +84,8 @@ class Books:
         taken, state = copy.copy(self), self.reward_state
         taken.book = Book(*(part[which] for part in self.book))
         taken.value, taken.row = self.value[which], self.row[which]
-        taken.reward_state = state._replace(
-            peak=state.peak[which],
-            drawdown=state.drawdown[which],
-            mean=state.mean[which],
-            square=state.square[which],
-        )
+        per_book = ("peak", "drawdown", "mean", "square")
+        taken.reward_state = state._replace(**{k: getattr(state, k)[which] for k in per_book})
         return taken
 
     def holdings(self) -> Holdings:
@@ -124,14 +116,8 @@ class Books:
             self.reward_state, before, stepped.value, benchmark, self.reward_config
         )
         self.book, self.value, self.row = stepped.book, stepped.value, self.row + 1
-        return StepResult(
-            paid,
-            stepped.value,
-            stepped.value < RUIN * world.initial_cash,
-            self.row >= self.span.stop - 1,
-            stepped.fills,
-            execution,
-        )
+        ruined, ended = self.value < RUIN * world.initial_cash, self.row >= self.span.stop - 1
+        return StepResult(paid, self.value, ruined, ended, stepped.fills, execution)
 
     def _orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:
         """Orders of the actions, and which buys[E,N] were refused: those of no member."""

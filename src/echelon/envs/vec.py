@@ -157,13 +157,8 @@ class BatchedVecEnv(PlacesVecEnv):
         """(arrays, JSON) from which `restore` goes on bit for bit, in an env made alike."""
         lived = int(self._steps.max()) + 1
         arrays = {f"books.{name}": part for name, part in self._books.state().items()}
-        arrays |= {
-            "steps": self._steps,
-            "length": self._length,
-            "rewards": self._rewards,
-            "costs": self._costs,
-            "values": self._values[:lived],
-        }
+        arrays |= {"steps": self._steps, "length": self._length, "rewards": self._rewards}
+        arrays |= {"costs": self._costs, "values": self._values[:lived]}
         packed = {"chances": [pack_generator(rng) for rng in self._rngs]}
         return {name: np.array(part) for name, part in arrays.items()}, packed
 

@@ -35,42 +35,31 @@ _BLOCK = 256  # rows looked at together: a large X is mapped, not read
 
 @dataclass(frozen=True)
 class World:
-    """`T` bars of `N` assets, as ledger and agent see them.
+    """`T` bars of `N` assets, as ledger and agent see them."""
 
-    rows: the ledger's market, T rows
-    x[T,N,F]: scaled features; present[T,N]: has features; member[T,N]: may be bought
-    growth[T,N]: total-return index of each asset (dividends and splits inside), for baselines
-    benchmark[T]: level of the benchmark index, NaN where unknown; None without one
-    rules: of trading by target weights; `act.rules_for` gives those of the 20/50 rule
-    fill_open: orders fill at the next open; otherwise at the close they were decided on
-    splits: name → rows of decisions and marks
-    ledger: what a report says about prices and fills
-    in_force: the rules as they are reported, where the world is of data or drawn
-    stretches: name → pieces of a split that do not follow one another in time, where it has some;
-        neither an episode nor a window of features may cross from one to the next
-    executor: works the orders of all books through the bar after the decision; None: they fill at
-        once. It is the market's, not a book's: a policy that simulates books next to the real one
-        has to get the same fills
-    """
-
-    rows: MarketRows
-    rules: Rules
-    x: Floats32
-    present: Bools
-    member: Bools
-    growth: Floats
-    times: Times
+    rows: MarketRows  # the ledger's market, T rows
+    rules: Rules  # of trading by target weights; `act.rules_for` gives those of the 20/50 rule
+    x: Floats32  # [T,N,F] scaled features
+    present: Bools  # [T,N] has features
+    member: Bools  # [T,N] may be bought
+    growth: Floats  # [T,N] total-return index (dividends and splits inside), for baselines
+    times: Times  # [T]
     symbols: tuple[str, ...]
-    splits: Mapping[str, range]
+    splits: Mapping[str, range]  # name → rows of decisions and marks
     window: int
-    fill_open: bool
+    fill_open: bool  # orders fill at the next open; otherwise at the close they were decided on
     initial_cash: float
     periods_per_year: float
-    benchmark: Floats | None
-    ledger: Mapping[str, str]
+    benchmark: Floats | None  # [T] level of the benchmark index, NaN where unknown
+    ledger: Mapping[str, str]  # what a report says about prices and fills
+    # Name → pieces of a split that do not follow one another in time, where it has some: neither an
+    # episode nor a window of features may cross from one to the next.
     stretches: Mapping[str, tuple[range, ...]] = field(default_factory=dict)
+    # Works the orders of all books through the bar after the decision; None: they fill at once. It
+    # is the market's, not a book's: a policy that simulates books next to the real one has to get
+    # the same fills.
     executor: Executor | None = None
-    in_force: RulesInForce | None = None
+    in_force: RulesInForce | None = None  # as reported, where the world is of data or drawn
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -125,14 +114,11 @@ def rules_of(prepared: Prepared, config: Config) -> RulesInForce:
     Every world is made by them, and every command that makes one says them.
     """
     manifest = prepared.manifest
-    has = {name: prepared.array(name) is not None for name in ("open", "volume", "limit_up")}
+    opens, volume, limits = (
+        prepared.array(name) is not None for name in ("open", "volume", "limit_up")
+    )
     data = TradedData(
-        calendar=manifest["calendar"],
-        price_basis=manifest["price_basis"],
-        symbols=prepared.symbols,
-        opens=has["open"],
-        volume=has["volume"],
-        limits=has["limit_up"],
+        manifest["calendar"], manifest["price_basis"], prepared.symbols, opens, volume, limits
     )
     return rules_in_force(config, data)
 
@@ -243,12 +229,10 @@ def _history(prepared: Prepared, stop: int) -> PriceHistory:
 
 def _refuse_nan(x: Floats32, prepared: Prepared) -> None:
     for low in range(0, len(x), _BLOCK):
-        bad = np.argwhere(~np.isfinite(x[low : low + _BLOCK]))
-        if not len(bad):
-            continue
-        row, asset, feature = low + int(bad[0][0]), int(bad[0][1]), int(bad[0][2])
-        raise DataError(
-            f"{prepared.path / 'X.npy'}: feature {prepared.names[feature]!r} of "
-            f"{prepared.symbols[asset]} is not a number at {prepared.times[row]} (row {row}). "
-            "Run `echelon prepare` again, or leave the feature out."
-        )
+        for at, asset, feature in np.argwhere(~np.isfinite(x[low : low + _BLOCK])).tolist():
+            row = low + at
+            raise DataError(
+                f"{prepared.path / 'X.npy'}: feature {prepared.names[feature]!r} of "
+                f"{prepared.symbols[asset]} is not a number at {prepared.times[row]} (row {row}). "
+                "Run `echelon prepare` again, or leave the feature out."
+            )

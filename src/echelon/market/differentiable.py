@@ -38,31 +38,20 @@ _LIMIT = 1e-6  # as in the kernel: limits and prices are whole cents in binary
 
 
 class DiffMarket(NamedTuple):
-    """What a step from row t to t + 1 needs, for every t: R = T − 1 steps of N assets.
+    """What a step from row t to t + 1 needs, for every t: R = T − 1 steps of N assets."""
 
-    fill[R,N]: price at the fill over the close of t, splits inside; 0 where there is none
-    mark[R,N]: the same of the close of t + 1
-    income[R,N]: cash on the way, per unit of weight held: dividends, or what a delisting leaves
-    alive[R,N]: 0 where the asset is delisted at t + 1, 1 elsewhere
-    buyable, sellable[R,N]: whether the fill takes place, 1 or 0; not all of it is known at t
-    may_buy, may_sell[R,N]: what is known of it at the close of t; see `act.holdings`
-    stamp[R]: duty on sells at the fill
-    commission, slippage: shares of the traded amount, per side
-    fill_open: orders fill at the next open; otherwise at the close they were decided on
-    """
-
-    fill: Tensor
-    mark: Tensor
-    income: Tensor
-    alive: Tensor
-    buyable: Tensor
-    sellable: Tensor
-    may_buy: Tensor
-    may_sell: Tensor
-    stamp: Tensor
-    commission: float
+    fill: Tensor  # [R,N] price at the fill over the close of t, splits inside; 0 without one
+    mark: Tensor  # [R,N] the same of the close of t + 1
+    income: Tensor  # [R,N] cash per unit of weight held: dividends, or what a delisting leaves
+    alive: Tensor  # [R,N] 0 where the asset is delisted at t + 1, 1 elsewhere
+    buyable: Tensor  # [R,N] whether the fill takes place, 1 or 0; not all of it is known at t
+    sellable: Tensor  # [R,N]
+    may_buy: Tensor  # [R,N] what is known of it at the close of t; see `act.holdings`
+    may_sell: Tensor  # [R,N]
+    stamp: Tensor  # [R] duty on sells at the fill
+    commission: float  # share of the traded amount, per side, as is the next
     slippage: float
-    fill_open: bool
+    fill_open: bool  # orders fill at the next open; otherwise at the close they were decided on
 
 
 class DiffStep(NamedTuple):

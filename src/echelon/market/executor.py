@@ -62,26 +62,19 @@ _VOLUME = int(Reason.VOLUME)
 class Worked(NamedTuple):
     """What an executor made of parent orders, [E,N] each.
 
-    worked: there was a market to work the order in; of the others only twap and vwap count
-    executed: shares, from 0 to the amount of the order
-    price: mean price paid or received; market: mean of the market's price (the middle, where there
-        are two) at the times of the fills; both weighted by shares, any number where nothing filled
-    spread: paid per share for crossing the spread; what the price is worse than the market and not
-        spread is impact
-    arrival: price known as the order began; twap, vwap: of the market over the order's time, NaN
-        where they are not known
-    reason: why not all of it
+    Means are weighted by shares, and any number where nothing filled. What the price is worse than
+    the market, and is not spread, is impact.
     """
 
-    worked: Bools
-    executed: Floats
-    price: Floats
-    market: Floats
-    spread: Floats
-    arrival: Floats
-    twap: Floats
-    vwap: Floats
-    reason: Codes
+    worked: Bools  # there was a market to work the order in; of others only twap and vwap count
+    executed: Floats  # shares, from 0 to the amount of the order
+    price: Floats  # mean price paid or received
+    market: Floats  # mean of the market's price (the middle of two) at the times of the fills
+    spread: Floats  # paid per share for crossing the spread
+    arrival: Floats  # price known as the order began
+    twap: Floats  # of the market over the order's time, NaN where not known
+    vwap: Floats  # likewise
+    reason: Codes  # why not all of it
 
 
 class Executor(Protocol):
@@ -101,22 +94,17 @@ class Executor(Protocol):
 class Execution(NamedTuple):
     """How orders were executed, next to their `Fills`; [E,N] each, of what was filled.
 
-    worked: by an executor; False: filled at once, or nothing was
-    arrival, twap, vwap: prices, NaN where nothing was executed (twap, vwap: also where the day's
-        bars are missing)
-    spread, impact, timing: money, a cost where positive. timing: from arrival to the market's price
-        at the time of the fills. Together with fees they are the shortfall against arrival
-    cut: shares that were executed and had to be left for want of cash, or of a whole lot
+    Spread, impact, timing and fees together are the shortfall against arrival.
     """
 
-    worked: Bools
-    arrival: Floats
-    twap: Floats
+    worked: Bools  # by an executor; False: filled at once, or nothing was
+    arrival: Floats  # price, NaN where nothing was executed
+    twap: Floats  # likewise, and NaN where the day's bars are missing
     vwap: Floats
-    spread: Floats
+    spread: Floats  # money, a cost where positive, as are the next two
     impact: Floats
-    timing: Floats
-    cut: Floats
+    timing: Floats  # from arrival to the market's price at the time of the fills
+    cut: Floats  # shares executed that had to be left for want of cash, or of a whole lot
 
 
 class ImmediateExecutor:
@@ -170,29 +158,20 @@ def step_worked(
 
 
 class CostSplit(NamedTuple):
-    """Costs in money, of all fills together; a gain is negative.
-
-    total: spread + impact + timing + fees, which is the shortfall against arrival
-    arrived: value of the fills at their arrival prices, which basis points are of
-    against_twap, against_vwap: what was paid over those prices, fees left out; of fills that have
-        them
-    benchmarked: value at arrival of the fills whose twap and vwap are known
-    fills, at_once: how many, and how many of them no executor worked
-    cut: value at arrival of what was executed but could not be kept
-    """
+    """Costs in money, of all fills together; a gain is negative."""
 
     spread: float
     impact: float
     timing: float
     fees: float
-    total: float
-    arrived: float
-    against_twap: float
+    total: float  # of these four: the shortfall against arrival
+    arrived: float  # value of the fills at their arrival prices, which basis points are of
+    against_twap: float  # paid over those prices, fees left out; of fills that have them
     against_vwap: float
-    benchmarked: float
+    benchmarked: float  # value at arrival of the fills whose twap and vwap are known
     fills: int
-    at_once: int
-    cut: float
+    at_once: int  # how many of them no executor worked
+    cut: float  # value at arrival of what was executed but could not be kept
 
 
 def cost_split(fills: Fills, execution: Execution | None = None) -> CostSplit:

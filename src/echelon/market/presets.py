@@ -94,23 +94,16 @@ class TradedData(NamedTuple):
 
 
 class RulesInForce(NamedTuple):
-    """The rules of a configuration on some data.
+    """The rules of a configuration on some data."""
 
-    preset: in force; asked: what the configuration says, `auto` or a name
-    resolved: the numbers; fill: where orders fill, in the words of a world's ledger
-    idle: rule → why it cannot act; of the rules that are set, and of no others
-    charged: whether evaluations charge anything (`eval.use_fee`)
-    executor: what works orders through the day in validation and evaluation
-    """
-
-    preset: Preset
-    asked: str
+    preset: Preset  # in force
+    asked: str  # what the configuration says, `auto` or a name
     calendar: str | None
-    resolved: MarketRules
-    fill: str
-    idle: dict[str, str]
-    charged: bool
-    executor: str
+    resolved: MarketRules  # the numbers
+    fill: str  # where orders fill, in the words of a world's ledger
+    idle: dict[str, str]  # rule → why it cannot act; of the rules that are set, and of no others
+    charged: bool  # whether evaluations charge anything (`eval.use_fee`)
+    executor: str  # what works orders through the day in validation and evaluation
 
     def facts(self) -> dict[str, Any]:
         """As run.json and summary.json keep them, and `report.rules` says them."""

@@ -33,25 +33,20 @@ _STAMP_CN = ((np.datetime64("1990-01-01"), 0.001), (np.datetime64("2023-08-28"),
 
 @dataclass(frozen=True)
 class PriceHistory:
-    """What the rows are made of: T bars of N assets, absent parts None.
+    """What the rows are made of: T bars of N assets, absent parts None."""
 
-    close[T,N]: last known closes; open, volume[T,N]: NaN where there is no bar
-    factor[T,N]: start-anchored adjustment factor, carried forward
-    reasons[N]: why an asset was delisted; None: not, or not known
-    """
-
-    times: Times
-    symbols: tuple[str, ...]
+    times: Times  # [T]
+    symbols: tuple[str, ...]  # [N]
     price_basis: PriceBasis
-    close: Floats
-    tradable: Bools
-    delisted: Bools
-    open: Floats | None = None
-    volume: Floats | None = None
-    factor: Floats | None = None
-    limit_up: Floats | None = None
-    limit_down: Floats | None = None
-    reasons: Sequence[str | None] | None = None
+    close: Floats  # [T,N] last known closes
+    tradable: Bools  # [T,N]
+    delisted: Bools  # [T,N]
+    open: Floats | None = None  # [T,N] NaN where there is no bar
+    volume: Floats | None = None  # [T,N] likewise
+    factor: Floats | None = None  # [T,N] start-anchored adjustment factor, carried forward
+    limit_up: Floats | None = None  # [T,N]
+    limit_down: Floats | None = None  # [T,N]
+    reasons: Sequence[str | None] | None = None  # [N] of delistings; None: not, or not known
 
 
 def market_rows(

@@ -17,29 +17,21 @@ SLIPPAGE_NONE, SLIPPAGE_FIXED, SLIPPAGE_LINEAR, SLIPPAGE_SQRT = 0, 1, 2, 3
 
 
 class Rules(NamedTuple):
-    """Numbers of the rules, as the compiled kernel takes them.
+    """Numbers of the rules, as the compiled kernel takes them."""
 
-    commission: share of the traded amount, per side; min_commission: in money, per order
-    slippage_model: one of the SLIPPAGE_ constants; slippage: its coefficient (a share of the
-        price: flat, at full participation, or at full participation under the square root)
-    participation: an order takes at most this share of the volume; inf: no cap
-    t_plus_one, price_limits: whether these rules apply
-    spend_proceeds: whether what a bar's sells bring can pay for the same bar's buys
-    in_order: whether buys for money are served in the order of assets and skipped when the cash
-        does not suffice, instead of being scaled together
-    min_value: least value of an order that does not close a position
-    """
-
-    commission: float
-    min_commission: float
-    slippage_model: int
+    commission: float  # share of the traded amount, per side
+    min_commission: float  # in money, per order
+    slippage_model: int  # one of the SLIPPAGE_ constants
+    # Its coefficient, a share of the price: flat, at full participation, or there under the root.
     slippage: float
-    participation: float
+    participation: float  # an order takes at most this share of the volume; inf: no cap
     t_plus_one: bool
     price_limits: bool
-    spend_proceeds: bool
+    spend_proceeds: bool  # whether what a bar's sells bring can pay for the same bar's buys
+    # Whether buys for money are served in the order of assets and skipped when the cash does not
+    # suffice, instead of being scaled together.
     in_order: bool
-    min_value: float
+    min_value: float  # least value of an order that does not close a position
 
     def scale_costs(self, factor: float) -> Rules:
         """The same with all that trading costs, but the market's stamp duty, times `factor`."""

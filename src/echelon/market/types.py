@@ -32,37 +32,25 @@ class MarketRows(NamedTuple):
 
     A book looks at one row at a time, so a whole history serves books at different times, and a
     live bar is a history of one row. Close, share_step and dividend are finite everywhere, also
-    where an asset is not held.
-
-    open, close[R,N]: prices on the ledger's basis; close is the last known one, 0 before the first
-    tradable[R,N]: there is a bar with a trade in it
-    gone[R,N]: delisted
-    volume_open, volume_close[R,N]: shares the participation cap is taken of, for fills at the
-        open (known before it: a trailing median) and at the close (the bar's own); inf: no cap
-    limit_up, limit_down[R,N]: limit prices; +inf and 0 where there are none
-    share_step[R,N]: shares are multiplied by it before the row's open (splits, ex-rights)
-    dividend[R,N]: cash per share held at the row before, paid before the row's open
-    haircut[N]: share of the last price that is lost when the asset is delisted
-    lot, min_lot[N]: buys come in multiples of lot, at least min_lot; 0: fractions are fine
-    new_session[R]: the row opens a session, which unlocks T+1 shares
-    stamp[R]: stamp duty on sells
+    where an asset is not held. Arrays are [R,N] where nothing else is said.
     """
 
-    open: Floats
-    close: Floats
-    tradable: Bools
-    gone: Bools
-    volume_open: Floats
-    volume_close: Floats
-    limit_up: Floats
+    open: Floats  # prices on the ledger's basis
+    close: Floats  # the last known one, 0 before the first
+    tradable: Bools  # there is a bar with a trade in it
+    gone: Bools  # delisted
+    # Shares the participation cap is taken of; inf: no cap.
+    volume_open: Floats  # for fills at the open: known before it, a trailing median
+    volume_close: Floats  # for fills at the close: the bar's own
+    limit_up: Floats  # limit prices; +inf and 0 where there are none
     limit_down: Floats
-    share_step: Floats
-    dividend: Floats
-    haircut: Floats
-    lot: Floats
-    min_lot: Floats
-    new_session: Bools
-    stamp: Floats
+    share_step: Floats  # shares are multiplied by it before the row's open (splits, ex-rights)
+    dividend: Floats  # cash per share held at the row before, paid before the row's open
+    haircut: Floats  # [N] share of the last price that is lost when the asset is delisted
+    lot: Floats  # [N] buys come in multiples of it; 0: fractions are fine
+    min_lot: Floats  # [N] and are at least this
+    new_session: Bools  # [R] the row opens a session, which unlocks T+1 shares
+    stamp: Floats  # [R] stamp duty on sells
 
 
 class Orders(NamedTuple):

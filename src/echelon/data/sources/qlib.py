@@ -170,9 +170,16 @@ class QlibSource(PathSource):
         return bars.select("time", "close")
 
     def times(self) -> Times:
-        """The calendar as ends of bars: datetime64[us][T]."""
-        shift = np.timedelta64(1, "m") if self._starts else np.timedelta64(0, "m")
-        return np.asarray(self._stamps + shift)
+        """The calendar as ends of bars, datetime64[us][T]: it may name minutes by their start."""
+        if self._freq == "1d":
+            return self._stamps
+        later = np.asarray(self._stamps + np.timedelta64(1, "m"))
+        if self._calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
+            return later
+        first, last = (s.astype(datetime).date() for s in self._stamps[[0, -1]])
+        closes = calendars.hours(self._calendar, first, last, self._timezone)["close"].to_numpy()
+        ends = np.isin(closes.astype("datetime64[us]"), self._stamps).any()
+        return self._stamps if ends else later
 
     @cached_property
     def _stamps(self) -> Times:
@@ -210,17 +217,6 @@ class QlibSource(PathSource):
         """Whether every symbol that has closes has a factor."""
         with_close = [s for s in self._symbols if self._bin_path(s, "close").exists()]
         return bool(with_close) and all(self._bin_path(s, "factor").exists() for s in with_close)
-
-    @cached_property
-    def _starts(self) -> bool:
-        """Whether the calendar names minutes by their start."""
-        if self._freq == "1d":
-            return False
-        if self._calendar in (calendars.ROUND_THE_CLOCK, calendars.FROM_DATA):
-            return True
-        first, last = (s.astype(datetime).date() for s in self._stamps[[0, -1]])
-        closes = calendars.hours(self._calendar, first, last, self._timezone)["close"].to_numpy()
-        return not np.isin(closes.astype("datetime64[us]"), self._stamps).any()
 
     def _bin_path(self, symbol: str, field: str) -> Path:
         folder = f"_qlib_{symbol}" if symbol.upper() in _RESERVED else symbol

@@ -176,9 +176,6 @@ class YFinanceSource(Vendor):
         frame, reason = self._ask(call, symbol, f"history({interval})")
         if frame is None:
             return None, reason
-        return self._canonical(frame, symbol, interval), ""
-
-    def _canonical(self, frame: Any, symbol: str, interval: str) -> pl.DataFrame:  # noqa: ANN401
         bars = self._table(frame, _COLUMNS, symbol, f"history({interval})")
         # Indices trade on the clock of the market they measure.
         zone = self._market()[1] if symbol.startswith("^") else exchange_of(symbol)[1]
@@ -196,7 +193,8 @@ class YFinanceSource(Vendor):
         bars = bars.with_columns(pl.col(pl.Float64).fill_nan(None)).filter(
             pl.col("close").is_not_null()
         )
-        return bars.with_columns(factor=pl.col("adj_close") / pl.col("close")).drop("adj_close")
+        factor = pl.col("adj_close") / pl.col("close")
+        return bars.with_columns(factor=factor).drop("adj_close"), ""
 
 
 from_config = YFinanceSource.from_config

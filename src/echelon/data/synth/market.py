@@ -31,16 +31,11 @@ from echelon.types import Bools, Floats, Ints, Times
 
 @dataclass(frozen=True)
 class TradingHours:
-    """The days and minutes a market trades, in the exchange's local time.
+    """The days and minutes a market trades, in the exchange's local time."""
 
-    sessions[T]: datetime64[D]
-    minute_ends[M]: minutes after midnight at which each minute bar of a regular session ends
-    open_minutes[T]: how many of them a session has, fewer than M where it closes early
-    """
-
-    sessions: NDArray[np.datetime64]
-    minute_ends: NDArray[np.int64]
-    open_minutes: NDArray[np.int64]
+    sessions: NDArray[np.datetime64]  # [T] datetime64[D]
+    minute_ends: NDArray[np.int64]  # [M] minutes after midnight, of a regular session
+    open_minutes: NDArray[np.int64]  # [T] how many a session has, fewer where it closes early
     timezone: str
 
     @cached_property
@@ -143,16 +138,11 @@ LEVERAGE = -0.5  # correlation of today's market return with tomorrow's volatili
 
 @dataclass(frozen=True)
 class Factor:
-    """One common factor; arrays of shape [T].
+    """One common factor; arrays of shape [T]."""
 
-    volatility: standard deviation of the day's log return, known before the day
-    drift: expected log return of the day
-    overnight, intraday: the two parts of the day's log return, drift included
-    """
-
-    volatility: Floats
-    drift: Floats
-    overnight: Floats
+    volatility: Floats  # standard deviation of the day's log return, known before the day
+    drift: Floats  # expected log return of the day
+    overnight: Floats  # the two parts of the day's log return, drift included
     intraday: Floats
 
     @property
@@ -227,39 +217,26 @@ DelistReason = Literal["merger", "bankruptcy"]
 
 @dataclass(frozen=True)
 class SyntheticMarket:
-    """The hidden truth of a synthetic market, `T` sessions of `N` symbols.
-
-    regime[T]: index into `factors.REGIMES`
-    market, sectors: the common factors
-    sector[N]: index into `sectors`
-    beta, sector_beta[N]: true loadings on the market and on the symbol's sector factor
-    sigma[N]: level of the own (idiosyncratic) volatility per day
-    alpha[N]: own expected simple return per day
-    price[N]: reference price before the first bar
-    shares[N]: shares outstanding at the listing
-    turnover[N]: share of the shares outstanding that changes hands on an ordinary day
-    listed[N]: first session; delisted[N]: first session after the last one, T: never
-    reasons: why each symbol delists, None where it does not
-    """
+    """The hidden truth of a synthetic market, `T` sessions of `N` symbols."""
 
     config: SyntheticConfig
     seed: int
     clock: TradingHours
-    regime: Ints
+    regime: Ints  # [T] index into `REGIMES`
     market: Factor
     sectors: tuple[Factor, ...]
     symbols: tuple[str, ...]
-    sector: Ints
-    beta: Floats
-    sector_beta: Floats
-    sigma: Floats
-    alpha: Floats
-    price: Floats
-    shares: Floats
-    turnover: Floats
-    listed: Ints
-    delisted: Ints
-    reasons: tuple[DelistReason | None, ...]
+    sector: Ints  # [N] index into `sectors`
+    beta: Floats  # [N] true loading on the market factor
+    sector_beta: Floats  # [N] and on the symbol's sector factor
+    sigma: Floats  # [N] level of the own (idiosyncratic) volatility per day
+    alpha: Floats  # [N] own expected simple return per day
+    price: Floats  # [N] reference price before the first bar
+    shares: Floats  # [N] outstanding at the listing
+    turnover: Floats  # [N] share of those outstanding that changes hands on an ordinary day
+    listed: Ints  # [N] first session
+    delisted: Ints  # [N] first session after the last one, T: never
+    reasons: tuple[DelistReason | None, ...]  # [N] why each symbol delists, None: it does not
 
     @property
     def n_days(self) -> int:

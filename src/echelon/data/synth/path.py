@@ -51,57 +51,40 @@ class Suspension(NamedTuple):
 
 @dataclass(frozen=True)
 class _Risk:
-    """What the returns of the days are drawn with, each [T].
+    """What the returns of the days are drawn with, each [T]."""
 
-    volatility: conditional standard deviation of the day's log return
-    own_volatility: the idiosyncratic part of it, without the gaps of quarterly results
-    session_volatility: conditional standard deviation of the log return from open to close
-    tied: share of the factors' moves that reaches the symbol; small once a bid fixes its price
-    drift: expected log return of the day
-    """
-
-    volatility: Floats
-    own_volatility: Floats
-    session_volatility: Floats
-    tied: Floats
-    drift: Floats
+    volatility: Floats  # conditional standard deviation of the day's log return
+    own_volatility: Floats  # the idiosyncratic part of it, without the gaps of quarterly results
+    session_volatility: Floats  # that of the log return from open to close
+    tied: Floats  # share of the factors' moves that reaches the symbol; small once there is a bid
+    drift: Floats  # expected log return of the day
 
 
 @dataclass(frozen=True)
 class _Tape:
-    """What a tape shows of the days, each [T].
+    """What a tape shows of the days, each [T]."""
 
-    open_ticks, close_ticks, pre_ticks: raw open, close and reference price in ticks, NaN where
-        the symbol does not trade
-    factor: close × factor is the total-return price, 1 at the first bar; carried through
-        suspensions, NaN outside the listing
-    shares: shares outstanding, like `factor`
-    """
-
-    open_ticks: Floats
+    open_ticks: Floats  # raw, as are the next two; NaN where the symbol does not trade
     close_ticks: Floats
-    pre_ticks: Floats
+    pre_ticks: Floats  # the reference price
+    # close × factor is the total-return price; 1 at the first bar, carried through suspensions, NaN
+    # outside the listing.
     factor: Floats
-    shares: Floats
+    shares: Floats  # outstanding, like `factor`
     actions: tuple[CorporateAction, ...]
 
 
 @dataclass(frozen=True)
 class SymbolPath(_Tape, _Risk):
-    """One symbol's latent days and what the tape shows of them; arrays of shape [T].
-
-    trades: has bars that day
-    log_open, log_close: log of the unrounded total-return price; NaN outside the listing
-    lots: expected volume of the day in lots of 100
-    """
+    """One symbol's latent days and what the tape shows of them; arrays of shape [T]."""
 
     n: int
     listed: int
     delisted: int
-    trades: Bools
-    log_open: Floats
+    trades: Bools  # has bars that day
+    log_open: Floats  # of the unrounded total-return price; NaN outside the listing
     log_close: Floats
-    lots: Floats
+    lots: Floats  # expected volume of the day in lots of 100
     suspensions: tuple[Suspension, ...]
 
 
