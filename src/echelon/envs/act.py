@@ -225,10 +225,9 @@ def cap_weights(weights: Floats) -> Floats:
 def weights_of_scores(scores: Floats, held: Holdings, gain: float = _GAIN) -> Floats:
     """Target weights[E,N] of raw scores[E,N+1] in [−1, 1], the last one for cash.
 
-    gain: of the softmax: how far apart the best and the worst score can bring two weights
-
-    Assets that can be neither bought nor sold keep their weight; the softmax shares out the rest.
-    An asset that can only be sold takes part with at most the weight it has.
+    Assets that can be neither bought nor sold keep their weight; the softmax, of which `gain` says
+    how far apart two scores bring two weights, shares out the rest. An asset that can only be sold
+    takes part with at most the weight it has.
     """
     n_books, n_assets = held.weights.shape
     assert scores.shape == (n_books, n_assets + 1), "scores are not [E,N+1]"
@@ -236,8 +235,7 @@ def weights_of_scores(scores: Floats, held: Holdings, gain: float = _GAIN) -> Fl
     frozen = ~(buy | sell)
     current = held.weights.astype(np.float64)
     free = 1.0 - np.where(frozen, current, 0.0).sum(axis=1, keepdims=True)
-    exponent = gain * (scores - scores.max(axis=1, keepdims=True))
-    power = np.exp(exponent)
+    power = np.exp(gain * (scores - scores.max(axis=1, keepdims=True)))
     power[:, :-1][frozen] = 0.0
     target = np.clip(free, 0.0, 1.0) * power[:, :-1] / power.sum(axis=1, keepdims=True)
     target = np.where(buy, target, np.minimum(target, current))

@@ -22,7 +22,7 @@ from echelon.envs import act, rewards
 from echelon.envs.act import ActionRule, Holdings
 from echelon.envs.world import World
 from echelon.errors import DataError
-from echelon.market import Book, Execution, Fills, Orders, Reason, Rows, new_book, step, step_worked
+from echelon.market import Book, Execution, Fills, Reason, Rows, new_book, step, step_worked
 from echelon.types import Bools, Floats
 
 RUIN = 1e-6  # a book that is worth less than this share of its initial cash is ruined
@@ -98,9 +98,16 @@ class Books:
         actions[E,N]: by `act.Action`, or target weights (NaN: leave the asset as it is)
         """
         assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
-        world, before = self.world, self.value
-        orders, refused = self._orders(actions)
-        execution = None
+        world, before, close = self.world, self.value, self.world.rows.close[self.row]
+        if self.rule.kind == "discrete":
+            orders = act.discrete_orders(
+                actions, self.book, self.rule, close, world.rows.lot, world.rules.min_value
+            )
+        else:
+            orders = act.weight_orders(act.cap_weights(actions), self.book, self.value, close)
+        refused = execution = None
+        if not self._all_buyable:
+            orders, refused = act.members_only(orders, self._buyable[self.row])
         if world.executor is None:
             stepped = step(
                 self.book, orders, world.rows, self.row, self._rules, fill_open=world.fill_open
@@ -118,20 +125,6 @@ class Books:
         self.book, self.value, self.row = stepped.book, stepped.value, self.row + 1
         ruined, ended = self.value < RUIN * world.initial_cash, self.row >= self.span.stop - 1
         return StepResult(paid, self.value, ruined, ended, stepped.fills, execution)
-
-    def _orders(self, actions: NDArray[Any]) -> tuple[Orders, Bools | None]:
-        """Orders of the actions, and which buys[E,N] were refused: those of no member."""
-        world, row = self.world, self.row
-        close = world.rows.close[row]
-        if self.rule.kind == "discrete":
-            orders = act.discrete_orders(
-                actions, self.book, self.rule, close, world.rows.lot, world.rules.min_value
-            )
-        else:
-            orders = act.weight_orders(act.cap_weights(actions), self.book, self.value, close)
-        if self._all_buyable:
-            return orders, None
-        return act.members_only(orders, self._buyable[row])
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Everything a continuation depends on, as arrays."""

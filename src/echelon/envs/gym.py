@@ -124,6 +124,16 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
 
     def _info(self, costs: dict[str, float], fills: Fills | None) -> dict[str, Any]:
         measures, symbols = self._measures, self.world.symbols
+        filled, rejected = [], []
+        if fills is not None:
+            shares, price, reason = fills.shares[0], fills.price[0], fills.reason[0]
+            for n in np.flatnonzero(shares).tolist():
+                side = "buy" if shares[n] > 0 else "sell"
+                order = {"symbol": symbols[n], "side": side, "shares": abs(float(shares[n]))}
+                filled.append({**order, "price": float(price[n])})
+            for n in np.flatnonzero(reason).tolist():
+                order = {"symbol": symbols[n], "reason": Reason(int(reason[n])).name}
+                rejected.append({**order, "filled": abs(float(shares[n]))})
         return {
             "pv": self.pv,
             "drawdown": measures.drawdown,
@@ -131,38 +141,11 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
             "cvar95": zero_if_nan(measures.cvar95),
             "sharpe_annual": zero_if_nan(measures.sharpe_annual),
             "costs": {"step": costs, "total": dict(self._paid)},
-            "fills": [] if fills is None else list_fills(fills, symbols),
-            "rejected": [] if fills is None else list_rejections(fills, symbols),
+            "fills": filled,
+            "rejected": rejected,
             "time": self.world.times[self.row].item(),
             "row": self.row,
         }
-
-
-def list_fills(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What was bought and sold by one book: symbol, side, shares and price of each."""
-    shares, price = fills.shares[0], fills.price[0]
-    return [
-        {
-            "symbol": symbols[n],
-            "side": "buy" if shares[n] > 0 else "sell",
-            "shares": abs(float(shares[n])),
-            "price": float(price[n]),
-        }
-        for n in np.flatnonzero(shares).tolist()
-    ]
-
-
-def list_rejections(fills: Fills, symbols: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What was not filled whole: symbol, name of the `Reason` and the shares that were filled."""
-    reason = fills.reason[0]
-    return [
-        {
-            "symbol": symbols[n],
-            "reason": Reason(int(reason[n])).name,
-            "filled": abs(float(fills.shares[0, n])),
-        }
-        for n in np.flatnonzero(reason).tolist()
-    ]
 
 
 def _no_costs() -> dict[str, float]:

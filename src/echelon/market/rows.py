@@ -133,5 +133,4 @@ def _or_else(values: Floats | None, shape: tuple[int, ...], otherwise: float) ->
 def _lots(symbols: Sequence[str], lots: bool, usual: float, star: float) -> Floats:
     """Lot sizes: A-shares trade in hundreds, STAR stocks from 200; other assets in fractions."""
     boards = [board_of(symbol) if lots else None for symbol in symbols]
-    sizes = {"star": star, "main": usual, "chinext": usual, "bse": usual}
-    return np.array([0.0 if board is None else sizes[board] for board in boards])
+    return np.array([0.0 if b is None else star if b == "star" else usual for b in boards])
