@@ -32,7 +32,6 @@ from echelon.data.sources.ticks import (
     TicksSource,
     bar_end,
     sessions_of,
-    ticks_to_parquet,
 )
 from echelon.data.store import Store
 from echelon.errors import DataError, InvalidDataError, Problem, SourceError
@@ -713,8 +712,9 @@ def test_parquet_keeps_every_readable_row_typed(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "t.csv", header, rows, encoding="gbk")
     target = tmp_path / "out" / "t.parquet"
-    problems = ticks_to_parquet(path, target, block_bytes=90)
-    assert [(p.row, p.field) for p in problems] == [(4, "时间")]
+    source = TicksSource(path, freq="1d", parquet_dir=target.parent, block_bytes=90)
+    bars_of(source)
+    assert [(p.row, p.field) for p in source.problems()] == [(4, "时间")]
     table = pl.read_parquet(target)
     assert table.columns == [
         *("symbol", "date", "time", "price", "volume"),
@@ -735,8 +735,9 @@ def test_failed_conversion_leaves_no_parquet(tmp_path: Path) -> None:
     rows = [("600000.SH", 20240102, 93000000, rng.random() + 1, 100) for _ in range(50_000)]
     path = write(tmp_path / "t.csv.gz", TRADES, rows)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+    source = TicksSource(path, freq="1d", parquet_dir=tmp_path / "out", block_bytes=20_000)
     with pytest.raises(SourceError):
-        ticks_to_parquet(path, tmp_path / "out" / "t.parquet", block_bytes=20_000)
+        bars_of(source)
     assert list(tmp_path.glob("out/*")) == []
 
 

@@ -142,25 +142,17 @@ class RescaledView(_View):
         self.volume = volume
 
     def _bars(self, frame: pl.DataFrame, name: str, key: str) -> pl.DataFrame:
-        return (
-            frame.with_columns(_unit())
-            .with_columns(
-                *[pl.col(c) * pl.col("_unit") for c in _PRICES],
-                volume=pl.col("volume") / (pl.col("_unit") if self.volume else 1.0),
-            )
-            .drop("_unit")
-        )
+        volume = pl.col("volume") / (_unit() if self.volume else 1.0)
+        return frame.with_columns(*[pl.col(c) * _unit() for c in _PRICES], volume=volume)
 
     def _table(self, frame: pl.DataFrame, table: str) -> pl.DataFrame:
         if table != "symbols":
             return frame
         # The anchor is a price too.
-        return frame.with_columns(_unit(), (pl.col("anchor") * _unit()).alias("anchor")).drop(
-            "_unit"
-        )
+        return frame.with_columns(pl.col("anchor") * _unit())
 
 
 def _unit() -> pl.Expr:
     """A power of two, never 1, that depends on the symbol: exact in floating point."""
     k = (pl.col("symbol").hash(seed=0) % 4).cast(pl.Int64)
-    return k.replace_strict([0, 1, 2, 3], [0.25, 0.5, 2.0, 4.0]).alias("_unit")
+    return k.replace_strict([0, 1, 2, 3], [0.25, 0.5, 2.0, 4.0])

@@ -99,7 +99,8 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         try:
             batch = np.asarray(action)[None]
         except ValueError as error:  # a ragged list
-            raise InvalidAction(f"expected an array; found {action!r} ({error}).") from None
+            said = f"an action must be an array; found {action!r} ({error})."
+            raise InvalidAction(said) from None
         actions = self._spec.actions(batch, self._held)
         before = self.pv
         result = self._books.step(actions)

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from echelon.config import Config, SyntheticConfig
-from echelon.data.bars import RawFrame, SourceInfo, conform
+from echelon.data.bars import PRICES, RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
 from echelon.data.synth.index import MembershipSpan, index_levels, index_membership
@@ -35,7 +35,7 @@ from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import ConfigError, DataError
 from echelon.types import Freq
 
-FIELDS = frozenset({"open", "high", "low", "close", "volume", "amount", "factor", "pre_close"})
+FIELDS = frozenset({*PRICES, "volume", "amount", "factor", "pre_close"})
 
 
 class SyntheticSource(Source):
@@ -134,19 +134,15 @@ class SyntheticSource(Source):
             ends = np.zeros_like(ends)
         # A session that closes early has fewer bars.
         shown = clock.has_bar(bars.days, self._step)
+        n_bars, reference = shown.sum(axis=1), path.pre_ticks[bars.days] / TICKS_PER_UNIT
         return pl.DataFrame(
             {
                 "time": (clock.midnights[bars.days][:, None] + ends)[shown],
-                "open": bars.open[shown] / TICKS_PER_UNIT,
-                "high": bars.high[shown] / TICKS_PER_UNIT,
-                "low": bars.low[shown] / TICKS_PER_UNIT,
-                "close": bars.close[shown] / TICKS_PER_UNIT,
+                **{name: getattr(bars, name)[shown] / TICKS_PER_UNIT for name in PRICES},
                 "volume": bars.lots[shown] * 100.0,
                 "amount": bars.amount[shown],
-                "factor": np.repeat(path.factor[bars.days], shown.sum(axis=1)),
-                "pre_close": np.repeat(
-                    path.pre_ticks[bars.days] / TICKS_PER_UNIT, shown.sum(axis=1)
-                ),
+                "factor": np.repeat(path.factor[bars.days], n_bars),
+                "pre_close": np.repeat(reference, n_bars),
             }
         ).with_columns(symbol=pl.lit(self.market.symbols[path.n]))
 

@@ -208,32 +208,14 @@ def from_config(config: Config) -> TicksSource:
     return TicksSource.from_config(config, columns=config.data.columns, **dict(config.data.ticks))
 
 
-def ticks_to_parquet(
-    path: Path,
-    target: Path,
-    *,
-    columns: Mapping[str, str] = _NO_COLUMNS,
-    price_scale: float | None = None,
-    block_bytes: int | None = None,
-) -> list[Problem]:
-    """Write one tick file as Parquet, in blocks; returns the rows that could not be read.
+@contextmanager
+def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.DataFrame], None]]:
+    """Writes blocks of ticks, each a row group, to a file that gets its name when all is there.
 
     Columns: symbol (string), date (date32), time (time32[ms]), then the file's others: those we
     know under our names as float64, in yuan and shares (price, volume, bid_price1 …), the rest
-    as text. Every readable row is kept, quotes and cancellations too, in file order, one row
-    group per block. The target appears whole or not at all.
+    as text. Every readable row is kept, quotes and cancellations too, in file order.
     """
-    layout = sniff(path, columns, price_scale)
-    problems = ProblemLog()
-    with _parquet_sink(target, layout) as write:
-        for block in read_blocks(layout, problems, layout.names.values(), block_bytes):
-            write(block)
-    return problems.problems()
-
-
-@contextmanager
-def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.DataFrame], None]]:
-    """Writes blocks of ticks, each a row group, to a file that gets its name when all is there."""
     keys = ("symbol", "date", "time", "datetime")
     names = [n for n in layout.names.values() if n not in keys]
     schema = pa.schema(
