@@ -644,7 +644,7 @@ def test_trades_and_snapshots_in_one_directory_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.csv", None, "no such file"),
+        ("absent.csv", None, "does not exist"),
         ("empty.csv", b"", "is empty"),
         ("cols.csv", b"code,date,time,foo\n1,2,3,4\n", "'price': no column for it"),
         ("nodate.csv", b"code,time,price\n600000.SH,93000000,10\n", "no date"),
