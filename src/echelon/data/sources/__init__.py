@@ -109,7 +109,7 @@ def open_source(config: Config) -> Source:
     for option in _OPTIONS:
         value = getattr(data, option)
         if value != getattr(default, option) and not facts.follows(option):
-            readers = ", ".join(name for name, other in SOURCES.items() if other.follows(option))
+            readers = ", ".join(name for name, reader in SOURCES.items() if reader.follows(option))
             raise ConfigError(
                 f"data.{option} is {value!r}, but data.source {data.source!r} does not read it "
                 f"(only {readers} do). Leave data.{option} out."
