@@ -109,16 +109,16 @@ def test_costly_compares_weights_with_filters_that_say_weights(tmp_path: Path) -
 
 def test_whoever_says_weights_has_several_draws_and_a2c_one() -> None:
     market = PlantedMarket(n_bars=100, n_assets=2)
-    expert = own_draws(market, tiny_config(*EXPERT), 3, valid_bars=60, counts=(2, 2))
+    expert = own_draws(market, tiny_config(*EXPERT), 3, (2, 2), valid_bars=60)
     assert ([len(d.close) for d in expert.train], [len(d.close) for d in expert.valid]) == (
         [100, 100],
         [60, 60],
     )
     assert not np.array_equal(expert.train[0].close, expert.train[1].close)
-    peer = own_draws(market, tiny_config("train.algo=SB3-PPO"), 3, valid_bars=60, counts=(2, 2))
+    peer = own_draws(market, tiny_config("train.algo=SB3-PPO"), 3, (2, 2), valid_bars=60)
     for theirs, ours in zip(peer.train + peer.valid, expert.train + expert.valid, strict=True):
         assert np.array_equal(theirs.close, ours.close)
-    flat = own_draws(market, tiny_config("train.algo=A2C"), 3)
+    flat = own_draws(market, tiny_config("train.algo=A2C"), 3, (2, 2))
     assert len(flat.train) == len(flat.valid) == 1
     assert np.array_equal(flat.valid[0].close, market.draw(3, "valid").close)
 

@@ -20,16 +20,16 @@ from echelon.proving.regime import (
     OPPOSE,
     RegimeDraw,
     RegimeMarket,
-    Switch,
     TiltedWeights,
     book_returns,
+    choose_expert,
     expert_values,
     hedge,
     regime_worlds,
     router_view,
     run_references,
 )
-from echelon.proving.worlds import join_worlds
+from echelon.proving.worlds import Arena, join_worlds
 from echelon.types import Floats
 
 MARKET = RegimeMarket()
@@ -107,7 +107,7 @@ def test_simple_returns_are_the_signal_times_the_regime_and_noise(long: RegimeDr
 
 
 def test_mirror_has_the_same_signal_and_noise_and_the_opposite_regime() -> None:
-    draw, mirror = MARKET.pair(5, "x")
+    draw, mirror = MARKET.pairs(1, "x", 5)
     assert np.array_equal(draw.x, mirror.x)
     assert np.array_equal(draw.regime, -mirror.regime)
     returns = [d.close[1:] / d.close[:-1] - 1.0 for d in (draw, mirror)]
@@ -157,7 +157,7 @@ def test_filter_is_calibrated_and_right_most_of_the_time(long: RegimeDraw) -> No
 
 
 def test_worlds_show_the_signal_and_nothing_else() -> None:
-    draw, mirror = SHORT.pair(0, "x")
+    draw, mirror = SHORT.pairs(1, "x")
     worlds = regime_worlds([draw, mirror], paper())
     for world, drawn in zip(worlds, (draw, mirror), strict=True):
         assert world.x.shape == (300, 8, 1)
@@ -177,7 +177,7 @@ def test_flat_agents_can_be_shown_what_a_router_sees() -> None:
     shown = router_view(draws, config)
     worlds = regime_worlds(draws, config, shown=shown)
     assert worlds[0].x.shape == (300, 8, 1 + 2 * 4)
-    values = expert_values(draws, config)
+    values = expert_values(Arena.from_draws(regime_worlds(draws, config)), config)
     assert values.shape == (281, 2, 2)
     wanted = values[200, 1, 1] / values[180, 1, 1] - 1.0
     # The second draw, oppose, over 20 bars: at row 219 all assets see it.
@@ -214,7 +214,7 @@ def test_experts_follow_and_oppose_by_the_softmax() -> None:
 
 def test_hedge_trusts_by_exponential_weights_and_shares() -> None:
     returns = np.array([[0.02, -0.01], [-0.02, 0.03]])
-    trust = hedge(returns, rate=60.0, share=0.004)
+    trust = hedge(returns)
     first = math.exp(1.2) / (math.exp(1.2) + math.exp(-0.6))
     first = 0.996 * first + 0.002
     up, down = first * math.exp(-1.2), (1 - first) * math.exp(1.8)
@@ -225,10 +225,10 @@ def test_hedge_trusts_by_exponential_weights_and_shares() -> None:
 def test_switch_decides_every_five_bars_from_the_start_of_each_draw() -> None:
     scores = np.zeros((40, 2))
     scores[np.arange(40), np.arange(40) % 2] = 1.0
-    choice = Switch("x", (FOLLOW, OPPOSE), scores, np.array([3, 24])).choice
+    choice = choose_expert(scores, np.array([3, 24]))
     assert choice[3:13].tolist() == [1] * 5 + [0] * 5
     assert choice[24:34].tolist() == [0] * 5 + [1] * 5
-    at_once = Switch("x", (FOLLOW, OPPOSE), scores, np.array([3, 24]), every=1).choice
+    at_once = choose_expert(scores, np.array([3, 24]), every=1)
     assert at_once.tolist() == [0, 1] * 20
 
 
@@ -291,7 +291,8 @@ def test_references_earn_what_the_prototype_measured(
 def test_over_a_pair_the_signal_alone_pays_its_costs_only() -> None:
     """Without costs a draw and its mirror sum to noise: no drift is left, whatever x says."""
     draws = RegimeMarket(n_bars=4000).pairs(1, "sum")
-    values = expert_values(draws, make_config("fee_rate=0", "market.fill=close"))
+    config = make_config("fee_rate=0", "market.fill=close")
+    values = expert_values(Arena.from_draws(regime_worlds(draws, config)), config)
     returns = (values[1:] / values[:-1] - 1.0).sum(axis=1)
     # Weights are those of x alone, so the drifts cancel bar by bar.
     weights = FOLLOW.weights(draws[0].x.astype(np.float32))[19:-1]

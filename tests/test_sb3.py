@@ -207,13 +207,13 @@ def test_episodes_stay_inside_the_stretches_of_a_market(algo: str) -> None:
 
 def test_an_agent_of_sb3_learns_a_proof_on_the_draws_of_experts() -> None:
     market = PlantedMarket(n_assets=2, n_bars=60)
-    ours, theirs = (own_draws(market, small(algo), 3, counts=(4, 2)) for algo in ("SAC", "SB3-PPO"))
+    ours, theirs = (own_draws(market, small(algo), 3, (4, 2)) for algo in ("SAC", "SB3-PPO"))
     for mine, other in ((ours.train, theirs.train), (ours.valid, theirs.valid)):
         assert len(mine) == len(other) > 1
         for left, right in zip(mine, other, strict=True):
             assert np.array_equal(left.close, right.close)
             assert np.array_equal(left.open, right.open)
-    assert len(own_draws(market, small("A2C"), 3, counts=(4, 2)).train) == 1
+    assert len(own_draws(market, small("A2C"), 3, (4, 2)).train) == 1
 
 
 def test_losses_are_told_from_the_first_update_on() -> None:

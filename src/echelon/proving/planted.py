@@ -1,9 +1,8 @@
 """Planted and costly: how much of what the optimal filter earns does the agent capture?
 
-Each market has a hidden state s per asset. The state at bar t gives the log return from t to t + 1
-its drift; the rest is noise. A share of both falls between the close and the next open, so that
-fills at the open pay for what happened overnight. The closes tell a filter as much as opens and
-closes together: drift and variance are split in the same proportion.
+Each market has a hidden state s per asset; at bar t it gives the log return to t + 1 its drift, and
+the rest is noise. The same share of both falls between the close and the next open: fills at the
+open pay for what happened overnight, and closes tell a filter as much as opens and closes do.
 
     trend          s = ±1 flips with a small probability; the drift is in its direction
     reversion      s = deviation of the log price from a random walk; it decays, and the drift is
@@ -20,21 +19,20 @@ and not a bound: under the 20/50 rule momentum over 10 bars does 5 % better than
     others   Kalman filters; the states are Gaussian, so nothing is approximated
 
 The hurdle is a probability for the trend, elsewhere standard deviations of what the filter expects:
-where drifts come in all sizes, cash is better kept for the larger ones. By target weights the
-filter has hurdles of its own (`HURDLES`), as above none it would trade too often for the fee; both
-were chosen on draws that serve nothing else, and the Sharpe ratio is flat around them. By weights,
-over 16 draws of 6000 bars at 5 bp a side, fills at the next open (at the same close), it is, with a
-standard deviation of a draw's of 0.1 to 0.3:
+where drifts come in all sizes, cash is better kept for the larger ones. By target weights there are
+others (`HURDLES`), as without one the filter would trade too often for the fee. All were chosen on
+draws that serve nothing else, and the Sharpe ratio is flat around them. By weights, over 16 draws
+of 6000 bars at 5 bp a side, fills at the next open (at the same close), sd of a draw 0.1 to 0.3:
 
     signal          reference     best rule of thumb
     trend           4.84 (4.87)   4.31 (4.34), momentum over 20 bars
     reversion       3.31 (3.37)   2.41 (2.48), reversal over 20 bars
     cross_section   2.94 (2.95)   2.05 (2.07), momentum over 20 bars relative to the median
 
-Every seed has draws of its own to train on and to choose its checkpoint by; test draws are the same
-for all. Experts, which learn from a replay of the past and would learn one path by heart, have
-several. A seed's score is the ratio of mean Sharpe ratios, agent over filter. Agents of the trend
-also trade the draws on which claims are counted (see `null`).
+Every seed has draws of its own to train on and to choose its checkpoint by (experts several: from a
+replay they would learn one path by heart); test draws are the same for all. A seed's score is the
+ratio of mean Sharpe ratios, agent over filter. Agents of the trend also trade the draws on which
+claims are counted (see `null`).
 
 Costly is the trend with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis
 points a side and not nearly 500. Next to the filter, which trades alike at any fee, stands the one
@@ -313,6 +311,7 @@ class BayesFilter:
     """Holds what the market's exact filter wants: the reference, acting in the way of `kind`.
 
     BUY and SELL the rest; or 1/N of the book in each asset, rebalanced at every bar, the rest cash.
+    hurdle: None: the market's own, by weights the one chosen for its signal
     """
 
     name = "bayes"
@@ -320,7 +319,6 @@ class BayesFilter:
     def __init__(
         self, market: PlantedSignal, kind: ActionKind = "discrete", hurdle: float | None = None
     ) -> None:
-        """hurdle: None: the market's own, by weights the one chosen for its signal"""
         if hurdle is None:
             hurdle = market.hurdle if kind == "discrete" else HURDLES[market.signal]
         self._market = replace(market, hurdle=hurdle)
@@ -342,8 +340,7 @@ def filter_each_draw(
     world: World, n_bars: int, run: Callable[[Floats], NDArray[Any]]
 ) -> NDArray[Any]:
     """[T,N] what a filter makes of the closes of each draw of `n_bars` in a joined world."""
-    close = world.rows.close
-    draws = np.split(close, range(n_bars, len(close), n_bars))
+    draws = np.split(world.rows.close, range(n_bars, len(world.times), n_bars))
     return np.concatenate([run(draw) for draw in draws])
 
 
@@ -381,14 +378,10 @@ class Rule:
         return wish if self.kind == "discrete" else np.asarray((wish == Action.BUY) / rise.shape[1])
 
 
-def rules_of_thumb(bars: Sequence[int] = (5, 10, 20, 40, 60)) -> list[Policy]:
+def rules_of_thumb(bars: Sequence[int]) -> list[Policy]:
     """Momentum and reversal, of each asset by itself and relative to the median, over `bars`."""
-    return [
-        Rule(count, reversal=reversal, relative=relative)
-        for relative in (False, True)
-        for reversal in (False, True)
-        for count in bars
-    ]
+    every = product((False, True), (False, True), bars)
+    return [Rule(count, reversal=rev, relative=rel) for rel, rev, count in every]
 
 
 def weighted_rules_of_thumb(
@@ -460,7 +453,7 @@ class PlantedPart(TrainingPart):
 
     references: trade them too; they are the same for all seeds, so one part is enough
     claim_draws, claim_bars: draws kept for counting claims, and bars to trade in each
-    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
+    own: see `EXPERT_DRAWS`
     """
 
     KEY = "planted-{0.market.signal}-{0.seed}"
@@ -476,21 +469,26 @@ class PlantedPart(TrainingPart):
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent and let it and the references trade the test draws."""
-        own = own_draws(self.market, self.config, self.seed, counts=self.own)
+        own = own_draws(self.market, self.config, self.seed, self.own)
         worlds = own.with_unseen(self.market, self.n_draws, self.config)
         trained = self.train(self.config, worlds, directory, report, should_stop)
         if trained is None:
             return None
-        policies = _references(self.market, trained.policy.kind) if self.references else {}
-        finding, traded = _test(trained, policies, worlds, self.config)
+        references: list[Policy] = []
+        if self.references:
+            kind, signal = trained.policy.kind, self.market.signal
+            by_weights = weighted_rules_of_thumb(self.market)
+            shown = SHOWN_RULES[signal] if kind == "discrete" else by_weights
+            references = [BayesFilter(self.market, kind), *shown]
+        finding, traded = _test(trained, references, worlds, self.config)
         if self.claim_draws:
-            self._keep_returns(trained, own, directory)
+            self._keep_returns(trained.policy, own, directory)
         turnover = {name: float(draws.turnover.mean()) for name, draws in traded.items()}
         return {"seed": self.seed, **finding, "turnover": turnover}
 
-    def _keep_returns(self, trained: Trained, own: OwnDraws, directory: Path) -> None:
+    def _keep_returns(self, policy: Policy, own: OwnDraws, directory: Path) -> None:
         """Write the agent's returns on its first validation draw and on the draws for claims."""
-        policy, config = trained.policy, self.config
+        config = self.config
         others = claim_draws(self.market, config, self.claim_draws, self.claim_bars)
         worlds = planted_worlds([own.train[0], own.valid[0], *others], config)
         claims = [last_bars(world, self.claim_bars) for world in worlds[2:]]
@@ -518,13 +516,12 @@ def own_draws(
     market: PlantedSignal,
     config: Config,
     seed: int,
+    counts: tuple[int, int],
     valid_bars: int | None = None,
-    counts: tuple[int, int] = EXPERT_DRAWS,
 ) -> OwnDraws:
-    """Draws of one seed alone: one of each kind, several of each for whoever says weights.
+    """Draws of one seed alone: one of each kind, `counts` of each for whoever says weights.
 
     valid_bars: length of those for validation, if not the market's own
-    counts: how many an expert has of each kind
     """
     shorter = replace(market, n_bars=valid_bars or market.n_bars)
     if ALGORITHMS[config.train.algo].family == "flat":
@@ -537,10 +534,10 @@ def own_draws(
 
 
 def _test(
-    trained: Trained, references: Mapping[str, Policy], worlds: SeedWorlds, config: Config
+    trained: Trained, references: Sequence[Policy], worlds: SeedWorlds, config: Config
 ) -> tuple[dict[str, Any], dict[str, TradedDraws]]:
     """Let an agent and references trade the test draws: (what is found of it, what they did)."""
-    policies = {"agent": trained.policy, **references}
+    policies = {"agent": trained.policy} | {policy.name: policy for policy in references}
     traded = {name: trade_draws(policy, worlds.test, config) for name, policy in policies.items()}
     return {
         "kind": trained.policy.kind,
@@ -548,12 +545,6 @@ def _test(
         "best_step": trained.outcome.best_step,
         "sharpes": {name: draws.sharpes.tolist() for name, draws in traded.items()},
     }, traded
-
-
-def _references(market: PlantedSignal, kind: ActionKind) -> dict[str, Policy]:
-    """The filter and the rules of thumb, acting in the way the agent does."""
-    shown = SHOWN_RULES[market.signal] if kind == "discrete" else weighted_rules_of_thumb(market)
-    return {policy.name: policy for policy in (BayesFilter(market, kind), *shown)}
 
 
 def claim_draws(market: PlantedSignal, config: Config, count: int, bars: int) -> list[Draw]:
@@ -571,9 +562,8 @@ def assess_planted(parts: Sequence[Done]) -> MarketResult:
     by_weights = parts[0].finding.get("kind") == "weights"
     notes = ("planted_weights",) if by_weights else ("planted_others",) * (len(by_signal) > 1)
     for signal, done in by_signal.items():
-        bars = TREND_BARS if signal == "trend" else OTHER_BARS
-        if by_weights:
-            bars = EXPERT_BARS
+        own_bars = TREND_BARS if signal == "trend" else OTHER_BARS
+        bars = EXPERT_BARS if by_weights else own_bars
         # References trade in one of the parts: they are the same for all seeds.
         shared = {name: v for part in done for name, v in part.finding["sharpes"].items()}
         for name in ("agent", *(name for name in shared if name != "agent")):
@@ -609,9 +599,8 @@ _SELL_BELOW = (0.5, 0.4, 0.3, 0.2, 0.1)
 class CostlyPart(TrainingPart):
     """One seed's training and test at one fee.
 
-    valid_bars: length of the validation draw
+    valid_bars: length of the validation draw; own: see `EXPERT_DRAWS`
     references: trade the filters too; one part a fee is enough
-    own: draws of its own that an expert trains on, and on which its checkpoint is chosen
     """
 
     KEY = "costly-{0.fee_bps:g}bp-{0.seed}"
@@ -628,19 +617,19 @@ class CostlyPart(TrainingPart):
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent at the fee; let it and the filters trade the test draws at it."""
         config = at_fee(self.config, self.fee_bps)
-        own = own_draws(self.market, config, self.seed, self.valid_bars, self.own)
+        own = own_draws(self.market, config, self.seed, self.own, self.valid_bars)
         worlds = own.with_unseen(self.market, self.n_draws, config)
         trained = self.train(config, worlds, directory, report, should_stop)
         if trained is None:
             return None
-        filters: dict[str, Policy] = {}
+        filters: list[Policy] = []
         thresholds: tuple[float, ...] = ()
         kind = trained.policy.kind
         if self.references:
             shorter = replace(self.market, n_bars=self.valid_bars)
             thresholds = best_thresholds(shorter, worlds.valid, config, kind)
-            filters["bayes"] = BayesFilter(self.market, kind)
-            filters["thresholds"] = ThresholdFilter(self.market, np.array([thresholds]), kind)
+            chosen = ThresholdFilter(self.market, np.array([thresholds]), kind)
+            filters = [BayesFilter(self.market, kind), chosen]
         finding, traded = _test(trained, filters, worlds, config)
         return {
             "seed": self.seed,
@@ -655,12 +644,12 @@ class ThresholdFilter:
     """BUY where the trend is surely enough up, SELL where it is surely enough down, else HOLD.
 
     By weights: 1/N bought or sold whole, and nothing in between.
+    pairs[E,2]: buy above, sell below, of each book; one pair serves any number of books
     """
 
     name = "thresholds"
 
     def __init__(self, market: PlantedMarket, pairs: Floats, kind: ActionKind = "discrete") -> None:
-        """pairs[E,2]: buy above, sell below, of each book; one pair serves any number of books."""
         self._market = market
         self._buy_above, self._sell_below = pairs[:, :1], pairs[:, 1:]
         self.kind: ActionKind = kind

@@ -6,7 +6,7 @@
 
 Whoever follows x earns while g = 1 and loses while g = −1; whoever opposes it does the reverse.
 Each draw comes with its mirror: the same x, the same ε, and −g. Over the pair a rule that looks at
-x alone gets the noise twice and the signal not at all (`RegimeMarket.pair`).
+x alone gets the noise twice and the signal not at all (`RegimeMarket.pairs`).
 
 **The advantage of a router here is information, and nothing else.** Experts and flat agents see
 20 bars of x and their last *target* weights; they see no returns, and no holdings, for these drift
@@ -45,6 +45,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -52,7 +53,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.backtest.policy import Policy
-from echelon.backtest.run import run_values
 from echelon.config import Config, override_config
 from echelon.config.agents import StateConfig
 from echelon.config.algorithms import ALGORITHMS, FLAT_SETTINGS
@@ -137,14 +137,10 @@ class RegimeMarket:
         before = np.vstack([close[:1], close[:-1]])
         return RegimeDraw(x, regime, before * (1.0 + gap), close)
 
-    def pair(self, seed: int, name: str) -> tuple[RegimeDraw, RegimeDraw]:
-        """A draw and its mirror."""
-        return self.draw(seed, name), self.draw(seed, name, mirrored=True)
-
     def pairs(self, n_pairs: int, name: str, first_seed: int = 0) -> list[RegimeDraw]:
         """Draws and their mirrors in turn: 2 · `n_pairs` of them."""
         seeds = range(first_seed, first_seed + n_pairs)
-        return [draw for seed in seeds for draw in self.pair(seed, name)]
+        return [self.draw(s, name, mirrored=mirrored) for s in seeds for mirrored in (False, True)]
 
     def follow_probability(self, x: Floats, close: Floats) -> Floats:
         """[T] exact P(g = 1 | x[T,N] and close[T,N] up to and including each row).
@@ -171,14 +167,11 @@ def regime_worlds(
     """
     worlds = []
     for d, draw in enumerate(draws):
-        features = [draw.x[..., None]]
+        x = draw.x[..., None]
         if shown is not None:
-            n_bars, n_assets = draw.x.shape
-            assert len(shown[d]) == n_bars, "shown is not [T,M]"
-            features.append(np.repeat(shown[d][:, None], n_assets, axis=1))
-        x = np.concatenate(features, axis=2).astype(np.float32)
+            x = np.concatenate([x, np.repeat(shown[d][:, None], x.shape[1], axis=1)], axis=2)
         present = np.ones(draw.close.shape, dtype=bool)
-        worlds.append(drawn_world(draw.open, draw.close, x, present, config))
+        worlds.append(drawn_world(draw.open, draw.close, x.astype(np.float32), present, config))
     return worlds
 
 
@@ -194,11 +187,14 @@ def book_returns(values: Floats, horizons: Sequence[int] = HORIZONS) -> Floats:
 
 
 class TiltedWeights:
-    """Target weights softmax(tilt · x) at every bar; a tilt of 0 is equal weight."""
+    """Target weights softmax(tilt · x) at every bar; a tilt of 0 is equal weight.
+
+    tilt: one number, or [T,1] of each row of the world
+    """
 
     kind: ActionKind = "weights"
 
-    def __init__(self, name: str, tilt: float) -> None:
+    def __init__(self, name: str, tilt: float | Floats) -> None:
         self.name = name
         self._tilt = tilt
 
@@ -221,81 +217,51 @@ FOLLOW, OPPOSE = TiltedWeights("follow", TILT), TiltedWeights("oppose", -TILT)
 EQUAL = TiltedWeights("equal weight", 0.0)
 
 
-class Switch:
-    """Puts the expert of the highest score in charge, and decides again every so many bars.
+def choose_expert(scores: Floats, starts: Rows, every: int = EVERY) -> Rows:
+    """[T] number of the expert in charge at each row: the best when last decided, `every` so often.
 
     scores[T,K]: of K experts at each row of the world, from what is known at that row
     starts[D]: rows at which the draws' books begin, and with them the clock of decisions
     """
-
-    kind: ActionKind = "weights"
-
-    def __init__(
-        self,
-        name: str,
-        experts: Sequence[TiltedWeights],
-        scores: Floats,
-        starts: Rows,
-        every: int = EVERY,
-    ) -> None:
-        assert scores.shape[1] == len(experts), "scores is not [T,K]"
-        self.name = name
-        self._experts = experts
-        rows = np.arange(len(scores))
-        start = starts[np.maximum(np.searchsorted(starts, rows, side="right") - 1, 0)]
-        decided = np.where(rows < start, rows, start + (rows - start) // every * every)
-        self.choice: Rows = scores.argmax(axis=1)[decided]
-
-    def start(self, world: World, span: range) -> None:
-        """Weights of the expert in charge, at every row."""
-        every_expert = np.stack([e.weights(world.x[..., 0]) for e in self._experts])
-        self._weights = every_expert[self.choice, np.arange(len(self.choice))]
-
-    def decide(self, row: Rows, held: Holdings) -> Floats:
-        """Look them up."""
-        return self._weights[row]
+    rows = np.arange(len(scores))
+    start = starts[np.maximum(np.searchsorted(starts, rows, side="right") - 1, 0)]
+    decided = np.where(rows < start, rows, start + (rows - start) // every * every)
+    return scores.argmax(axis=1)[decided]
 
 
-def hedge(returns: Floats, *, rate: float = _RATE, share: float = _SHARE) -> Floats:
+def hedge(returns: Floats) -> Floats:
     """[S+1,…,K] trust of the fixed-share hedge in K experts, before and after each return.
 
     returns[S,…,K] of the experts' books
     """
     trust = np.full((len(returns) + 1, *returns.shape[1:]), 1.0 / returns.shape[-1])
     for k, earned in enumerate(returns):
-        weight = trust[k] * np.exp(rate * earned)
+        weight = trust[k] * np.exp(_RATE * earned)
         weight /= weight.sum(axis=-1, keepdims=True)
-        trust[k + 1] = (1.0 - share) * weight + share / returns.shape[-1]
+        trust[k + 1] = (1.0 - _SHARE) * weight + _SHARE / returns.shape[-1]
     return trust
 
 
-def expert_values(
-    draws: Sequence[RegimeDraw],
-    config: Config,
-    experts: Sequence[TiltedWeights] = (FOLLOW, OPPOSE),
-) -> Floats:
-    """[S+1,D,K] values of the experts' books on each draw, from its first whole window on."""
-    arena = Arena.from_draws(regime_worlds(draws, config))
-    return np.stack([_arena_values(expert, arena, config) for expert in experts], axis=-1)
+def expert_values(arena: Arena, config: Config) -> Floats:
+    """[S+1,D,2] values of the books of follow and oppose, from a draw's first whole window on."""
+    return np.stack([arena.values(expert, config) for expert in (FOLLOW, OPPOSE)], axis=-1)
 
 
-def _arena_values(policy: Policy, arena: Arena, config: Config) -> Floats:
-    """[S+1,D] values of a policy's books, one on each draw."""
-    return run_values(policy, arena.world, arena.starts, arena.n_steps, config)
-
-
-def router_view(draws: Sequence[RegimeDraw], config: Config, noise: float = 0.012) -> list[Floats]:
+def router_view(draws: Sequence[RegimeDraw], config: Config) -> list[Floats]:
     """[T,K·H] for each draw: what a router sees, the experts' book returns over `HORIZONS`.
 
     In units of noise · √bars, and 0 before the books begin; `regime_worlds` takes it as `shown`.
     """
-    seen = book_returns(expert_values(draws, config)) / (noise * np.sqrt(HORIZONS))
-    n_bars = len(draws[0].x)
-    views = np.zeros((len(draws), n_bars, seen.shape[2] * seen.shape[3]))
-    views[:, n_bars - len(seen) :] = seen.transpose(1, 0, 2, 3).reshape(
-        *views[:, -len(seen) :].shape
-    )
-    return list(views)
+    values = expert_values(Arena.from_draws(regime_worlds(draws, config)), config)
+    seen = book_returns(values) / (RegimeMarket.noise * np.sqrt(HORIZONS))
+    return list(_by_bar(seen.reshape(*seen.shape[:2], -1), len(draws[0].x)))
+
+
+def _by_bar(values: Floats, n_bars: int) -> Floats:
+    """[D,T,K] of values[S,D,K], which are of the last S bars; 0 before."""
+    padded = np.zeros((values.shape[1], n_bars, values.shape[2]))
+    padded[:, n_bars - len(values) :] = values.swapaxes(0, 1)
+    return padded
 
 
 def run_references(
@@ -303,37 +269,25 @@ def run_references(
 ) -> Mapping[str, Floats]:
     """Name → returns[S,D] of every reference on every draw, by the market kernel."""
     arena = Arena.from_draws(regime_worlds(draws, config))
-    experts = (FOLLOW, OPPOSE)
-    values = {expert.name: _arena_values(expert, arena, config) for expert in (EQUAL, *experts)}
-    books = np.stack([values[expert.name] for expert in experts], axis=-1)
-    scores = _scores(market, draws, books)
-    for name, score in scores.items():
-        every = 1 if name == "regime-aware" else EVERY
-        switch = Switch(name, experts, score, arena.starts, every)
-        values[name] = _arena_values(switch, arena, config)
-    return {name: value[1:] / value[:-1] - 1.0 for name, value in values.items()}
-
-
-def _scores(market: RegimeMarket, draws: Sequence[RegimeDraw], books: Floats) -> dict[str, Floats]:
-    """Name → scores[D·T,2] of follow and oppose at each row of the joined draws.
-
-    books[S+1,D,2]: values of their books
-    """
+    books = expert_values(arena, config)
+    values = {EQUAL.name: arena.values(EQUAL, config)}
+    values |= {expert.name: books[..., k] for k, expert in enumerate((FOLLOW, OPPOSE))}
     n_bars = len(draws[0].x)
+    trailing = _by_bar(book_returns(books, (TRAILING_BARS,))[..., 0], n_bars)
+    trust = _by_bar(hedge(books[1:] / books[:-1] - 1.0), n_bars)
     up = np.concatenate([market.follow_probability(draw.x, draw.close) for draw in draws])
     regime = np.concatenate([draw.regime for draw in draws])
-
-    def by_row(score: Floats) -> Floats:
-        padded = np.zeros((len(draws), n_bars, score.shape[-1]))
-        padded[:, n_bars - len(score) :] = score.swapaxes(0, 1)
-        return padded.reshape(-1, score.shape[-1])
-
-    return {
-        f"trailing {TRAILING_BARS}": by_row(book_returns(books, (TRAILING_BARS,))[..., 0]),
-        "fixed-share hedge": by_row(hedge(books[1:] / books[:-1] - 1.0)),
+    scores = {  # [D·T,2] of follow and oppose at each row of the joined draws
+        f"trailing {TRAILING_BARS}": trailing.reshape(-1, 2),
+        "fixed-share hedge": trust.reshape(-1, 2),
         "regime filter": np.column_stack([up, 1.0 - up]),
         "regime-aware": np.column_stack([regime, -regime]),
     }
+    for name, score in scores.items():
+        choice = choose_expert(score, arena.starts, 1 if name == "regime-aware" else EVERY)
+        tilt = np.where(choice == 0, TILT, -TILT)
+        values[name] = arena.values(TiltedWeights(name, tilt[:, None]), config)
+    return {name: value[1:] / value[:-1] - 1.0 for name, value in values.items()}
 
 
 FEE_BPS = 5.0
@@ -343,8 +297,7 @@ CHOOSING = ("trailing 40", "fixed-share hedge", "regime filter")
 """References that do."""
 CHOOSING_BAR = Bar("low", "above", 0.0)
 EXPERT_PAIRS = (4, 1)
-"""Mirrored pairs that an agent by target weights trains on, and on which its checkpoint is chosen.
-"""
+"""Mirrored pairs to train on, and to choose a checkpoint by, of an agent by target weights."""
 HIERARCHY_BAR = Bar("estimate", "at least", 0.8)
 ADVANTAGE_BAR = Bar("low", "above", 1.0)
 _SHOWN_BARS = 2_000
@@ -576,7 +529,18 @@ def assess_regime(parts: Sequence[Done]) -> MarketResult:
     notes = ["regime_information", "regime_agents" if agents else "regime_references_only"]
     own = [part for part in parts if part.key.startswith("regime-hierarchy")]
     if own:
-        facts |= _hierarchy_facts(own)
+        first = own[0].finding
+        facts |= {
+            "hierarchy_seeds": sorted(part.finding["seed"] for part in own),
+            "hierarchy_steps": max(part.finding["steps"] for part in own),
+            "hierarchy_pairs": len(first["sharpes"]["hierarchy"]),
+            "information": {str(p.finding["seed"]): p.finding["information"] for p in own},
+            "shown": {
+                **first["shown"],
+                "seed": first["seed"],
+                "experts": sum(name.startswith("expert ") for name in first["sharpes"]),
+            },
+        }
         filtered = float(np.mean(rows["regime filter"][: facts["hierarchy_pairs"]]))
         more, theirs = assess_hierarchy(filtered, parts)
         checks, rows = [*checks, *more], {**rows, **theirs}
@@ -591,22 +555,6 @@ def assess_regime(parts: Sequence[Done]) -> MarketResult:
         rows=rows,
         notes=tuple(notes),
     )
-
-
-def _hierarchy_facts(own: Sequence[Done]) -> dict[str, Any]:
-    """What the numbers of hierarchies depend on; who was in charge is shown of the first."""
-    first = own[0].finding
-    return {
-        "hierarchy_seeds": sorted(part.finding["seed"] for part in own),
-        "hierarchy_steps": max(part.finding["steps"] for part in own),
-        "hierarchy_pairs": len(first["sharpes"]["hierarchy"]),
-        "information": {str(p.finding["seed"]): p.finding["information"] for p in own},
-        "shown": {
-            **first["shown"],
-            "seed": first["seed"],
-            "experts": sum(name.startswith("expert ") for name in first["sharpes"]),
-        },
-    }
 
 
 def flat_config(config: Config, algo: FlatAlgo) -> Config:
@@ -637,24 +585,21 @@ def assess_hierarchy(
 
     One seed has no interval, and is held to no bar.
     """
-    own = {
-        done.finding["seed"]: {k: float(np.mean(v)) for k, v in done.finding["sharpes"].items()}
-        for done in parts
-        if done.key.startswith("regime-hierarchy")
-    }
+
+    def by_seed(kind: str) -> dict[int, Any]:
+        found = [part.finding for part in parts if part.key.startswith(f"regime-{kind}-")]
+        return {finding["seed"]: finding["sharpes"] for finding in found}
+
+    own = by_seed("hierarchy")
     seeds = sorted(own)
-    rows = {name: [own[s][name] for s in seeds] for name in ("hierarchy", "hedge", "oracle")}
-    singles = [k for k in own[seeds[0]] if k.startswith("expert")]
-    rows["best single expert"] = [max(own[s][k] for k in singles) for s in seeds]
-    for algo in FLAT:
-        for kind in ("flat", "shown"):
-            sharpes = {
-                done.finding["seed"]: float(np.mean(done.finding["sharpes"]))
-                for done in parts
-                if done.key.startswith(f"regime-{algo}-{kind}")
-            }
-            if sorted(sharpes) == seeds:
-                rows[f"{kind} {algo}"] = [sharpes[s] for s in seeds]
+    means = [{name: float(np.mean(v)) for name, v in own[seed].items()} for seed in seeds]
+    rows = {name: [mean[name] for mean in means] for name in ("hierarchy", "hedge", "oracle")}
+    singles = [name for name in means[0] if name.startswith("expert")]
+    rows["best single expert"] = [max(mean[name] for name in singles) for mean in means]
+    for algo, kind in product(FLAT, ("flat", "shown")):
+        sharpes = by_seed(f"{algo}-{kind}")
+        if sorted(sharpes) == seeds:
+            rows[f"{kind} {algo}"] = [float(np.mean(sharpes[seed])) for seed in seeds]
     ours = np.array(rows["hierarchy"])
     share_bars, gap_bars = ((HIERARCHY_BAR,), (ADVANTAGE_BAR,)) if len(seeds) > 1 else ((), ())
     checks = [seed_check("regime_share", "share", (ours / filtered).tolist(), *share_bars)]

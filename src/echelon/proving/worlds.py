@@ -17,6 +17,7 @@ import torch
 from scipy.signal import lfilter
 
 from echelon.backtest.policy import Policy
+from echelon.backtest.run import run_values
 from echelon.config import Config
 from echelon.config.agents import RewardConfig
 from echelon.config.features import FeaturesConfig, NormalizationConfig, StationaryConfig
@@ -323,10 +324,9 @@ class Arena(NamedTuple):
         assert same, "draws differ in length"
         return Arena(world, starts, n_steps)
 
-    @property
-    def span(self) -> range:
-        """From the first row of the first book to the last of the last."""
-        return range(int(self.starts.min()), int(self.starts.max()) + self.n_steps + 1)
+    def values(self, policy: Policy, config: Config) -> Floats:
+        """[S+1,D] values of a policy's books."""
+        return run_values(policy, self.world, self.starts, self.n_steps, config)
 
 
 def trade_draws(
@@ -342,9 +342,10 @@ def trade_draws(
     arena = draws if isinstance(draws, Arena) else Arena.from_draws(draws)
     starts, n_steps = arena.starts, arena.n_steps
     rule = ActionRule.from_config(config, policy.kind)
-    books = Books(arena.world, rule, RewardConfig(), len(starts), arena.span)
+    span = range(int(starts.min()), int(starts.max()) + n_steps + 1)
+    books = Books(arena.world, rule, RewardConfig(), len(starts), span)
     books.reset(starts)
-    policy.start(arena.world, arena.span)
+    policy.start(arena.world, span)
     returns, traded = np.empty((2, n_steps, len(starts)))
     for k in range(n_steps):
         before = books.value.copy()
