@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,7 +49,6 @@ from echelon.proving.regime import (
 )
 from echelon.proving.worlds import TrainingPart, proof_config
 from echelon.runs.metrics import read_metrics
-from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
 _FORMAT = 1
@@ -210,17 +210,9 @@ def plan_study(config: Config, seeds: int, sizes: StudySizes) -> list[Part]:
     base = override_config(proof_config(config), ["trainer.workers=1"])
     pairs, name = sizes.draws.test, sizes.draws.names[2]
     parts: list[Part] = [ReferencesPart(base, sizes.market, pairs, name, "references")]
-    for seed in range(config.seed, config.seed + seeds):
-        parts += [
-            StudyPart(
-                override_config(base, changes_of(variant, base)),
-                sizes.market,
-                sizes.draws,
-                seed,
-                variant.name,
-            )
-            for variant in VARIANTS
-        ]
+    for seed, variant in product(range(config.seed, config.seed + seeds), VARIANTS):
+        own = override_config(base, changes_of(variant, base))
+        parts.append(StudyPart(own, sizes.market, sizes.draws, seed, variant.name))
     return parts
 
 
@@ -237,6 +229,11 @@ class StudyRow:
     def known_values(self, measure: str) -> list[float]:
         """Of the seeds that have one."""
         return [v for v in self.values.get(measure, ()) if v is not None]
+
+    @property
+    def held(self) -> int:
+        """How many seeds kept the MAPD that experts are to keep."""
+        return sum(value >= HELD for value in self.known_values("mapd lowest"))
 
 
 @dataclass(frozen=True)
@@ -264,37 +261,41 @@ class StudyResult:
     about: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def write(self, directory: Path) -> None:
-        """Write study.json."""
-        tree = {"format": _FORMAT, **asdict(self)}
-        write_json(directory / _RESULT, round_tree(tree))
-
 
 def assess_study(
     done: Mapping[str, Done], seeds: Sequence[int], config: Config, made: Mapping[str, Any]
 ) -> StudyResult:
     """All parts put together."""
-    references = {
-        name: float(np.mean(pairs)) for name, pairs in done["references"].finding["sharpes"].items()
-    }
-    filtered = references["regime filter"]
+    pairs: Mapping[str, list[float]] = done["references"].finding["sharpes"]
+    references = {name: float(np.mean(sharpes)) for name, sharpes in pairs.items()}
     rows = []
     for variant in VARIANTS:
         findings = [done[f"{variant.name}-{seed}"].finding for seed in seeds]
-        by_seed = [_measures(finding, filtered) for finding in findings]
+        by_seed = [_measures(finding, references["regime filter"]) for finding in findings]
         values = {name: tuple(values[name] for values in by_seed) for name in by_seed[0]}
         steps = tuple(int(finding["steps"]) for finding in findings)
         changes = changes_of(variant, config)
         rows.append(StudyRow(variant.name, variant.title, changes, steps, values))
-    first = next(iter(done["references"].finding["sharpes"].values()))
+    notes = [
+        f"Experts that are alike (MAPD under {config.trainer.diversity_threshold:g}) restart in "
+        "every hierarchy, with bonuses or without: a collapse shows in the lowest MAPD and in how "
+        "many restarted.",
+    ]
+    for row in rows:
+        if lowest := row.known_values("mapd lowest"):
+            restarted = sum(row.known_values("begun anew"))
+            notes.append(
+                f"{row.title}: MAPD of at least {HELD:g} reached and held in {row.held} of "
+                f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
+            )
     return StudyResult(
         tuple(rows),
         tuple(_differences({row.variant: row for row in rows})),
         references,
         tuple(seeds),
-        len(first),
+        len(pairs["regime filter"]),
         made,
-        tuple(_notes(config, rows)),
+        tuple(notes),
     )
 
 
@@ -305,9 +306,12 @@ def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
         ours = float(np.mean(sharpes))
         return {"sharpe": ours, "share": ours / filtered}
     means = {name: float(np.mean(values)) for name, values in sharpes.items()}
-    ours = means["hierarchy"]
-    population = finding["population"]
+    ours, population = means["hierarchy"], finding["population"]
     experts = np.array(finding["usage"][:-1])
+    evenness = None  # entropy of the experts' shares[K], as a share of log K
+    if experts.sum() > 0.0:
+        share = experts[experts > 0.0] / experts.sum()
+        evenness = max(0.0, float(-(share * np.log(share)).sum())) / math.log(len(experts))
     return {
         "sharpe": ours,
         "share": ours / filtered,
@@ -321,28 +325,20 @@ def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
         "volume": population["volume"],
         "begun anew": population["begun_anew"],
         "usage entropy, training": population["usage_entropy"],
-        "usage entropy, test": _evenness(experts),
+        "usage entropy, test": evenness,
         "cash, test": finding["usage"][-1],
     }
 
 
-def _evenness(shares: Floats) -> float | None:
-    """Entropy of the experts' shares[K], as a share of log K; None where nobody was chosen."""
-    if not shares.sum() > 0.0:
-        return None
-    share = shares[shares > 0.0] / shares.sum()
-    return max(0.0, float(-(share * np.log(share)).sum())) / math.log(len(shares))
-
-
 def _differences(rows: Mapping[str, StudyRow]) -> list[StudyDifference]:
-    """What each component adds, alone and over both settings of the other."""
+    """What each component adds, alone and over both settings of the other.
+
+    Each is the mean over pairs (more, less) of their differences, seed by seed.
+    """
     m2, m3, evolved = (variant.name for variant in WEIGHTED)
     plain = {on.name: off.name for on, off in zip(WEIGHTED, UNWEIGHTED, strict=True)}
     asked: list[tuple[str, str, list[tuple[str, str]]]] = []
-    for name, more, less in (
-        ("the bonuses", m3, m2),
-        ("MF-PBT", evolved, m3),
-    ):
+    for name, more, less in (("the bonuses", m3, m2), ("MF-PBT", evolved, m3)):
         pairs = [(more, less), (plain[more], plain[less])]
         asked += [
             (name, "with responsibility weighting", pairs[:1]),
@@ -356,45 +352,21 @@ def _differences(rows: Mapping[str, StudyRow]) -> list[StudyDifference]:
     for variant in WEIGHTED:
         pair = [(variant.name, ONE.name)]
         asked.append(("the hierarchy", f"{variant.title}, over {ONE.title}", pair))
-    return [_difference(name, of, pairs, rows) for name, of, pairs in asked]
-
-
-def _difference(
-    name: str, of: str, pairs: Sequence[tuple[str, str]], rows: Mapping[str, StudyRow]
-) -> StudyDifference:
-    """The mean over `pairs` (more, less) of their differences, seed by seed."""
-    each = [
-        np.array(rows[more].known_values("sharpe")) - np.array(rows[less].known_values("sharpe"))
-        for more, less in pairs
-    ]
-    values = np.mean(each, axis=0).tolist()
-    interval = seed_interval(values)
-    low, high = finite_or_none(interval.low), finite_or_none(interval.high)
-    verdict = "not resolved"
-    if low is not None and low > 0.0:
-        verdict = "helps"
-    elif high is not None and high < 0.0:
-        verdict = "hurts"
-    return StudyDifference(name, of, tuple(values), interval.estimate, low, high, verdict)
-
-
-def _notes(config: Config, rows: Sequence[StudyRow]) -> list[str]:
-    """What must be known to read the numbers."""
-    notes = [
-        f"Experts that are alike (MAPD under {config.trainer.diversity_threshold:g}) restart in "
-        "every hierarchy, with bonuses or without: a collapse shows in the lowest MAPD and in how "
-        "many restarted.",
-    ]
-    for row in rows:
-        lowest = row.known_values("mapd lowest")
-        if not lowest:
-            continue
-        restarted = sum(row.known_values("begun anew"))
-        notes.append(
-            f"{row.title}: MAPD of at least {HELD:g} reached and held in {_count_held(lowest)} of "
-            f"{len(lowest)} seeds (lowest {min(lowest):.2f}); {restarted:g} experts restarted."
+    sharpes = {name: np.array(row.known_values("sharpe")) for name, row in rows.items()}
+    differences = []
+    for name, of, pairs in asked:
+        values = np.mean([sharpes[more] - sharpes[less] for more, less in pairs], axis=0).tolist()
+        interval = seed_interval(values)
+        low, high = finite_or_none(interval.low), finite_or_none(interval.high)
+        verdict = "not resolved"
+        if low is not None and low > 0.0:
+            verdict = "helps"
+        elif high is not None and high < 0.0:
+            verdict = "hurts"
+        differences.append(
+            StudyDifference(name, of, tuple(values), interval.estimate, low, high, verdict)
         )
-    return notes
+    return differences
 
 
 def run_study(
@@ -419,10 +391,9 @@ def run_study(
         clear_proof(directory, (_RESULT, _TABLE))
     done = run_all(parts, directory, workers=workers, on_report=on_report)
     made = proof_facts(config, command, done.values()) | {"seconds": time.perf_counter() - began}
-    names = range(config.seed, config.seed + seeds)
-    result = assess_study(done, names, config, made)
+    result = assess_study(done, range(config.seed, config.seed + seeds), config, made)
     write_atomic(directory / "config.yaml", to_yaml(config))
-    result.write(directory)
+    write_json(directory / _RESULT, round_tree({"format": _FORMAT, **asdict(result)}))
     write_atomic(directory / _TABLE, study_markdown(result))
     return result
 
@@ -434,17 +405,15 @@ def difference_sentence(difference: StudyDifference) -> str:
 
 def study_markdown(study: StudyResult) -> str:
     """All of it."""
-    references = study.references
     steps = {step for row in study.rows for step in row.steps}
     shown = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
     about = study.about
+    on_pairs = ", ".join(f"{name} {value:.2f}" for name, value in study.references.items())
     lines = [
         "# Study of the hierarchy on the regime market",
         f"{len(study.seeds)} seeds ({', '.join(map(str, study.seeds))}), {shown} environment steps "
         f"each, {study.pairs} unseen mirrored pairs. Means over pairs, then over seeds with "
-        "Student's 95 % interval. On the same pairs: "
-        + ", ".join(f"{name} {value:.2f}" for name, value in references.items())
-        + ".",
+        f"Student's 95 % interval. On the same pairs: {on_pairs}.",
         "## Results",
         _table(study.rows, STUDY_COLUMNS),
         "Best expert, hedge and oracle are of the variant's own experts: the best by itself on the "
@@ -498,14 +467,9 @@ def _table(rows: Sequence[StudyRow], measures: Sequence[str], *, held: bool = Fa
     if held:
         heads.insert(3, f"≥ {HELD:g} held, seeds")
         for row, line in zip(rows, lines, strict=True):
-            lowest = row.known_values("mapd lowest")
-            line.insert(3, f"{_count_held(lowest)} of {len(lowest)}" if lowest else _NONE)
+            n_seeds = len(row.known_values("mapd lowest"))
+            line.insert(3, f"{row.held} of {n_seeds}" if n_seeds else _NONE)
     return _markdown(heads, lines)
-
-
-def _count_held(lowest: Sequence[float]) -> int:
-    """How many seeds kept what the experts are to keep."""
-    return sum(value >= HELD for value in lowest)
 
 
 def _interval(difference: StudyDifference) -> str:
