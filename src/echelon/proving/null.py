@@ -31,15 +31,15 @@ the deflated Sharpe ratio is that of the seed with the lowest one, on its own va
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from echelon.backtest.baselines import Random, make_baseline
+from echelon.backtest.baselines import make_baseline
 from echelon.backtest.policy import Policy
 from echelon.config import Config
 from echelon.config.features import FeaturesConfig, StationaryConfig
@@ -139,10 +139,9 @@ class NullMarket:
 
     def _part(self, rng: np.random.Generator, share: float, factor: Floats, own: Floats) -> Floats:
         """[T,N] log returns of a part of each bar: premium, moves, and half the variance less."""
-        shape = own.shape
-        moves = np.sqrt(share) * (
-            factor * _student(rng, (shape[0], 1)) + own * _student(rng, shape)
-        )
+        to_unit = np.sqrt((_TAIL - 2) / _TAIL)  # Student's t to variance 1
+        common = factor * (rng.standard_t(_TAIL, factor.shape) * to_unit)
+        moves = np.sqrt(share) * (common + own * (rng.standard_t(_TAIL, own.shape) * to_unit))
         with_equal_weight = factor**2 + own**2 / self.n_assets
         drift = self.price_of_risk * with_equal_weight - 0.5 * (factor**2 + own**2)
         return np.asarray(share * drift + moves)
@@ -156,11 +155,6 @@ def null_world(market: NullMarket, seed: int, name: str, config: Config) -> Worl
     known = Draw(*(part[: splits["train"].stop] for part in draw))
     _, world = planted_worlds([known, draw], config)
     return replace(world, splits=splits)
-
-
-def _student(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    """Student's t, scaled to variance 1."""
-    return np.asarray(rng.standard_t(_TAIL, shape) * np.sqrt((_TAIL - 2) / _TAIL))
 
 
 CHEAP = ("rules", "random", "min_variance")
@@ -282,9 +276,8 @@ class NullAgentPart(KeyedPart):
         """Import, prepare, train, evaluate; read the claim from what was written."""
         draw = self.market.draw(self.draw, "null agents", BARS_BEFORE)
         bars = write_bars(directory / "bars.parquet", draw, self.draw)
-        config = on_file(
-            self.config, directory, bars, self.market.rows(BARS_BEFORE), self.config.seed
-        )
+        windows = self.market.rows(BARS_BEFORE)
+        config = on_file(self.config, directory, bars, windows, self.config.seed)
         trained = train_through(config, directory / "run", self.seeds, report, should_stop)
         if trained is None:
             return None
@@ -316,8 +309,11 @@ class NullCheapPart(KeyedPart):
             worlds = [null_world(self.market, k, "null", config) for k in draws]
             if should_stop():
                 return None
-            if draws:
-                verdicts += _JUDGES[kind](draws, worlds, config)
+            if kind != "rules":
+                pairs = zip(draws, worlds, strict=True)
+                verdicts += [_judge_baseline(kind, draw, world, config) for draw, world in pairs]
+            elif draws:
+                verdicts += _judge_rules(draws, worlds, config)
         return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
 
 
@@ -348,10 +344,9 @@ class PowerPart(KeyedPart):
             )
             for place in (directory.parent / source for source in self.sources)
         ]
+        each = [deflate(k["valid"], k["valid"][:, None]).probability for k in kept]
         # Not `min`, which passes over a seed without a number, depending on its place.
-        deflated = float(
-            np.min([deflate(k["valid"], k["valid"][:, None]).probability for k in kept])
-        )
+        deflated = float(np.min(each))
         config = _few_features(self.config)
         draws = claim_draws(self.market, self.config, self.n_draws, self.n_bars)
         worlds = [last_bars(world, self.n_bars) for world in planted_worlds(draws, config)]
@@ -367,9 +362,6 @@ class PowerPart(KeyedPart):
         return {"verdicts": [v.__dict__ for v in verdicts]}
 
 
-_Judge: TypeAlias = Callable[[Sequence[int], Sequence[World], Config], list[DrawVerdict]]
-
-
 def _judge_rules(
     draws: Sequence[int], worlds: Sequence[World], config: Config
 ) -> list[DrawVerdict]:
@@ -377,7 +369,8 @@ def _judge_rules(
     rules = rules_of_thumb(RULE_BARS)
     tried: dict[str, Floats] = {}  # [K,T,D] each
     for split in ("valid", "test"):
-        arena = Arena.from_draws(_at(worlds, split))
+        at_split = [with_test_window(world, world.splits[split]) for world in worlds]
+        arena = Arena.from_draws(at_split)
         tried[split] = np.stack([trade_draws(rule, arena, config).returns for rule in rules])
     theirs = trade_draws(EqualWeight(config), arena, config).returns  # on the test window
     verdicts = []
@@ -392,42 +385,18 @@ def _judge_rules(
     return verdicts
 
 
-def _judge_one(name: str, policy: Callable[[Config], Policy]) -> _Judge:
+def _judge_baseline(name: str, draw: int, world: World, config: Config) -> DrawVerdict:
     """Judge a policy that was not chosen from others: one trial."""
+    own = config.model_copy(update={"seed": draw})
 
-    def judge_draws(
-        draws: Sequence[int], worlds: Sequence[World], config: Config
-    ) -> list[DrawVerdict]:
-        verdicts = []
-        for draw, world in zip(draws, worlds, strict=True):
-            own = config.model_copy(update={"seed": draw})
-            valid, test = (_returns(policy(own), world, split, own) for split in ("valid", "test"))
-            theirs = _returns(EqualWeight(own), world, "test", own)
-            deflated = deflate(valid, valid[:, None]).probability
-            verdicts.append(
-                DrawVerdict.from_returns(draw, name, test[:, None], theirs, deflated, trials=1)
-            )
-        return verdicts
+    def returns(policy: Policy, split: str) -> Floats:
+        at_split = with_test_window(world, world.splits[split])
+        return trade_draws(policy, [at_split], own).returns[:, 0]
 
-    return judge_draws
-
-
-_JUDGES: Mapping[str, _Judge] = {
-    "rules": _judge_rules,
-    "random": _judge_one("random", lambda config: Random(config.seed)),
-    "min_variance": _judge_one(
-        "min_variance", lambda config: make_baseline("min_variance", config)
-    ),
-}
-
-
-def _at(worlds: Sequence[World], split: str) -> list[World]:
-    return [with_test_window(world, world.splits[split]) for world in worlds]
-
-
-def _returns(policy: Policy, world: World, split: str, config: Config) -> Floats:
-    """[T] returns of a policy on one window of one draw."""
-    return trade_draws(policy, _at([world], split), config).returns[:, 0]
+    valid, test = (returns(make_baseline(name, own), split) for split in ("valid", "test"))
+    theirs = returns(EqualWeight(own), "test")
+    deflated = deflate(valid, valid[:, None]).probability
+    return DrawVerdict.from_returns(draw, name, test[:, None], theirs, deflated, trials=1)
 
 
 def _few_features(config: Config) -> Config:

@@ -10,11 +10,10 @@
 2. `prove` runs them, so many at a time, skipping those that have a finding already, then counts
    the claims on the trend market, which need its agents, and writes the certificate.
 
-How much of each market a proof has depends on what the agent is (`Sizes`). A flat agent's training
+How much of each market a proof has depends on what the agent is (`Sizes`): a flat agent's training
 takes half a minute, an expert's several minutes (pre-training, tables of embeddings), a hierarchy's
-five times that of one expert. So quick proofs differ: what an agent is tested on, how many seeds
-there are, and for hierarchies also how long and on how many draws they are trained. The bars are
-the same; where a quick proof has none, its certificate says so.
+five times that. So quick proofs differ in seeds and draws, those of hierarchies also in the length
+of training. The bars are the same; where a quick proof has none, its certificate says so.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from echelon.config import Config, override_config, to_yaml
 from echelon.config.algorithms import ALGORITHMS, Family
@@ -57,13 +56,10 @@ from echelon.proving.regime import (
 from echelon.proving.worlds import proof_config, with_steps
 
 MarketName = Literal["planted", "regime", "null", "leaky", "costly"]
-PROOF_MARKETS: tuple[MarketName, ...] = ("planted", "regime", "null", "leaky", "costly")
+PROOF_MARKETS: tuple[MarketName, ...] = get_args(MarketName)
 
 OUTCOME = ("certificate.json", "certificate.html", "certificate.zh.html")
 """What stays of a proof; one that restarts must not leave the old one's."""
-
-
-_NULL, _DRAWS = NullMarket(), PairCounts()
 
 
 class Pace(NamedTuple):
@@ -109,7 +105,7 @@ class Sizes:
     own_draws: tuple[int, int] = EXPERT_DRAWS
     other_seeds: int = 3
     null_steps: int = 1_000_000
-    null_market: NullMarket = _NULL
+    null_market: NullMarket = NullMarket()  # noqa: RUF009 (frozen)
     chunk: int = 40
     leaky_steps: int = 320_000
     costly_valid_bars: int = 3000
@@ -119,19 +115,9 @@ class Sizes:
     regime_steps: int = 400_000
     hierarchy_seeds: int = 5
     hierarchy_steps: int = 1_000_000
-    hierarchy_draws: PairCounts = _DRAWS
+    hierarchy_draws: PairCounts = PairCounts()  # noqa: RUF009 (frozen)
     hierarchy_flat: bool = True
     pace: Pace | None = None
-
-    @property
-    def adjustable(self) -> dict[str, int]:
-        """What the command line can change, for the certificate."""
-        return {
-            "seeds": self.planted_seeds,
-            "draws": self.n_draws,
-            "bars": self.n_bars,
-            "null_draws": self.null_draws,
-        }
 
     def adjust(self, **values: int | None) -> Sizes:
         """With other values of these names; None: as it is. Where one is less, it is reduced."""
@@ -276,27 +262,21 @@ def _planted_parts(_config: Config, agent: Config, sizes: Sizes) -> list[Planted
 def _regime(_config: Config, agent: Config, sizes: Sizes) -> list[Part]:
     market = RegimeMarket(n_bars=sizes.regime_bars)
     references = ReferencesPart(agent, market, sizes.regime_pairs)
-    if ALGORITHMS[agent.train.algo].family == "hierarchy":
-        return [references, *_hierarchies(agent, market, sizes)]
-    config = with_steps(agent, sizes.regime_steps, 4)
-    agents = [
-        RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
-        for k in range(sizes.regime_seeds)
-        for shown in (False, True)
-    ]
-    return [references, *agents]
-
-
-def _hierarchies(agent: Config, market: RegimeMarket, sizes: Sizes) -> list[Part]:
-    """Hierarchies, and flat agents for as many steps on the same draws."""
+    if ALGORITHMS[agent.train.algo].family != "hierarchy":
+        config, seeds = with_steps(agent, sizes.regime_steps, 4), range(sizes.regime_seeds)
+        agents = [
+            RegimeAgentPart(config, market, sizes.regime_pairs, agent.seed + k, shown)
+            for k, shown in product(seeds, (False, True))
+        ]
+        return [references, *agents]
+    # Hierarchies, and flat agents for as many steps on the same draws.
     config, draws = with_steps(agent, sizes.hierarchy_steps), sizes.hierarchy_draws
-    parts: list[Part] = []
+    parts: list[Part] = [references]
     for seed in range(agent.seed, agent.seed + sizes.hierarchy_seeds):
         parts.append(RegimeHierarchyPart(config, market, draws, seed))
         parts += [
             RegimeFlatPart(flat_config(config, algo), market, draws, seed, algo, shown)
-            for algo in FLAT
-            for shown in (False, True)
+            for algo, shown in product(FLAT, (False, True))
             if sizes.hierarchy_flat
         ]
     return parts
@@ -317,12 +297,8 @@ def _null(config: Config, agent: Config, sizes: Sizes) -> list[Part]:
 
 def _leaky(config: Config, _agent: Config, sizes: Sizes) -> list[Part]:
     briefly = with_steps(config, sizes.leaky_steps, 3)
-    agents = [
-        LeakyAgentPart(briefly, config.seed + k, peeks)
-        for k in range(sizes.leaky_seeds)
-        for peeks in (True, False)
-    ]
-    return [LeakyCheckPart(briefly), *agents]
+    runs = product(range(config.seed, config.seed + sizes.leaky_seeds), (True, False))
+    return [LeakyCheckPart(briefly), *(LeakyAgentPart(briefly, *run) for run in runs)]
 
 
 def _costly(_config: Config, agent: Config, sizes: Sizes) -> list[Part]:
@@ -340,17 +316,6 @@ def _costly(_config: Config, agent: Config, sizes: Sizes) -> list[Part]:
         for k in range(sizes.costly_seeds)
         for fee, steps in zip(FEES, sizes.costly_steps, strict=True)
     ]
-
-
-def _power(trend: Sequence[PlantedPart], sizes: Sizes) -> PowerPart:
-    return PowerPart(
-        trend[0].config,
-        trend[0].market,
-        tuple(part.key for part in trend),
-        tuple(identity_of(part) for part in trend),
-        sizes.claim_draws,
-        sizes.null_market.windows.test,
-    )
 
 
 class _Proof(NamedTuple):
@@ -391,7 +356,15 @@ def prove(
     planned = plan(config, markets, sizes)
     done = run_all(planned.first, directory, workers=workers, on_report=on_report)
     if "null" in markets:
-        power = _power(planned.trend, sizes)
+        trend = planned.trend
+        power = PowerPart(
+            trend[0].config,
+            trend[0].market,
+            tuple(part.key for part in trend),
+            tuple(identity_of(part) for part in trend),
+            sizes.claim_draws,
+            sizes.null_market.windows.test,
+        )
         done |= run_all([power], directory, workers=workers, on_report=on_report)
         planned.parts["null"].append(power)
     results = [
@@ -399,7 +372,14 @@ def prove(
         for name, parts in planned.parts.items()
     ]
     made = proof_facts(config, command, done.values()) | {"seconds": time.perf_counter() - began}
-    made |= {"sizes": sizes.adjustable} | ({"pace": sizes.pace._asdict()} if sizes.pace else {})
+    made["sizes"] = {  # what the command line can change
+        "seeds": sizes.planted_seeds,
+        "draws": sizes.n_draws,
+        "bars": sizes.n_bars,
+        "null_draws": sizes.null_draws,
+    }
+    if sizes.pace is not None:
+        made["pace"] = sizes.pace._asdict()
     certificate = Certificate(sizes.mode, tuple(results), made)
     write_atomic(directory / "config.yaml", to_yaml(config))
     certificate.write(directory)

@@ -74,7 +74,33 @@ def planted_worlds(draws: Sequence[Draw], config: Config) -> list[World]:
     scaler: Scaler | None = None
     worlds = []
     for draw in draws:
-        x, present, scaler = _features(draw, config, scaler)
+        times, symbols = _calendar(draw.close.shape)
+        yes = np.ones(draw.close.shape, dtype=bool)
+        panel = Panel(
+            times=times,
+            symbols=symbols,
+            close=draw.close,
+            present=yes,
+            member=yes,
+            suspended=~yes,
+            tradable=yes,
+            delisted=~yes,
+            anchor=draw.close[0],
+            freq="1d",
+            calendar="data",
+            timezone="UTC",
+            price_basis="adjusted",
+            open=draw.open,
+        )
+        plan = FeaturePlan.from_specs(select(config.features, panel.fields).specs)
+        whole = range(panel.shape[0])
+        with scratch_directory("worlds") as scratch:
+            present, moments = compute(panel, plan, scratch / "X.npy", train=whole)
+            raw = np.load(scratch / "X.npy", allow_pickle=False)
+        if scaler is None:
+            scaler = fit_scaler(config, plan, moments, panel, SplitLayout(0, {"train": whole}))
+        x = scaler.transform(raw)
+        x[~present] = 0.0
         worlds.append(drawn_world(draw.open, draw.close, x, present, config))
     return worlds
 
@@ -83,39 +109,6 @@ def _calendar(shape: tuple[int, ...]) -> tuple[Times, tuple[str, ...]]:
     """Dates[T] and symbols[N] of a draw of this shape."""
     times = np.asarray(_FIRST_DAY + np.arange(shape[0]) * _DAY)
     return times, tuple(f"P{n}" for n in range(shape[1]))
-
-
-def _features(draw: Draw, config: Config, scaler: Scaler | None) -> tuple[Floats32, Bools, Scaler]:
-    """Features[T,N,F] of a draw, which of them there are[T,N], and what scaled them."""
-    times, symbols = _calendar(draw.close.shape)
-    yes = np.ones(draw.close.shape, dtype=bool)
-    panel = Panel(
-        times=times,
-        symbols=symbols,
-        close=draw.close,
-        present=yes,
-        member=yes,
-        suspended=~yes,
-        tradable=yes,
-        delisted=~yes,
-        anchor=draw.close[0],
-        freq="1d",
-        calendar="data",
-        timezone="UTC",
-        price_basis="adjusted",
-        open=draw.open,
-    )
-    plan = FeaturePlan.from_specs(select(config.features, panel.fields).specs)
-    everything = range(panel.shape[0])
-    with scratch_directory("worlds") as scratch:
-        path = scratch / "X.npy"
-        present, moments = compute(panel, plan, path, train=everything)
-        raw = np.load(path, allow_pickle=False)
-    if scaler is None:
-        scaler = fit_scaler(config, plan, moments, panel, SplitLayout(0, {"train": everything}))
-    x = scaler.transform(raw)
-    x[~present] = 0.0
-    return x, present, scaler
 
 
 def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, config: Config) -> World:
@@ -213,8 +206,7 @@ def proof_config(config: Config) -> Config:
     scaled whatever the configuration scales of its own features.
     """
     features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
-    scaling = NormalizationConfig()
-    changes = {"assets": (), "features": features, "normalization": scaling}
+    changes = {"assets": (), "features": features, "normalization": NormalizationConfig()}
     return config.model_copy(update=changes)
 
 
@@ -230,14 +222,8 @@ def with_steps(config: Config, steps: int, validations: int | None = None) -> Co
 
 def at_fee(config: Config, fee_bps: float) -> Config:
     """The configuration with a fee per side and no other cost."""
-    market = config.market.model_copy(
-        update={
-            "commission_bps": None,
-            "min_commission": 0.0,
-            "stamp_duty": "none",
-            "slippage": "none",
-        }
-    )
+    free = {"commission_bps": None, "min_commission": 0.0, "stamp_duty": "none", "slippage": "none"}
+    market = config.market.model_copy(update=free)
     return config.model_copy(update={"fee_rate": fee_bps / 1e4, "market": market})
 
 
@@ -297,11 +283,9 @@ class TrainingPart(KeyedPart):
         should_stop: ShouldStop,
     ) -> Trained | None:
         """Train its agent by `config` in the part's directory; None: stopped before the end."""
-        train, valid = (
-            own[0] if len(own) == 1 else join_worlds(own)[0] for own in (worlds.train, worlds.valid)
-        )
-        place = directory / "seeds" / str(self.seed)
-        given = Worlds(train, valid, self.key)
+        both = (worlds.train, worlds.valid)
+        train, valid = (own[0] if len(own) == 1 else join_worlds(own)[0] for own in both)
+        place, given = directory / "seeds" / str(self.seed), Worlds(train, valid, self.key)
         return train_agent(config, given, place, self.seed, report, should_stop)
 
 
@@ -318,11 +302,9 @@ class Arena(NamedTuple):
     @staticmethod
     def from_draws(draws: Sequence[World]) -> Arena:
         """Of draws whose test windows have the same length."""
-        world, starts = join_worlds(draws)
-        n_steps = len(draws[0].span("test")) - 1
-        same = all(len(draw.span("test")) == n_steps + 1 for draw in draws)
-        assert same, "draws differ in length"
-        return Arena(world, starts, n_steps)
+        lengths = {len(draw.span("test")) for draw in draws}
+        assert len(lengths) == 1, "draws differ in length"
+        return Arena(*join_worlds(draws), lengths.pop() - 1)
 
     def values(self, policy: Policy, config: Config) -> Floats:
         """[S+1,D] values of a policy's books."""
@@ -371,8 +353,8 @@ def last_bars(world: World, bars: int) -> World:
 class EqualWeight:
     """The same share of every asset, again every so many bars, in many draws at once.
 
-    What `equal_weight` of the baselines does in one: that one counts bars from its own first row,
-    and each draw has another. Every asset of a drawn market can be bought at every bar.
+    The baseline `equal_weight` counts bars from the first row of its one draw. Every asset of a
+    drawn market can be bought at every bar.
     """
 
     kind: ActionKind = "weights"
