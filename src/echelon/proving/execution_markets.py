@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from echelon.rng import stream
 from echelon.types import Floats, Floats32
 
 _PRICE = 100.0
+_PRICE_ADVANTAGE = PAPenalty(penalty=0.0)
+"""Over TWAP."""
 
 
 class Drawn(NamedTuple):
@@ -73,13 +75,13 @@ class ImpactMarket:
 
     @property
     def aversion(self) -> float:
-        """λσ² for shares of the order: 2(cosh κ − 1)·η."""
-        return 2.0 * (math.cosh(self.kappa) - 1.0) * self.eta
+        """λσ² for shares of the order, over η: 2(cosh κ − 1)."""
+        return 2.0 * (math.cosh(self.kappa) - 1.0)
 
     @property
     def reward(self) -> Reward:
         """Minus cost and risk, in basis points."""
-        return Weighted([(1.0, Shortfall()), (1.0, Risk(self.aversion))])
+        return Weighted([(1.0, Shortfall()), (1.0, Risk(self.eta * self.aversion))])
 
     @property
     def least(self) -> float:
@@ -99,7 +101,6 @@ class ImpactMarket:
         grid = 1000
         steps = [round(f * grid) for f in fractions]
         assert np.allclose(np.array(steps) / grid, fractions), "fractions are not on the grid"
-        aversion = 2.0 * (math.cosh(self.kappa) - 1.0)
         share = np.arange(grid + 1) / grid
         best = share**2  # of the last step
         for _ in range(self.n_steps - 1):
@@ -107,7 +108,8 @@ class ImpactMarket:
             for step in steps:
                 traded = np.minimum(np.arange(grid + 1), step)
                 after = np.arange(grid + 1) - traded
-                options.append((traded / grid) ** 2 + aversion * share[after] ** 2 + best[after])
+                risk = self.aversion * share[after] ** 2
+                options.append((traded / grid) ** 2 + risk + best[after])
             best = np.min(options, axis=0)
         return float(self.eta * best[-1])
 
@@ -140,34 +142,24 @@ class DriftMarket:
     n_ticks: int = 26
     ticks_per_step: int = 2
 
-    @property
-    def reward(self) -> Reward:
-        """Price advantage over TWAP."""
-        return PAPenalty(penalty=0.0)
+    reward: ClassVar[Reward] = _PRICE_ADVANTAGE
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
         """One order a day, the whole day, buying or selling."""
         rng = stream(seed, "drift market", name)
         way = rng.choice([-1.0, 1.0], n_days)
         before = np.where(rng.random(n_days) < self.persistence, way, -way)
-        today = self._returns(rng, way)
-        yesterday = self._returns(rng, before)
+        today, yesterday = self._returns(rng, way), self._returns(rng, before)
         price = _PRICE * (1.0 + np.cumsum(today, axis=1) / BASIS_POINTS)
-        return _whole_day_orders(
-            price,
-            PublicArrays(self._features(today), self._features(yesterday)),
-            ExecutionRules(self.ticks_per_step),
-            rng,
-        )
+        features = [(r / self.noise)[:, :, None].astype(np.float32) for r in (today, yesterday)]
+        rules = ExecutionRules(self.ticks_per_step)
+        return _whole_day_orders(price, PublicArrays(*features), rules, rng)
 
     def _returns(self, rng: np.random.Generator, way: Floats) -> Floats:
         """[D,T] in basis points; with the first tick's known price being its own, none there."""
         moves = self.drift * way[:, None] + rng.normal(0.0, self.noise, (len(way), self.n_ticks))
         moves[:, 0] = 0.0
         return moves
-
-    def _features(self, returns: Floats) -> Floats32:
-        return (returns / self.noise)[:, :, None].astype(np.float32)
 
 
 class DriftFilter:
@@ -223,10 +215,7 @@ class ForetoldMarket:
     twap_cost: float = 4.0
     n_ticks: int = 13
 
-    @property
-    def reward(self) -> Reward:
-        """Price advantage over TWAP."""
-        return PAPenalty(penalty=0.0)
+    reward: ClassVar[Reward] = _PRICE_ADVANTAGE
 
     def draw(self, n_days: int, seed: int, name: str) -> Drawn:
         """One order a day, the whole day, buying or selling; a tick a step."""

@@ -12,12 +12,7 @@
 
 Every seed has train days, test days and weights of its own. Settings were chosen on draws named
 "development" with seeds from 100; what is reported is on draws named "test" with seeds from 0.
-Proofs run in parts, seed by seed (see `parts`), and leave
-
-    DIR/execution.json    every claim with its numbers by seed
-    DIR/parts/…           the finding of each proof and seed
-
-Ctrl-C keeps what is done; the same command goes on.
+Proofs run in parts, seed by seed (see `parts`); DIR/execution.json has every claim by seed.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ from echelon.proving.execution_markets import (
     ImpactMarket,
     martingale,
 )
-from echelon.proving.parts import Finding, Part, clear_proof, proof_facts, run_all
+from echelon.proving.parts import Finding, KeyedPart, Part, clear_proof, proof_facts, run_all
 from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
@@ -65,8 +60,6 @@ WITHIN = 1.05
 """Most that a learned schedule may cost over the optimum."""
 MOST_ERROR = 0.3
 """Standard error in basis points with which the null market must be measured."""
-
-
 CLEAR = ForetoldMarket(correlation=0.3, noise=25.0)
 """Signs that are easier to tell from noise."""
 
@@ -171,40 +164,30 @@ def gains_over_twap(policy: ExecutionPolicy, drawn: Drawn) -> Floats:
     return measure_orders(history, ["gain_twap"])["gain_twap"]
 
 
-def _impact(trial: Trial) -> SeedFinding:
-    """A continuous rate finds Almgren and Chriss's optimum."""
-    market, steps = ImpactMarket(), trial.sizes.impact_steps
-    drawn = market.draw()
-    settings = _learning(steps, orders=256, minibatches=2, entropy=0.0)
-    learner = PPO(settings, RATE, drawn.task(market.reward), trial.seed)
-    trial.train(learner, steps)
-    cost = schedule_costs(learner.policy(), market, drawn) / market.least
-    twap = market.cost(np.linspace(1.0, 0.0, market.n_steps + 1)) / market.least
-    return SeedFinding(float(cost.max()), {"twap": float(twap)})
-
-
-def _on_grid(
-    algo: type[ExecutionLearner], fractions: tuple[float, ...]
+def _schedule(
+    algo: type[ExecutionLearner], fractions: tuple[float, ...] = ()
 ) -> Callable[[Trial], SeedFinding]:
-    """Fractions of the order find the best schedule that they allow."""
+    """Fractions of the order find the best schedule they allow; a rate, Almgren and Chriss's."""
     # What a step is worth goes back one step whenever DQN's target is replaced: with 13 steps that
     # must happen many times over.
-    chosen: dict[str, Any] = {"minibatches": 2, "entropy": 0.003}
+    chosen: dict[str, Any] = {"minibatches": 2, "entropy": 0.003 if fractions else 0.0}
     if algo is DQN:
         chosen = {"updates": 16, "target_every": 20}
 
     def run(trial: Trial) -> SeedFinding:
-        market, steps = ImpactMarket(), trial.sizes.grid_steps
+        market, network = ImpactMarket(), replace(RATE, fractions=fractions)
         drawn = market.draw()
-        least = market.least_on_grid(fractions)
-        settings, network = (
-            _learning(steps, orders=256, **chosen),
-            replace(RATE, fractions=fractions),
-        )
+        if fractions:
+            steps, least = trial.sizes.grid_steps, market.least_on_grid(fractions)
+            facts = {"grid_over_closed_form": least / market.least}
+        else:
+            steps, least = trial.sizes.impact_steps, market.least
+            facts = {"twap": float(market.cost(np.linspace(1.0, 0.0, market.n_steps + 1)) / least)}
+        settings = _learning(steps, orders=256, **chosen)
         learner = algo(settings, network, drawn.task(market.reward), trial.seed)
         trial.train(learner, steps)
         cost = schedule_costs(learner.policy(), market, drawn) / least
-        return SeedFinding(float(cost.max()), {"grid_over_closed_form": least / market.least})
+        return SeedFinding(float(cost.max()), facts)
 
     return run
 
@@ -275,10 +258,8 @@ def pool_seeds(seeds: Sequence[SeedFinding]) -> tuple[float, float]:
     From each seed's mean and standard error: within and between seeds, as if all orders were put
     together.
     """
-    n = np.array([seed.facts["orders"] for seed in seeds])
-    mean, error = (
-        np.array(x) for x in zip(*((s.value, s.facts["se"]) for s in seeds), strict=True)
-    )
+    n, error = (np.array([seed.facts[name] for seed in seeds]) for name in ("orders", "se"))
+    mean = np.array([seed.value for seed in seeds])
     whole = float((n * mean).sum() / n.sum())
     squares = (n * (n - 1) * error**2 + n * (mean - whole) ** 2).sum()
     return whole, math.sqrt(squares / (n.sum() - 1) / n.sum())
@@ -290,10 +271,10 @@ _MORE = "gain over plain PPO's, bp"
 _NEAR = f"every seed at most {WITHIN}"
 _ABOVE = "interval above 0"
 PROOFS: Mapping[str, Proof] = {
-    "impact": Proof(_COST, _NEAR, _impact, all_within),
-    "quarters": Proof(_COST, _NEAR, _on_grid(PPO, QLIB_FRACTIONS), all_within),
-    "twentieths": Proof(_COST, _NEAR, _on_grid(PPO, TWENTIETHS), all_within),
-    "quarters_dqn": Proof(_COST, _NEAR, _on_grid(DQN, QLIB_FRACTIONS), all_within),
+    "impact": Proof(_COST, _NEAR, _schedule(PPO), all_within),
+    "quarters": Proof(_COST, _NEAR, _schedule(PPO, QLIB_FRACTIONS), all_within),
+    "twentieths": Proof(_COST, _NEAR, _schedule(PPO, TWENTIETHS), all_within),
+    "quarters_dqn": Proof(_COST, _NEAR, _schedule(DQN, QLIB_FRACTIONS), all_within),
     "drift": Proof(_GAIN, _ABOVE, _drift, above_zero),
     "distilled": Proof(_MORE, _ABOVE, _distillation(ForetoldMarket()), above_zero),
     "distilled_clear": Proof(_MORE, "", _distillation(CLEAR), None),
@@ -309,18 +290,15 @@ def standard_error(values: Floats) -> float:
 
 
 @dataclass(frozen=True)
-class ExecutionPart:
+class ExecutionPart(KeyedPart):
     """One proof with one seed; draw: name of the days it is made on."""
+
+    KEY = "{0.proof}-{0.seed}"
 
     proof: str
     sizes: ProofSizes
     seed: int
     draw: str = "test"
-
-    @property
-    def key(self) -> str:
-        """Where it is kept."""
-        return f"{self.proof}-{self.seed}"
 
     @property
     def steps(self) -> int:
@@ -394,20 +372,15 @@ def prove_execution(
     made |= {"seconds": time.perf_counter() - began, "sizes": asdict(sizes)}
     proved = []
     for name in names:
-        kept = [done[f"{name}-{seed}"].finding for seed in range(sizes.seeds)]
-        proved.append(summarize_proof(name, [SeedFinding(k["value"], k["facts"]) for k in kept]))
+        unit, claim, _, claimed = PROOFS[name]
+        seeds = [SeedFinding(**done[f"{name}-{seed}"].finding) for seed in range(sizes.seeds)]
+        values = tuple(seed.value for seed in seeds)
+        interval = seed_interval(values)
+        low, high = (None, None) if len(values) < 2 else (interval.low, interval.high)
+        facts = {fact: tuple(seed.facts[fact] for seed in seeds) for fact in seeds[0].facts}
+        holds = None if claimed is None else claimed(seeds)
+        proved.append(Proved(name, unit, claim, values, interval.estimate, low, high, holds, facts))
     certificate = ExecutionCertificate(tuple(proved), made)
-    tree = {"proofs": [claim._asdict() for claim in proved], "about": made}
+    tree = {"proofs": [entry._asdict() for entry in proved], "about": made}
     write_json(directory / CERTIFICATE, {"format": FORMAT, "passed": certificate.passed, **tree})
     return certificate
-
-
-def summarize_proof(name: str, seeds: Sequence[SeedFinding]) -> Proved:
-    """What all seeds of a proof say."""
-    proof = PROOFS[name]
-    values = tuple(seed.value for seed in seeds)
-    interval = seed_interval(values)
-    low, high = (None, None) if len(values) < 2 else (interval.low, interval.high)
-    facts = {fact: tuple(seed.facts[fact] for seed in seeds) for fact in seeds[0].facts}
-    holds = None if proof.holds is None else proof.holds(seeds)
-    return Proved(name, proof.unit, proof.claim, values, interval.estimate, low, high, holds, facts)

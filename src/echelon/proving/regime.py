@@ -226,7 +226,8 @@ def choose_expert(scores: Floats, starts: Rows, every: int = EVERY) -> Rows:
     rows = np.arange(len(scores))
     start = starts[np.maximum(np.searchsorted(starts, rows, side="right") - 1, 0)]
     decided = np.where(rows < start, rows, start + (rows - start) // every * every)
-    return scores.argmax(axis=1)[decided]
+    chosen: Rows = scores.argmax(axis=1)[decided]
+    return chosen
 
 
 def hedge(returns: Floats) -> Floats:
