@@ -370,7 +370,6 @@ def test_claim_needs_both_bounds_and_the_deflated_ratio(
         (lambda: interquartile_mean([]), "values needs at least 1"),
         (lambda: moments(np.zeros((9, 2))), r"returns must have one axis; its shape is \(9, 2\)"),
         (lambda: moments(np.zeros(3)), "returns needs at least 4 values; it has 3"),
-        (lambda: probabilistic_sharpe(ReturnMoments(0.1, 1, 0.0, 3.0)), "n is 1"),
         (lambda: expected_max_sharpe(0.5, 1.0), "n_trials must be at least 1; it is 0.5"),
         (lambda: expected_max_sharpe(5, -1.0), "variance must be finite and at least 0"),
         (lambda: effective_trials(np.zeros(9)), "returns must have two axes"),

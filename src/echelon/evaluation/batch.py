@@ -18,6 +18,7 @@ import math
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,10 +126,9 @@ class RunBatch(ABC):
     @contextmanager
     def reading(cls, directory: Path) -> Iterator[dict[str, Any]]:
         """What `save` wrote into a directory; whoever cannot make sense of it says damaged."""
-        path = directory / f"{cls.stem}.json"
+        path, again = directory / f"{cls.stem}.json", f"Run the {cls.noun} again (--overwrite)."
         if not path.is_file():
             raise UsageError(f"--resume {directory}: no {cls.noun} there (no {path.name}).")
-        again = f"Run the {cls.noun} again (--overwrite)."
         tree = read_json(path, dict[str, Any], again)
         if tree.get("format") != _FORMAT:
             version = shorten(tree.get("echelon", "unknown"), 40)
@@ -243,16 +243,18 @@ class Course:
 
     data: dict[int, dict[str, Any]] = field(default_factory=dict)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
-    errors: dict[int, list[BaseException]] = field(default_factory=dict)
+    errors: defaultdict[int, list[BaseException]] = field(default_factory=lambda: defaultdict(list))
     stopped: bool = False
-
-    def note_error(self, k: int, error: BaseException) -> None:
-        """Note an error of run k."""
-        self.errors.setdefault(k, []).append(error)
 
     def problem(self, k: int) -> str:
         """What went wrong with run k, in words; empty if nothing did."""
-        return "; ".join(dict.fromkeys(_words(error) for error in self.errors.get(k, [])))
+        words: dict[str, None] = {}  # in order, each once
+        for error in self.errors.get(k, []):
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            # A bug comes as a traceback, which ends with what happened; ours begin with it.
+            at = 0 if isinstance(error, EchelonError | OSError) else -1
+            words[lines[at] if lines else type(error).__name__] = None
+        return "; ".join(words)
 
 
 def prepare_runs(
@@ -264,17 +266,20 @@ def prepare_runs(
 ) -> None:
     """Prepare every run; those with the same features share the files of the first."""
     made: dict[str, Path] = {}
+    features = ("data", "split", "features", "normalization", "window", "assets")
     for k, member in enumerate(batch.members):
         on_run(k, len(batch.members))
         run = batch.run(k)
-        share = made.setdefault(_features_hash(member.config), run)
+        # All that a prepared set depends on.
+        own = Config().model_copy(update={name: getattr(member.config, name) for name in features})
+        share = made.setdefault(fingerprint(own), run)
         try:
             if share != run:
                 _share_prepared(share, run)
             expected = RunDirectory(run).trained_on()
             report = prepare(member.config, run, expected=expected, quarantine=quarantine)
         except EchelonError as error:
-            course.note_error(k, error)
+            course.errors[k].append(error)
             continue
         manifest = report.prepared.manifest
         course.data[k] = {
@@ -334,7 +339,7 @@ def train_runs(
                 error = result.error  # a bug stays as it is
                 if isinstance(error, EchelonError):
                     error = EchelonError(f"seed {job.seed.seed}: {error}")
-                course.note_error(job.k, error)
+                course.errors[job.k].append(error)
             elif result is not None and result.ending != "stopped":
                 course.outcomes.setdefault(job.k, []).append(result)
     for k, outcomes in course.outcomes.items():
@@ -375,7 +380,7 @@ def evaluate_runs(
     course.stopped = done.stopped
     for k, result in zip(due, done.results, strict=True):
         if isinstance(result, Failure):
-            course.note_error(k, result.error)
+            course.errors[k].append(result.error)
 
 
 def evaluation_of(batch: RunBatch, course: Course, k: int) -> Evaluation | None:
@@ -386,14 +391,11 @@ def evaluation_of(batch: RunBatch, course: Course, k: int) -> Evaluation | None:
         saved = load_evaluation(batch.run(k), batch.split)
     except StoreError:
         return None
+    of = saved.facts["run"]
     best = {str(o.seed): o.best_step for o in course.outcomes[k]}
-    made_from = saved.facts["run"]
-    same = (
-        saved.facts["best_steps"] == best
-        and made_from.get("prepared") == course.data[k]["prepared"]
-        and made_from.get("config_hash") == fingerprint(batch.members[k].config)
-    )
-    return saved if same else None
+    trained = (best, course.data[k]["prepared"], fingerprint(batch.members[k].config))
+    evaluated = (saved.facts["best_steps"], of.get("prepared"), of.get("config_hash"))
+    return saved if evaluated == trained else None
 
 
 def write_table(frame: pl.DataFrame, stem: Path) -> None:
@@ -412,13 +414,6 @@ def _record(batch: RunBatch, course: Course, k: int) -> None:
     RunDirectory(batch.run(k)).record(member.config, batch.command, **facts)
 
 
-def _features_hash(config: Config) -> str:
-    """Hash of what a prepared set depends on; runs with the same one can share it."""
-    plain = Config()
-    parts = ("data", "split", "features", "normalization", "window", "assets")
-    return fingerprint(plain.model_copy(update={name: getattr(config, name) for name in parts}))
-
-
 def _share_prepared(source: Path, run: Path) -> None:
     """Give another run's prepared set a second name here, unless there is one already.
 
@@ -430,9 +425,3 @@ def _share_prepared(source: Path, run: Path) -> None:
         for file in (source / "prepared").iterdir():
             link_or_copy(file, staging / file.name)
         swap_directory(staging, run / "prepared")
-
-
-def _words(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # A bug comes as a traceback, which ends with what happened; ours begin with it.
-    return lines[0] if isinstance(error, EchelonError | OSError) else lines[-1]

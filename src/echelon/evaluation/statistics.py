@@ -4,13 +4,12 @@ Sharpe ratios, variances and standard errors are per period; annualise them only
 `T` periods, `S` seeds, `K` trials. Wrong shapes, values that are not finite and series that are
 too short raise ValueError. What a search overfitted is in `evaluation.overfitting`.
 
-**Over seeds** (`seed_interval`). With few of them the percentile bootstrap is too sure of itself:
-over five normal values its lower 2.5 % bound lies above the truth three times too often, since
-resampling five values can show neither the tails nor, by a factor √(4/5), the spread. Hence: one
-seed has no interval; two to nine have Student's t; from ten on the studentised bootstrap
-(bootstrap-t) of the mean, which follows a skewed sample where the t-interval cannot. At ten seeds
-it covers as nearly 95 % as the t-interval does, where BCa covers about 90 % (both measured by
-simulation on normal values).
+**Over seeds** (`seed_interval`). One seed has no interval; two to nine have Student's t; more have
+the studentised bootstrap (bootstrap-t) of the mean, which follows a skewed sample where t cannot.
+With few, bootstraps are too sure of themselves: over five normal values the percentile bootstrap's
+lower 2.5 % bound lies above the truth three times too often, since five show neither the tails nor,
+by a factor √(4/5), the spread. At ten seeds bootstrap-t covers as nearly 95 % as t does, BCa about
+90 % (by simulation on normal values).
 
 **After a search** (`deflate`). The PSR is the probability that the true Sharpe ratio exceeds a
 hurdle, given the length of the record and the skew and kurtosis of its returns (Bailey & López de
@@ -18,9 +17,7 @@ Prado 2012, "The Sharpe Ratio Efficient Frontier", Journal of Risk 15(2)). A sea
 the highest Sharpe ratio expected of N trials without skill, from their number and the variance of
 their Sharpe ratios. The PSR of the chosen trial against it is the DSR (Bailey & López de Prado
 2014, "The Deflated Sharpe Ratio", Journal of Portfolio Management 40(5)). The hurdle comes from
-ffn, whose deflated ratio knows neither another hurdle, nor moments given as numbers, nor an
-effective number of trials, nor a floor under the variance; it agrees with `deflate` where none of
-these matters.
+ffn, whose own deflated ratio knows no effective number of trials and no floor under the variance.
 
 **Against a baseline** (`sharpe_difference`). A studentised block bootstrap of dates after Ledoit &
 Wolf (2008), "Robust performance hypothesis testing with the Sharpe ratio", Journal of Empirical
@@ -60,17 +57,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.rng import stream
-from echelon.types import Bools, Floats
-
-Indices: TypeAlias = NDArray[np.int64]
+from echelon.types import Bools, Floats, Ints
 
 LEVEL = 0.95
 """Of every two-sided interval."""
@@ -124,8 +118,7 @@ def is_constant(returns: Floats) -> Bools:
     seldom exactly zero.
     """
     spread = returns.max(axis=0) - returns.min(axis=0)
-    constant: Bools = np.asarray(spread <= _ROUNDING * np.abs(returns).max(axis=0))
-    return constant
+    return np.asarray(spread <= _ROUNDING * np.abs(returns).max(axis=0))
 
 
 def _finite_and_long(array: Floats, name: str, at_least: int) -> Floats:
@@ -154,7 +147,8 @@ def seed_interval(values: Sequence[float]) -> SeedInterval:
     """Return the mean of `values`, one per seed, and its two-sided interval.
 
     The interval speaks of other seeds on the same data, not of other data. The resampling has
-    its own fixed seed: the same values always give the same bounds.
+    its own fixed seed: the same values always give the same bounds. arch's `IIDBootstrap` has the
+    same bootstrap-t, a hundred times slower: it is the twin that tests hold this to.
     """
     x = series(values, "values", 1)
     n, mean = len(x), float(x.mean())
@@ -163,18 +157,9 @@ def seed_interval(values: Sequence[float]) -> SeedInterval:
     if n < BOOTSTRAP_FROM:
         margin = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1)) * float(x.std(ddof=1)) / math.sqrt(n)
         return SeedInterval(mean, mean - margin, mean + margin, n, "t")
-    low, high = (mean, mean) if is_constant(x) else _bootstrap_t(x)
-    return SeedInterval(mean, low, high, n, "bootstrap")
-
-
-def _bootstrap_t(x: Floats) -> tuple[float, float]:
-    """Bounds of the bootstrap-t interval of the mean of x[S].
-
-    `arch.bootstrap.IIDBootstrap` has the same interval, one replication at a time; a hundred
-    times slower, it is the twin that tests hold this to.
-    """
-    picked = stream(_SEED, "seed interval").integers(len(x), size=(_SEED_REPLICATIONS, len(x)))
-    samples = x[picked]
+    if is_constant(x):
+        return SeedInterval(mean, mean, mean, n, "bootstrap")
+    samples = x[stream(_SEED, "seed interval").integers(n, size=(_SEED_REPLICATIONS, n))]
     # A resample that drew one value only says nothing of its deviation; a hundredth of the
     # sample's keeps it finite, far out in the tail where it belongs.
     deviation = np.maximum(samples.std(axis=1), 0.01 * x.std())
@@ -182,7 +167,8 @@ def _bootstrap_t(x: Floats) -> tuple[float, float]:
     tails = [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]
     lower, upper = np.quantile(studentised, tails, method="weibull").tolist()
     # The lower quantile makes the upper bound: it is the error that is turned round.
-    return float(x.mean() - upper * x.std()), float(x.mean() - lower * x.std())
+    low, high = float(mean - upper * x.std()), float(mean - lower * x.std())
+    return SeedInterval(mean, low, high, n, "bootstrap")
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
@@ -252,8 +238,6 @@ def probabilistic_sharpe(m: ReturnMoments, hurdle: float = 0.0) -> float:
     Φ((SR - hurdle)·√(T-1) / √(1 - skew·SR + (kurtosis-1)/4·SR²)); NaN where a moment is NaN or
     the variance under the root is not positive.
     """
-    if m.n < 2:
-        raise ValueError(f"the moments need at least 2 returns; n is {m.n}")
     spread = 1.0 - m.skew * m.sharpe + (m.kurtosis - 1.0) / 4.0 * m.sharpe**2
     if not spread > 0.0:
         return math.nan
@@ -299,13 +283,12 @@ def deflate(returns: Floats, trials: Floats) -> Deflation:
 
     A trial without variance counts as one of Sharpe ratio 0. See `deflate_by_sharpes`.
     """
-    chosen = series(returns, "returns", MIN_RETURNS)
     tried = matrix(trials, "trials", MIN_RETURNS)
-    same_length(chosen, "returns", tried, "trials")
+    same_length(returns, "returns", tried, "trials")
     constant = is_constant(tried)
     deviation = np.where(constant, 1.0, tried.std(axis=0, ddof=1))
     sharpes = np.where(constant, 0.0, tried.mean(axis=0) / deviation)
-    return deflate_by_sharpes(chosen, sharpes.tolist(), effective_trials(tried))
+    return deflate_by_sharpes(returns, sharpes.tolist(), effective_trials(tried))
 
 
 def deflate_by_sharpes(
@@ -427,9 +410,7 @@ def sharpe_difference(
     )
 
 
-def resampled_dates(
-    n_dates: int, mean_block: float, draws: int, rng: np.random.Generator
-) -> Indices:
+def resampled_dates(n_dates: int, mean_block: float, draws: int, rng: np.random.Generator) -> Ints:
     """[draws, T]: numbers of the dates that arch's stationary bootstrap draws."""
     from arch.bootstrap import StationaryBootstrap
 
@@ -467,9 +448,7 @@ def _studentise(
         drawn[part], drawn_errors[part] = _replicate(powers, dates, weights)
     blind = drawn_errors < _BLIND * error
     studentised = (drawn - estimate) / np.where(blind, 1.0, drawn_errors)
-    below: Floats = np.where(blind, -1.0 / _BLIND, studentised)
-    above: Floats = np.where(blind, 1.0 / _BLIND, studentised)
-    return below, above
+    return np.where(blind, -1.0 / _BLIND, studentised), np.where(blind, 1.0 / _BLIND, studentised)
 
 
 class _Powers(NamedTuple):
@@ -498,7 +477,7 @@ class _Powers(NamedTuple):
         )
 
 
-def _replicate(powers: _Powers, dates: Indices, weights: Floats) -> tuple[Floats, Floats]:
+def _replicate(powers: _Powers, dates: Ints, weights: Floats) -> tuple[Floats, Floats]:
     """Estimate and standard error [B] on each row of dates[B, T].
 
     With mean m, variance v and Sharpe ratio s of a series on those dates, a date with return r
@@ -542,8 +521,7 @@ def _spectral_weights(n_dates: int, mean_block: float) -> Floats:
     weights = np.fft.rfft(by_lag).real / n_dates
     # rfft keeps one of each pair of frequencies; 0 and, for even T, T/2 have no partner.
     weights[1 : (n_dates + 1) // 2] *= 2.0
-    clipped: Floats = np.maximum(weights, 0.0)
-    return clipped
+    return np.asarray(np.maximum(weights, 0.0))
 
 
 class Claim(NamedTuple):

@@ -73,21 +73,16 @@ def plan_walk(config: Config, *, quarantine: bool = False) -> tuple[Fold, ...]:
     if config.data.start is not None:
         times = times[times >= np.datetime64(config.data.start)]
     facts = store.symbols(dataset.name)
-    folds = plan_folds(config.walk_forward, times)
-    return tuple(replace(fold, assets=_assets(config, facts, fold)) for fold in folds)
-
-
-def _assets(config: Config, facts: pl.DataFrame, fold: Fold) -> tuple[str, ...]:
-    """Symbols with a bar inside the fold, in the order a run of them all would have.
-
-    Symbols that list later are left out: nobody knew of them, and the random numbers an agent
-    draws depend on how many assets there are.
-    """
-    listed = (pl.col("first").dt.date() <= fold.test[1]) & (
-        pl.col("last").dt.date() >= fold.train[0]
-    )
-    known = facts.filter(listed)["symbol"].to_list()
-    return tuple(s for s in config.assets if s in known) if config.assets else tuple(known)
+    folds = []
+    for fold in plan_folds(config.walk_forward, times):
+        # Symbols that list later are left out: nobody knew of them, and the random numbers an agent
+        # draws depend on how many assets there are. The others keep their order.
+        listed = pl.col("first").dt.date() <= fold.test[1]
+        alive = pl.col("last").dt.date() >= fold.train[0]
+        known = facts.filter(listed & alive)["symbol"].to_list()
+        assets = [s for s in config.assets if s in known] if config.assets else known
+        folds.append(replace(fold, assets=tuple(assets)))
+    return tuple(folds)
 
 
 @dataclass(frozen=True)
@@ -116,19 +111,20 @@ class WalkForward(RunBatch):
 
     def summarise(self, course: Course) -> WalkForwardResult:
         """Gather the folds' evaluations; stitch them where every fold has one of every seed."""
-        evaluations, problems = {}, {}
-        for k, fold in enumerate(self.folds):
-            evaluation = evaluation_of(self, course, k)
-            if evaluation is not None:
-                evaluations[fold.name] = evaluation
-            problems[fold.name] = course.problem(k)
+        evaluations = {
+            fold.name: evaluation
+            for k, fold in enumerate(self.folds)
+            if (evaluation := evaluation_of(self, course, k)) is not None
+        }
+        problems = {fold.name: course.problem(k) for k, fold in enumerate(self.folds)}
         complete = len(evaluations) == len(self.folds) and not any(problems.values())
         stitched = stitch(evaluations) if complete else None
         sure: Mapping[str, Any] = {}
         if stitched is not None:
-            trusts = [load_trust(self.run(k), self.split) for k in range(len(self.folds))]
-            sweeps = [trust["costs"] for trust in trusts if trust is not None]
-            looks = max((t["registry"]["reads"] for t in trusts if t is not None), default=1)
+            loaded = (load_trust(self.run(k), self.split) for k in range(len(self.folds)))
+            trusts = [trust for trust in loaded if trust is not None]
+            looks = max((trust["registry"]["reads"] for trust in trusts), default=1)
+            sweeps = [trust["costs"] for trust in trusts]
             sure = statistics(stitched, self.base.seed, looks=looks, sweeps=sweeps)
         return WalkForwardResult(self.folds, evaluations, problems, stitched, sure)
 
@@ -167,13 +163,10 @@ class WalkForwardResult:
                 "last": str(fold.test[1]),
                 "problem": self.problems.get(fold.name, ""),
             }
-            evaluation = self.evaluations.get(fold.name)
-            if evaluation is None:
+            if (own := self.evaluations.get(fold.name)) is None:
                 lines.append(about | {"who": AGENT, "seeds": 0})
-                continue
-            lines += _lines(
-                about, evaluation.seeds, evaluation.baselines, evaluation.reference_policies
-            )
+            else:
+                lines += _lines(about, own.seeds, own.baselines, own.reference_policies)
         if self.stitched is not None:
             first, last = self.stitched.days
             about = {"fold": STITCHED, "first": first, "last": last, "problem": ""}
@@ -221,22 +214,19 @@ def _lines(
             for who, values in books.items()
         ]
 
+    def mean(who: str, seeds: Sequence[Measured]) -> dict[str, object]:
+        line: dict[str, object] = {**about, "who": who, "seeds": len(seeds)}
+        for name in LABELS:
+            value = mean_std([values[name] for values in seeds])
+            line |= finite_values({name: value.mean, f"{name}_std": value.std})
+        return line
+
     return [
-        _mean_line(about, AGENT, list(seeds.values())),
+        mean(AGENT, list(seeds.values())),
         *singles(_name_seeds(seeds) | dict(baselines)),
-        *(_mean_line(about, who, every) for who, every in by_row(reference_policies).items()),
+        *(mean(who, every) for who, every in by_row(reference_policies).items()),
         *singles(_name_references(reference_policies)),
     ]
-
-
-def _mean_line(
-    about: Mapping[str, object], who: str, seeds: Sequence[Measured]
-) -> dict[str, object]:
-    mean: dict[str, object] = {**about, "who": who, "seeds": len(seeds)}
-    for name in LABELS:
-        value = mean_std([values[name] for values in seeds])
-        mean |= finite_values({name: value.mean, f"{name}_std": value.std})
-    return mean
 
 
 class StitchedMeasures(NamedTuple):
@@ -282,11 +272,8 @@ class Stitched:
 
     def frame(self) -> pl.DataFrame:
         """time, fold, and a column of returns for each seed, baseline and reference policy."""
-        tracks = (
-            _name_seeds(self.seeds)
-            | dict(self.baselines)
-            | _name_references(self.reference_policies)
-        )
+        tracks = _name_seeds(self.seeds) | dict(self.baselines)
+        tracks |= _name_references(self.reference_policies)
         returns = {name: track.returns for name, track in tracks.items()}
         return pl.DataFrame({"time": self.times, "fold": self.folds, **returns})
 
@@ -327,7 +314,10 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
         for seed in seeds
     }
     books = [*(Book(AGENT, seed) for seed in seeds), *map(Book, baselines)]
-    windows = [_times(e, books) for e in every]
+    windows = []  # [T] times of each fold's returns, as the book that lasted longest has them
+    for e in every:
+        times = (e.tables(*book).equity["time"][1:].to_numpy() for book in books)
+        windows.append(max(times, key=len))
     rate = float(every[0].facts["periods_per_year"])
     lengths = [len(w) for w in windows]
 
@@ -366,12 +356,6 @@ def _join(tables: Sequence[pl.DataFrame], lengths: Sequence[int], rate: float) -
         initial_value=float(tables[0]["value"][0]),
     )
     return Track(measures.as_dict(), returns)
-
-
-def _times(evaluation: Evaluation, books: Iterable[Book]) -> Times:
-    """[T] times of the returns in a test window, as the book that lasted longest has them."""
-    times = (evaluation.tables(*book).equity["time"][1:].to_numpy() for book in books)
-    return np.asarray(max(times, key=len))
 
 
 def statistics(
@@ -422,10 +406,8 @@ def _mean_sweep(sweeps: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str,
     for folds in zip(*sweeps, strict=True):
         mine = [fold["sharpe_annual"] for fold in folds]
         theirs = [fold[f"{YARDSTICK}_sharpe_annual"] for fold in folds]
-        line: dict[str, Any] = {"factor": folds[0]["factor"]}
-        line["sharpe_annual"] = (
-            None if None in mine else float(np.mean([interval["estimate"] for interval in mine]))
-        )
-        line[f"{YARDSTICK}_sharpe_annual"] = None if None in theirs else float(np.mean(theirs))
-        lines.append(line)
+        own = None if None in mine else float(np.mean([interval["estimate"] for interval in mine]))
+        other = None if None in theirs else float(np.mean(theirs))
+        line = {"factor": folds[0]["factor"], "sharpe_annual": own}
+        lines.append(line | {f"{YARDSTICK}_sharpe_annual": other})
     return lines
