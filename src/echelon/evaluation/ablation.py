@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,13 +140,11 @@ def choices(base: Config) -> list[Choice]:
 
 def _is_in(base: Config, level: FactorLevel) -> bool:
     changed = override_config(base, level.overrides)
+    features = changed.features
     # "auto" and false are one thing where other features are asked for.
-    if base.features.wants_stationary == changed.features.wants_stationary:
-        stationary = {"stationary": base.features.stationary}
-        changed = changed.model_copy(
-            update={"features": changed.features.model_copy(update=stationary)}
-        )
-    return changed == base
+    if base.features.wants_stationary == features.wants_stationary:
+        features = features.model_copy(update={"stationary": base.features.stationary})
+    return changed.model_copy(update={"features": features}) == base
 
 
 def _variant(moved: Sequence[tuple[str, FactorLevel]]) -> Variant:
@@ -255,22 +254,20 @@ class Ablation(RunBatch):
         """A run of each variant."""
         configs = variant_configs(self.base, self.variants)
         for v, config in zip(self.variants, configs, strict=True):
-            yield BatchMember(
-                v.name, config, {"variant": v.name, "factor": v.factor, "value": v.value}
-            )
+            about = {"variant": v.name, "factor": v.factor, "value": v.value}
+            yield BatchMember(v.name, config, about)
 
     def summarise(self, course: Course) -> AblationResult:
         """Gather the variants' evaluations."""
         rows, facts = [], {}
         for k, variant in enumerate(self.variants):
-            seeds: Mapping[int, Mapping[str, float]] = {}
             evaluation = evaluation_of(self, course, k)
             if evaluation is not None:
-                seeds, facts = evaluation.seeds, dict(evaluation.facts)
+                facts = dict(evaluation.facts)
             row = VariantResult(
                 name=variant.name,
                 variant=variant,
-                seeds=seeds,
+                seeds={} if evaluation is None else evaluation.seeds,
                 config_hash=fingerprint(self.members[k].config),
                 problem=course.problem(k),
             )
@@ -304,20 +301,21 @@ class AblationResult:
 
     def frame(self) -> pl.DataFrame:
         """One line per variant: mean, std (ddof 1, over seeds) and difference of every measure."""
-        return pl.DataFrame([self._line(row) for row in self.rows], infer_schema_length=None)
-
-    def _line(self, row: VariantResult) -> dict[str, object]:
-        line: dict[str, object] = {
-            "variant": row.name,
-            "factor": row.variant.factor,
-            "value": row.variant.value,
-            "seeds": len(row.seeds),
-            "problem": row.problem,
-        }
-        values = row.columns(diff=lambda measure: self.difference(row, measure))
-        line |= {name: None if math.isnan(value) else value for name, value in values.items()}
-        overrides = "; ".join(row.variant.overrides)
-        return line | {"overrides": overrides, "config_hash": row.config_hash}
+        lines = []
+        for row in self.rows:
+            values = row.columns(diff=partial(self.difference, row))
+            line = {
+                "variant": row.name,
+                "factor": row.variant.factor,
+                "value": row.variant.value,
+                "seeds": len(row.seeds),
+                "problem": row.problem,
+                **{name: None if math.isnan(value) else value for name, value in values.items()},
+                "overrides": "; ".join(row.variant.overrides),
+                "config_hash": row.config_hash,
+            }
+            lines.append(line)
+        return pl.DataFrame(lines, infer_schema_length=None)
 
     def write(self, directory: Path) -> None:
         """Write ablation.csv and ablation.parquet."""

@@ -46,11 +46,6 @@ from echelon.training.run import TrainedRun
 
 RUNS_FORMAT = 1
 RUNS_RESULT = "comparison.json"
-METHODS: Mapping[str, str] = {
-    "days": "studentised stationary block bootstrap of paired returns",
-    "seeds": "Welch's t",
-}
-"""What each interval of a difference is."""
 _NAMED = 5
 
 OnEvaluation = Callable[[TrainedRun, str], None]
@@ -79,17 +74,14 @@ class RunDifference:
 
     def tree(self) -> dict[str, Any]:
         """As JSON has it."""
-        standing = self.standing
-        intervals = {"days": self.days, "seeds": self.seeds}
+        days = {"method": "studentised stationary block bootstrap of paired returns"}
+        rests_on = self.standing or ClaimBasis(None, None)
         return {
-            **{
-                k: {"method": METHODS[k]} | finite_values(gap._asdict())
-                for k, gap in intervals.items()
-            },
+            "days": days | finite_values(self.days._asdict()),
+            "seeds": {"method": "Welch's t"} | finite_values(self.seeds._asdict()),
             "ahead": self.ahead,
             "claimed": self.claimed,
-            "deflated": None if standing is None else standing.deflated,
-            "tried": None if standing is None else standing.tried,
+            **rests_on._asdict(),
         }
 
 
@@ -180,7 +172,9 @@ def compare_runs(
 ) -> RunsComparison:
     """Compare runs that `open_runs` opened."""
     evaluations = [_find_or_evaluate(run, split, on_evaluation) for run in runs]
-    names = _names([run.path for run in runs])
+    names = [run.path.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.path) for run in runs]
     entrants = [_Entrant(*parts) for parts in zip(names, runs, evaluations, strict=True)]
     first = entrants[0]
     for entrant in entrants[1:]:
@@ -201,11 +195,6 @@ class _Entrant(NamedTuple):
     run: TrainedRun
     evaluation: Evaluation
 
-    @property
-    def sharpes(self) -> list[float]:
-        """A year, of each seed."""
-        return [values["sharpe_annual"] for values in self.evaluation.seeds.values()]
-
 
 def _line(entrant: _Entrant, difference: RunDifference | None) -> RunLine:
     run = entrant.run
@@ -220,9 +209,10 @@ def _line(entrant: _Entrant, difference: RunDifference | None) -> RunLine:
 
 
 def _difference(first: _Entrant, other: _Entrant, split: SplitName) -> RunDifference:
-    mine, seed = other.evaluation, first.run.config.seed
-    days = sharpe_gap(mine, list(mine.seeds), first.evaluation, seed)
-    seeds = welch(other.sharpes, first.sharpes)
+    theirs, mine = first.evaluation, other.evaluation
+    days = sharpe_gap(mine, list(mine.seeds), theirs, first.run.config.seed)
+    both = [[v["sharpe_annual"] for v in e.seeds.values()] for e in (mine, theirs)]
+    seeds = welch(*both)
     bounds = (*days[1:], *seeds[1:])
     ahead = None
     if not any(math.isnan(bound) for bound in bounds):
@@ -309,12 +299,12 @@ def _refuse_difference(
         if mine[what] == value:
             continue
         if isinstance(value, tuple):
-            both = set(value) & set(mine[what])
-            parts = [
-                f"only {path} has {_some(extra)}"
-                for path, names in ((first.path, value), (run.path, mine[what]))
-                if (extra := [name for name in names if name not in both])
-            ]
+            both, parts = set(value) & set(mine[what]), []
+            for path, names in ((first.path, value), (run.path, mine[what])):
+                extra = [name for name in names if name not in both]
+                more = f" and {len(extra) - _NAMED} more" if len(extra) > _NAMED else ""
+                if extra:
+                    parts.append(f"only {path} has {', '.join(extra[:_NAMED])}{more}")
             difference = "; ".join(parts) or "the same in another order"
         else:
             difference = f"{value} in {first.path}, {mine[what]} in {run.path}"
@@ -323,11 +313,6 @@ def _refuse_difference(
             "Train both on the same market; `echelon runs compare` shows measures side by side, "
             "without a judgement."
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _find_or_evaluate(run: TrainedRun, split: SplitName, on_evaluation: OnEvaluation) -> Evaluation:
@@ -344,9 +329,3 @@ def _find_or_evaluate(run: TrainedRun, split: SplitName, on_evaluation: OnEvalua
         return saved
     on_evaluation(run, "trained or prepared again since it was")
     return evaluate(run, split)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The directories' own names where these differ, else the paths."""
-    short = [path.resolve().name for path in paths]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]

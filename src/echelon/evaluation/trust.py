@@ -63,11 +63,9 @@ SEED_MEASURES = (
     "turnover_annual",
 )
 """Measures with an interval over the seeds."""
+AGAIN = "Run `echelon evaluate` again."
 
 VerdictKey = Literal["better", "undeflated", "worse", "same", "unknown"]
-AGAIN = "Run `echelon evaluate` again."
-"""What to do about a damaged evaluation."""
-
 Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 """Finite, and so after it is made one of a year."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -264,10 +262,8 @@ def read_saved(path: Path, kind: type, number: int) -> dict[str, Any]:
 
 def both_blocks(claim: Claim) -> dict[str, Any]:
     """A difference at both block lengths, as JSON has it."""
-    return {
-        "single": finite_values(claim.single._asdict()),
-        "double": finite_values(claim.double._asdict()),
-    }
+    blocks = {"single": claim.single, "double": claim.double}
+    return {name: finite_values(at_block._asdict()) for name, at_block in blocks.items()}
 
 
 def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
@@ -333,25 +329,23 @@ def _same_days(look: Look, entry: Entry) -> bool:
 
 def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) -> dict[str, Any]:
     """What needs the returns of all trials: overfitting and superiority."""
-    nothing: dict[str, Any] = {"overfitting": None, "superiority": None}
+    known: dict[str, Any] = {"overfitting": None, "superiority": None}
     # A second look at the same configuration makes no second configuration.
     seen = [entry for entry in rivals if entry.periods and _same_days(look, entry)]
     mine = {entry.config_hash: entry for entry in seen}
     if not mine:
-        return nothing
+        return known
     matrix = _matrix(look, list(mine.values()), max(entry.periods for entry in mine.values()))
     distinct = matrix[:, matrix.std(axis=0) > 0.0]
     if distinct.shape[1] < 2 or len(distinct) < LEAST_BARS:
-        return nothing
+        return known
     seed = look.run.config.seed
-    overfitting = backtest_overfitting(distinct, seed=seed)
-    better = None
+    if (overfitting := backtest_overfitting(distinct, seed=seed)) is not None:
+        known["overfitting"] = finite_values(overfitting._asdict())
     if yardstick is not None and len(yardstick) == len(distinct):
         better = superior_ability(distinct, yardstick, seed=seed)
-    return {
-        "overfitting": None if overfitting is None else finite_values(overfitting._asdict()),
-        "superiority": None if better is None else finite_values(better._asdict()),
-    }
+        known["superiority"] = finite_values(better._asdict())
+    return known
 
 
 def _chosen_by(look: Look, deflation: Deflation | None) -> Deflation | None:
@@ -397,9 +391,7 @@ def _cost_sweep(
     """At each cost: the agents' and the yardstick's measures; decisions are made again."""
     config = look.run.config
     usual = 1.0 if config.eval.use_fee else 0.0
-    only = config.model_copy(
-        update={"eval": config.eval.model_copy(update={"baselines": (YARDSTICK,)})}
-    )
+    only = config.eval.model_copy(update={"baselines": (YARDSTICK,)})
     lines = []
     for factor in COST_FACTORS:
         if factor == usual and YARDSTICK in baselines:
@@ -408,7 +400,7 @@ def _cost_sweep(
             world = look.world(factor)
             span = world.span(look.split)
             mine = {s: run_backtest(p, world, span, config) for s, p in policies.items()}
-            theirs = run_baselines(world, span, only)[YARDSTICK]
+            theirs = run_baselines(world, span, config.model_copy(update={"eval": only}))[YARDSTICK]
         line: dict[str, Any] = {"factor": factor}
         for name in ("sharpe_annual", "total_return"):
             line[name] = _interval(mine, name)
