@@ -33,7 +33,6 @@ from echelon.evaluation.reference_policies import (
     EXPERTS_MEAN,
     by_row,
     reference_returns,
-    with_best,
 )
 from echelon.evaluation.statistics import judge
 from echelon.evaluation.trust import load_trust
@@ -147,7 +146,7 @@ def test_best_expert_is_chosen_by_sharpe_and_keeps_its_other_measures() -> None:
     nan = math.nan
     own = {HEDGE: measured(0.5), "expert-0": measured(nan), "expert-1": measured(-1.0)}
     other = {HEDGE: measured(0.7), "expert-0": measured(2.0), "expert-1": measured(1.0)}
-    rows = with_best({1: own, 2: other})
+    rows = by_row({1: own, 2: other}, best=True)
     assert tuple(rows) == (HEDGE, BEST_EXPERT, EXPERTS_MEAN)
     assert [seed["calmar"] for seed in rows[BEST_EXPERT]] == [-10.0, 20.0]
     assert [seed["sharpe_annual"] for seed in rows[HEDGE]] == [0.5, 0.7]
@@ -155,7 +154,7 @@ def test_best_expert_is_chosen_by_sharpe_and_keeps_its_other_measures() -> None:
         [nan, 1.5], nan_ok=True
     )
     assert tuple(by_row({1: own})) == (HEDGE, EXPERTS_MEAN), "a maximum is for those who ask for it"
-    assert (by_row({}), with_best({})) == ({}, {})
+    assert by_row({}) == by_row({}, best=True) == {}
 
 
 def test_returns_of_a_ruined_expert_are_nothing_after_its_end() -> None:

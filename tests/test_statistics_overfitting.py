@@ -12,6 +12,7 @@ import pytest
 from echelon.evaluation.overfitting import (
     backtest_overfitting,
     overfitting_probability,
+    split_halves,
     superior_ability,
 )
 from echelon.rng import stream
@@ -40,7 +41,7 @@ def test_three_configurations_in_four_blocks_worked_by_hand() -> None:
     # and is best in the other four: 2 of 6.
     means = np.array([[2.0, 1, 0], [2, 1, 0], [0, 1, 2], [0, 1, 1]])
     returns = (means[:, np.newaxis, :] + np.array([[-1.0], [1.0]])).reshape(8, 3)
-    assert overfitting_probability(returns, n_blocks=4) == pytest.approx(2 / 6)
+    assert overfitting_probability(returns, split_halves(8, 4)) == pytest.approx(2 / 6)
     assert ffn.calc_prob_backtest_overfitting(pd.DataFrame(returns), 4) == pytest.approx(2 / 6)
 
 
@@ -49,14 +50,14 @@ def test_probability_is_that_of_ffn(count: int, periods: int, n_blocks: int) -> 
     for draw in range(3):
         returns = configurations("ffn", draw, count=count, periods=periods)
         theirs = ffn.calc_prob_backtest_overfitting(pd.DataFrame(returns), n_blocks)
-        assert overfitting_probability(returns, n_blocks) == theirs
+        assert overfitting_probability(returns, split_halves(periods, n_blocks)) == theirs
 
 
 def test_copies_of_a_configuration_tie_as_in_ffn() -> None:
     returns = configurations("copies", count=6, periods=96)
     returns = np.concatenate([returns, returns[:, :3], returns[:, 1:2]], axis=1)
     theirs = ffn.calc_prob_backtest_overfitting(pd.DataFrame(returns), 6)
-    assert overfitting_probability(returns, 6) == theirs
+    assert overfitting_probability(returns, split_halves(len(returns), 6)) == theirs
 
 
 def test_lasting_edge_lies_below_the_null_band() -> None:
@@ -114,7 +115,8 @@ def test_configuration_in_cash_has_sharpe_ratio_zero() -> None:
     assert found is not None
     assert 0.0 <= found.probability <= 1.0
     # Cash beats configurations that all lose, in every half.
-    assert overfitting_probability(returns - 0.1 * (np.arange(24) != 3), 4) == 0.0
+    losing, halves = returns - 0.1 * (np.arange(24) != 3), split_halves(len(returns), 4)
+    assert overfitting_probability(losing, halves) == 0.0
 
 
 # Superior predictive ability
@@ -167,7 +169,6 @@ def test_trials_equal_to_the_baseline_are_not_superior() -> None:
             lambda: backtest_overfitting(np.full((90, 20), np.inf), seed=1),
             "returns must be finite",
         ),
-        (lambda: overfitting_probability(np.zeros((90, 1))), "at least 2 configurations"),
         (
             lambda: superior_ability(np.zeros((30, 2)), np.zeros(31), seed=1),
             "trials and baseline must cover the same periods",

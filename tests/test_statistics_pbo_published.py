@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from r_random import r_normals
 
-from echelon.evaluation.overfitting import overfitting_probability
+from echelon.evaluation.overfitting import overfitting_probability, split_halves
 from echelon.types import Floats
 
 RISK_FREE = 0.03 / 252  # a period, in pbo's Sharpe ratio
@@ -82,7 +82,8 @@ def summary(returns: Floats, n_blocks: int) -> Summary:
     r_squared = float(np.corrcoef(best.outside, best.inside)[0, 1]) ** 2
     adjusted = 1 - (1 - r_squared) * (n - 1) / (n - 2) if n > 2 else float("nan")
     loss = float((best.outside < 0).mean())
-    return Summary(overfitting_probability(returns, n_blocks), intercept, slope, adjusted, loss)
+    probability = overfitting_probability(returns, split_halves(len(returns), n_blocks))
+    return Summary(probability, intercept, slope, adjusted, loss)
 
 
 def vignette() -> Floats:
@@ -158,10 +159,11 @@ def test_tutorial_with_twenty_configurations_in_ten_blocks() -> None:
     rank = winners(returns, 10, means).rank
     by_mean = (returns[:, np.newaxis] + np.array([[-1e3], [1e3]])).reshape(2 * 1560, 20)
     losers = by_mean[:, :2] - 1.0
-    strict = overfitting_probability(np.concatenate([by_mean, losers], axis=1), 10)
+    halves = split_halves(len(by_mean), 10)
+    strict = overfitting_probability(np.concatenate([by_mean, losers], axis=1), halves)
     assert strict == pytest.approx(0.4126984, abs=5e-8)
     assert strict == (rank < 10).mean()
     # With logits of 0, as the paper has it and both packages today: 19 halves more.
-    at_median = overfitting_probability(by_mean, 10)
+    at_median = overfitting_probability(by_mean, halves)
     assert at_median == (rank <= 10).mean()
     assert round(252 * (at_median - strict)) == (rank == 10).sum() == 19

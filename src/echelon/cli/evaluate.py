@@ -236,7 +236,7 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
 
     Of a hierarchy also those of what is made of the same experts.
     """
-    from echelon.evaluation.reference_policies import with_best
+    from echelon.evaluation.reference_policies import by_row
 
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
@@ -246,7 +246,7 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
         headings = (MEASURE_COLUMNS[name].heading for name in shown)
         table = number_table("over the same experts", "", *headings)
         add_mean_rows(table, "agent", list(result.seeds.values()), shown)
-        for name, seeds in with_best(result.reference_policies).items():
+        for name, seeds in by_row(result.reference_policies, best=True).items():
             add_mean_rows(table, ROWS[name], seeds, shown)
         out.print(table)
         typer.echo("* alone, chosen in hindsight on this window: nobody could have traded it")

@@ -77,7 +77,7 @@ def backtest_overfitting(
     configurations stays.
     """
     r = matrix(returns, "returns", MIN_BLOCK_PERIODS)
-    halves = _halves(len(r), n_blocks)
+    halves = split_halves(len(r), n_blocks)
     if null_draws < 1:
         raise ValueError(f"null_draws must be at least 1; it is {null_draws}")
     n_configurations = r.shape[1]
@@ -88,22 +88,10 @@ def backtest_overfitting(
     nothing = np.where(constant, 0.0, (r - r.mean(axis=0)) / deviation)
     mean_block = float(np.mean([block_length(column) for column in r.T]))
     dates = resampled_dates(len(r), mean_block, null_draws, stream(seed, "overfitting"))
-    null = [_probability(nothing[rows], halves) for rows in dates]
+    null = [overfitting_probability(nothing[rows], halves) for rows in dates]
     low, high = np.quantile(null, [0.025, 0.975]).tolist()
-    return Overfitting(_probability(r, halves), low, high, n_configurations, n_blocks)
-
-
-def overfitting_probability(returns: Floats, n_blocks: int = 16) -> float:
-    """Return the probability of overfitting alone, for any K ≥ 2 configurations returns[T, K].
-
-    Dates beyond a multiple of `n_blocks` are left out at the end. Of equal in-sample winners the
-    first counts, equal out-of-sample ranks are averaged. A configuration that does not move
-    within a half has Sharpe ratio 0 there (ffn answers NaN to all of it).
-    """
-    r = matrix(returns, "returns", 2)
-    if r.shape[1] < 2:
-        raise ValueError("returns must hold at least 2 configurations; it holds 1")
-    return _probability(r, _halves(len(r), n_blocks))
+    probability = overfitting_probability(r, halves)
+    return Overfitting(probability, low, high, n_configurations, n_blocks)
 
 
 def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superiority:
@@ -136,7 +124,7 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     return Superiority(float(test.pvalues["consistent"]), n_models, mean_block)
 
 
-def _halves(n_dates: int, n_blocks: int) -> Floats:
+def split_halves(n_dates: int, n_blocks: int) -> Floats:
     """[H, blocks] of 0 and 1: the halves that hold block 0; their complements are the others."""
     if not 2 <= n_blocks <= _MAX_BLOCKS or n_blocks % 2:
         raise ValueError(f"n_blocks must be even, from 2 to {_MAX_BLOCKS}; it is {n_blocks}")
@@ -152,8 +140,13 @@ def _halves(n_dates: int, n_blocks: int) -> Floats:
     return halves
 
 
-def _probability(returns: Floats, halves: Floats) -> float:
-    """Share of halves, complements included, whose winner in returns[T, K] ranks low outside."""
+def overfitting_probability(returns: Floats, halves: Floats) -> float:
+    """Share of halves, complements included, whose winner in returns[T, K] ranks low outside.
+
+    Dates beyond a multiple of the blocks are left out at the end. Of equal in-sample winners the
+    first counts, equal out-of-sample ranks are averaged. A configuration that does not move
+    within a half has Sharpe ratio 0 there (ffn answers NaN to all of it).
+    """
     n_blocks = halves.shape[1]
     per_block = len(returns) // n_blocks
     r = returns[: per_block * n_blocks]
@@ -179,15 +172,11 @@ def _sharpes(sums: Floats, mean: Floats, n: int) -> Floats:
     variance = (sums[:, k:] - n * m**2) / (n - 1)
     moving = variance > _STILL
     ratio = (m + mean) / np.sqrt(np.where(moving, variance, 1.0))
-    sharpes: Floats = np.where(moving, ratio, 0.0)
-    return sharpes.round(_DIGITS)
+    return np.asarray(np.where(moving, ratio, 0.0).round(_DIGITS))
 
 
 def _winner_ranks_low(inside: Floats, outside: Floats) -> Bools:
     """[H]: whether the best inside is at the median or below outside, equals sharing a rank."""
     winner = outside[np.arange(len(inside)), inside.argmax(axis=1)][:, np.newaxis]
-    worse = (outside < winner).sum(axis=1)
-    equal = (outside == winner).sum(axis=1)
-    twice_rank = 2 * worse + equal + 1
-    low: Bools = twice_rank <= outside.shape[1] + 1
-    return low
+    twice_rank = 2 * (outside < winner).sum(axis=1) + (outside == winner).sum(axis=1) + 1
+    return np.asarray(twice_rank <= outside.shape[1] + 1)

@@ -37,32 +37,25 @@ class Track(NamedTuple):
     returns: Floats
 
 
-def by_row(reference_policies: Mapping[int, Mapping[str, Measured]]) -> dict[str, list[Measured]]:
+def by_row(
+    reference_policies: Mapping[int, Mapping[str, Measured]], *, best: bool = False
+) -> dict[str, list[Measured]]:
     """Row → measures of each seed; empty where no agent has reference policies.
 
-    reference_policies: seed → name → measures. `best` is added by `with_best`.
+    reference_policies: seed → name → measures; best: with the best expert in hindsight
     """
-    if not reference_policies:
-        return {}
     every = list(reference_policies.values())
-    return {
-        HEDGE: [own[HEDGE] for own in every],
-        EXPERTS_MEAN: [_mean([own[k] for k in own if is_expert_key(k)]) for own in every],
-    }
-
-
-def with_best(
-    reference_policies: Mapping[int, Mapping[str, Measured]],
-) -> dict[str, list[Measured]]:
-    """`by_row`, with the best expert in hindsight between the two."""
-    rows = by_row(reference_policies)
-    if not rows:
+    if not every:
         return {}
-    best = [
-        max((own[k] for k in own if is_expert_key(k)), key=_sharpe)
-        for own in reference_policies.values()
+    experts = [[own[k] for k in own if is_expert_key(k)] for own in every]
+    rows = {HEDGE: [own[HEDGE] for own in every]}
+    if best:
+        rows[BEST_EXPERT] = [max(own, key=_sharpe) for own in experts]
+    rows[EXPERTS_MEAN] = [
+        {name: float(np.mean([values[name] for values in own])) for name in own[0]}
+        for own in experts
     ]
-    return {HEDGE: rows[HEDGE], BEST_EXPERT: best, EXPERTS_MEAN: rows[EXPERTS_MEAN]}
+    return rows
 
 
 def reference_returns(
@@ -72,19 +65,12 @@ def reference_returns(
 
     reference_policies: seed → name → returns
     """
-    if not reference_policies:
+    every = list(reference_policies.values())
+    if not every:
         return {}
-    chosen = {
-        HEDGE: [own[HEDGE] for own in reference_policies.values()],
-        EXPERTS_MEAN: [
-            own[k] for own in reference_policies.values() for k in own if is_expert_key(k)
-        ],
-    }
+    experts = [own[k] for own in every for k in own if is_expert_key(k)]
+    chosen = {HEDGE: [own[HEDGE] for own in every], EXPERTS_MEAN: experts}
     return {row: stack_returns(series, length) for row, series in chosen.items()}
-
-
-def _mean(experts: list[Measured]) -> Measured:
-    return {name: float(np.mean([values[name] for values in experts])) for name in experts[0]}
 
 
 def _sharpe(values: Measured) -> float:

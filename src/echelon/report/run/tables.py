@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from echelon.evaluation.reference_policies import with_best
+from echelon.evaluation.reference_policies import by_row
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.report.pages import Cell, Content, Headline, Named, NotedTable, Table
 from echelon.report.run.gather import SplitData
@@ -222,7 +222,7 @@ def orders_table(split: SplitData, words: Words) -> Table | None:
 
 def references_table(split: SplitData, words: Words) -> Table:
     """A row a measure: the agent and the rows over its experts, mean ± std over seeds."""
-    columns = with_best(split.evaluation.reference_policies)
+    columns = by_row(split.evaluation.reference_policies, best=True)
     head = [words("measure"), words("agent"), *map(words.reference, columns)]
     rows: list[list[Content]] = []
     for name in REFERENCES:
