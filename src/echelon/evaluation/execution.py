@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from echelon.execution import History, ParentOrders, measure_orders
+from echelon.execution import History, measure_orders
 from echelon.execution.history import BASIS_POINTS, gain_loss_ratio, order_frame
 from echelon.execution.policies import SCHEDULES, ExecutionPolicy, ScheduleInputs, run_orders
 from echelon.execution.simulator import steps_of
@@ -57,7 +57,8 @@ class PolicyOrders(NamedTuple):
     """What one policy made of the orders.
 
     measures: [E] by name; seeds: of a learned policy, its measures by seed
-    path[T]: mean share of the order executed in each tick; hourly: gain by hour of the day
+    path[T]: mean share of the order executed in each tick
+    hourly: by hour of the day, share of what was executed then, and its gain
     """
 
     name: str
@@ -166,7 +167,12 @@ def evaluate_trained(
     orders: a file of them, in place of the run's own; history: keep every step
     trust_code: files of the runs' extensions that may run
     """
-    config, data, learned = open_trained(_rename_runs(runs), split, orders, trust_code)
+    renamed: dict[str, Path] = {}  # by names that no schedule has: a run called twap is `run twap`
+    for name, run in runs.items():
+        while name in _TAKEN or name in renamed:
+            name = f"run {name}"
+        renamed[name] = run
+    config, data, learned = open_trained(renamed, split, orders, trust_code)
     schedules = make_schedules(data, config.execution.kappa)
     facts: dict[str, Any] = {
         "runs": {name: sorted(seeds) for name, seeds in learned.items()},
@@ -177,16 +183,6 @@ def evaluate_trained(
         others = data.asked - len(data.orders[split])
         facts |= {"orders_file": str(orders), "orders_elsewhere": others}
     return evaluate_execution(data, split, schedules, learned, facts, history=history)
-
-
-def _rename_runs(runs: Mapping[str, Path]) -> dict[str, Path]:
-    """Runs by names that no schedule has: a run called twap is `run twap`."""
-    renamed: dict[str, Path] = {}
-    for name, run in runs.items():
-        while name in _TAKEN or name in renamed:
-            name = f"run {name}"
-        renamed[name] = run
-    return renamed
 
 
 def evaluate_execution(
@@ -206,6 +202,13 @@ def evaluate_execution(
     steps: list[pl.DataFrame] | None = [] if history else None
     worked = [_work_orders(p.name, {None: p}, data, split, steps) for p in policies]
     worked += [_work_orders(name, seeds, data, split, steps) for name, seeds in learned.items()]
+    # An order whose gain is the median of the longest ones': neither luck nor the lack of it.
+    length = orders.end - orders.start
+    longest = np.flatnonzero(length == length.max())
+    by_gain = longest[np.argsort(worked[-1].measures[CLAIMED][longest], kind="stable")]
+    shown = orders.take(by_gain[[len(longest) // 2]])
+    examples = {policy.name: policy for policy in policies}
+    examples |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
     share = data.days.volume[orders.day]
     total = np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
     dates = tuple(np.datetime_as_string(data.days.dates[orders.day], unit="D").tolist())
@@ -220,9 +223,6 @@ def evaluate_execution(
         "content": data.content,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    shown = orders.take(np.array([_typical(worked[-1], orders)]))
-    examples = {policy.name: policy for policy in policies}
-    examples |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
     return ExecutionEvaluation(
         split,
         dates,
@@ -234,14 +234,6 @@ def evaluate_execution(
         order_frame(orders, data.days),
         None if steps is None else pl.concat(steps),
     )
-
-
-def _typical(policy: PolicyOrders, orders: ParentOrders) -> int:
-    """The order whose gain is the median of the longest ones': neither luck nor the lack of it."""
-    length = orders.end - orders.start
-    longest = np.flatnonzero(length == length.max())
-    gain = policy.measures[CLAIMED][longest]
-    return int(longest[np.argsort(gain, kind="stable")[len(gain) // 2]])
 
 
 def over_dates(values: Floats, dates: Sequence[str]) -> Mean:
@@ -279,13 +271,18 @@ def _work_orders(
                 pl.col("price", "market_price").fill_nan(None),
             )
             steps.append(frame)
-    names = next(iter(by_seed.values()))
+    names, mean = next(iter(by_seed.values())), np.mean(ticks, axis=0)
+    hours = (data.days.clock // 60).astype(int)
+    hourly: dict[int, tuple[float, float]] = {}
+    for hour in sorted(set(hours.tolist())):
+        share, gained = (float(total) for total in mean[:, hours == hour].sum(axis=1))
+        hourly[hour] = (share, gained / share if share > 0.0 else 0.0)
     return PolicyOrders(
         name,
         {m: np.mean([own[m] for own in by_seed.values()], axis=0) for m in names},
         {seed: own for seed, own in by_seed.items() if seed is not None},
-        np.asarray(np.mean([share for share, _ in ticks], axis=0)),
-        _hourly(data.days.clock, np.mean(ticks, axis=0)),
+        mean[0],
+        hourly,
     )
 
 
@@ -297,13 +294,3 @@ def _by_tick(history: History) -> Floats:
     apart = (price - history.benchmarks.twap[:, None]) / history.benchmarks.arrival[:, None]
     gain = np.nan_to_num(-history.side[:, None] * apart * BASIS_POINTS) * share
     return np.stack([share.mean(axis=0), gain.mean(axis=0)])
-
-
-def _hourly(clock: Floats, ticks: Floats) -> dict[int, tuple[float, float]]:
-    """By hour of the day: share of what was executed then, and its gain; ticks: see `_by_tick`."""
-    hours = (clock // 60).astype(int)
-    by_hour = {}
-    for hour in sorted(set(hours.tolist())):
-        share, gained = (float(total) for total in ticks[:, hours == hour].sum(axis=1))
-        by_hour[hour] = (share, gained / share if share > 0.0 else 0.0)
-    return by_hour

@@ -21,7 +21,7 @@ is no leak: that past is known on the day, in live trading too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import NamedTuple
@@ -85,26 +85,19 @@ class _Edges(NamedTuple):
 def plan_folds(config: WalkForwardConfig, times: Times) -> tuple[Fold, ...]:
     """The folds that fit bars at `times`[T]; raises where there is none."""
     days = times.astype("datetime64[D]")
-    folds = tuple(_fold(config, days, edges) for edges in _edges(config, days))
-    if not folds:
-        raise DataError(_no_fold(config, days))
-    return folds
-
-
-def _edges(config: WalkForwardConfig, days: Times) -> Iterator[_Edges]:
-    """Calendar windows of the folds; the last may be partial if that is asked for."""
-    unit = _MONTHS[config.unit]
-    test = _first_test(config, days)
-    while True:
+    unit, test = _MONTHS[config.unit], _first_test(config, days)
+    folds: list[Fold] = []
+    while not (folds and folds[-1].partial):
         valid = test - config.valid * unit
         edges = _Edges(valid - config.train * unit, valid, test, test + config.test * unit)
-        missing = _is_cut(config, days, edges.end)
-        if missing and not (config.partial and len(_rows(config, days, edges)["test"]) >= _LEAST):
-            return
-        yield edges
-        if missing:
-            return
+        rows, partial = _rows(config, days, edges), _is_cut(config, days, edges.end)
+        if partial and not (config.partial and len(rows["test"]) >= _LEAST):
+            break
+        folds.append(_fold(config, days, edges, rows, partial=partial))
         test = edges.end
+    if not folds:
+        raise DataError(_no_fold(config, days))
+    return tuple(folds)
 
 
 def _first_test(config: WalkForwardConfig, days: Times) -> int:
@@ -116,8 +109,7 @@ def _first_test(config: WalkForwardConfig, days: Times) -> int:
         start += unit
     test = start + (config.train + config.valid) * unit
     if config.first_test is not None:
-        asked = _month(config.first_test)
-        asked += config.first_test.day > 1
+        asked = _month(config.first_test) + (config.first_test.day > 1)
         test = max(test, -(-asked // unit) * unit)
     return test
 
@@ -151,9 +143,17 @@ def _before(days: Times, start: int, stop: int, bars: int) -> int:
     return int(np.searchsorted(days, days[stop - bars])) if bars else stop
 
 
-def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
-    rows = _rows(config, days, edges)
-    name = _name(config, edges)
+def _fold(
+    config: WalkForwardConfig,
+    days: Times,
+    edges: _Edges,
+    rows: Mapping[str, range],
+    *,
+    partial: bool,
+) -> Fold:
+    form = "%Y" if config.unit == "year" else "%Y-%m"
+    first, last = (_day(m).strftime(form) for m in (edges.test, edges.end - 1))
+    name = first if first == last else f"{first}..{last}"
     for window, bars in rows.items():
         if len(bars) < _LEAST:
             raise ConfigError(
@@ -164,14 +164,7 @@ def _fold(config: WalkForwardConfig, days: Times, edges: _Edges) -> Fold:
             )
     spans = {w: (days[r.start].item(), days[r.stop - 1].item()) for w, r in rows.items()}
     counts = FoldBars(**{window: len(r) for window, r in rows.items()})
-    return Fold(name, **spans, bars=counts, partial=_is_cut(config, days, edges.end))
-
-
-def _name(config: WalkForwardConfig, edges: _Edges) -> str:
-    """`2008`, `2008-03`, or the first and the last of several."""
-    form = "%Y" if config.unit == "year" else "%Y-%m"
-    first, last = (_day(m).strftime(form) for m in (edges.test, edges.end - 1))
-    return first if first == last else f"{first}..{last}"
+    return Fold(name, **spans, bars=counts, partial=partial)
 
 
 def _no_fold(config: WalkForwardConfig, days: Times) -> str:
@@ -182,11 +175,8 @@ def _no_fold(config: WalkForwardConfig, days: Times) -> str:
         f"walk_forward asks for {config.train} + {config.valid} + {config.test} {config.unit}s to "
         f"train, validate and test"
     )
-    bounds = [
-        f"{name}={getattr(config, name)}"
-        for name in ("first_test", "last_test")
-        if getattr(config, name) is not None
-    ]
+    given = {name: getattr(config, name) for name in ("first_test", "last_test")}
+    bounds = [f"{name}={day}" for name, day in given.items() if day is not None]
     if bounds:
         asked += f", tests within {' and '.join(bounds)}"
     remedy = "Shorten the windows, count them in months (unit: month), or use more data"
