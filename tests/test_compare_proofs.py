@@ -35,7 +35,8 @@ def certificate(
         rows={f"{signal}/agent": agent, f"{signal}/bayes": [4.0] * len(agent)},
     )
     about = {"command": "", "finished": "", "seconds": 1.0, "sizes": {"bars": bars}}
-    return str(Certificate("full", (market,), about).write(directory))
+    Certificate("full", (market,), about).write(directory)
+    return str(directory / "certificate.json")
 
 
 class Said(NamedTuple):

@@ -221,7 +221,8 @@ def test_some_of_the_markets_do_not_say_what_all_of_them_say(lang: str, left: st
 
 
 def test_json_has_every_number_and_is_read_again(tmp_path: Path) -> None:
-    path = example().write(tmp_path)
+    example().write(tmp_path)
+    path = tmp_path / "certificate.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     assert set(tree) == {"format", "mode", "passed", "about", "markets"}
     assert [market["name"] for market in tree["markets"]] == [

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from scipy import stats
-from typing_extensions import TypedDict
 
 from echelon.errors import StoreError, shorten
 from echelon.evaluation.statistics import seed_interval
@@ -25,7 +24,6 @@ _FORMAT = 1
 CERTIFICATE = "certificate.json"
 
 Mode = Literal["quick", "full", "reduced"]
-Side = Literal["at least", "at most", "above"]
 Unit = Literal["share", "sharpe", "names"]
 
 
@@ -33,7 +31,7 @@ class Bar(NamedTuple):
     """What a check's estimate, or an end of its interval, is held to."""
 
     of: Literal["estimate", "low", "high"]
-    side: Side
+    side: Literal["at least", "at most", "above"]
     value: float
 
     def passes(self, value: float | None) -> bool:
@@ -125,11 +123,9 @@ class Certificate:
         whole = {"format": _FORMAT, "mode": self.mode, "passed": self.passed}
         return dict(round_tree(whole | {"about": dict(self.about), "markets": markets}))
 
-    def write(self, directory: Path) -> Path:
+    def write(self, directory: Path) -> None:
         """Write certificate.json."""
-        path = directory / CERTIFICATE
-        write_json(path, self.tree())
-        return path
+        write_json(directory / CERTIFICATE, self.tree())
 
     @staticmethod
     def read(path: Path) -> Certificate:
@@ -140,16 +136,7 @@ class Certificate:
             raise StoreError(
                 f"{path}: has format {shorten(number)}, this version reads {_FORMAT}. {again}"
             )
-        whole = read_json(path, _File, again)
-        return Certificate(whole["mode"], whole["markets"], whole["about"])
-
-
-class _File(TypedDict):
-    """certificate.json, of this version."""
-
-    mode: Mode
-    markets: tuple[MarketResult, ...]
-    about: dict[str, Any]
+        return read_json(path, Certificate, again)
 
 
 def seed_check(name: str, unit: Unit, values: Sequence[float], *bars: Bar) -> Check:

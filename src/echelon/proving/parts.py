@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -62,7 +62,7 @@ class KeyedPart(Part, Protocol):
 
     @property
     def key(self) -> str:
-        """Its place below DIR/parts, and its name in the display."""
+        """Made of the fields."""
         return self.KEY.format(self)
 
 
@@ -165,10 +165,9 @@ def proof_facts(config: Config, command: str, parts: Collection[Done]) -> dict[s
     }
 
 
-def time_spent(parts: Iterable[Done]) -> dict[str, float]:
+def time_spent(parts: Sequence[Done]) -> dict[str, float]:
     """Seconds of all the parts, for a `MarketResult`."""
-    every = list(parts)
-    return {name: sum(getattr(part, name) for part in every) for name in ("seconds", "cpu_seconds")}
+    return {name: sum(getattr(part, name) for part in parts) for name in ("seconds", "cpu_seconds")}
 
 
 def load_part(part: Part, directory: Path) -> Done | None:

@@ -61,6 +61,11 @@ def on_file(
         name: tuple(np.busday_offset(np.datetime64(FIRST), [first, stop - 1]).tolist())
         for name, (first, stop) in windows.items()
     }
+    # Without the user's own features; the stationary set where none is left.
+    features = config.features.model_copy(update={"modules": (), "custom": ()})
+    some = features.ohlcv or features.wants_stationary or features.indicators != IndicatorsConfig()
+    if not some:
+        features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
     fresh = {
         "seed": seed,
         "assets": (),
@@ -68,7 +73,7 @@ def on_file(
         # A file of bars like a user's, but of no exchange.
         "market": config.market.model_copy(update={"preset": config.market.preset_for(None)}),
         "split": SplitConfig(**spans),
-        "features": _without_files(config.features),
+        "features": features,
         "eval": config.eval.model_copy(update={"baselines": ("equal_weight",)}),
         "logging": LoggingConfig(output_dir=directory),
     }
@@ -131,14 +136,6 @@ def train_through(
     return TrainedRun.open(run), outcomes
 
 
-def _without_files(features: FeaturesConfig) -> FeaturesConfig:
-    """The features without the user's own; the stationary set where none is left."""
-    rest = features.model_copy(update={"modules": (), "custom": ()})
-    if rest.ohlcv or rest.wants_stationary or rest.indicators != IndicatorsConfig():
-        return rest
-    return FeaturesConfig(stationary=StationaryConfig(enabled=True))
-
-
 def _after(report: Report, k: int, count: int) -> Report:
     """Report the k-th of `count` trainings as a stretch of one long one."""
 
@@ -157,8 +154,7 @@ def _extremes(rng: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
     exp(−2h(h − m)/v), so h = (m + sqrt(m² − 2v log U))/2.
     """
     variance = moves.var(axis=0)
-    reach = [
+    up, down = (
         np.sqrt(moves**2 - 2.0 * variance * np.log(1.0 - rng.random(moves.shape))) for _ in range(2)
-    ]
-    high, low = 0.5 * (moves + reach[0]), 0.5 * (moves - reach[1])
-    return high, low
+    )
+    return 0.5 * (moves + up), 0.5 * (moves - down)
