@@ -18,16 +18,14 @@ from echelon.cli import app
 from echelon.errors import UsageError
 from echelon.execution import measure_orders
 from echelon.execution.policies import AlmgrenChriss, Twap, run_orders
-from echelon.proving.execution_markets import (
+from echelon.proving.execution_proofs import (
+    MARTINGALE,
+    PROOFS,
+    QUICK_SIZES,
     DriftFilter,
     DriftMarket,
     ForetoldMarket,
     ImpactMarket,
-    martingale,
-)
-from echelon.proving.execution_proofs import (
-    PROOFS,
-    QUICK_SIZES,
     ProofSizes,
     SeedFinding,
     Trial,
@@ -85,7 +83,7 @@ def test_drift_is_there_and_can_be_known() -> None:
 
 
 def test_martingale_gives_the_filter_nothing() -> None:
-    market = martingale()
+    market = MARTINGALE
     drawn = market.draw(8000, 100, "development")
     gained = gains_over_twap(DriftFilter(DriftMarket(), drawn.public), drawn)
     assert abs(gained.mean()) < 3.0 * gained.std() / np.sqrt(len(gained))

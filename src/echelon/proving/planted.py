@@ -82,11 +82,7 @@ from echelon.workers import Report, ShouldStop
 
 @dataclass(frozen=True)
 class PlantedMarket:
-    """Trend: numbers of the market.
-
-    overnight: share of a bar's drift and variance that falls between close and open
-    hurdle: of the reference, a probability that the sign is up
-    """
+    """Trend: numbers of the market; overnight: share of drift and variance before the open."""
 
     signal: ClassVar[str] = "trend"
 
@@ -141,8 +137,6 @@ class ReversionMarket:
     deviation: sd of the deviation, the strength of the signal; a share of the shocks, 1/noise² ·
         deviation² · (1 − persistence²), is undone later, and that cannot be more than all
     persistence: of the deviation, per bar
-    overnight: share of a bar's drift and variance that falls between close and open
-    hurdle: of the reference, in standard deviations of what it expects
 
     Half the variance is taken off the log returns, so that prices are fair to whoever knows
     nothing: the expected simple return of a bar is zero.
@@ -230,8 +224,6 @@ class CrossSectionMarket:
     drift: size of an asset's drift per unit of relative strength, the strength of the signal
     noise: sd of a bar's noise; common: share of its variance that all assets have in common
     persistence: of the strengths, per bar; they have variance 1
-    overnight: share of a bar's drift and variance that falls between close and open
-    hurdle: of the reference, in standard deviations of what it expects
 
     As strengths count relative to their mean, the mean return of the assets says nothing about
     them, and the rest is alike for all assets: the exact joint filter is one scalar Kalman filter,
