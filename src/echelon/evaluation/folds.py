@@ -21,10 +21,8 @@ is no leak: that past is known on the day, in live trading too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,28 +71,33 @@ class Fold:
         return SplitConfig(train=self.train, valid=self.valid, test=self.test)
 
 
-class _Edges(NamedTuple):
-    """Months in which a fold's windows begin, and the one after its last; counted from year 0."""
-
-    train: int
-    valid: int
-    test: int
-    end: int
-
-
 def plan_folds(config: WalkForwardConfig, times: Times) -> tuple[Fold, ...]:
     """The folds that fit bars at `times`[T]; raises where there is none."""
     days = times.astype("datetime64[D]")
     unit, test = _MONTHS[config.unit], _first_test(config, days)
+    form = "%Y" if config.unit == "year" else "%Y-%m"
     folds: list[Fold] = []
     while not (folds and folds[-1].partial):
-        valid = test - config.valid * unit
-        edges = _Edges(valid - config.train * unit, valid, test, test + config.test * unit)
-        rows, partial = _rows(config, days, edges), _is_cut(config, days, edges.end)
+        valid, end = test - config.valid * unit, test + config.test * unit
+        rows = _rows(config, days, (valid - config.train * unit, valid, test, end))
+        last = _day(end) - timedelta(days=1)
+        partial = last - days[-1].astype(date) > _REST
+        partial |= config.last_test is not None and last > config.last_test
         if partial and not (config.partial and len(rows["test"]) >= _LEAST):
             break
-        folds.append(_fold(config, days, edges, rows, partial=partial))
-        test = edges.end
+        name = "..".join(dict.fromkeys(_day(month).strftime(form) for month in (test, end - 1)))
+        for window, bars in rows.items():
+            if len(bars) < _LEAST:
+                raise ConfigError(
+                    f"walk-forward fold {name}: its {window} window has {len(bars)} bars, and "
+                    f"needs {_LEAST} at least. Lengthen walk_forward.{window} "
+                    f"({getattr(config, window)} {config.unit}), or drop fewer bars (purge_bars "
+                    f"{config.purge_bars}, embargo_bars {config.embargo_bars})."
+                )
+        spans = {w: (days[r.start].item(), days[r.stop - 1].item()) for w, r in rows.items()}
+        counts = FoldBars(**{window: len(r) for window, r in rows.items()})
+        folds.append(Fold(name, **spans, bars=counts, partial=partial))
+        test = end
     if not folds:
         raise DataError(_no_fold(config, days))
     return tuple(folds)
@@ -114,16 +117,14 @@ def _first_test(config: WalkForwardConfig, days: Times) -> int:
     return test
 
 
-def _is_cut(config: WalkForwardConfig, days: Times, end: int) -> bool:
-    """Whether the data, or the last day asked for, end within a window that goes up to `end`."""
-    last = _day(end) - timedelta(days=1)
-    known = days[-1].astype(date)
-    return last - known > _REST or (config.last_test is not None and last > config.last_test)
+def _rows(
+    config: WalkForwardConfig, days: Times, months: tuple[int, int, int, int]
+) -> dict[str, range]:
+    """Rows of the bars in each window.
 
-
-def _rows(config: WalkForwardConfig, days: Times, edges: _Edges) -> dict[str, range]:
-    """Rows of the bars in each window."""
-    train, valid, test, end = (int(np.searchsorted(days, np.datetime64(_day(m)))) for m in edges)
+    months: in which windows begin, and the one after the last; counted from year 0
+    """
+    train, valid, test, end = (int(np.searchsorted(days, np.datetime64(_day(m)))) for m in months)
     if config.scheme == "expanding":
         train = 0
     if config.last_test is not None:
@@ -141,30 +142,6 @@ def _before(days: Times, start: int, stop: int, bars: int) -> int:
     if stop - start <= bars:
         return start
     return int(np.searchsorted(days, days[stop - bars])) if bars else stop
-
-
-def _fold(
-    config: WalkForwardConfig,
-    days: Times,
-    edges: _Edges,
-    rows: Mapping[str, range],
-    *,
-    partial: bool,
-) -> Fold:
-    form = "%Y" if config.unit == "year" else "%Y-%m"
-    first, last = (_day(m).strftime(form) for m in (edges.test, edges.end - 1))
-    name = first if first == last else f"{first}..{last}"
-    for window, bars in rows.items():
-        if len(bars) < _LEAST:
-            raise ConfigError(
-                f"walk-forward fold {name}: its {window} window has {len(bars)} bars, and needs "
-                f"{_LEAST} at least. Lengthen walk_forward.{window} ({getattr(config, window)} "
-                f"{config.unit}), or drop fewer bars (purge_bars {config.purge_bars}, embargo_bars "
-                f"{config.embargo_bars})."
-            )
-    spans = {w: (days[r.start].item(), days[r.stop - 1].item()) for w, r in rows.items()}
-    counts = FoldBars(**{window: len(r) for window, r in rows.items()})
-    return Fold(name, **spans, bars=counts, partial=partial)
 
 
 def _no_fold(config: WalkForwardConfig, days: Times) -> str:

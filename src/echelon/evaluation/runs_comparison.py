@@ -157,7 +157,11 @@ def open_runs(
         if path.resolve() in seen:
             raise UsageError(f"{seen[path.resolve()]} and {path} are the same run. Name it once.")
         seen[path.resolve()] = path
-    runs = [_open(path, trust_code) for path in paths]
+        if (path / "base.yaml").is_file():
+            inside = sorted(p.parent.relative_to(path) for p in path.glob("*/*/config.yaml"))
+            shown = ", ".join(str(path / p) for p in inside[:_NAMED]) or "none yet"
+            raise UsageError(f"{path}: a study, not a run. Name runs inside it: {shown}.")
+    runs = [TrainedRun.open(path, trust_code) for path in paths]
     first = _conditions(runs[0], split)
     for run in runs[1:]:
         _refuse_difference(runs[0], first, run, _conditions(run, split))
@@ -246,15 +250,6 @@ def welch(mine: Sequence[float], theirs: Sequence[float]) -> SharpeGap:
     )
     margin = float(stats.t.ppf(0.5 + LEVEL / 2.0, freedom)) * math.sqrt(variance)
     return SharpeGap(estimate, estimate - margin, estimate + margin)
-
-
-def _open(path: Path, trust_code: Sequence[Path]) -> TrainedRun:
-    """A trained run; of a study that holds runs, say so."""
-    if (path / "base.yaml").is_file():
-        inside = sorted(p.parent.relative_to(path) for p in path.glob("*/*/config.yaml"))
-        shown = ", ".join(str(path / p) for p in inside[:_NAMED]) or "none yet"
-        raise UsageError(f"{path}: a study, not a run. Name runs inside it: {shown}.")
-    return TrainedRun.open(path, trust_code)
 
 
 def _conditions(run: TrainedRun, split: SplitName) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from echelon.rng import stream
 from echelon.runs import RunDirectory
 from echelon.training.loop import Outcome, Progress
 from echelon.training.run import SeedJob, TrainedRun, train_seed
-from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
 FIRST = date(2000, 1, 3)
@@ -83,13 +82,18 @@ def on_file(
 def write_bars(path: Path, draw: Draw, seed: int) -> Path:
     """Write a draw as a file of daily bars, as a user has one.
 
-    Between open and close a price moves like a Brownian bridge with the variance of the bar's own
-    day move, which gives highs and lows; volumes are lognormal, more on days of large moves. Both
-    say nothing of what comes next.
+    Between open and close a log price moves like a Brownian bridge with the variance v of the
+    asset's day moves m. Its maximum exceeds h with probability exp(−2h(h − m)/v), so that
+    h = (m + sqrt(m² − 2v log U))/2 is a high over the open, and lows likewise. Volumes are
+    lognormal, more on days of large moves. Both say nothing of what comes next.
     """
     rng = stream(seed, "bars of a draw")
     day = np.log(draw.close / draw.open)
-    high, low = _extremes(rng, day)
+    variance = day.var(axis=0)
+    up, down = (
+        np.sqrt(day**2 - 2.0 * variance * np.log(1.0 - rng.random(day.shape))) for _ in range(2)
+    )
+    high, low = 0.5 * (day + up), 0.5 * (day - down)
     volume = _SHARES * np.exp(
         _VOLUME_SPREAD * rng.standard_normal(day.shape) + np.abs(day) / day.std() - 1.0
     )
@@ -145,16 +149,3 @@ def _after(report: Report, k: int, count: int) -> Report:
         report(replace(message, step=done + message.step, total=count * message.total))
 
     return report_shifted
-
-
-def _extremes(rng: np.random.Generator, moves: Floats) -> tuple[Floats, Floats]:
-    """Highest and lowest logarithm over the open, of bridges that end at `moves`.
-
-    The maximum of a bridge from 0 to m with variance v exceeds h with probability
-    exp(−2h(h − m)/v), so h = (m + sqrt(m² − 2v log U))/2.
-    """
-    variance = moves.var(axis=0)
-    up, down = (
-        np.sqrt(moves**2 - 2.0 * variance * np.log(1.0 - rng.random(moves.shape))) for _ in range(2)
-    )
-    return 0.5 * (moves + up), 0.5 * (moves - down)

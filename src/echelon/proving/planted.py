@@ -461,9 +461,10 @@ class PlantedPart(TrainingPart):
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Train one agent and let it and the references trade the test draws."""
-        own = own_draws(self.market, self.config, self.seed, self.own)
-        worlds = own.with_unseen(self.market, self.n_draws, self.config)
-        trained = self.train(self.config, worlds, directory, report, should_stop)
+        config = self.config
+        own = own_draws(self.market, config, self.seed, self.own)
+        worlds = own.with_unseen(self.market, self.n_draws, config)
+        trained = self.train(config, worlds, directory, report, should_stop)
         if trained is None:
             return None
         references: list[Policy] = []
@@ -472,22 +473,18 @@ class PlantedPart(TrainingPart):
             by_weights = weighted_rules_of_thumb(self.market)
             shown = SHOWN_RULES[signal] if kind == "discrete" else by_weights
             references = [BayesFilter(self.market, kind), *shown]
-        finding, traded = _test(trained, references, worlds, self.config)
+        finding, traded = _test(trained, references, worlds, config)
         if self.claim_draws:
-            self._keep_returns(trained.policy, own, directory)
+            # Keep the returns on the first validation draw and on the draws for claims.
+            others = claim_draws(self.market, config, self.claim_draws, self.claim_bars)
+            _, choosing, *rest = planted_worlds([own.train[0], own.valid[0], *others], config)
+            claims = [last_bars(world, self.claim_bars) for world in rest]
+            policy, buffer = trained.policy, io.BytesIO()
+            valid = trade_draws(policy, [choosing], config).returns[:, 0]
+            np.savez(buffer, valid=valid, claims=trade_draws(policy, claims, config).returns)
+            write_atomic(directory / RETURNS, buffer.getvalue())
         turnover = {name: float(draws.turnover.mean()) for name, draws in traded.items()}
         return {"seed": self.seed, **finding, "turnover": turnover}
-
-    def _keep_returns(self, policy: Policy, own: OwnDraws, directory: Path) -> None:
-        """Write the agent's returns on its first validation draw and on the draws for claims."""
-        config = self.config
-        others = claim_draws(self.market, config, self.claim_draws, self.claim_bars)
-        worlds = planted_worlds([own.train[0], own.valid[0], *others], config)
-        claims = [last_bars(world, self.claim_bars) for world in worlds[2:]]
-        valid = trade_draws(policy, worlds[1:2], config).returns[:, 0]
-        buffer = io.BytesIO()
-        np.savez(buffer, valid=valid, claims=trade_draws(policy, claims, config).returns)
-        write_atomic(directory / RETURNS, buffer.getvalue())
 
 
 class OwnDraws(NamedTuple):
