@@ -39,7 +39,7 @@ from echelon.evaluation.batch import (
     Course,
     MeasuredRow,
     RunBatch,
-    evaluation_of,
+    evaluations_of,
     write_table,
 )
 
@@ -259,20 +259,19 @@ class Ablation(RunBatch):
 
     def summarise(self, course: Course) -> AblationResult:
         """Gather the variants' evaluations."""
-        rows, facts = [], {}
-        for k, variant in enumerate(self.variants):
-            evaluation = evaluation_of(self, course, k)
-            if evaluation is not None:
-                facts = dict(evaluation.facts)
-            row = VariantResult(
+        evaluations = evaluations_of(self, course)
+        rows = [
+            VariantResult(
                 name=variant.name,
                 variant=variant,
-                seeds={} if evaluation is None else evaluation.seeds,
+                seeds=evaluations[variant.name].seeds if variant.name in evaluations else {},
                 config_hash=fingerprint(self.members[k].config),
                 problem=course.problem(k),
             )
-            rows.append(row)
-        return AblationResult(self.directory.name, tuple(rows), facts)
+            for k, variant in enumerate(self.variants)
+        ]
+        facts = [dict(evaluation.facts) for evaluation in evaluations.values()]
+        return AblationResult(self.directory.name, tuple(rows), facts[-1] if facts else {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -361,7 +361,8 @@ def evaluate_runs(
 
     In this process: to start another takes as long as a few backtests.
     """
-    due = [k for k in sorted(course.outcomes) if evaluation_of(batch, course, k) is None]
+    done_before = evaluations_of(batch, course)
+    due = [k for k in sorted(course.outcomes) if batch.members[k].name not in done_before]
     if not due:
         return
 
@@ -383,19 +384,20 @@ def evaluate_runs(
             course.errors[k].append(result.error)
 
 
-def evaluation_of(batch: RunBatch, course: Course, k: int) -> Evaluation | None:
-    """The saved evaluation of run k, if it is of just the agents that were trained."""
-    if k not in course.outcomes:
-        return None
-    try:
-        saved = load_evaluation(batch.run(k), batch.split)
-    except StoreError:
-        return None
-    of = saved.facts["run"]
-    best = {str(o.seed): o.best_step for o in course.outcomes[k]}
-    trained = (best, course.data[k]["prepared"], fingerprint(batch.members[k].config))
-    evaluated = (saved.facts["best_steps"], of.get("prepared"), of.get("config_hash"))
-    return saved if evaluated == trained else None
+def evaluations_of(batch: RunBatch, course: Course) -> dict[str, Evaluation]:
+    """The saved evaluations, by name of the run, that are of just the agents that were trained."""
+    evaluations: dict[str, Evaluation] = {}
+    for k, outcomes in sorted(course.outcomes.items()):
+        try:
+            saved = load_evaluation(batch.run(k), batch.split)
+        except StoreError:
+            continue
+        member, of = batch.members[k], saved.facts["run"]
+        best = {str(outcome.seed): outcome.best_step for outcome in outcomes}
+        trained = (best, course.data[k]["prepared"], fingerprint(member.config))
+        if trained == (saved.facts["best_steps"], of.get("prepared"), of.get("config_hash")):
+            evaluations[member.name] = saved
+    return evaluations
 
 
 def write_table(frame: pl.DataFrame, stem: Path) -> None:

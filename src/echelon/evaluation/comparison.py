@@ -38,7 +38,7 @@ from echelon.evaluation.batch import (
     Course,
     MeasuredRow,
     RunBatch,
-    evaluation_of,
+    evaluations_of,
     write_table,
 )
 from echelon.evaluation.evaluate import Evaluation
@@ -91,11 +91,7 @@ class Comparison(RunBatch):
 
     def summarise(self, course: Course) -> ComparisonResult:
         """Gather the agents' evaluations, and compare them with the reference."""
-        evaluations = {
-            name: evaluation
-            for k, name in enumerate(self.agents)
-            if (evaluation := evaluation_of(self, course, k)) is not None
-        }
+        evaluations = evaluations_of(self, course)
         reference = evaluations.get(self.reference)
 
         def gap(evaluation: Evaluation | None, names: Sequence[str | int]) -> SharpeGap | None:
@@ -235,8 +231,8 @@ class ComparisonResult:
     def tree(self) -> dict[str, Any]:
         """Everything, single seeds too, as JSON has it."""
         rows = [
-            row.tree()
-            | {
+            {
+                **row.tree(),
                 "kind": row.kind,
                 "steps": row.steps,
                 "seconds": row.seconds,
@@ -271,9 +267,7 @@ def window_facts(evaluation: Evaluation) -> dict[str, Any]:
 def sharpe_gap(
     evaluation: Evaluation, names: Sequence[str | int], reference: Evaluation, seed: int
 ) -> SharpeGap:
-    """Of these seeds, or of a baseline, to the reference's seeds; the wider bounds of two block
-    lengths.
-    """
+    """Of seeds or a baseline, to the reference's seeds; the wider bounds of two block lengths."""
     returns, others = saved_returns(evaluation, names), saved_returns(reference, [*reference.seeds])
     bars = max(len(returns), len(others))
     if bars < LEAST_BARS:

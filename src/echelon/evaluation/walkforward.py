@@ -41,7 +41,7 @@ from echelon.config import Config
 from echelon.data.build import PanelRequest, panel_times
 from echelon.data.datasets import ensure_dataset
 from echelon.data.store import Store
-from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluation_of, write_table
+from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluations_of, write_table
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import Fold, plan_folds
 from echelon.evaluation.reference_policies import Measured, Track, by_row
@@ -111,11 +111,7 @@ class WalkForward(RunBatch):
 
     def summarise(self, course: Course) -> WalkForwardResult:
         """Gather the folds' evaluations; stitch them where every fold has one of every seed."""
-        evaluations = {
-            fold.name: evaluation
-            for k, fold in enumerate(self.folds)
-            if (evaluation := evaluation_of(self, course, k)) is not None
-        }
+        evaluations = evaluations_of(self, course)
         problems = {fold.name: course.problem(k) for k, fold in enumerate(self.folds)}
         complete = len(evaluations) == len(self.folds) and not any(problems.values())
         stitched = stitch(evaluations) if complete else None
@@ -303,16 +299,14 @@ def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
     Of seeds, baselines and reference policies, those that every fold has.
     """
     every = list(evaluations.values())
-    seeds = [s for s in every[0].seeds if all(s in e.seeds for e in every)]
-    baselines = [n for n in every[0].baselines if all(n in e.baselines for e in every)]
-    shared = {
-        seed: [
-            name
-            for name in every[0].reference_policies.get(seed, {})
-            if all(name in e.reference_policies.get(seed, {}) for e in every)
-        ]
-        for seed in seeds
-    }
+
+    def in_every(tables: Iterable[Mapping[_T, Any]]) -> list[_T]:
+        first, *others = tables
+        return [name for name in first if all(name in table for table in others)]
+
+    seeds = in_every(e.seeds for e in every)
+    baselines = in_every(e.baselines for e in every)
+    shared = {s: in_every(e.reference_policies.get(s, {}) for e in every) for s in seeds}
     books = [*(Book(AGENT, seed) for seed in seeds), *map(Book, baselines)]
     windows = []  # [T] times of each fold's returns, as the book that lasted longest has them
     for e in every:
@@ -384,7 +378,7 @@ def statistics(
         for name, track in stitched.baselines.items()
         if (claim := compare(agents, track.returns, seed))
     }
-    reference_policies = {
+    references = {
         s: {n: track.returns for n, track in own.items()}
         for s, own in stitched.reference_policies.items()
     }
@@ -392,7 +386,7 @@ def statistics(
     return {
         "sharpe_annual": None if interval is None else finite_values(interval),
         "differences": {name: both_blocks(claim) for name, claim in claims.items()},
-        **(reference_differences(agents, reference_policies, seed) if deflation else {}),
+        **(reference_differences(agents, references, seed) if deflation else {}),
         "deflation": None if deflation is None else finite_values(deflation._asdict()),
         "looks": looks,
         "costs": _mean_sweep(sweeps),
