@@ -50,7 +50,7 @@ NETWORK = (
     *("model.hidden=64", "model.cross_asset=mlp", "model.shared_encoder=true"),
     *("train.rollout_steps=50", "train.gamma=0.96"),
 )
-"""Seed 003's, whatever the configuration recommends."""
+"""Design note 003's, whatever the configuration recommends."""
 ENVS = (1, 16)
 GOAL = 40.0
 ROUND_SECONDS = 4.0

@@ -77,7 +77,7 @@ def made_up(*overrides: str, seed: int = 0) -> Case:
 def slow_losses(
     net: ActorCritic, rollout: Rollout, *, normalize: bool, peers: bool = False
 ) -> Losses:
-    """The loss of seed 003, one book and one step at a time."""
+    """The loss of design note 003, one book and one step at a time."""
     groups, length, books = rollout.reward.shape
     everything = torch.ones(rollout.allowed.shape[3:], dtype=torch.bool)
     log_pi, entropy, value, target = [], [], [], []

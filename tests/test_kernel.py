@@ -68,7 +68,7 @@ def one(cash: float, shares: list[float], locked: list[float] | None = None) -> 
 
 
 def test_two_assets_worked_out_by_hand() -> None:
-    """Fee 0.05 % a side, 20/50 rule, fills at the same close: seed 003's market, step by step."""
+    """Fee 0.05 % a side, 20/50 rule, fills at the same close: design note 003's market."""
     market = rows([[0, 0]] * 3, [[10.0, 50.0], [11.0, 45.0], [12.0, 50.0]])
     book = new_book(1000.0, 1, 2)
     # Step 1, BUY A and BUY B: each 20 % of 1000, fee included.

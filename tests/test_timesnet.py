@@ -72,7 +72,7 @@ def _waves(rows: int, *periods: int) -> Tensor:
 
 
 def _slow_stem(encoder: TimesNet, window: np.ndarray) -> np.ndarray:
-    """Seed 000's stem on a window [W, F]: four padded convolutions side by side: [W, D]."""
+    """Design note 000's stem on a window [W, F]: four padded convolutions side by side: [W, D]."""
     parts = []
     for kernel, scale in zip(encoder.stem.kernels, encoder.stem.scales, strict=True):
         weight = scale.weight.detach().view(kernel, -1, F).permute(1, 2, 0)

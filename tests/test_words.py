@@ -113,3 +113,16 @@ def faults(path: Path) -> list[str]:
 def test_retired_words_stay_out(path: Path) -> None:
     assert not faults(path)
     assert not set(_words(path.stem)) & set(RETIRED)
+
+
+def test_source_documents_are_design_notes() -> None:
+    """A seed is a random seed, in everything that is read."""
+    root = SOURCE.parents[1]
+    read = [*root.glob("*.md"), *root.glob("configs/**/*.yaml"), *root.glob("docs/**/*.md")]
+    misnamed = [
+        f"{path}: {match.group()}"
+        for path in (*read, *SOURCE.rglob("*.py"))
+        for match in re.finditer(r"[Ss]eeds? 00\d|seed document", path.read_text(encoding="utf-8"))
+    ]
+    assert len(read) > 30
+    assert not misnamed

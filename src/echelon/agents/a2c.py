@@ -1,4 +1,4 @@
-"""Advantage actor-critic on many books at once (seed 003; Mnih et al., 2016).
+"""Advantage actor-critic on many books at once (design note 003; Mnih et al., 2016).
 
 One update:
 

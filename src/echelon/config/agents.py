@@ -1,4 +1,4 @@
-"""Configuration of agents, training and evaluation: the sections of seeds 001 and 003."""
+"""Configuration of agents, training and evaluation: the sections of design notes 001 and 003."""
 
 from __future__ import annotations
 

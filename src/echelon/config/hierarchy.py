@@ -1,4 +1,4 @@
-"""Configuration of the hierarchy: the sections of seed 001, and what else they need to be run."""
+"""Configuration of the hierarchy: the sections of design note 001, and what else they need."""
 
 from __future__ import annotations
 

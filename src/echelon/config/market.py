@@ -56,8 +56,8 @@ class MarketConfig(Section):
     preset: Annotated[PresetSetting, BeforeValidator(_preset_name)] = "auto"
     """auto: by the calendar of the data (XSHG: cn, XNYS: us, 24/7: crypto; of another one name the
     preset). us, cn (or ashare), crypto: those markets' costs and rules. paper: a fee and nothing
-    else (seed 003). hierarchical: 3 bp a side and slippage linear in participation (seeds 000 and
-    002). A preset that contradicts the calendar is refused."""
+    else (design note 003). hierarchical: 3 bp a side and slippage linear in participation (design
+    notes 000 and 002). A preset that contradicts the calendar is refused."""
     preset_confirmed: bool = False
     """Use the named preset although it contradicts the calendar of the data. It permits and changes
     no number: the hash of the configuration leaves it out."""

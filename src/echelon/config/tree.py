@@ -60,8 +60,8 @@ class SplitConfig(Section):
 class WalkForwardConfig(Section):
     """Folds that move through the data, each with its own train, validation and test window.
 
-    By default a test year at a time from 2008 to 2025, as far as the data reach (seed 002), after
-    six years to train and two to validate: data from 2000 on just reach 2008.
+    By default a test year at a time from 2008 to 2025, as far as the data reach (design note 002),
+    after six years to train and two to validate: data from 2000 on just reach 2008.
     """
 
     scheme: Literal["rolling", "expanding"] = "rolling"

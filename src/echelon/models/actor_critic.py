@@ -1,4 +1,4 @@
-"""QTMRL's network (seed 003, section 4), split so that the market is worked on once.
+"""QTMRL's network (design note 003, section 4), split so that the market is worked on once.
 
 1. An encoder turns a stretch of features into an embedding z per bar and asset.
 2. The first layer reads z joined with the book's holding and cash share, p. It is linear, so
@@ -352,9 +352,9 @@ class ActorCritic(nn.Module):
         self, market: MarketTensors, portfolio: Tensor, present: Tensor, mask: Tensor | None
     ) -> None:
         """State the shapes; a wrong one would broadcast into a wrong answer without an error."""
-        found = list(portfolio.shape)
-        wanted = len(found) >= 3 and found[-1] == self.n_portfolio
-        assert wanted, f"expected portfolio [..., E, N, {self.n_portfolio}], found {found}"
+        shape = list(portfolio.shape)
+        fits = len(shape) >= 3 and shape[-1] == self.n_portfolio
+        assert fits, f"expected portfolio [..., E, N, {self.n_portfolio}], found {shape}"
         assert portfolio.dtype == torch.float32, (
             f"expected portfolio as float32, found {portfolio.dtype}"
         )

@@ -75,10 +75,10 @@ class Encoder(nn.Module, ABC):
         x: float32 [S, N, F] or [G, S, N, F], S ≥ W, all finite
         Returns z: [S-W+1, N, D] or [G, S-W+1, N, D]; `z[..., k, :, :]` sees rows k to k+W-1.
         """
-        wanted, found = f"[S, N, {self.n_features}]", f"found {list(x.shape)}"
+        wanted, shape = f"[S, N, {self.n_features}]", f"found {list(x.shape)}"
         fits = x.dim() in (3, 4) and x.shape[-1] == self.n_features
-        assert fits, f"expected features {wanted} or [G, S, N, {self.n_features}], {found}"
-        assert x.shape[-3] >= self.window, f"expected S >= {self.window} rows (the window), {found}"
+        assert fits, f"expected features {wanted} or [G, S, N, {self.n_features}], {shape}"
+        assert x.shape[-3] >= self.window, f"expected S >= {self.window} rows (the window), {shape}"
         assert x.dtype == torch.float32, f"expected float32 features, found {x.dtype}"
         z = self._encode(x)
         assert z.shape == (*x.shape[:-3], x.shape[-3] - self.window + 1, x.shape[-2], self.d_model)

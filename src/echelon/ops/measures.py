@@ -67,7 +67,7 @@ def volatility_annual(returns: Floats, periods_per_year: float) -> float:
 
 
 def sharpe_period(returns: Floats) -> float:
-    """Seed 003's Sharpe ratio, mean / (std + ε) per period, not annualised; NaN for one return."""
+    """Design note 003's: mean / (std + ε) per period, not annualised; NaN for one return."""
     return float(_series(returns).mean() / (volatility_period(returns) + 1e-8))
 
 

@@ -168,7 +168,7 @@ QUICK_HIERARCHY = replace(
 )
 """One seed a market, few and short draws, a brief training; on the regime market no bar.
 
-With the schedule of seed 001, 200,000 steps are 20 rounds: experts learn after 10, 15 and 20, the
+With design note 001's schedule 200,000 steps are 20 rounds: experts learn after 10, 15 and 20, the
 router after 10 and 20; 300,000 are 30. Of an adapted TimesNet's training the updates take most
 (36 ms each, 15 of them the adapter's), then encoding: 1,150 rows of 8 assets a second, for each
 expert anew. On development draws of the trend, with a TimeCNN, 20 rounds reached 81 % of the

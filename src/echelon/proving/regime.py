@@ -588,8 +588,8 @@ def assess_hierarchy(
     """
 
     def by_seed(kind: str) -> dict[int, Any]:
-        found = [part.finding for part in parts if part.key.startswith(f"regime-{kind}-")]
-        return {finding["seed"]: finding["sharpes"] for finding in found}
+        findings = [part.finding for part in parts if part.key.startswith(f"regime-{kind}-")]
+        return {finding["seed"]: finding["sharpes"] for finding in findings}
 
     own = by_seed("hierarchy")
     seeds = sorted(own)
