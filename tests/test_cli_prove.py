@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,16 +161,13 @@ def test_momentum_is_the_trend_alone(tmp_path: Path) -> None:
 
 
 def test_signals_can_be_named_alone_and_experts_have_all_seeds_on_each() -> None:
-    from echelon.cli.prove import _only_named
-
     config = load_config(CONFIGS / "sac.yaml")
-    sizes = _only_named(FULL, {"momentum", "reversion"})
+    sizes = replace(FULL, signals=("trend", "reversion"))
     parts = plan(config, ["planted"], sizes).parts["planted"]
     names = [(part.market.signal, part.seed) for part in parts]  # type: ignore[attr-defined]
     assert names == [(s, 42 + k) for s in ("trend", "reversion") for k in range(5)]
     flat = plan(load_config(CONFIGS / "qtmrl-fast.yaml"), ["planted"], sizes).parts["planted"]
     assert len(flat) == FULL.planted_seeds + FULL.other_seeds
-    assert _only_named(FULL, {"momentum", "planted"}) == FULL
 
 
 def test_without_a_configuration_the_shipped_agent_is_proved(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_worker_that_keeps_dying_stops_the_run_with_what_to_do(
 
 @pytest.mark.parametrize(
     "method",
-    ["collect", "snapshot", "learn", "copy_state", "take_state", "set_hyperparameters", "stand"],
+    ["collect", "state", "learn", "copy_state", "take_state", "set_hyperparameters", "stand"],
 )
 def test_a_worker_may_die_anywhere_in_a_round_twice(
     many: Story, monkeypatch: pytest.MonkeyPatch, method: str
@@ -205,7 +205,7 @@ def quarantined(
     return found
 
 
-@pytest.mark.parametrize("method", ["collect", "snapshot", "restart", "set_hyperparameters"])
+@pytest.mark.parametrize("method", ["collect", "state", "restart", "set_hyperparameters"])
 def test_a_worker_may_die_while_an_expert_is_in_quarantine(
     plain: Story,
     poisoned: tuple[dict[str, Tensor], dict[str, Any]],
