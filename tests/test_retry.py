@@ -13,7 +13,8 @@ from vendor_fakes import (
     yahoo,
 )
 
-from echelon.data.sources._vendor import RequestFailure, Retry
+from echelon.data.sources._vendor import Retry
+from echelon.errors import SourceError
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:
@@ -31,30 +32,28 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
 def test_retry_waits_twice_as_long_each_time_up_to_the_cap() -> None:
     naps = Naps()
     retry = Retry(attempts=6, base=1.0, cap=5.0, sleep=naps, jitter=lambda: 0.0)
-    assert retry.call(failing(5, OSError()), lambda _: RequestFailure.TRANSIENT, "x") == "done"
+    assert yahoo(None, retry=retry)._ask(failing(5, OSError()), "A", "x") == "done"
     assert naps.seconds == [1.0, 2.0, 4.0, 5.0, 5.0]
 
 
 def test_retry_jitter_shortens_a_wait_by_at_most_half() -> None:
     retry = Retry(jitter=lambda: 0.999)
-    assert retry.wait(1, RequestFailure.TRANSIENT) == pytest.approx(0.5, abs=1e-3)
-    assert retry.wait(1, RequestFailure.RATE_LIMIT) >= retry.rate_limit_wait
+    assert retry.wait(1, "transient") == pytest.approx(0.5, abs=1e-3)
+    assert retry.wait(1, "rate limit") >= retry.rate_limit_wait
 
 
-def test_retry_gives_up_with_the_last_error_itself() -> None:
+def test_retry_gives_up_and_names_the_last_error() -> None:
     naps, error = Naps(), OSError("down")
-    with pytest.raises(OSError, match="down") as caught:
-        Retry(attempts=3, sleep=naps).call(
-            failing(9, error), lambda _: RequestFailure.TRANSIENT, "x"
-        )
-    assert caught.value is error
+    with pytest.raises(SourceError, match="failed 3 times for A: OSError: down") as caught:
+        yahoo(None, retry=patient(naps))._ask(failing(9, error), "A", "x")
+    assert caught.value.__cause__ is error
     assert len(naps.seconds) == 2
 
 
 def test_retry_raises_a_fatal_error_at_once() -> None:
     naps = Naps()
-    with pytest.raises(ValueError, match="no"):
-        Retry(sleep=naps).call(failing(1, ValueError("no")), lambda _: RequestFailure.FATAL, "x")
+    with pytest.raises(SourceError, match="failed for A: ValueError: no"):
+        yahoo(None, retry=patient(naps))._ask(failing(1, ValueError("no")), "A", "x")
     assert naps.seconds == []
 
 
@@ -64,7 +63,7 @@ def test_retry_lets_ctrl_c_through() -> None:
 
     naps = Naps()
     with pytest.raises(KeyboardInterrupt):
-        Retry(sleep=naps).call(interrupted, lambda _: RequestFailure.TRANSIENT, "x")
+        yahoo(None, retry=patient(naps))._ask(interrupted, "A", "x")
     assert naps.seconds == []
 
 

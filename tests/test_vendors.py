@@ -28,7 +28,7 @@ from vendor_fakes import (
 from echelon.data.importing import import_source
 from echelon.data.sources import Source
 from echelon.data.sources._times import parse_times
-from echelon.data.sources._vendor import AShare, a_share, share_volume
+from echelon.data.sources._vendor import AShare, a_share
 from echelon.data.sources.akshare_ import AkshareSource
 from echelon.data.sources.tushare_ import TushareSource
 from echelon.data.sources.yfinance_ import YFinanceSource
@@ -203,7 +203,7 @@ def test_two_spellings_of_one_stock_are_refused() -> None:
 
 def test_volume_check_passes_a_symbol_that_never_traded() -> None:
     idle = pl.DataFrame({"close": [10.0], "volume": [0.0], "amount": [0.0]})
-    assert share_volume(idle, 100.0, vendor="x", symbol="y")["volume"].to_list() == [0.0]
+    assert eastmoney(None)._in_shares(idle, 100.0, "y")["volume"].to_list() == [0.0]
 
 
 @pytest.mark.parametrize("odd", [{}, {"code": -1}, [1], {"日期": [2**70]}], ids=range(4))

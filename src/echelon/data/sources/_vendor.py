@@ -8,9 +8,9 @@ later update brings them. A new vendor is a file with a subclass, and its line i
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import importlib
+import itertools
 import json
 import logging
 import random
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 from zoneinfo import ZoneInfo
 
 import polars as pl
@@ -38,7 +38,6 @@ from echelon.types import Freq, PriceBasis
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
 _CHANGED = (
     "The vendor has changed its answer; install the versions Echelon is tested with: "
     "`pip install 'echelon[vendors]'`."
@@ -47,19 +46,16 @@ _CHANGED = (
 BAR: Mapping[Freq, timedelta] = {freq: timedelta(minutes=m) for freq, m in MINUTES.items()}
 
 
-class RequestFailure(enum.Enum):
-    """What a failure calls for."""
-
-    FATAL = "fatal"  # trying again cannot help
-    TRANSIENT = "transient"  # the network or the server stumbled
-    RATE_LIMIT = "rate limit"  # too many calls: wait until the vendor's window has passed
+FailureKind = Literal["fatal", "transient", "rate limit"]
+"""What a failure calls for: trying again cannot help; can, as the network or the server stumbled;
+or can once the vendor's window has passed, as there were too many calls."""
 
 
 class KnownFailure(NamedTuple):
     """A failure by what names it: a class of errors, words of the message, or `HTTP 404`."""
 
     pattern: str
-    kind: RequestFailure | None  # what it calls for; None: as for any error of its class
+    kind: FailureKind | None  # None: as for any error of its class
     advice: str = ""  # what the user can do once it is final; empty: what the base class says
 
 
@@ -69,7 +65,7 @@ class Retry:
 
     Waits double from `base` up to `cap` and are shortened by a random share (jitter), so that many
     clients that failed together do not return together. A rate limit is waited out in full instead:
-    coming back sooner only fails again. Whatever is not transient is raised at once, unchanged.
+    coming back sooner only fails again.
     """
 
     attempts: int = 5  # the first included
@@ -79,36 +75,12 @@ class Retry:
     sleep: Callable[[float], None] = clock.sleep
     jitter: Callable[[], float] = random.SystemRandom().random  # in [0, 1)
 
-    def wait(self, attempt: int, kind: RequestFailure) -> float:
+    def wait(self, attempt: int, kind: FailureKind) -> float:
         """Seconds to wait after failure number `attempt` (from 1)."""
-        if kind is RequestFailure.RATE_LIMIT:
+        if kind == "rate limit":
             return self.rate_limit_wait + self.base * self.jitter()
         full = min(self.cap, self.base * 2.0 ** (attempt - 1))
         return full * (1.0 - 0.5 * self.jitter())
-
-    def call(
-        self,
-        function: Callable[[], Answer],
-        classify: Callable[[Exception], RequestFailure],
-        what: str,
-    ) -> Answer:
-        """Return what `function` returns, or raise its last failure; the caller words it."""
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return function()
-            except Exception as error:
-                kind = classify(error)
-                if kind is RequestFailure.FATAL or attempt >= self.attempts:
-                    raise
-                pause = self.wait(attempt, kind)
-                log.warning(
-                    "%s failed (%s, %s); attempt %d of %d follows in %.1f s",
-                    *(what, kind.value, type(error).__name__),
-                    *(attempt + 1, self.attempts, pause),
-                )
-            self.sleep(pause)
 
 
 class Vendor(Source):
@@ -187,17 +159,17 @@ class Vendor(Source):
         text = f"{names} HTTP {_http_status(error)} {error}"
         return next((f for f in self.failures if re.search(f.pattern, text)), None)
 
-    def _classify(self, error: Exception) -> RequestFailure:
+    def _classify(self, error: Exception) -> FailureKind:
         """Say whether a failed request is worth another try."""
         known, status = self._match_failure(error), _http_status(error) or 0
         if known is not None and known.kind is not None:
             return known.kind
         if status == 429:
-            return RequestFailure.RATE_LIMIT
+            return "rate limit"
         refused = 400 <= status < 500 and status != 408
         # Every HTTP library in use derives its network errors from OSError.
         worth_it = isinstance(error, OSError) and not refused
-        return RequestFailure.TRANSIENT if worth_it else RequestFailure.FATAL
+        return "transient" if worth_it else "fatal"
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -275,17 +247,26 @@ class Vendor(Source):
 
     def _ask(self, call: Callable[[], Any], symbol: str, what: str) -> Any:  # noqa: ANN401
         """Make one request, trying again where that can help; a failure names the symbol."""
-        try:
-            return self._retry.call(call, self._classify, f"{self.name}:{symbol} {what}")
-        except EchelonError:
-            raise
-        except Exception as error:
-            again = self._classify(error) is not RequestFailure.FATAL
-            tried = f" {self._retry.attempts} times" if again else ""
-            raise SourceError(
-                f"{self.name}: {what} failed{tried} for {symbol}: "
-                f"{type(error).__name__}: {self._redact(str(error))}. {self._advice(error)}"
-            ) from error
+        for attempt in itertools.count(1):
+            try:
+                return call()
+            except EchelonError:
+                raise
+            except Exception as error:
+                kind = self._classify(error)
+                if kind == "fatal" or attempt >= self._retry.attempts:
+                    tried = "" if kind == "fatal" else f" {attempt} times"
+                    raise SourceError(
+                        f"{self.name}: {what} failed{tried} for {symbol}: "
+                        f"{type(error).__name__}: {self._redact(str(error))}. {self._advice(error)}"
+                    ) from error
+                pause = self._retry.wait(attempt, kind)
+                log.warning(
+                    "%s:%s %s failed (%s, %s); attempt %d of %d follows in %.1f s",
+                    *(self.name, symbol, what, kind, type(error).__name__),
+                    *(attempt + 1, self._retry.attempts, pause),
+                )
+            self._retry.sleep(pause)
 
     def _call(self, function: str, symbol: str, /, **arguments: str) -> Any:  # noqa: ANN401
         """Call a function of the vendor's library by name, as `_ask` does."""
@@ -417,28 +398,6 @@ def reading_answers(vendor: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def share_volume(frame: pl.DataFrame, stated: float, *, vendor: str, symbol: str) -> pl.DataFrame:
-    """Turn volume into shares, and check the unit against the traded value.
-
-    `stated` is the vendor's own unit in shares (a lot is 100). Value over volume must lie near
-    the price; where the answer fits another power of ten, the unit has changed and guessing
-    would scale all volumes wrongly.
-    """
-    scaled = frame.with_columns(volume=pl.col("volume") * stated)
-    ratio = (
-        scaled.filter(pl.col("volume") > 0, pl.col("amount") > 0, pl.col("close") > 0)
-        .select((pl.col("amount") / pl.col("volume") / pl.col("close")).median())
-        .item()
-    )
-    if ratio is not None and not 0.5 < ratio < 2.0:
-        raise SourceError(
-            f"{vendor}: volume and amount of {symbol} do not fit its prices: amount / (volume × "
-            f"close) is {ratio:.3g} instead of about 1. The vendor's unit of volume or amount has "
-            "changed; please report it."
-        )
-    return scaled
-
-
 class AShare(NamedTuple):
     """A mainland symbol: six digits and its exchange (SH, SZ, BJ)."""
 
@@ -520,27 +479,47 @@ class AShareVendor(Vendor):
     def _index(self, symbol: str) -> AShare:
         return a_share(symbol, self.name, index=True)
 
+    def _in_shares(self, frame: pl.DataFrame, stated: float, symbol: str) -> pl.DataFrame:
+        """Turn volume into shares, and check the unit against the traded value.
 
-def fold_opening_auction(bars: pl.DataFrame, freq: Freq) -> pl.DataFrame:
-    """Merge the opening auction's bar (stamped 09:30 or before) into the session's first bar.
-
-    A mainland day then has 240 one-minute or 48 five-minute bars, each stamped with its end.
-    """
-    first = timedelta(hours=9, minutes=30) + BAR[freq]
-    day = pl.col("time").dt.truncate("1d")
-    early = pl.col("time") < day + first
-    return (
-        bars.sort("time")
-        .with_columns(time=pl.when(early).then(day + first).otherwise(pl.col("time")))
-        .group_by("time", maintain_order=True)
-        .agg(
-            pl.col("symbol", "row", "open").first(),
-            pl.col("high").max(),
-            pl.col("low").min(),
-            pl.col("close").last(),
-            pl.col("volume", "amount").sum(),
+        `stated` is the vendor's own unit in shares (a lot is 100). Value over volume must lie near
+        the price; where the answer fits another power of ten, the unit has changed and guessing
+        would scale all volumes wrongly.
+        """
+        scaled = frame.with_columns(volume=pl.col("volume") * stated)
+        ratio = (
+            scaled.filter(pl.col("volume") > 0, pl.col("amount") > 0, pl.col("close") > 0)
+            .select((pl.col("amount") / pl.col("volume") / pl.col("close")).median())
+            .item()
         )
-    )
+        if ratio is not None and not 0.5 < ratio < 2.0:
+            raise SourceError(
+                f"{self.name}: volume and amount of {symbol} do not fit its prices: amount / "
+                f"(volume × close) is {ratio:.3g} instead of about 1. The vendor's unit of volume "
+                "or amount has changed; please report it."
+            )
+        return scaled
+
+    def _fold_opening_auction(self, bars: pl.DataFrame) -> pl.DataFrame:
+        """Merge the opening auction's bar (stamped 09:30 or before) into the session's first bar.
+
+        A mainland day then has 240 one-minute or 48 five-minute bars, each stamped with its end.
+        """
+        first = timedelta(hours=9, minutes=30) + BAR[self._freq]
+        day = pl.col("time").dt.truncate("1d")
+        early = pl.col("time") < day + first
+        return (
+            bars.sort("time")
+            .with_columns(time=pl.when(early).then(day + first).otherwise(pl.col("time")))
+            .group_by("time", maintain_order=True)
+            .agg(
+                pl.col("symbol", "row", "open").first(),
+                pl.col("high").max(),
+                pl.col("low").min(),
+                pl.col("close").last(),
+                pl.col("volume", "amount").sum(),
+            )
+        )
 
 
 def join_latest_day(bars: pl.DataFrame, by_day: pl.DataFrame) -> pl.DataFrame:

@@ -20,11 +20,8 @@ import polars as pl
 from echelon.data.sources._vendor import (
     AShareVendor,
     KnownFailure,
-    RequestFailure,
-    fold_opening_auction,
     join_latest_day,
     reading_answers,
-    share_volume,
 )
 from echelon.errors import SourceError
 from echelon.types import Freq
@@ -62,11 +59,7 @@ class AkshareSource(AShareVendor):
     package: ClassVar[str] = "akshare==1.19.5"
     # Minute bars have no reference price of their own.
     fields = frozenset({*_QUOTES.values(), "factor", "pre_close"})
-    failures = (
-        KnownFailure(
-            "RateLimitError|NetworkError|APIError|DataParsingError", RequestFailure.TRANSIENT
-        ),
-    )
+    failures = (KnownFailure("RateLimitError|NetworkError|APIError|DataParsingError", "transient"),)
 
     @reading_answers("akshare", "the list of symbols")
     def instruments(self) -> pl.DataFrame | None:
@@ -131,10 +124,10 @@ class AkshareSource(AShareVendor):
             columns, options["period"] = {"时间": "time", **_QUOTES}, _PERIOD[self._freq]
         bars = self._quotes(function, symbol, share.code, columns, first, **options)
         bars = bars.with_columns(symbol=pl.lit(symbol))
-        bars = share_volume(bars, _LOT, vendor=self.name, symbol=symbol)
+        bars = self._in_shares(bars, _LOT, symbol)
         if self._freq != "1d":
             self._refuse_gap(symbol, bars, first)
-            bars = fold_opening_auction(bars, self._freq)
+            bars = self._fold_opening_auction(bars)
         function = "stock_zh_a_daily"
         raw = self._call(function, symbol, symbol=share.prefixed, adjust="hfq-factor")
         columns = {"date": "day", "hfq_factor": "factor"}

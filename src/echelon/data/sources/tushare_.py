@@ -24,11 +24,8 @@ from echelon.data.sources._vendor import (
     AShare,
     AShareVendor,
     KnownFailure,
-    RequestFailure,
-    fold_opening_auction,
     join_latest_day,
     reading_answers,
-    share_volume,
 )
 from echelon.errors import SourceError
 from echelon.types import Freq
@@ -58,7 +55,7 @@ class TushareSource(AShareVendor):
     failures = (
         KnownFailure(
             "每分钟最多访问|频率过高",
-            RequestFailure.RATE_LIMIT,
+            "rate limit",
             "The account's rate limit did not clear; wait some minutes and try again.",
         ),
         KnownFailure(
@@ -72,7 +69,7 @@ class TushareSource(AShareVendor):
             "The account may not use this table: it needs more points (积分) at tushare.pro.",
         ),
         # A body that is no JSON (a proxy's error page).
-        KnownFailure("ValueError", RequestFailure.TRANSIENT),
+        KnownFailure("ValueError", "transient"),
         KnownFailure("(?i)token", None, "Check the environment variable TUSHARE_TOKEN."),
     )
 
@@ -184,9 +181,9 @@ class TushareSource(AShareVendor):
             raise self._nothing(symbol, first)
         bars = bars.rename({"vol": "volume"}).with_columns(symbol=pl.lit(symbol))
         unit = _LOT if self._freq == "1d" else 1.0
-        bars = share_volume(bars, unit, vendor=self.name, symbol=symbol)
+        bars = self._in_shares(bars, unit, symbol)
         if self._freq != "1d":
-            bars = fold_opening_auction(bars, self._freq)
+            bars = self._fold_opening_auction(bars)
         factors = self._quotes("adj_factor", share, symbol, ("adj_factor",), start)
         known = factors.select(day=pl.col("time").dt.date(), factor="adj_factor")
         days = bars["time"].dt.date().unique().sort()

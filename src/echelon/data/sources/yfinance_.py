@@ -18,13 +18,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from echelon.data.sources._vendor import (
-    BAR,
-    KnownFailure,
-    RequestFailure,
-    Vendor,
-    join_latest_day,
-)
+from echelon.data.sources._vendor import BAR, KnownFailure, Vendor, join_latest_day
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
 
@@ -82,7 +76,7 @@ class YFinanceSource(Vendor):
     failures = (
         KnownFailure(
             "YFRateLimitError",
-            RequestFailure.RATE_LIMIT,
+            "rate limit",
             "Yahoo limits calls by address: wait an hour, or download fewer symbols.",
         ),
         KnownFailure(
@@ -91,7 +85,7 @@ class YFinanceSource(Vendor):
             "Yahoo knows no such symbol (or has dropped it after a delisting); look it up there "
             "and correct data.symbols.",
         ),
-        KnownFailure("YFDataException", RequestFailure.TRANSIENT),
+        KnownFailure("YFDataException", "transient"),
     )
 
     def _index_bars(self, symbol: str) -> pl.DataFrame:
