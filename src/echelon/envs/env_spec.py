@@ -224,6 +224,42 @@ class EnvSpec:
         return np.array(allowed.reshape(*allowed.shape[:-2], -1))
 
 
+class OneBook:
+    """One book as its environment shows it: where it stands, and what may be set of it."""
+
+    _spec: EnvSpec
+    _books: Books
+    _index = 0  # which of the books
+
+    @property
+    def row(self) -> int:
+        """The row the book stands at."""
+        return int(self._books.row[self._index])
+
+    @property
+    def pv(self) -> float:
+        """Value of the book."""
+        return float(self._books.value[self._index])
+
+    @property
+    def episode_steps(self) -> int | None:
+        """Steps of an episode; None: to the end of the split. Holds from the next reset on."""
+        return self._spec.episode_steps
+
+    @episode_steps.setter
+    def episode_steps(self, steps: int | None) -> None:
+        self._spec = self._spec.with_episode_steps(steps)
+
+    @property
+    def random_start(self) -> bool:
+        """Whether episodes begin anywhere in the split, not at its first row."""
+        return self._spec.random_start
+
+    @random_start.setter
+    def random_start(self, anywhere: bool) -> None:
+        self._spec = replace(self._spec, random_start=anywhere)
+
+
 def zero_if_nan(value: float) -> float:
     """A measure for `info`: 0 while it is unknown, since NaN is not equal to itself."""
     return 0.0 if np.isnan(value) else float(value)

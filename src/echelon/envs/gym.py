@@ -15,7 +15,6 @@ An action that the mask forbids is not an error: the kernel rejects the order an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import gymnasium
@@ -24,7 +23,7 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from numpy.typing import NDArray
 
 from echelon.config import Config
-from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, zero_if_nan
+from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, OneBook, zero_if_nan
 from echelon.envs.world import World
 from echelon.market import Fills, Reason
 from echelon.ops.measures import RunningMeasures
@@ -33,7 +32,7 @@ from echelon.types import Bools
 COST_PARTS = ("commission", "stamp", "slippage")
 
 
-class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
+class TradingEnv(gymnasium.Env[Any, NDArray[Any]], OneBook):
     """One book on a world. Spaces are described in `echelon.envs.env_spec`."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own form)
@@ -50,34 +49,6 @@ class TradingEnv(gymnasium.Env[Any, NDArray[Any]]):
         self._measures = RunningMeasures(world.periods_per_year)
         self._paid = _no_costs()
         self._steps_left = 0
-
-    @property
-    def row(self) -> int:
-        """The row the book stands at."""
-        return int(self._books.row[0])
-
-    @property
-    def pv(self) -> float:
-        """Value of the book."""
-        return float(self._books.value[0])
-
-    @property
-    def episode_steps(self) -> int | None:
-        """Steps of an episode; None: to the end of the split. Holds from the next reset on."""
-        return self._spec.episode_steps
-
-    @episode_steps.setter
-    def episode_steps(self, steps: int | None) -> None:
-        self._spec = self._spec.with_episode_steps(steps)
-
-    @property
-    def random_start(self) -> bool:
-        """Whether episodes begin anywhere in the split, not at its first row."""
-        return self._spec.random_start
-
-    @random_start.setter
-    def random_start(self, anywhere: bool) -> None:
-        self._spec = replace(self._spec, random_start=anywhere)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

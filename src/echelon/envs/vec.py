@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import gymnasium
@@ -22,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvStepReturn
 
 from echelon.config import Config
-from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, zero_if_nan
+from echelon.envs.env_spec import EnvOptions, EnvSpec, Observation, OneBook, zero_if_nan
 from echelon.envs.gym import COST_PARTS
 from echelon.envs.world import World
 from echelon.ops.measures import cvar, drawdown_series, sharpe_annual
@@ -81,14 +80,13 @@ class BatchedVecEnv(PlacesVecEnv):
         self.config = config
         self.split = options.get("split", "train")
         self._spec = EnvSpec.from_config(world, config, **options)
-        self._specs = [self._spec] * n_envs
         self.observation_space = self._spec.observation_space()
         self.action_space = self._spec.action_space()
-        self._places = [BookView(self, e) for e in range(n_envs)]
+        self._books = self._spec.books(n_envs)
+        self._places = self._views = [BookView(self, e) for e in range(n_envs)]
         super().__init__(n_envs, self.observation_space, self.action_space)
         self._rngs: list[np.random.Generator] = [seeding.np_random()[0] for _ in range(n_envs)]
         self._began = time.time()
-        self._books = self._spec.books(n_envs)
         self._held = self._books.holdings()
         self._actions: NDArray[Any] | None = None
         self._steps = np.zeros(n_envs, dtype=np.int64)
@@ -201,8 +199,9 @@ class BatchedVecEnv(PlacesVecEnv):
         """Begin an episode in the books `which`[E]."""
         rows = self._books.row.copy()
         for e in np.flatnonzero(which).tolist():
-            rows[e] = self._specs[e].start(self._rngs[e], options[e])
-            self._length[e] = self._specs[e].steps_from(int(rows[e]))
+            spec = self._views[e]._spec
+            rows[e] = spec.start(self._rngs[e], options[e])
+            self._length[e] = spec.steps_from(int(rows[e]))
             facts = {"time": self.world.times[rows[e]].item(), "row": int(rows[e])}
             self.reset_infos[e] = {"pv": self.world.initial_cash, **facts}
         self._books.reset(rows, which)
@@ -213,19 +212,17 @@ class BatchedVecEnv(PlacesVecEnv):
         self._values[0, which] = self._books.value[which]
 
 
-class BookView:
+class BookView(OneBook):
     """One book of the batch as code that expects an environment of its own sees it.
 
-    `get_attr`, `set_attr` and `env_method` work on these. `episode_steps` and `random_start` may be
-    set for each book and hold from its next episode on; other names are free to be set and got.
+    `get_attr`, `set_attr` and `env_method` work on these; other names are free to be set and got.
     """
 
     render_mode: None = None
     spec: None = None
 
     def __init__(self, env: BatchedVecEnv, index: int) -> None:
-        self._env = env
-        self._index = index
+        self._env, self._spec, self._books, self._index = env, env._spec, env._books, index
         self.world, self.config, self.split = env.world, env.config, env.split
         self.observation_space, self.action_space = env.observation_space, env.action_space
 
@@ -233,36 +230,6 @@ class BookView:
     def np_random(self) -> np.random.Generator:
         """The book's own generator."""
         return self._env._rngs[self._index]
-
-    @property
-    def row(self) -> int:
-        """The row the book stands at."""
-        return int(self._env._books.row[self._index])
-
-    @property
-    def pv(self) -> float:
-        """Value of the book."""
-        return float(self._env._books.value[self._index])
-
-    @property
-    def episode_steps(self) -> int | None:
-        """Steps of an episode; None: to the end of the split."""
-        return self._env._specs[self._index].episode_steps
-
-    @episode_steps.setter
-    def episode_steps(self, steps: int | None) -> None:
-        specs = self._env._specs
-        specs[self._index] = specs[self._index].with_episode_steps(steps)
-
-    @property
-    def random_start(self) -> bool:
-        """Whether episodes begin anywhere in the split."""
-        return self._env._specs[self._index].random_start
-
-    @random_start.setter
-    def random_start(self, anywhere: bool) -> None:
-        specs = self._env._specs
-        specs[self._index] = replace(specs[self._index], random_start=anywhere)
 
     def action_masks(self) -> Bools:
         """[N·3] which of HOLD, BUY and SELL each asset allows now, for MaskablePPO."""
