@@ -388,9 +388,9 @@ def test_close_file_that_was_cut_is_named_instead_of_dropping_its_days(copy: Pat
 def test_read_bin_gives_start_and_values(tmp_path: Path) -> None:
     path = tmp_path / "x.day.bin"
     path.write_bytes(np.array([3, 1.5, np.nan], dtype="<f4").tobytes())
-    found = read_bin(path, 5)
-    assert found.start == 3
-    np.testing.assert_array_equal(found.values, np.array([1.5, np.nan], dtype=np.float32))
+    start, values = read_bin(path, 5)
+    assert start == 3
+    np.testing.assert_array_equal(values, np.array([1.5, np.nan], dtype=np.float32))
 
 
 def test_shortest_decimal_rounds_noise_and_keeps_the_rest() -> None:

@@ -32,10 +32,14 @@ _DECADE = (date(2010, 1, 1), date(2019, 12, 31))
 
 
 class CalendarReach(NamedTuple):
-    """First and last day a calendar knows; None: no limit."""
+    """First and last day a calendar knows."""
 
-    first: date | None
-    last: date | None
+    first: date = date.min
+    last: date = date.max
+
+    def clip(self, first: date, last: date) -> tuple[date, date]:
+        """What of the span is known."""
+        return max(first, self.first), min(last, self.last)
 
 
 def sessions(calendar: str, first: date, last: date) -> Times:
@@ -89,10 +93,10 @@ def timezone_of(calendar: str) -> str:
 def bounds(calendar: str) -> CalendarReach:
     """How far a calendar reaches: holidays of XSHG, for one, are decreed year by year."""
     if calendar in (ROUND_THE_CLOCK, FROM_DATA):
-        return CalendarReach(None, None)
+        return CalendarReach()
     known = _any_year(calendar)
-    limits = (known.bound_min(), known.bound_max())
-    return CalendarReach(*(None if limit is None else limit.date() for limit in limits))
+    limits = {"first": known.bound_min(), "last": known.bound_max()}
+    return CalendarReach(**{end: day.date() for end, day in limits.items() if day is not None})
 
 
 @lru_cache(maxsize=64)
@@ -127,24 +131,20 @@ def _refuse_outside(calendar: str, first: date, last: date) -> None:
             "Set data.calendar to an exchange code such as XNYS or XSHG, or to 24/7."
         )
     reach = bounds(calendar)
-    if (reach.first and first < reach.first) or (reach.last and last > reach.last):
+    if reach.clip(first, last) != (first, last):
+        begin = "the beginning" if reach.first == date.min else reach.first
+        end = "any later day" if reach.last == date.max else reach.last
         raise DataError(
-            f"calendar {calendar} is known from {reach.first or 'the beginning'} to "
-            f"{reach.last or 'any later day'}, but {first} to {last} was asked for. Use dates "
-            "within, a newer exchange_calendars, or data.calendar: data (the days that occur)."
+            f"calendar {calendar} is known from {begin} to {end}, but {first} to {last} was asked "
+            "for. Use dates within, a newer exchange_calendars, or data.calendar: data (the days "
+            "that occur)."
         )
 
 
 def _covering(calendar: str, first: date, last: date) -> Any:  # noqa: ANN401 (untyped library)
     """A calendar over whole decades around the dates, so that few are ever built."""
-    reach = bounds(calendar)
-    start = date(first.year // 10 * 10, 1, 1)
-    end = date(last.year // 10 * 10 + 9, 12, 31)
-    return _build(
-        calendar,
-        max(start, reach.first) if reach.first else start,
-        min(end, reach.last) if reach.last else end,
-    )
+    decades = date(first.year // 10 * 10, 1, 1), date(last.year // 10 * 10 + 9, 12, 31)
+    return _build(calendar, *bounds(calendar).clip(*decades))
 
 
 def _any_year(calendar: str) -> Any:  # noqa: ANN401 (untyped library)

@@ -100,12 +100,12 @@ def import_source(
             version="",
             info=replace(info, fields=fields),
             partitions=partitions,
-            tables={},
+            tables=tables,
             content_hash="",
             fingerprint=import_fingerprint(info.fingerprint, extras.fingerprint),
             quarantined=run.n_bad,
         )
-        manifest = store.publish(staging, draft, tables=tables)
+        manifest = store.publish(staging, draft)
         if not run.bad:
             aside.unlink(missing_ok=True)  # of an earlier import
         added = manifest.rows - (base.rows if base is not None else 0)

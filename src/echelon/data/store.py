@@ -23,7 +23,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -121,23 +121,20 @@ class Manifest:
                 raise DamagedError(path, f"{shorten(repr(wrong), 60)} is no name of ours", REIMPORT)
         if not manifest.partitions:
             raise DamagedError(path, "no partitions", REIMPORT)
-        if content_digest(manifest.info, manifest.partitions, manifest.tables) != (
-            manifest.content_hash
-        ):
+        if content_digest(manifest) != manifest.content_hash:
             raise DamagedError(path, "its content hash is not that of its parts", REIMPORT)
         return manifest
 
 
-def content_digest(
-    info: SourceInfo, partitions: Iterable[Partition], tables: Mapping[str, str]
-) -> str:
+def content_digest(manifest: Manifest) -> str:
     """The content hash of a dataset, from the digests of its parts."""
+    info = manifest.info
     return digest_of(
         {
             "info": [info.freq, info.calendar, info.timezone, info.price_basis],
             "fields": sorted(info.fields),
-            "partitions": [[p.key, p.digest] for p in partitions],
-            "tables": dict(tables),
+            "partitions": [[p.key, p.digest] for p in manifest.partitions],
+            "tables": manifest.tables,
         }
     )
 
@@ -311,19 +308,19 @@ class Store:
                 (staging / f"{table}.parquet").unlink(missing_ok=True)
                 frame.write_parquet(staging / f"{table}.parquet", compression="zstd")
                 tables = old.tables | {table: digest_frame(frame)}
-                return self.publish(staging, old, tables=tables)
+                return self.publish(staging, replace(old, tables=tables))
 
-    def publish(self, staging: Path, draft: Manifest, *, tables: dict[str, str]) -> Manifest:
+    def publish(self, staging: Path, draft: Manifest) -> Manifest:
         """Make a finished staging directory the current version. Call with the lock held."""
         assert self.pin is None, "a pinned store is for reading"
-        content = content_digest(draft.info, draft.partitions, tables)
+        content = content_digest(draft)
         home = self.directory(draft.name)
         previous = self.find(draft.name)
         version = f"v-{content[:16]}"
         if previous is not None and previous.version == version:
             # The same again: the old files may be damaged, and may be being read.
             version += "-2"
-        done = replace(draft, version=version, tables=tables, content_hash=content)
+        done = replace(draft, version=version, content_hash=content)
         if (home / version).exists():
             shutil.rmtree(home / version)  # an older version that nothing points to
         sync_tree(staging)

@@ -250,8 +250,8 @@ def _clock_rules(
         return rules, []
     reach = calendars.bounds(info.calendar)
     # One day less at each end: the sessions of some exchanges begin on the day before.
-    low = reach.first + timedelta(days=1) if reach.first else date(1900, 1, 1)
-    high = reach.last or date(2200, 12, 31)
+    low = max(reach.first + timedelta(days=1), date(1900, 1, 1))
+    high = min(reach.last, date(2200, 12, 31))
     text = pl.format(
         "{} is beyond the calendar " + f"{info.calendar}, which is known from {low} to {high}",
         _time_text(),
@@ -301,8 +301,7 @@ def _wrong_calendar(days: pl.Series, closed: pl.Series, origin: str, calendar: s
     first, last = _span(days)
     misfits = {}
     for name in _CALENDARS:
-        reach = calendars.bounds(name)
-        if (reach.first and first < reach.first) or (reach.last and last > reach.last):
+        if calendars.bounds(name).clip(first, last) != (first, last):
             continue
         known = pl.Series(calendars.sessions(name, first, last)).cast(pl.Date)
         strangers = len(days.filter(~days.is_in(known.implode())))
@@ -370,11 +369,9 @@ def _place(times: pl.Series, info: SourceInfo, zone: str) -> pl.DataFrame:
     first and last (the bar ends with the opening, or with the close).
     """
     first, last = _span(times.dt.date())
-    reach = calendars.bounds(info.calendar)
     margin = timedelta(days=7)  # the session of a bar on the first day may have started before
-    begin = max(first - margin, reach.first) if reach.first else first - margin
-    end = min(last + margin, reach.last) if reach.last else last + margin
-    table = calendars.hours(info.calendar, begin, end, zone)
+    span = calendars.bounds(info.calendar).clip(first - margin, last + margin)
+    table = calendars.hours(info.calendar, *span, zone)
     placed = (
         times.alias("time")
         .to_frame()

@@ -256,10 +256,8 @@ def _session_clock(info: SourceInfo, first: date, last: date) -> Floats:
     if info.calendar == calendars.ROUND_THE_CLOCK:
         return np.arange(0.0, 1440.0, length)
     reach, month = calendars.bounds(info.calendar), timedelta(days=30)
-    begin, until = first - month, last + month
-    begin = begin if reach.first is None else min(first, max(begin, reach.first))
-    until = until if reach.last is None else max(last, min(until, reach.last))
-    hours = calendars.hours(info.calendar, begin, until, info.timezone)
+    begin, until = reach.clip(first - month, last + month)
+    hours = calendars.hours(info.calendar, min(first, begin), max(last, until), info.timezone)
     if hours.is_empty():
         raise DataError(f"{info.calendar} has no session from {first} to {last}. Choose others.")
     minutes = hours.select(

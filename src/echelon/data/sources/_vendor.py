@@ -328,6 +328,20 @@ class Vendor(Source):
             )
         return read if cells.name == "time" else read.dt.date()
 
+    @staticmethod
+    def _join_latest_day(bars: pl.DataFrame, by_day: pl.DataFrame) -> pl.DataFrame:
+        """Give each bar what was in force on its day: the row with the latest `day` not after it.
+
+        bars: time; by_day: day (Date) and the columns to add. Nothing is filled backwards.
+        """
+        known = by_day.drop("row", strict=False).unique("day", keep="first", maintain_order=True)
+        return (
+            bars.with_columns(day=pl.col("time").dt.date())
+            .sort("day", "time")
+            .join_asof(known.sort("day"), on="day", strategy="backward")
+            .drop("day")
+        )
+
     def _redact(self, text: str) -> str:
         """Remove what must not be printed."""
         return text
@@ -520,17 +534,3 @@ class AShareVendor(Vendor):
                 pl.col("volume", "amount").sum(),
             )
         )
-
-
-def join_latest_day(bars: pl.DataFrame, by_day: pl.DataFrame) -> pl.DataFrame:
-    """Give each bar what was in force on its day: the row with the latest `day` not after it.
-
-    bars: time; by_day: day (Date) and the columns to add. Nothing is filled backwards.
-    """
-    known = by_day.drop("row", strict=False).unique("day", keep="first", maintain_order=True)
-    return (
-        bars.with_columns(day=pl.col("time").dt.date())
-        .sort("day", "time")
-        .join_asof(known.sort("day"), on="day", strategy="backward")
-        .drop("day")
-    )

@@ -20,7 +20,6 @@ import polars as pl
 from echelon.data.sources._vendor import (
     AShareVendor,
     KnownFailure,
-    join_latest_day,
     reading_answers,
 )
 from echelon.errors import SourceError
@@ -133,7 +132,7 @@ class AkshareSource(AShareVendor):
         columns = {"date": "day", "hfq_factor": "factor"}
         call = f"{function}(hfq-factor)"
         factors = self._table(raw, columns, symbol, call, day="%Y-%m-%d")
-        bars = join_latest_day(bars, factors)
+        bars = self._join_latest_day(bars, factors)
         if bars["factor"].null_count():
             early = bars.filter(pl.col("factor").is_null())["time"].min()
             raise SourceError(

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -54,13 +54,6 @@ _NOISE = 2.1 * 2.0**-24
 _REDUMP = "Dump the symbol again, or take it out of the instruments file"
 _ALL = "all"
 _VERSION = "2"
-
-
-class Bin(NamedTuple):
-    """One feature file: values[L] float32, the first at calendar index `start`."""
-
-    start: int
-    values: Floats32
 
 
 class QlibSource(PathSource):
@@ -235,14 +228,14 @@ class QlibSource(PathSource):
             if not path.exists():
                 continue
             try:
-                stored = read_bin(path, len(times))
+                start, values = read_bin(path, len(times))
             except SourceError as error:
                 what = str(error).removeprefix(f"{path}: ").rstrip(".")
                 problems.append(Problem(str(path), None, field, what, _REDUMP))
                 return None
-            spans[field] = (stored.start, len(stored.values))
+            spans[field] = (start, len(values))
             columns[field] = np.full(len(times), np.nan)
-            columns[field][stored.start : stored.start + len(stored.values)] = stored.values
+            columns[field][start : start + len(values)] = values
         start, length = spans["close"]
         for field, (first, count) in spans.items():
             if first < start or first + count > start + length:
@@ -268,11 +261,9 @@ class QlibSource(PathSource):
     def _no_close(self, symbol: str, path: Path) -> Problem:
         listed, folder = f"{symbol} is in instruments/{self._market.lower()}.txt", path.parent
         if not folder.is_dir():
-            what = f"{listed} but there is no such directory"
-            return Problem(str(folder), None, None, what, _REDUMP)
+            return Problem(str(folder), None, None, f"{listed} but has no directory", _REDUMP)
         if any(folder.glob(f"*.{self._suffix}.bin")):
-            what = f"{listed} but there is no {path.name}"
-            return Problem(str(path), None, None, what, _REDUMP)
+            return Problem(str(path), None, None, f"{listed} but has no {path.name}", _REDUMP)
         # Minutes of a few symbols next to the days of many are usual.
         what = f"{listed} but has no {self._suffix} data"
         remedy = "Nothing to do, unless it should have"
@@ -323,8 +314,8 @@ def from_config(config: Config) -> QlibSource:
     return QlibSource.from_config(config, market=data.qlib_market, benchmark=data.benchmark)
 
 
-def read_bin(path: Path, n_times: int) -> Bin:
-    """Read one feature file of a calendar of `n_times` entries."""
+def read_bin(path: Path, n_times: int) -> tuple[int, Floats32]:
+    """(start, values[L]) of one feature file: the first is at index `start` of `n_times`."""
     size = path.stat().st_size
     if size < 4 or size % 4:
         raise SourceError(
@@ -344,7 +335,7 @@ def read_bin(path: Path, n_times: int) -> Bin:
             f"{path}: {len(values)} values from index {start} on do not fit the calendar of "
             f"{n_times} entries. The calendar is older than the file: dump both again."
         )
-    return Bin(start, values)
+    return start, values
 
 
 def shortest_decimal(values: Floats, decimals: tuple[int, ...]) -> Floats:

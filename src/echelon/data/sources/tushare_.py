@@ -20,13 +20,7 @@ import polars as pl
 
 from echelon.config import Config
 from echelon.config.secrets import secrets
-from echelon.data.sources._vendor import (
-    AShare,
-    AShareVendor,
-    KnownFailure,
-    join_latest_day,
-    reading_answers,
-)
+from echelon.data.sources._vendor import AShare, AShareVendor, KnownFailure, reading_answers
 from echelon.errors import SourceError
 from echelon.types import Freq
 
@@ -194,8 +188,8 @@ class TushareSource(AShareVendor):
                 f"{days.len()} trading days, first {missing[0]}. The factor of a fresh day may "
                 "come late: try again later, or set data.end to the day before."
             )
-        bars = join_latest_day(bars, known)
-        return join_latest_day(bars, self._special_treatment(share, symbol))
+        bars = self._join_latest_day(bars, known)
+        return self._join_latest_day(bars, self._special_treatment(share, symbol))
 
     def _quotes(
         self, function: str, share: AShare, symbol: str, columns: Sequence[str], start: date | None

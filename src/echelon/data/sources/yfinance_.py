@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from echelon.data.sources._vendor import BAR, KnownFailure, Vendor, join_latest_day
+from echelon.data.sources._vendor import BAR, KnownFailure, Vendor
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
 
@@ -110,7 +110,7 @@ class YFinanceSource(Vendor):
         days, reason = self._request(symbol, "1d", begin - timedelta(days=7), until)
         if days is None:
             raise self._nothing(symbol, first, reason)
-        return join_latest_day(
+        return self._join_latest_day(
             bars.drop("factor"), days.select(day=pl.col("time").dt.date(), factor="factor")
         )
 

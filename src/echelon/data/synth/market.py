@@ -68,8 +68,7 @@ def _trading_hours(calendar: str, start: date, n_days: int, minutes_per_day: int
     """
     # 1.6 calendar days a session and three weeks leave room for weekends and holidays.
     end = start + timedelta(days=int(n_days * 1.6) + 21)
-    last = calendars.bounds(calendar).last
-    sessions = calendars.sessions(calendar, start, end if last is None else min(end, last))
+    sessions = calendars.sessions(calendar, start, min(end, calendars.bounds(calendar).last))
     if len(sessions) < n_days:
         raise ConfigError(
             f"data.synthetic.n_days is {n_days}, but {calendar} has only {len(sessions)} known "
@@ -94,9 +93,7 @@ def _minute_ends(calendar: str, day: date, minutes_per_day: int) -> NDArray[np.i
     if calendar == calendars.ROUND_THE_CLOCK:
         opening, closing, lunch = 0, 24 * 60, None
     else:
-        last = calendars.bounds(calendar).last
-        month = day + timedelta(days=30)
-        until = month if last is None else min(month, last)
+        until = min(day + timedelta(days=30), calendars.bounds(calendar).last)
         # Of a month, the first session with the latest close: an early close is no regular day.
         table = calendars.hours(calendar, day, until, calendars.timezone_of(calendar))
         hours = max(table.iter_rows(named=True), key=lambda row: _minute_of(row["close"]))
