@@ -190,7 +190,7 @@ def test_version_is_on_disk_before_the_manifest_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
-    real_sync, real_write = os.fsync, store_module.write_json
+    real_sync, real_write = os.fsync, store_module.files.write_json
 
     def note(handle: int) -> None:
         synced.add(os.fstat(handle).st_ino)
@@ -204,7 +204,7 @@ def test_version_is_on_disk_before_the_manifest_names_it(
         real_write(path, tree, **how)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(store_module, "write_json", write)
+    monkeypatch.setattr(store_module.files, "write_json", write)
     import_source(FrameSource(make_bars()), Store(tmp_path), "m")
     assert "m" in Store(tmp_path)
 

@@ -11,13 +11,7 @@ from pathlib import Path
 from echelon.config import Config
 from echelon.data.bars import SourceInfo
 from echelon.data.importing import Extras, ImportReport, import_source
-from echelon.data.sources import Source, open_source
-from echelon.data.sources.files import (
-    pads_symbols,
-    read_benchmark,
-    read_instruments,
-    read_membership,
-)
+from echelon.data.sources import Source, files, open_source
 from echelon.data.store import Manifest, Store, import_fingerprint
 from echelon.errors import ConfigError, UniverseError, UsageError
 from echelon.files import sha256_file
@@ -36,24 +30,24 @@ def read_extras(config: Config, info: SourceInfo) -> Extras:
             "of its own to offer. Set data.benchmark_path to a file of index bars."
         )
     _refuse_missing_files(config)
-    pad = pads_symbols(info.calendar)
-    files = [p for p in (data.universe, data.instruments, data.benchmark_path) if p is not None]
-    if not files:
+    pad = files.pads_symbols(info.calendar)
+    paths = [p for p in (data.universe, data.instruments, data.benchmark_path) if p is not None]
+    if not paths:
         return Extras()
     membership = instruments = benchmark = None
     if data.universe is not None:
-        membership = read_membership(data.universe, pad_symbols=pad, own=data.columns)
+        membership = files.read_membership(data.universe, pad_symbols=pad, own=data.columns)
     if data.instruments is not None:
-        instruments = read_instruments(data.instruments, pad_symbols=pad, own=data.columns)
+        instruments = files.read_instruments(data.instruments, pad_symbols=pad, own=data.columns)
     if data.benchmark_path is not None:
-        benchmark = read_benchmark(
+        benchmark = files.read_benchmark(
             data.benchmark_path,
             data.benchmark,
             freq=data.freq,
             timezone=data.timezone or info.timezone,
             pad_symbols=pad,
         )
-    parts = [sha256_file(path) for path in files] + [str(data.benchmark)]
+    parts = [sha256_file(path) for path in paths] + [str(data.benchmark)]
     fingerprint = hashlib.sha256("".join(parts).encode()).hexdigest()
     return Extras(membership, instruments, benchmark, fingerprint)
 

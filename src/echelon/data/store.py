@@ -33,19 +33,9 @@ from typing import Any, Self
 import numpy as np
 import polars as pl
 
+from echelon import files
 from echelon.data.bars import SourceInfo
 from echelon.errors import DamagedError, StoreError, shorten
-from echelon.files import (
-    digest_once,
-    exclusive_lock,
-    link_or_copy,
-    read_json,
-    sha256_file,
-    staging_directory,
-    sync,
-    sync_tree,
-    write_json,
-)
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +97,9 @@ class Manifest:
     @staticmethod
     def read(path: Path) -> Manifest:
         """Read what `to_tree` became; raises where it is not what was written."""
-        if read_json(path, dict, REIMPORT).get("format") != _FORMAT:
+        if files.read_json(path, dict, REIMPORT).get("format") != _FORMAT:
             raise StoreError(f"{path}: written by another version of Echelon. {REIMPORT}")
-        manifest = read_json(path, Manifest, REIMPORT)
+        manifest = files.read_json(path, Manifest, REIMPORT)
         for names, pattern in (
             ([manifest.version], r"v-[0-9a-f]{16}(-2)?"),
             ([part.key for part in manifest.partitions], r"\d{4}(-\d\d){0,2}"),
@@ -163,8 +153,8 @@ def digest_of(parts: dict[str, object]) -> str:
 def digest_code(*patterns: str) -> str:
     """Hash the source files of this package that match the patterns, names included."""
     root = Path(__file__).parents[1]
-    files = sorted({path for pattern in patterns for path in root.glob(pattern)})
-    return digest_of({path.relative_to(root).as_posix(): sha256_file(path) for path in files})
+    paths = sorted({path for pattern in patterns for path in root.glob(pattern)})
+    return digest_of({p.relative_to(root).as_posix(): files.sha256_file(p) for p in paths})
 
 
 def import_fingerprint(source: str, extras: str) -> str:
@@ -299,12 +289,11 @@ class Store:
     def replace_table(self, name: str, table: str, frame: pl.DataFrame) -> Manifest:
         """Give the dataset another membership or benchmark; its bars stay as they are."""
         home = self.directory(name)
-        with exclusive_lock(home / ".lock", f"dataset {name!r}"):
+        with files.exclusive_lock(home / ".lock", f"dataset {name!r}"):
             old = self.manifest(name)
-            with staging_directory(home) as staging:
-                shutil.copytree(
-                    home / old.version, staging, dirs_exist_ok=True, copy_function=link_or_copy
-                )
+            with files.staging_directory(home) as staging:
+                old_home, link = home / old.version, files.link_or_copy
+                shutil.copytree(old_home, staging, dirs_exist_ok=True, copy_function=link)
                 (staging / f"{table}.parquet").unlink(missing_ok=True)
                 frame.write_parquet(staging / f"{table}.parquet", compression="zstd")
                 tables = old.tables | {table: digest_frame(frame)}
@@ -323,10 +312,10 @@ class Store:
         done = replace(draft, version=version, content_hash=content)
         if (home / version).exists():
             shutil.rmtree(home / version)  # an older version that nothing points to
-        sync_tree(staging)
+        files.sync_tree(staging)
         staging.rename(home / version)
-        sync(home)
-        write_json(home / CURRENT, done.to_tree(), sort_keys=True)
+        files.sync(home)
+        files.write_json(home / CURRENT, done.to_tree(), sort_keys=True)
         if previous is None:
             return done  # whatever a damaged manifest pointed to stays until the next import
         # The version before stays for readers that opened it; anything older goes.
@@ -354,7 +343,7 @@ def _verify_file(path: Path, digest: Callable[[Path], str], expected: str) -> No
     Values and not bytes: the digests of the manifest are theirs.
     """
     with _naming(path):
-        values = digest_once(path, digest.__name__, digest)
+        values = files.digest_once(path, digest.__name__, digest)
     if values != expected:
         raise DamagedError(path, "its content is not what was imported", REIMPORT)
 

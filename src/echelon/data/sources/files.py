@@ -30,21 +30,9 @@ import polars as pl
 from echelon.config import Config
 from echelon.data.bars import RawFrame, SourceInfo
 from echelon.data.calendars import ROUND_THE_CLOCK, timezone_of
-from echelon.data.sources import PathSource
+from echelon.data.sources import PathSource, _tables
 from echelon.data.sources._columns import INSTRUMENTS, MEMBERS, ColumnMap, Reader, Sheet, recognise
-from echelon.data.sources._tables import (
-    PARQUET_SUFFIXES,
-    ROW,
-    TEXT_SUFFIXES,
-    FileFacts,
-    files_below,
-    inspect,
-    pieces,
-    read_whole,
-    rejects,
-    stem_of,
-    suffix_of,
-)
+from echelon.data.sources._tables import ROW, stem_of
 from echelon.data.validate import validate
 from echelon.errors import InvalidDataError, Problem, SourceError, UniverseError
 from echelon.types import Freq, PriceBasis
@@ -60,7 +48,7 @@ _COIN = re.compile(
 
 
 class _File(NamedTuple):
-    facts: FileFacts
+    facts: _tables.FileFacts
     columns: ColumnMap
 
 
@@ -103,7 +91,7 @@ class _FileSource(PathSource):
         for file in self._files:
             origin = str(file.facts.path)
             reader = self._reader(file, info.timezone, pad_symbols=pads_symbols(info.calendar))
-            for piece in pieces(file.facts, file.columns.names):
+            for piece in _tables.pieces(file.facts, file.columns.names):
                 bars, problems, rejected_rows = reader.to_bars(piece.frame)
                 self._problems += [*piece.problems, *problems]
                 self._rejected += [r for r in (piece.rejected_rows, rejected_rows) if r.height]
@@ -116,7 +104,7 @@ class _FileSource(PathSource):
 
     def rejected_rows(self) -> pl.DataFrame:
         """The rows of `problems`, as they stood: file, row, problem, cells."""
-        return pl.concat([rejects(str(self._path)), *self._rejected])
+        return pl.concat([_tables.rejects(str(self._path)), *self._rejected])
 
     def _reader(self, file: _File, timezone: str, *, pad_symbols: bool) -> Reader:
         path = file.facts.path
@@ -154,7 +142,7 @@ class _FileSource(PathSource):
         problems: list[Problem] = []
         for path in self._paths():
             try:
-                facts = inspect(path)
+                facts = _tables.inspect(path)
                 columns = recognise(facts.columns, file=str(path), own=self._own)
                 files.append(_File(facts, columns))
             except SourceError as error:
@@ -178,7 +166,7 @@ class _FileSource(PathSource):
 
     def _paths(self) -> list[Path]:
         path = self._path
-        files = [f for f in files_below(path) if suffix_of(f, self.suffixes)]
+        files = [f for f in _tables.files_below(path) if _tables.suffix_of(f, self.suffixes)]
         if not files and path.is_file():
             raise SourceError(
                 f"{path}: a {self.name} file is expected, named {' or '.join(self.suffixes)}. "
@@ -218,7 +206,7 @@ class _FileSource(PathSource):
         """A-share codes → XSHG; coins, or bars at week-ends → 24/7; otherwise XNYS."""
         file = self._files[0]
         reader = self._reader(file, "UTC", pad_symbols=False)
-        first = next(pieces(file.facts, file.columns.names), None)
+        first = next(_tables.pieces(file.facts, file.columns.names), None)
         if first is None:
             return "XNYS"
         bars = reader.to_bars(first.frame).frame
@@ -252,17 +240,13 @@ class _FileSource(PathSource):
 class CsvSource(_FileSource):
     """Text files: comma, tab, semicolon or bar separated; UTF-8, UTF-16 or GBK; gz or plain."""
 
-    name = "csv"
-    suffixes = TEXT_SUFFIXES
-    other = "parquet"
+    name, suffixes, other = "csv", _tables.TEXT_SUFFIXES, "parquet"
 
 
 class ParquetSource(_FileSource):
     """Parquet files."""
 
-    name = "parquet"
-    suffixes = PARQUET_SUFFIXES
-    other = "csv"
+    name, suffixes, other = "parquet", _tables.PARQUET_SUFFIXES, "csv"
 
 
 def from_config(config: Config) -> _FileSource:
@@ -368,12 +352,12 @@ def read_benchmark(
     pad_symbols: bool = False,
 ) -> pl.DataFrame:
     """The benchmark index: time, close, sorted. `symbol` may be left out where there is but one."""
-    facts = inspect(path)
+    facts = _tables.inspect(path)
     columns = recognise(facts.columns, file=str(path))
     reader = Reader(
         columns, str(path), freq, timezone, symbol or stem_of(path), pad_symbols=pad_symbols
     )
-    bars, problems, _ = reader.to_bars(read_whole(facts, columns.names))
+    bars, problems, _ = reader.to_bars(_tables.read_whole(facts, columns.names))
     if "symbol" in columns.by_field:
         symbols = bars["symbol"].drop_nulls().unique().sort().to_list()
         shown = ", ".join(symbols[:20]) + (" …" if len(symbols) > 20 else "")

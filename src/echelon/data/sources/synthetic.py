@@ -21,16 +21,9 @@ from echelon.config import Config, SyntheticConfig
 from echelon.data.bars import PRICES, RawFrame, SourceInfo, conform
 from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
+from echelon.data.synth import minutes
 from echelon.data.synth.index import MembershipSpan, index_levels, index_membership
 from echelon.data.synth.market import GENERATOR_VERSION, SyntheticMarket, build_market
-from echelon.data.synth.minutes import (
-    BarBlock,
-    MinuteEngine,
-    OrderBook,
-    aggregate,
-    join,
-    order_book,
-)
 from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import ConfigError, DataError
 from echelon.types import Freq
@@ -62,8 +55,8 @@ class SyntheticSource(Source):
         return build_market(self._config, self._seed, self._calendar)
 
     @cached_property
-    def _engine(self) -> MinuteEngine:
-        return MinuteEngine(self.market)
+    def _engine(self) -> minutes.MinuteEngine:
+        return minutes.MinuteEngine(self.market)
 
     @property
     def _step(self) -> int:
@@ -109,25 +102,25 @@ class SyntheticSource(Source):
         if frames:
             yield self._raw(frames, row)
 
-    def _pieces(self, path: SymbolPath) -> Iterator[BarBlock]:
+    def _pieces(self, path: SymbolPath) -> Iterator[minutes.BarBlock]:
         """Bars of one symbol, in pieces of at most about `rows_per_frame` rows."""
-        blocks: list[BarBlock] = []
+        blocks: list[minutes.BarBlock] = []
         for block in range(self._engine.n_blocks):
             made = self._engine.block(path, block)
             if made is None:
                 continue
-            blocks.append(aggregate(made, self._step))
+            blocks.append(minutes.aggregate(made, self._step))
             if sum(b.close.size for b in blocks) >= self._rows_per_frame:
-                yield join(blocks)
+                yield minutes.join(blocks)
                 blocks = []
         if blocks:
-            yield join(blocks)
+            yield minutes.join(blocks)
 
     def _raw(self, frames: list[pl.DataFrame], first_row: int) -> RawFrame:
         frame = pl.concat(frames).with_row_index("row", offset=first_row)
         return RawFrame(frame=conform(frame), origin=f"synthetic market, seed {self._seed}")
 
-    def _to_frame(self, path: SymbolPath, bars: BarBlock) -> pl.DataFrame:
+    def _to_frame(self, path: SymbolPath, bars: minutes.BarBlock) -> pl.DataFrame:
         clock = self.market.clock
         ends = clock.bar_ends(self._step)
         if self._freq == "1d":
@@ -186,7 +179,7 @@ class SyntheticSource(Source):
         shown = clock.has_bar(np.arange(self.market.n_days), self._step)
         return pl.DataFrame({"time": time[shown], "close": level[shown]})
 
-    def order_book(self, symbol: str, session: date) -> OrderBook:
+    def order_book(self, symbol: str, session: date) -> minutes.OrderBook:
         """Five levels of `symbol` at the end of each minute of `session`."""
         day = self.market.clock.day_of(session)
         if day is None:
@@ -195,7 +188,7 @@ class SyntheticSource(Source):
                 f"{session} is no session of this market, which has the sessions of "
                 f"{self._calendar} from {first} to {last}"
             )
-        return order_book(self._engine, symbol, day)
+        return minutes.order_book(self._engine, symbol, day)
 
 
 def from_config(config: Config) -> SyntheticSource:
