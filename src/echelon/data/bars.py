@@ -79,11 +79,7 @@ class RawFrame:
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What a source says about itself before a single bar is read.
-
-    The fingerprint changes whenever what the source would deliver changes (content hash of files,
-    parameters of a generator, the query of a vendor and its day).
-    """
+    """What a source says before a bar is read; the fingerprint changes with what it delivers."""
 
     name: str
     freq: Freq

@@ -85,7 +85,6 @@ def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFr
 
 
 def _partitions(store: Store, name: str, request: PanelRequest) -> list[str]:
-    """Keys of the partitions inside the asked span."""
     keys = store.partitions(name, *_bounds(request))
     if not keys:
         first, last = store.manifest(name).span
@@ -97,7 +96,6 @@ def _partitions(store: Store, name: str, request: PanelRequest) -> list[str]:
 
 
 def _bounds(request: PanelRequest) -> tuple[datetime | None, datetime | None]:
-    """First and last moment of the asked span."""
     start = datetime.combine(request.start, time.min) if request.start else None
     end = datetime.combine(request.end, time.max) if request.end else None
     return start, end

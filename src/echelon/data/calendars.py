@@ -43,10 +43,7 @@ class CalendarReach(NamedTuple):
 
 
 def sessions(calendar: str, first: date, last: date) -> Times:
-    """Sessions from `first` to `last`, both included: datetime64[us][T] at midnight.
-
-    Raises `DataError` where the calendar does not reach that far.
-    """
+    """Sessions from `first` to `last`, both included: datetime64[us][T] at midnight."""
     if first > last:
         return np.empty(0, dtype="datetime64[us]")
     if calendar == ROUND_THE_CLOCK:

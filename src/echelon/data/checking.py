@@ -33,10 +33,7 @@ _CHUNK_ROWS = 5_000_000
 def check_source(
     source: Source, extras: Extras, scratch: Path, *, progress: RowProgress | None = None
 ) -> list[Problem]:
-    """All problems of a source: what an import would refuse, and what merely looks odd.
-
-    It is a real import, into a store in `scratch`, with every bad row set aside.
-    """
+    """All problems of a source, found by a real import into `scratch` that sets bad rows aside."""
     store = Store(scratch)
     try:
         report = import_source(
@@ -188,10 +185,7 @@ def _tell_stale(runs: pl.DataFrame, origin: str) -> Iterator[Problem]:
 
 
 def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
-    """Each symbol's first and highest factor: they run up to 1 at the end, or at the download.
-
-    Prices scaled by them carry later splits and dividends into the past.
-    """
+    """Factors that run up to 1 at the end: they carry later splits and dividends into the past."""
     below = factors.filter(pl.col("first") < 1 - _ANCHOR_TOLERANCE)
     if below.is_empty() or (factors["top"] > 1 + _ANCHOR_TOLERANCE).any():
         return

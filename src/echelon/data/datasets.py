@@ -128,10 +128,7 @@ def ensure_dataset(
     progress: Callable[[int], None] | None = None,
     notice: Callable[[ImportReport], None] | None = None,
 ) -> Manifest:
-    """The manifest of the configured dataset; imports it unless the store has just that already.
-
-    What a vendor delivered before is kept and added to; another data.dataset fetches it again.
-    """
+    """The manifest of the configured dataset; imports it unless the store has just that already."""
     _refuse_missing_files(config)
     store = Store(config.data.store)
     if config.data.source == IN_STORE:

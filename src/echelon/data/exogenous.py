@@ -8,10 +8,9 @@ revised later. Joining by period would hand March's inflation to the trades of M
 2. `join_as_of` gives each bar, among the rows published by the bar's decision time, the one of
    the latest period, and of that period the latest publication.
 
-Publication times are naive and local to the exchange, as bar times are; times with an offset are
-converted. A publication date without an hour (midnight) counts as known from the *next* day on,
-because the hour may have been after the close. Values published inside their period (flash
-estimates, daily sentiment) are welcome: only the publication time decides.
+Publication times are naive and local to the exchange; times with an offset are converted. A date
+without an hour (midnight) counts as known from the *next* day on, because the hour may have been
+after the close. Values published inside their period (flash estimates, sentiment) are welcome.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class Exogenous:
 def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:
     """Read one file of series (CSV, gzip or Parquet) into the columns of `SERIES_SCHEMA`.
 
-    timezone: of the exchange; needed where publication times carry an offset. Every bad row is
-    listed at once. Rows come sorted by series (in the order of `config.series`), symbol and
-    publication.
+    timezone: of the exchange; needed where publication times carry an offset. Rows come sorted by
+    series (in the order of `config.series`), symbol and publication.
     """
     path = config.path
     sheet = Sheet.read(path, SERIES, ("series", "period", "value"))

@@ -6,8 +6,7 @@
    what is stored, adjustment factors anchored at each symbol's first bar.
 4. The finished version is published in one rename (`Store.publish`).
 
-Anchoring at the first bar keeps later splits and dividends out of past price levels: a file
-adjusted to its download day carries them, and dividing by the first factor removes them. Where a
+Anchoring at the first bar keeps later splits and dividends out of past price levels. Where a
 source gives reference prices (`pre_close`) instead of a factor, ex-right days are found from them.
 An update begins with a bar that is stored already, and that overlap says how its factor, and the
 units of a vendor who has restated history, continue what is there.
@@ -187,7 +186,6 @@ class _Import:
             raise self._nothing_left()
 
     def _nothing_left(self) -> DataError:
-        """The error for a source of which nothing can be kept."""
         errors, name = [p for p in self.problems if p.severity == "error"], self.info.name
         if errors:
             return InvalidDataError(errors, f"{name}: not one row is good; nothing was imported:")
@@ -401,10 +399,7 @@ class Joiner:
     def from_overlap(
         info: SourceInfo, base: Manifest | None, store: Store, firsts: pl.DataFrame
     ) -> Joiner:
-        """From each symbol's first row, and from its overlap with the stored bars.
-
-        firsts: symbol, time, close, volume, factor of the first row of every symbol
-        """
+        """From each symbol's first row (`firsts`), and from its overlap with the stored bars."""
         chain = "factor" not in info.fields and "pre_close" in info.fields
         if base is None:
             one = {"price": pl.lit(1.0), "volume": pl.lit(1.0)}
@@ -490,7 +485,6 @@ def _stored_at(store: Store, base: Manifest, firsts: pl.DataFrame) -> pl.DataFra
 
 
 def _refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
-    """An update must be of the same kind of bars as the dataset it joins."""
     for name in ("freq", "calendar", "timezone", "price_basis", "fields"):
         new, old = getattr(info, name), getattr(base.info, name)
         if name == "fields":
@@ -503,10 +497,7 @@ def _refuse_other_kind(info: SourceInfo, base: Manifest) -> None:
 
 
 def _refuse_apart(both: pl.DataFrame, known: pl.Series, base: Manifest) -> None:
-    """A symbol's update must begin with a bar that is stored: factors are joined there.
-
-    Raw prices cannot change after the fact; adjusted ones are restated by the vendor.
-    """
+    """Refuse an update without a stored bar to join its factors at, or with other raw prices."""
     apart = both.filter(pl.col("close_stored").is_null(), pl.col("symbol").is_in(known.implode()))
     if apart.height:
         names = ", ".join(apart["symbol"].head(5)) + (" …" if apart.height > 5 else "")

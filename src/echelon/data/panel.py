@@ -78,10 +78,7 @@ class Panel:
 
 
 def forward_fill(values: Floats) -> Floats:
-    """Carry the last finite value of each column forward; NaN stays before the first one.
-
-    values: [T,N]. Returns a new array.
-    """
+    """A copy of values[T,N] with the last finite one carried forward; NaN before the first."""
     rows = np.where(np.isnan(values), -1, np.arange(len(values))[:, None])
     np.maximum.accumulate(rows, axis=0, out=rows)
     filled = np.take_along_axis(values, np.maximum(rows, 0), axis=0)

@@ -158,32 +158,21 @@ def digest_code(*patterns: str) -> str:
 
 
 def import_fingerprint(source: str, extras: str) -> str:
-    """What an import depends on: the fingerprints of source and extra tables, and our own code.
-
-    A dataset that older code made from the same files is imported again by `ensure_dataset`.
-    """
+    """What an import depends on: the fingerprints of source and extra tables, and our own code."""
     steps = (f"data/{step}.py" for step in ("bars", "importing", "validate"))
     code = digest_code("data/sources/*.py", *steps)
     return digest_of({"source": source, "extras": extras, "code": code})
 
 
 class Store:
-    """A directory of datasets.
-
-    pin: the version of one dataset to show, whatever CURRENT.json says by now; such a store is
-        for reading only
-    """
+    """A directory of datasets; pin: the version of one that is shown, which makes it read-only."""
 
     def __init__(self, root: Path, pin: Manifest | None = None) -> None:
         self.root = root
         self.pin = pin
 
     def pin_dataset(self, name: str) -> Self:
-        """The same store (or view) that keeps showing the dataset's present version.
-
-        The version stays on disk during the next import; the one after that removes it, and
-        reading it is then a `StoreError`.
-        """
+        """The same store (or view) on the dataset's present version, gone two imports later."""
         other = copy.copy(self)
         other.pin = self.manifest(name)
         return other
@@ -338,10 +327,7 @@ class Store:
 
 
 def _verify_file(path: Path, digest: Callable[[Path], str], expected: str) -> None:
-    """Compare the values of a file with what was imported; they are read once a command.
-
-    Values and not bytes: the digests of the manifest are theirs.
-    """
+    """Compare the values (not the bytes) of a file with what was imported, once a command."""
     with _naming(path):
         values = files.digest_once(path, digest.__name__, digest)
     if values != expected:

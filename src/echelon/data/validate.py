@@ -115,7 +115,6 @@ def _spell_out(
 
 
 def _row_rules(info: SourceInfo) -> list[_Rule]:
-    """Rules that need only the row itself."""
     rules = [
         _Rule("time", pl.col("time").is_null(), pl.lit("the time is missing")),
         _Rule("symbol", pl.col("symbol").is_null(), pl.lit("the symbol is missing")),
@@ -174,7 +173,6 @@ def _symbol_rules() -> list[_Rule]:
 
 
 def _range_rules(prices: Sequence[str]) -> list[_Rule]:
-    """High, low and what must lie between them."""
     if "high" not in prices or "low" not in prices:
         return []
     high, low = pl.col("high"), pl.col("low")
@@ -320,11 +318,7 @@ def _wrong_calendar(days: pl.Series, closed: pl.Series, origin: str, calendar: s
 def _hours_rules(
     times: pl.Series, origin: str, info: SourceInfo
 ) -> tuple[list[_Rule], list[Problem]]:
-    """Intraday bars: on no session's day → bad; outside its hours → a warning, they may be real.
-
-    A session may begin on the day before (futures), so a bar belongs to the last session that
-    has opened.
-    """
+    """Intraday bars: on no session's day → bad; outside its hours → a warning, they may be real."""
     distinct = times.unique().sort()
     state = _place(distinct, info, info.timezone)
     counts = times.value_counts(name="n").join(state, on="time")
@@ -372,6 +366,7 @@ def _place(times: pl.Series, info: SourceInfo, zone: str) -> pl.DataFrame:
     margin = timedelta(days=7)  # the session of a bar on the first day may have started before
     span = calendars.bounds(info.calendar).clip(first - margin, last + margin)
     table = calendars.hours(info.calendar, *span, zone)
+    # A session may begin on the day before (futures): a bar belongs to the last that has opened.
     placed = (
         times.alias("time")
         .to_frame()
@@ -416,5 +411,4 @@ def _span(days: pl.Series) -> tuple[date, date]:
 
 
 def _time_text() -> pl.Expr:
-    """The time as a user would write it."""
     return pl.col("time").dt.strftime("%Y-%m-%d %H:%M:%S").str.strip_suffix(" 00:00:00")

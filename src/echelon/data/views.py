@@ -82,11 +82,7 @@ def _null_after(column: str, day: date) -> pl.Expr:
 
 
 class ScrambledView(_View):
-    """The same past, another future.
-
-    Bars after the cut are multiplied by noise or missing; delistings and membership changes after
-    it happen at other times.
-    """
+    """The same past, another future: other bars, delistings and changes of members."""
 
     def __init__(self, store: Store, cut: datetime, seed: int = 0) -> None:
         super().__init__(store)

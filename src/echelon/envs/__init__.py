@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from echelon.envs.act import Action, ActionRule, Holdings
-from echelon.envs.books import Books, StepResult
+from echelon.envs.books import Books
 from echelon.envs.gym import TradingEnv
-from echelon.envs.registration import make_trading_env, register
+from echelon.envs.registration import register
 from echelon.envs.world import World, index_world, world_of
 
 if TYPE_CHECKING:
@@ -23,12 +23,9 @@ __all__ = [
     "BatchedVecEnv",
     "Books",
     "Holdings",
-    "StepResult",
     "TradingEnv",
     "World",
     "index_world",
-    "make_trading_env",
-    "register",
     "world_of",
 ]
 

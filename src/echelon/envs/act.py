@@ -191,10 +191,7 @@ def _discrete_orders(
 
 
 def weight_orders(weights: Floats, book: Book, value: Floats, close: Floats) -> Orders:
-    """Orders that move the books towards target weights.
-
-    weights[E,N]: shares of the value, NaN: leave as it is; close[E,N]: at the decision
-    """
+    """Orders towards target weights[E,N] (NaN: leave as it is); close[E,N]: at the decision."""
     assert weights.shape == book.shares.shape == close.shape, "weights are not [E,N]"
     priced = close > 0
     target = np.where(priced, weights * value[:, None] / np.where(priced, close, 1.0), np.nan)
@@ -203,11 +200,8 @@ def weight_orders(weights: Floats, book: Book, value: Floats, close: Floats) -> 
 
 
 def members_only(orders: Orders, buyable: Bools) -> tuple[Orders, Bools | None]:
-    """(orders without buys where not `buyable`[E,N], which they were [E,N]); None: none were.
-
-    The kernel knows prices and rules, not the universe: a policy that ignores what is allowed must
-    not leave it either.
-    """
+    """(orders without buys where not `buyable`[E,N], which they were [E,N]); None: none were."""
+    # The kernel knows no universe, and a policy may ignore what is allowed.
     if buyable.all():
         return orders, None
     refused = ~buyable & ((orders.shares > 0.0) | (orders.spend > 0.0))

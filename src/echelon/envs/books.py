@@ -77,10 +77,7 @@ class Books:
         self.reward_state = rewards.restart(self.reward_state, self.value, chosen)
 
     def take(self, which: Rows) -> Books:
-        """Copies of the books `which`[E'], in that order; one may be named any number of times.
-
-        They trade on as the originals would, which stay as they are.
-        """
+        """Copies of the books `which`[E'], in that order, any of them any number of times."""
         taken, state = copy.copy(self), self.reward_state
         taken.book = Book(*(part[which] for part in self.book))
         taken.value, taken.row = self.value[which], self.row[which]
@@ -93,10 +90,7 @@ class Books:
         return act.holdings(self.world, self.book, self.value, self.row, self.rule)
 
     def step(self, actions: NDArray[Any]) -> StepResult:
-        """Act, and go one bar on.
-
-        actions[E,N]: by `act.Action`, or target weights (NaN: leave the asset as it is)
-        """
+        """Go one bar on by actions[E,N]: `act.Action`, or target weights (NaN: leave as is)."""
         assert (self.row < self.span.stop - 1).all(), "a book is past the end of its span"
         world, before, close = self.world, self.value, self.world.rows.close[self.row]
         if self.rule.kind == "discrete":

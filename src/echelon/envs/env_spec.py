@@ -116,11 +116,7 @@ class EnvSpec:
         return Books(self.world, self.rule, self.reward, n_books, self.span)
 
     def start(self, rng: np.random.Generator, options: dict[str, Any] | None = None) -> int:
-        """The row an episode begins at; `options` may pin it by `row`.
-
-        Random ones are spread evenly over the rows that leave room for the whole episode or, where
-        its length is not set, for one step.
-        """
+        """The row an episode begins at: pinned by options, or any that leaves room, evenly."""
         last = self.span.stop - 1
         unknown = sorted((options or {}).keys() - {"row"})
         if unknown:
@@ -194,10 +190,7 @@ class EnvSpec:
         return seen
 
     def actions(self, raw: NDArray[Any], held: Holdings) -> NDArray[Any]:
-        """What `Books.step` takes, from raw actions[E,…] of the action space.
-
-        Scores outside [−1, 1] count as −1 and 1. Anything else that is not of the space is refused.
-        """
+        """What `Books.step` takes, from raw actions[E,…]; scores are cut to [−1, 1]."""
         n_books, n_assets = held.weights.shape
         if self.rule.kind == "discrete":
             expected = f"{n_assets} whole numbers, 0 (HOLD), 1 (BUY) or 2 (SELL), one for an asset"

@@ -59,10 +59,7 @@ def reward(
     benchmark: Floats | None,
     config: RewardConfig,
 ) -> tuple[Floats, RewardState]:
-    """(rewards[E], state) of a step that took the books from value `before`[E] to `after`[E].
-
-    benchmark[E]: the benchmark's return over the step, for `excess`
-    """
+    """(rewards[E], state) of a step from values `before`[E] to `after`[E]; benchmark[E]: returns."""
     gain = after / before - 1.0
     peak = np.maximum(state.peak, after)
     drawdown = 1.0 - after / peak

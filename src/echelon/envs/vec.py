@@ -144,10 +144,7 @@ class BatchedVecEnv(PlacesVecEnv):
         wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
         indices: VecEnvIndices = None,
     ) -> list[bool]:
-        """Whether each book does what the wrapper would: of those SB3 asks for, `Monitor`.
-
-        There are no wrappers; SB3 asks in order to know whether `episode` is in the infos.
-        """
+        """There are no wrappers, but infos have `episode` as `Monitor` would write it."""
         monitored = issubclass(wrapper_class, Monitor)
         return [monitored for _ in self._get_indices(indices)]
 
@@ -196,7 +193,6 @@ class BatchedVecEnv(PlacesVecEnv):
             }
 
     def _begin(self, which: Bools, options: list[dict[str, Any]]) -> None:
-        """Begin an episode in the books `which`[E]."""
         rows = self._books.row.copy()
         for e in np.flatnonzero(which).tolist():
             spec = self._views[e]._spec
@@ -213,10 +209,7 @@ class BatchedVecEnv(PlacesVecEnv):
 
 
 class BookView(OneBook):
-    """One book of the batch as code that expects an environment of its own sees it.
-
-    `get_attr`, `set_attr` and `env_method` work on these; other names are free to be set and got.
-    """
+    """One book as `get_attr`, `set_attr` and `env_method` see it; other names may be set."""
 
     render_mode: None = None
     spec: None = None

@@ -80,10 +80,7 @@ class World:
         return len(self.symbols)
 
     def span(self, split: str) -> range:
-        """Rows of a split on which a book can stand: from the first with a whole window on.
-
-        Raises where fewer than two are left: one to decide on and one to be marked at.
-        """
+        """Rows of a split on which a book can stand: at least two, all with a whole window."""
         if split not in self.splits:
             raise DataError(
                 f"split.{split} is not in this world, which has {', '.join(self.splits)}. The "
@@ -101,18 +98,12 @@ class World:
         return range(first, rows.stop)
 
     def spans(self, split: str) -> tuple[range, ...]:
-        """Stretches of a split on which a book can stand, each to be traded by itself.
-
-        One, that of `span`, unless the world was joined from several.
-        """
+        """Stretches of a split to be traded each by itself: `span`, or those of a joined world."""
         return self.stretches.get(split) or (self.span(split),)
 
 
 def rules_of(prepared: Prepared, config: Config) -> RulesInForce:
-    """The rules in force on a prepared set; a preset that contradicts its calendar is refused.
-
-    Every world is made by them, and every command that makes one says them.
-    """
+    """The rules in force on a prepared set; a preset that contradicts its calendar is refused."""
     manifest = prepared.manifest
     opens, volume, limits = (
         prepared.array(name) is not None for name in ("open", "volume", "limit_up")
@@ -175,10 +166,7 @@ def world_of(
 
 
 def index_world(world: World) -> World | None:
-    """A world whose one asset is the benchmark index, without costs; None without a benchmark.
-
-    The index can be bought in any amount, at its closes: what an index fund would have made.
-    """
+    """A world whose one asset is the benchmark, at its closes and without costs; None: no index."""
     if world.benchmark is None:
         return None
     level = forward_fill(world.benchmark[:, None])
@@ -210,7 +198,6 @@ def index_world(world: World) -> World | None:
 
 
 def _history(prepared: Prepared, stop: int) -> PriceHistory:
-    """Prices of the rows before `stop`."""
     parts: dict[str, Any] = {}
     for name in ("tradable", "delisted", "open", "volume", "factor", "limit_up", "limit_down"):
         values = prepared.array(name)

@@ -12,7 +12,6 @@ from echelon.market.executor import (
 from echelon.market.kernel import mark, new_book, settle, step, trade
 from echelon.market.presets import (
     PRESETS,
-    MarketRules,
     RulesInForce,
     TradedData,
     drawn_market,
@@ -21,7 +20,7 @@ from echelon.market.presets import (
 )
 from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
 from echelon.market.rules import Rules
-from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows, Stepped
+from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows
 
 __all__ = [
     "HAIRCUTS",
@@ -33,14 +32,12 @@ __all__ = [
     "Fills",
     "ImmediateExecutor",
     "MarketRows",
-    "MarketRules",
     "Orders",
     "PriceHistory",
     "Reason",
     "Rows",
     "Rules",
     "RulesInForce",
-    "Stepped",
     "TradedData",
     "Worked",
     "cost_split",

@@ -1,10 +1,8 @@
 """The kernel once more, in torch and differentiable: target weights in, the bar's return out.
 
 Without impact prices do not react to orders, so what a book makes of target weights can be
-differentiated in them, through costs and holdings and over several bars. This is `step` of the
-kernel and `weight_orders` of `act`, with the book's value taken as 1: where nothing depends on the
-size of an order, the return depends on weights alone. Shares are counted in what they were worth
-at the decision, so a holding of w is worth w times the price's growth since.
+differentiated in them, over several bars. This is `step` of the kernel and `weight_orders` of
+`act`, with the book's value taken as 1 and shares counted in what they were worth at the decision.
 
 One step of a book that stands at row t, filled at the next open:
 
@@ -102,10 +100,7 @@ def diff_market(
     members: Bools,
     dtype: torch.dtype = torch.float32,
 ) -> DiffMarket:
-    """Lay a market out for differentiable steps.
-
-    members[T,N]: may be bought, as decided at each row
-    """
+    """Lay a market out for differentiable steps; members[T,N]: may be bought, as decided there."""
     refuse_sized_rules(rows, rules)
     assert not rules.in_order, "the 20/50 rule is not one of target weights"
     assert rules.spend_proceeds, "target weights spend what sells bring"
@@ -192,10 +187,7 @@ def _trade_weights(
 
 
 def diff_cap_weights(target: Tensor) -> Tensor:
-    """Targets[E,N] as they may be, as `act.diff_cap_weights`: none below zero, together at most 1.
-
-    NaN stays NaN, and counts for nothing.
-    """
+    """As `act.cap_weights`, of targets[E,N]; NaN stays NaN, and counts for nothing."""
     hold = torch.isnan(target)
     floor = torch.relu(torch.where(hold, 0.0, target))
     total = floor.sum(-1, keepdim=True)
@@ -208,11 +200,7 @@ def allowed_trades(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
 
 
 def diff_weights_of_scores(scores: Tensor, weights: Tensor, may: Allowed, gain: float) -> Tensor:
-    """Target weights[E,N] of scores[E,N] in [−1, 1], cash having the score 0: as `act` has it.
-
-    weights[E,N]: held now. Assets that can be neither bought nor sold are left as they are (NaN);
-    one that can only be sold takes part with at most the weight it has.
-    """
+    """As `act.weights_of_scores`, of scores[E,N] and weights[E,N] held; cash has the score 0."""
     frozen = ~may.free
     free = 1.0 - torch.where(frozen, weights, 0.0).sum(-1, keepdim=True)
     exponents = torch.nn.functional.pad((gain * scores).masked_fill(frozen, -torch.inf), (0, 1))

@@ -17,21 +17,17 @@ A step of books whose orders were decided at the close of row t, worked during r
 5. Orders that the executor has no market for are filled at once, at the open, by the kernel's own
    slippage and volume cap. A book of which it worked no order goes through `trade` unchanged.
 
-So no book owes money at the close. During the day it may: a morning's buys are paid by an
-afternoon's sells, which takes a broker that settles at the end of the day. What step 4 takes away
-from a buy counts as never bought (`Execution.cut`); its price stays the one of the whole order,
-whose impact was larger: the error is against us. In a bar where some of a book's orders are worked
-and others filled at once, the latter pay the slippage of what was ordered, for the same reason.
+So no book owes money at the close. During the day it may, which takes a broker that settles at the
+end of it. What step 4 takes away from a buy counts as never bought (`Execution.cut`); its price
+stays the one of the whole order, whose impact was larger: the error is against us.
 
-What the fills cost, and what for, says `cost_split`. The cost of a fill is measured against the
-arrival price, the last one known as the order began:
+`cost_split` measures a fill against the arrival price, the last one known as the order began:
 
     shortfall = side·shares·(price − arrival) + fees
               = spread + impact + timing + fees
 
-timing is what the market did between arrival and the fill; it is as often a gain as a cost, unless
-orders follow the market or an executor is clever. Against TWAP and VWAP of the order's own time the
-market's move is in both prices, so what remains is the executor's doing.
+timing is what the market did between arrival and the fill. Against TWAP and VWAP of the order's
+own time the market's move is in both prices, so what remains is the executor's doing.
 
 Axes: `E` books, `N` assets.
 """
@@ -92,10 +88,7 @@ class Executor(Protocol):
 
 
 class Execution(NamedTuple):
-    """How orders were executed, next to their `Fills`; [E,N] each, of what was filled.
-
-    Spread, impact, timing and fees together are the shortfall against arrival.
-    """
+    """How orders were executed, next to their `Fills`; [E,N] each, of what was filled."""
 
     worked: Bools  # by an executor; False: filled at once, or nothing was
     arrival: Floats  # price, NaN where nothing was executed
@@ -108,10 +101,7 @@ class Execution(NamedTuple):
 
 
 class ImmediateExecutor:
-    """Fills everything at once, as the kernel does without an executor, bit for bit.
-
-    For the facts: a backtest with it has an `Execution` to split costs by.
-    """
+    """Fills at once, as without an executor, but with an `Execution` to split costs by."""
 
     name = "immediate"
 
@@ -175,10 +165,7 @@ class CostSplit(NamedTuple):
 
 
 def cost_split(fills: Fills, execution: Execution | None = None) -> CostSplit:
-    """Split the costs of fills, of any shape.
-
-    execution: None: filled at once, of which only the slippage is known; it counts as impact
-    """
+    """Split the costs of fills; without `execution` (filled at once) slippage counts as impact."""
     filled = fills.shares != 0.0
     shares, price = fills.shares[filled], fills.price[filled]
     fees = float((fills.commission + fills.stamp)[filled].sum())

@@ -22,11 +22,10 @@ The result does not depend on the order of assets, except under `in_order`, and 
 commissions are so large a part of the cash that the factor is not found in a few rounds: of the
 buys so scaled, the first are served.
 
-The compiled functions are written for speed, which shows in three habits. Orders are listed by
-side before they are worked on, and holdings of zero are computed with like any other: a branch
-on what a policy happens to do is guessed wrong half the time, and that costs more than the
-arithmetic. Rows and assets are unsigned numbers: an array indexed with those is not asked whether
-the index is negative. Loops index whole arrays [e, n]: a view of one book's row counts references.
+The compiled functions have three habits for speed. Orders are listed by side first, and holdings
+of zero are computed with like any other: a branch on what a policy does is guessed wrong half the
+time. Rows and assets are unsigned: no index is asked whether it is negative. Loops index whole
+arrays [e, n]: a view of one book's row counts references.
 """
 
 from __future__ import annotations
@@ -68,11 +67,7 @@ def new_book(cash: float | Floats, n_books: int, n_assets: int) -> Book:
 
 
 def settle(book: Book, market: MarketRows, row: Rows) -> Book:
-    """The books after what happens by itself before the bar `row`[E] opens.
-
-    Dividends are paid on the shares held, splits multiply them, a delisted holding becomes cash
-    at the last price less the haircut, and a new session unlocks what T+1 held back.
-    """
+    """The books after what happens by itself before the bar `row`[E] opens."""
     _check(book, market, row)
     after = _copy(book)
     _settle(after, market, row)

@@ -65,10 +65,7 @@ PRESETS: Mapping[Preset, MarketRules] = {
 
 
 def resolve_rules(config: Config, *, calendar: str | None) -> MarketRules:
-    """The rules of `config` on data of a calendar, which must not contradict its preset.
-
-    calendar: None: a drawn market, of no exchange
-    """
+    """The rules of `config` on data of a calendar (None: drawn), which its preset must fit."""
     market = config.market
     preset = PRESETS[market.preset_for(calendar)]
     own = {name: getattr(market, name) for name in MarketRules._fields}
@@ -148,7 +145,6 @@ def drawn_market(config: Config) -> RulesInForce:
 
 
 def _idle(rules: MarketRules, data: TradedData, *, opens: bool) -> dict[str, str]:
-    """Rule → why it cannot act."""
     by_volume = rules.slippage in ("linear", "sqrt") and rules.slippage_bps > 0.0
     unquoted = "adjusted" if data.price_basis == "adjusted" else ""
     drawn = "drawn" if data.calendar is None else ""

@@ -94,10 +94,7 @@ def market_rows(
 
 
 def trailing_median(volume: Floats, bars: int) -> Floats:
-    """Median[T,N] of the `bars` rows *before* each row; of fewer at the start, 0 at row 0.
-
-    It stands in for the volume of a bar that has only just opened.
-    """
+    """Median[T,N] of the `bars` rows *before* each row; of fewer at the start, 0 at row 0."""
     out = np.zeros_like(volume)
     for t in range(1, min(bars, len(volume))):
         out[t] = np.median(volume[:t], axis=0)

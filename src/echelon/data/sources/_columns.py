@@ -171,9 +171,6 @@ def recognise(
 
     key: of the configuration, where `own` is set; messages name it
     ranked: of columns with the same meaning, that counts whose alias comes first
-
-    Raises `InvalidDataError` with everything that is wrong: a required field that no column
-    fills, two columns for one field, an entry of `own` that fits nothing.
     """
     match = _Matcher(columns, aliases, file, key, ranked)
     mapped = match.own_columns(own or {})
@@ -305,10 +302,7 @@ class Reader:
     _aware: tuple[int, bool] | None = field(default=None, init=False)
 
     def to_bars(self, piece: pl.DataFrame) -> TableBlock:
-        """Canonical bars of a block of cells (with `ROW`), and what of it could not be read.
-
-        The time of day is kept even for daily bars.
-        """
+        """Canonical bars of a block of cells (with `ROW`), and what of it could not be read."""
         fields = self.columns.by_field
         if "date" in fields:
             date, clock = fields["date"].name, fields["clock"].name
@@ -422,11 +416,7 @@ class _Check(NamedTuple):
 
 
 def symbols_of(cells: pl.Series, *, pad: bool) -> pl.Series:
-    """Symbols as text, empty cells null; the same for bars and for the files next to them.
-
-    pad: short numbers are six-digit A-share codes whose zeros a spreadsheet or an integer column
-        has lost
-    """
+    """Symbols as text, empty cells null; pad: to six digits, as A-share codes that lost zeros."""
     if cells.dtype.is_float():  # pandas: whole numbers with gaps
         whole = cells.cast(pl.Int64, strict=False)
         cells = whole.cast(pl.String).zip_with(cells == whole, cells.cast(pl.String))
@@ -491,10 +481,7 @@ class Sheet:
         own: Mapping[str, str] | None = None,
         key: str = "data.columns",
     ) -> Self:
-        """Read `path`; own: as for `recognise`, where it is set by `key`.
-
-        Of data.columns, which was written for the bars, those entries count that fit.
-        """
+        """Read `path`; of data.columns, written for the bars, those entries count that fit."""
         facts, own = inspect(path), own or {}
         if key == "data.columns":
             own = {a: b for a, b in own.items() if a in facts.columns and b in aliases}

@@ -8,9 +8,8 @@
 Row numbers count as a user would: the line of a text file (the header is line 1), the 0-based
 row of a Parquet file.
 
-Files come from strangers: whatever is in one, what leaves here is rows, or an error that names the
-file and the remedy. Absurd shapes (a header of a million columns, a gzip bomb) are refused before
-they cost time or memory.
+Files come from strangers: what leaves here is rows, or an error that names the file and the remedy.
+Absurd shapes (a header of a million columns, a gzip bomb) are refused before they cost anything.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ def rejects(file: str, rows: Sequence[tuple[int, str, str]] = ()) -> pl.DataFram
 
 
 def files_below(path: Path) -> list[Path]:
-    """The file itself, those in a directory and below, or of a pattern such as data/*.csv.
-
-    Raises `SourceError` where there is none of these, or more than anyone keeps in one place.
-    """
+    """The file itself, those in a directory and below, or of a pattern such as data/*.csv."""
     wild = [k for k, part in enumerate(path.parts) if any(c in part for c in "*?[")]
     if path.is_file():
         return [path]

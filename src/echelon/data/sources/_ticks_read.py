@@ -87,10 +87,7 @@ class TickLayout:
 
 
 def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = None) -> TickLayout:
-    """Find out how `path` is written; `columns` maps its names to ours where we do not know them.
-
-    `price_scale` multiplies prices; None decides from the first rows (see `_price_scale`).
-    """
+    """Find out how `path` is written; `columns` and `price_scale` are the user's own, where set."""
     facts, needed = inspect(path), ("symbol", "price", "time")
     known = recognise(
         facts.columns, file=str(path), own=columns, aliases=TICKS, required=needed, ranked=True
@@ -107,7 +104,6 @@ def sniff(path: Path, columns: Mapping[str, str], price_scale: float | None = No
 
 
 def _clock(path: Path, sample: Mapping[str, list[str]]) -> ClockFormat:
-    """How times are written, from the first rows."""
     column = "time" if "time" in sample else "datetime"
     texts, dated = sample[column], "date" in sample
     digits = [t for t in texts if t.isdigit()]
@@ -176,11 +172,7 @@ class ProblemLog:
         value: str | None = None,
         severity: Literal["error", "warning"] = "error",
     ) -> None:
-        """Note `rows` (with `row`): what is wrong with their `field`, and what to do.
-
-        `value` is the column that has the value to show, where that is not `field` itself. Rows
-        with an error are set aside; a warning is only reported.
-        """
+        """Note `rows`: what is wrong with their `field`; `value`: the column to show, if other."""
         if rows.is_empty():
             return
         column = layout.columns.by_field.get(field)
@@ -233,10 +225,7 @@ class ProblemLog:
         self._kept = []
 
     def rejected_rows(self) -> pl.DataFrame:
-        """All rows set aside, in the order of the files: file, row, problem, cells (the line).
-
-        A row with several things wrong is one row.
-        """
+        """All rows set aside, each once, in the order of the files: file, row, problem, cells."""
         spilled = (pl.read_parquet(path, memory_map=False, glob=False) for path in self._spilled)
         every = pl.concat([rejects(""), *spilled, *self._kept])
         done = [rejects("")]

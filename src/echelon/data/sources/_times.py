@@ -58,10 +58,7 @@ def parse_times(cells: pl.Series, *, freq: Freq, timezone: str) -> pl.DataFrame:
 
 
 def drop_absurd(cells: pl.Series) -> pl.Series:
-    """Dates and times outside the years a market can have as null; other columns as they are.
-
-    Beyond polars' own range the least cast of one ends in a panic.
-    """
+    """Dates no market can have as null: beyond polars' own range a cast ends in a panic."""
     if not isinstance(cells.dtype, pl.Date | pl.Datetime):
         return cells
     known = pl.col("cell").dt.year().is_between(*_YEARS)
@@ -70,10 +67,7 @@ def drop_absurd(cells: pl.Series) -> pl.Series:
 
 
 def join_clock(dates: pl.Series, clock: pl.Series) -> pl.Series:
-    """Dates next to times of day → text of both: 93500, 0935, 9:35, 09:35:00.
-
-    Some vendors repeat the date in the second column (20200102093500000); it then stands alone.
-    """
+    """Dates next to times of day (93500, 0935, 9:35), which may repeat the date → text of both."""
     dates = drop_absurd(dates)
     if isinstance(dates.dtype, pl.Datetime):
         dates = dates.cast(pl.Date)

@@ -235,7 +235,6 @@ class Vendor(Source):
         return self._given_client
 
     def _new_client(self) -> Any:  # noqa: ANN401
-        """Import the vendor's library."""
         module = self.package.partition("==")[0]
         try:
             return importlib.import_module(module)
@@ -330,10 +329,7 @@ class Vendor(Source):
 
     @staticmethod
     def _join_latest_day(bars: pl.DataFrame, by_day: pl.DataFrame) -> pl.DataFrame:
-        """Give each bar what was in force on its day: the row with the latest `day` not after it.
-
-        bars: time; by_day: day (Date) and the columns to add. Nothing is filled backwards.
-        """
+        """Give each bar the row of `by_day` with the latest `day` that is not after it."""
         known = by_day.drop("row", strict=False).unique("day", keep="first", maintain_order=True)
         return (
             bars.with_columns(day=pl.col("time").dt.date())
@@ -348,7 +344,6 @@ class Vendor(Source):
 
     @property
     def _last_day(self) -> date:
-        """The last day to ask for."""
         today = self._local_now().date()
         return min(self._end or today, today)
 
@@ -395,11 +390,7 @@ def _http_status(error: Exception) -> int | None:
 
 @contextmanager
 def reading_answers(vendor: str, what: str) -> Iterator[None]:
-    """Blame the vendor for what its answers make of our code; also a decorator.
-
-    An answer is whatever the vendor's library makes of a server's: no table, a column of another
-    type than ever, a number that is none. what: a symbol, or what was asked for
-    """
+    """Blame the vendor for what its answers (for `what`) make of our code; also a decorator."""
     try:
         yield
     except (
@@ -494,11 +485,9 @@ class AShareVendor(Vendor):
         return a_share(symbol, self.name, index=True)
 
     def _in_shares(self, frame: pl.DataFrame, stated: float, symbol: str) -> pl.DataFrame:
-        """Turn volume into shares, and check the unit against the traded value.
+        """Turn volume from the vendor's `stated` unit into shares.
 
-        `stated` is the vendor's own unit in shares (a lot is 100). Value over volume must lie near
-        the price; where the answer fits another power of ten, the unit has changed and guessing
-        would scale all volumes wrongly.
+        Value over volume must lie near the price: where it does not, the vendor's unit has changed.
         """
         scaled = frame.with_columns(volume=pl.col("volume") * stated)
         ratio = (
@@ -515,10 +504,7 @@ class AShareVendor(Vendor):
         return scaled
 
     def _fold_opening_auction(self, bars: pl.DataFrame) -> pl.DataFrame:
-        """Merge the opening auction's bar (stamped 09:30 or before) into the session's first bar.
-
-        A mainland day then has 240 one-minute or 48 five-minute bars, each stamped with its end.
-        """
+        """Merge the opening auction's bar, of 09:30 or before, into the session's first."""
         first = timedelta(hours=9, minutes=30) + BAR[self._freq]
         day = pl.col("time").dt.truncate("1d")
         early = pl.col("time") < day + first

@@ -8,9 +8,8 @@ Bars are one long file, or a directory of one file per symbol:
 3. Calendar, time zone and price basis are settled, from the options or from a first look.
 4. `frames` reads block by block; cells that mean nothing are set aside with their row numbers.
 
-Index membership, facts about instruments and the benchmark are read whole, and checked here, at
-once: a membership file with an overlap or a benchmark with two values for a day is refused with
-every problem listed.
+Index membership, facts about instruments and the benchmark are read whole, and refused with every
+problem listed.
 """
 
 from __future__ import annotations
@@ -277,10 +276,7 @@ def _round_the_clock(times: pl.Series, freq: Freq) -> bool:
 def read_membership(
     path: Path, *, pad_symbols: bool = False, own: Mapping[str, str] | None = None
 ) -> pl.DataFrame:
-    """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted.
-
-    pad_symbols: as for the bars, see `symbols_of`; own: your column name → ours (data.columns)
-    """
+    """Membership intervals: symbol, start, end (Date; end exclusive, null = still in), sorted."""
     sheet = Sheet.read(path, MEMBERS, ("symbol", "start"), own)
     table = pl.DataFrame(
         {

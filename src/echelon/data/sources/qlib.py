@@ -11,14 +11,12 @@ Qlib's prices are adjusted: price = traded price × factor, volume = traded volu
 every symbol has a factor we deliver traded prices with the factor next to them, otherwise the
 adjusted prices as they are. NaN closes are suspensions and give no row.
 
-The last day of a line of `all.txt` is that of the last bar in the dump. That says nothing of a
-delisting: whoever is suspended when the dump is made looks the same, and on that day nobody could
-have known. So `delisted` stays open (silence decides, `data.delist_after`), and only a named
-market (csi300 …) has membership.
+The last day of a line of `all.txt` is that of the last bar in the dump, which says nothing of a
+delisting: so `delisted` stays open (silence decides, `data.delist_after`), and only a named market
+(csi300 …) has membership.
 
 Qlib names a minute by its start (09:30 to 14:59 for A-shares), Echelon by its end: 1-minute
-times are moved by one minute unless the calendar holds the session's close, which no bar starts
-at. Taken as they are, a bar would seem known a minute before it was.
+times are moved by one minute unless the calendar holds the session's close, which no bar starts at.
 """
 
 from __future__ import annotations
@@ -128,10 +126,7 @@ class QlibSource(PathSource):
         return list(self._problems)
 
     def instruments(self) -> pl.DataFrame | None:
-        """First day of each symbol by instruments/all.txt; nothing where there is no such file.
-
-        The file does not know when one is delisted (see the top of this module).
-        """
+        """First day of each symbol by instruments/all.txt; nothing where there is no such file."""
         if not self._whole.exists():
             return None
         known = _read_instruments(self._whole).filter(pl.col("symbol").is_in(set(self._symbols)))
@@ -294,7 +289,6 @@ class QlibSource(PathSource):
         )
 
     def _fingerprint(self) -> str:
-        """Hash of the calendar, the instruments and every feature file that is read."""
         digest = hashlib.sha256(f"qlib-{_VERSION} {self._freq} {self._market}".encode())
         digest.update(f" {self._calendar} {self._timezone} {self._benchmark}".encode())
         market = self._path / "instruments" / f"{self._market.lower()}.txt"
@@ -341,9 +335,7 @@ def read_bin(path: Path, n_times: int) -> tuple[int, Floats32]:
 def shortest_decimal(values: Floats, decimals: tuple[int, ...]) -> Floats:
     """Values[L] rounded to the fewest of `decimals` that float32 cannot tell from the value.
 
-    A traded price has two to four decimals, and two float32 numbers divided give it back only
-    to about 1.2e-7 of its size: 10.25 comes out as 10.2500003. What is further from every
-    rounding than that error stays as it is. NaN stays NaN.
+    Two float32 numbers divided give a price back only to about 1.2e-7 of its size: 10.2500003.
     """
     result = values.copy()
     for places in sorted(decimals, reverse=True):
@@ -413,7 +405,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _stamp(text: str) -> datetime | None:
-    """A time without an offset, or None."""
     try:
         stamp = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -60,7 +60,6 @@ class SyntheticSource(Source):
 
     @property
     def _step(self) -> int:
-        """Minutes in a bar."""
         daily = self._config.minutes_per_day
         return {"1min": 1, "5min": min(5, daily), "1d": daily}[self._freq]
 
@@ -85,10 +84,7 @@ class SyntheticSource(Source):
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
-        """Yield the bars symbol by symbol, each symbol's in order of time.
-
-        `since` is ignored: the market is made whole, from its first day.
-        """
+        """Yield the bars symbol by symbol, each symbol's in order of time; all of them, always."""
         frames: list[pl.DataFrame] = []
         held = row = 0
         for n in range(self.market.n_symbols):

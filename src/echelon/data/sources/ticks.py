@@ -13,11 +13,10 @@ Both kinds of export are understood:
 
 - trades (逐笔成交.csv): every row is a trade or, with code C, a cancellation;
 - snapshots (行情.csv): last price with the volume since the snapshot before, or with the day's
-  cumulative volume, which is differenced. Rows without new volume are quotes, not trades.
+  cumulative volume. Rows without new volume are quotes, not trades.
 
-Amounts are the file's; where it has none they are price × volume, exact for trades. A previous
-close in the file is the session's reference price and comes with each of its bars. Files may be
-sorted by time or by symbol; within a block they may be unsorted.
+Amounts are the file's, or price × volume. A previous close in the file is the session's reference
+price. Files may be sorted by time or by symbol; within a block they may be unsorted.
 
 A bar holds the trades from its start up to, not including, its end, and is named by its end.
 Opening-auction trades belong to the first bar, prints of the close to the last of the session.
@@ -97,11 +96,7 @@ class TicksSource(PathSource):
         )
 
     def frames(self, since: Mapping[str, datetime] | None = None) -> Iterator[RawFrame]:
-        """Read all files and yield their bars, every symbol's in one piece and sorted.
-
-        A bar's `row` is the line of its first trade. `since` is ignored: a tick file is read
-        whole.
-        """
+        """Yield the bars of all files by symbol; their `row` is the line of the first trade."""
         layouts = self._layouts
         absent = {"volume", "amount", "pre_close"} - self._fields()
         time = pl.col("date").cast(pl.Datetime("us")) + pl.duration(milliseconds="bar")
@@ -136,10 +131,7 @@ class TicksSource(PathSource):
                     yield RawFrame(conform(piece), str(layouts[number].path))
 
     def problems(self) -> list[Problem]:
-        """What is wrong with rows, after `frames`; the first of each kind, then a number.
-
-        Rows with an error are in no bar; so is after-hours trading, which is a warning.
-        """
+        """What is wrong with rows, after `frames`; the first of each kind, then a number."""
         return self._problems.problems()
 
     def rejected_rows(self) -> pl.DataFrame:
@@ -298,10 +290,7 @@ def sessions_of(calendar: str) -> Sessions:
 
 
 def bar_end(sessions: Sessions, freq: Freq) -> pl.Expr:
-    """End of the bar that a trade at `ms` belongs to (Int32 ms since midnight), null if none.
-
-    Daily bars are all at 0.
-    """
+    """End of the bar of a trade at `ms` (Int32 ms since midnight, 0 for daily), null if none."""
     size = calendars.MINUTES[freq] * _MINUTE
     ms = pl.col("ms")
     end = pl.lit(None, dtype=pl.Int32)
@@ -485,10 +474,7 @@ def merge_bars(parts: list[pl.DataFrame]) -> pl.DataFrame:
 
 @dataclass
 class BarMerger:
-    """Collects partial bars; spills to `directory` beyond `limit` of them.
-
-    parts: into how many pieces, by symbol, the bars are split once they are spilled
-    """
+    """Collects partial bars; spills them beyond `limit` to `directory`, in `parts` by symbol."""
 
     directory: Path
     parts: int

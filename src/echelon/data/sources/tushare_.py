@@ -116,10 +116,7 @@ class TushareSource(AShareVendor):
 
     @reading_answers("tushare", "the index's members")
     def membership(self) -> pl.DataFrame | None:
-        """Constituents of `membership_index` by its monthly weights, as published.
-
-        A constituent is in from the first list that has it until the first that has it no more.
-        """
+        """Constituents of `membership_index` by its monthly lists, as published."""
         if self._membership_index is None:
             return None
         index = self._index(self._membership_index)

@@ -62,10 +62,7 @@ def index_membership(market: SyntheticMarket) -> tuple[MembershipSpan, ...]:
 def index_levels(
     market: SyntheticMarket, intervals: Iterable[MembershipSpan], step: int | None = None
 ) -> Floats:
-    """Level of the index at the end of each bar: [T], or [T, bars] where `step` is given.
-
-    step: minutes in a bar; None: daily, which needs no minutes.
-    """
+    """Level of the index at each bar's end: [T], or [T, bars] of `step` minutes where given."""
     engine = MinuteEngine(market)
     bars = 1 if step is None else -(-market.config.minutes_per_day // step)
     worth, before = np.zeros((market.n_days, bars)), np.zeros(market.n_days)

@@ -62,10 +62,7 @@ class TradingHours:
 
 
 def _trading_hours(calendar: str, start: date, n_days: int, minutes_per_day: int) -> TradingHours:
-    """Take `n_days` sessions of the exchange from `start` on, with minutes from its opening.
-
-    The lunch break of an exchange that has one is left out; a minute bar is labelled by its end.
-    """
+    """Take `n_days` sessions of the exchange from `start` on, with minutes from its opening."""
     # 1.6 calendar days a session and three weeks leave room for weekends and holidays.
     end = start + timedelta(days=int(n_days * 1.6) + 21)
     sessions = calendars.sessions(calendar, start, min(end, calendars.bounds(calendar).last))
@@ -305,9 +302,7 @@ def _lives(
 ) -> tuple[Ints, Ints, tuple[DelistReason | None, ...]]:
     """Listing and delisting sessions of all symbols, and why they leave.
 
-    The configured shares are met exactly (rounded to whole symbols) wherever the days allow: a
-    symbol trades at least one session, and one that delists leaves at least one session before
-    the end.
+    The configured shares are met exactly, as far as each symbol can trade for a session.
     """
     n_symbols, n_days = config.n_symbols, config.n_days
     rng = stream(seed, "synthetic", "lives")

@@ -10,14 +10,11 @@
    the close and without volume, that change no aggregate; `TradingHours.has_bar` tells them apart.
 
 Prices are whole ticks and volumes whole lots of 100 shares, so a minute's traded value is a whole
-number of currency units, and sums of them are exact in float64 in whatever order they are added.
-That makes every longer bar, whoever aggregates it, bit for bit the same.
+number and sums are exact in float64: every longer bar, whoever aggregates it, is the same.
 
-`order_book` puts five levels around the close of each minute. The last trade lies between the best
-bid and the best ask. The spread widens with the minute's volatility in ticks; depth grows with the
-day's volume and shrinks when prices move fast, and rises from the best level outwards as it does in
-real books. Snapshots look at their own minute and at the day's expected volume and volatility,
-which are known before the day.
+`order_book` puts five levels around the close of each minute. The spread widens with the minute's
+volatility in ticks; depth grows with the day's expected volume, shrinks when prices move fast, and
+rises from the best level outwards as it does in real books.
 """
 
 from __future__ import annotations
@@ -56,11 +53,7 @@ def variance_profile(minutes: int) -> Floats:
 
 
 class MinuteEngine:
-    """Makes the minute bars of any symbol in any block of sessions.
-
-    The factors' bridges are kept once made (23 kB per session of 240 minutes), as every
-    symbol needs them again.
-    """
+    """Makes the minute bars of any symbol in any block; the factors' bridges are kept for all."""
 
     def __init__(self, market: SyntheticMarket) -> None:
         self.market = market
@@ -152,7 +145,6 @@ class MinuteEngine:
         return self._bridges[key]
 
     def _profile(self, block: int) -> _Profile:
-        """How the sessions of a block run."""
         if block not in self._profiles:
             ends = self.market.clock.open_minutes[block * BLOCK : (block + 1) * BLOCK]
             # Days beyond the last are drawn but never shown.
