@@ -24,6 +24,7 @@ from echelon.cli import app
 from echelon.cli.data import _export
 from echelon.config import SyntheticConfig, fingerprint, load_config
 from echelon.data.bars import RawFrame
+from echelon.data.sources import synthetic
 from echelon.data.sources.synthetic import SyntheticSource
 
 
@@ -204,7 +205,8 @@ def test_export_is_written_piece_by_piece_and_appears_whole_or_not_at_all(
 ) -> None:
     config = SyntheticConfig(n_symbols=3, n_days=30)
     whole = SyntheticSource(config, 5)
-    pieces = SyntheticSource(config, 5, rows_per_frame=20)
+    monkeypatch.setattr(synthetic, "_FRAME_ROWS", 20)
+    pieces = SyntheticSource(config, 5)
     _export(pieces, Path("new/bars.parquet"))
     expected = pl.concat([raw.frame.drop("row") for raw in whole.frames()])
     assert pl.read_parquet("new/bars.parquet").equals(expected)

@@ -50,7 +50,7 @@ def test_gap_is_suspension_valued_at_the_last_price_and_never_tradable(tmp_path:
     assert not panel.tradable[gap].any()
     assert panel.volume is not None
     assert (panel.volume[gap] == 0).all()
-    value = panel.valuation_close()
+    value = forward_fill(panel.close)
     t, n = np.argwhere(gap & (np.arange(len(gap))[:, None] > 5))[0]
     before = panel.close[:t, n]
     assert value[t, n] == before[~np.isnan(before)][-1]
@@ -65,7 +65,7 @@ def test_symbol_that_leaves_keeps_its_history_and_last_price(tmp_path: Path) -> 
     assert days[gone.argmax()] == np.datetime64("2016-03-21")
     assert not panel.present[gone, 2].any()
     assert not np.isnan(panel.close[:300, 2]).any()
-    assert np.isfinite(panel.valuation_close()[-1, 2])
+    assert np.isfinite(forward_fill(panel.close)[-1, 2])
 
 
 def test_delisting_date_of_the_future_is_not_known_before_it(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_panel_invariants(
     assert not (panel.tradable & panel.suspended).any()
     assert (panel.present == (panel.tradable | panel.suspended)).all()
     assert (panel.member <= panel.present).all()
-    value = panel.valuation_close()
+    value = forward_fill(panel.close)
     first = has_bar.argmax(axis=0)
     for n in range(2):
         assert np.isnan(value[: first[n], n]).all()  # nothing filled backwards

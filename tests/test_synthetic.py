@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 
 from echelon.config import SyntheticConfig, load_config
 from echelon.data.bars import PRICES, SCHEMA
-from echelon.data.sources import Source
+from echelon.data.sources import Source, synthetic
 from echelon.data.sources.synthetic import SyntheticSource
 from echelon.data.synth.index import index_levels, index_membership
 from echelon.data.synth.market import SyntheticMarket, build_market
@@ -155,10 +155,13 @@ def test_seed_of_the_config_wins() -> None:
 
 
 @pytest.mark.parametrize("freq", ["1d", "1min"])
-def test_path_does_not_depend_on_the_pieces_it_is_read_in(freq: Freq) -> None:
+def test_path_does_not_depend_on_the_pieces_it_is_read_in(
+    freq: Freq, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EVENTFUL.model_copy(update={"n_days": 100, "n_symbols": 5})
     whole = list(SyntheticSource(config, 5, freq).frames())
-    pieces = list(SyntheticSource(config, 5, freq, rows_per_frame=20).frames())
+    monkeypatch.setattr(synthetic, "_FRAME_ROWS", 20)
+    pieces = list(SyntheticSource(config, 5, freq).frames())
     assert len(whole) == 1
     assert len(pieces) > 5
     assert_frame_equal(whole[0].frame, pl.concat([p.frame for p in pieces]), check_exact=True)

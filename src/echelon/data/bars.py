@@ -50,10 +50,8 @@ BOUNDS: Mapping[str, ValueRange] = {
     "volume": ValueRange(1e-12, 1e18),
     "amount": ValueRange(1e-12, 1e24),
 }
-"""Field → what it can be. Wider than any market: a coin at 1e-10 bitcoin, an index in rials, a
-fund whose reverse splits make its first price 1e11. Price × volume, and price × factor anchored
-anywhere, then stay within what single precision holds (1e-38 to 3e38), so nothing overflows later.
-"""
+"""Field → what it can be, wider than any market: price × volume, and price × factor anchored
+anywhere, stay within what single precision holds (1e-38 to 3e38), so nothing overflows later."""
 
 MAX_SYMBOL = 64  # characters of the longest symbol; an option's has 21
 ODD_IN_SYMBOL = (

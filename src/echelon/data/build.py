@@ -216,11 +216,9 @@ def _derive(
 def _delistings(
     times: Times, facts: pl.DataFrame, has_bar: Bools, listed: Bools, delist_after: int
 ) -> Bools:
-    """Gone, as known on each day: by the listing facts, or after a long silence.
+    """Gone, as known on each day: by the listing facts, or silence, until it trades again.
 
-    A silence, counted in sessions, is recognised only once it has lasted; that a symbol will
-    never come back is not known on its last day, and a delisting date is not known before it.
-    A symbol that trades again is back.
+    A silence is recognised only once it has lasted, and a delisting date is not known before it.
     """
     session = _sessions(times)[:, None]
     last_bar = np.maximum.accumulate(np.where(has_bar, session, -1), axis=0)
@@ -249,11 +247,7 @@ def _sessions_since_listing(times: Times, facts: pl.DataFrame) -> np.ndarray:
 def _reference_price(
     times: Times, close: Floats, pre_close: Floats | None, factor: Floats | None
 ) -> Floats:
-    """[T,N] the session's reference price, the same for all its bars.
-
-    It is the source's pre_close (daily bars), else the last close of an earlier session, ex-right
-    by the step of the factor in between.
-    """
+    """[T,N] the session's reference price: the source's, or the last close before, ex-right."""
     total = forward_fill(close if factor is None else close * factor)
     session = _sessions(times)
     opening = np.searchsorted(session, session)  # first row of the bar's own session

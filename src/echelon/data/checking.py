@@ -90,11 +90,7 @@ _ANCHOR_TOLERANCE = 1e-4  # factors made of seven-digit prices are no better tha
 
 
 def find_oddities(chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str) -> list[Problem]:
-    """Warnings about bars that passed `validate`; `origin` names them.
-
-    chunks: columns of `bars.SCHEMA`, all bars of a symbol in one of them; `row`, where there is
-        one, is reported
-    """
+    """Warnings about chunks of bars, each all bars of some symbols, that passed `validate`."""
     pieces = []
     for chunk in chunks:
         if chunk.is_empty():

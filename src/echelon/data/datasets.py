@@ -73,16 +73,12 @@ def grows(config: Config) -> bool:
 
 
 def dataset_name(config: Config, source: Source, extras: Extras) -> str:
-    """The configured name, or one made from the source and what it would deliver.
-
-    A vendor delivers more every day, so there the question makes the name and not the answer:
-    tomorrow's import adds to today's dataset.
-    """
+    """The configured name, or one made from what the source would deliver."""
     data = config.data
     if data.dataset is not None:
         return data.dataset
     delivers = source.info().fingerprint
-    if grows(config):
+    if grows(config):  # the question makes the name: tomorrow's import adds to today's dataset
         symbols = data.symbols or config.assets
         days = [day and day.isoformat() for day in (data.start, data.end)]
         query = [data.source, symbols, data.freq, days, data.benchmark, data.membership_index]

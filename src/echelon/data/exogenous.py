@@ -126,9 +126,8 @@ def join_as_of(
 
     frame: as `read_exogenous` returns it
     times[T]: bar times; daily ones are midnight of the session
-    close_offset: from a bar's time to its decision, one for all or one per bar [T]. Zero for
-        intraday bars, whose time is their end; for daily bars the close of the session
-        (`close_offsets`), so that a release after the close belongs to the next bar
+    close_offset: from a bar's time to its decision, one for all or one per bar [T]; see
+        `close_offsets`
     max_age_days: a value published longer ago than this counts as unknown
     names: the series and their order; null: those of the frame
     """
@@ -199,9 +198,8 @@ def close_offsets(
 ) -> timedelta | NDArray[np.timedelta64]:
     """From midnight to the close of each session: timedelta64[us][T], half days included.
 
-    For daily bars. Around the clock a day ends at the next midnight. Where no close is known (the
-    calendar "data", a day that is no session) the offset is zero: nothing published that day
-    counts as known, which is late but never early.
+    Around the clock a day ends at the next midnight. Where no close is known (the calendar "data",
+    a day that is no session) the offset is zero, which is late but never early.
     """
     if calendar == ROUND_THE_CLOCK:
         return timedelta(days=1)

@@ -257,11 +257,7 @@ class _Import:
         return frame.select(STORED_COLUMNS).sort("time", maintain_order=True)
 
     def _without_duplicates(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Find bars that two pieces both have; `frame` is sorted by symbol and time.
-
-        With --quarantine, of equal copies the first stays; of different ones none does, since
-        nobody knows which is right. (`validate` does the same within a piece.)
-        """
+        """Find bars that two pieces both have; of equal copies the first stays, of others none."""
         repeats = pl.all_horizontal(pl.col(c) == pl.col(c).shift(1) for c in ("time", "symbol"))
         if not frame.select(repeats.any()).item():
             return frame

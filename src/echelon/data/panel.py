@@ -72,10 +72,6 @@ class Panel:
             have.add("time")
         return frozenset(have | {"close"})
 
-    def valuation_close(self) -> Floats:
-        """Close[T,N], the last known price carried forward: for valuation, never for trading."""
-        return forward_fill(self.close)
-
 
 def forward_fill(values: Floats) -> Floats:
     """A copy of values[T,N] with the last finite one carried forward; NaN before the first."""

@@ -47,10 +47,7 @@ TABLES = ("symbols", "membership", "benchmark")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One Parquet file of bars: a year of daily, a month of 5-minute or a day of 1-minute bars.
-
-    It is what an import or a window holds in memory: about a million rows at 5,000 symbols.
-    """
+    """One Parquet file: a year of daily, a month of 5-minute or a day of 1-minute bars."""
 
     key: str
     rows: int
@@ -61,11 +58,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A dataset in the store.
-
-    The content hash identifies bars, symbols, membership, benchmark and what kind of bars they are;
-    the same data imported twice, in any order of rows, has the same hash.
-    """
+    """A dataset in the store; the same data, in any order of rows, have the same content hash."""
 
     name: str
     version: str  # the directory that holds it
@@ -213,11 +206,7 @@ class Store:
         return manifest
 
     def find(self, name: str) -> Manifest | None:
-        """The manifest, or None where an import would start from nothing.
-
-        That is also where the manifest cannot be used, being damaged or of another version of
-        Echelon: a new import is what mends it, so it must not stand in the way of one.
-        """
+        """The manifest, or None: also where it is damaged or too old, which an import mends."""
         if name not in self:
             return None
         try:

@@ -8,9 +8,8 @@
 3. the clock: sessions of the calendar, the grid of the bar length, trading hours.
 
 A row that breaks a rule goes to `bad` with its reasons. Where a whole file is off (the calendar,
-the time zone, the bar length) there is one problem for all its rows, not one for each.
-Warnings leave their rows in `good`. Problems beyond `MAX_PROBLEMS` are
-counted. What is not wrong but looks odd is for `data.checking`.
+the time zone, the bar length) there is one problem for all its rows. Warnings leave their rows in
+`good`. What is not wrong but looks odd is for `data.checking`.
 """
 
 from __future__ import annotations

@@ -54,9 +54,8 @@ def make_trading_env(
     split: str = "train",
     **kwargs: Any,  # noqa: ANN401 (those of TradingEnv)
 ) -> TradingEnv:
-    """The environment of a prepared run directory.
+    """The environment of a prepared run directory (None: of ECHELON_RUN).
 
-    run: None: what ECHELON_RUN says; kwargs: those of `TradingEnv`
     Outside training, costs are left out where `eval.use_fee` is false. With split="test" the look
     at the test window is written down in the registry of the runs, once a process.
     """

@@ -59,7 +59,7 @@ def reward(
     benchmark: Floats | None,
     config: RewardConfig,
 ) -> tuple[Floats, RewardState]:
-    """(rewards[E], state) of a step from values `before`[E] to `after`[E]; benchmark[E]: returns."""
+    """(rewards[E], state) of a step from value `before`[E] to `after`[E]; see `RewardConfig`."""
     gain = after / before - 1.0
     peak = np.maximum(state.peak, after)
     drawdown = 1.0 - after / peak
@@ -98,9 +98,7 @@ def differential_sharpe(
 
     D = (B·ΔA − A·ΔB/2) / (B − A²)^{3/2}, with the decaying moments A and B before the step
     (Moody and Saffell, Learning to trade via direct reinforcement, 2001). 0 while the variance
-    is: the first step of an episode, and a book that holds nothing but cash. Cut to ±10: D is an
-    expansion about the moments so far, and a first large return after small ones, such as the fee
-    of a first buy, would give tens of thousands where later bars give about ±3.
+    is; cut to ±10, as a first large return after small ones would give tens of thousands.
     """
     delta_mean, delta_square = gain - mean, gain**2 - square
     variance = square - mean**2

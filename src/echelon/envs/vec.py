@@ -32,9 +32,7 @@ from echelon.types import Bools
 class PlacesVecEnv(VecEnv):
     """A VecEnv whose environments are places in one batch, not objects of their own.
 
-    SB3 reads, sets and calls things of each environment. It meets `_places`[E], small views of the
-    batch, which a subclass sets before it calls `__init__`; `render_mode` and `spec` are what SB3
-    asks for before anything else.
+    SB3 meets `_places`[E], small views of the batch, which a subclass sets before `__init__`.
     """
 
     _places: Sequence[object]

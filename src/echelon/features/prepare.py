@@ -27,7 +27,7 @@ from echelon.config.code import describe_file
 from echelon.data.build import PanelRequest, build_panel, has_limits
 from echelon.data.datasets import ensure_dataset
 from echelon.data.importing import ImportReport
-from echelon.data.panel import Panel
+from echelon.data.panel import Panel, forward_fill
 from echelon.data.store import Manifest, Store, digest_code, digest_of
 from echelon.errors import DataError, SourceError, StoreError, UsageError
 from echelon.features.cache import Cache, empty_directory, open_caches
@@ -294,7 +294,7 @@ def _make(
             block = scaler.transform(grid.read_rows(part))
             block[~present[part.start : part.stop]] = 0.0
             grid.write_rows(part, block)
-    made = {"present": present, "close": panel.valuation_close()[where.first_row :]}
+    made = {"present": present, "close": forward_fill(panel.close)[where.first_row :]}
     for name in (*ARRAYS, *OPTIONAL):
         array = getattr(panel, name, None)
         if name not in made and array is not None:

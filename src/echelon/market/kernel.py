@@ -99,7 +99,6 @@ def step(
 
     Filled at the next open: settle(row+1), trade at the open of row+1, mark at the close of row+1.
     Filled at the same close: trade at the close of row, settle(row+1), mark at the close of row+1.
-    The same numbers as from the three functions one after the other, in one compiled call.
     Orders are in shares as they were at the decision: a split before the fill splits them too.
     """
     _check(book, market, row, orders, ahead=1)
@@ -400,10 +399,7 @@ def _fit(
     costs: Floats,
     rules: Rules,
 ) -> float:
-    """The one factor by which all buys are scaled so that they fit the cash.
-
-    Of want, prices and volumes the first `n_buys` count; `costs` is room to work in.
-    """
+    """The factor that scales all `n_buys` to fit the cash; `costs` is room to work in."""
     if spendable <= 0.0 or after_fee(spendable * (1.0 + _SLACK), rules) < 0.0:
         return 0.0
     scale = 1.0

@@ -25,8 +25,7 @@ HAIRCUTS: Mapping[str, float] = {
 
 _NOISE = 1e-5
 """Steps of the factor below this are rounding: prices of seven digits leave up to 5e-6 on every
-bar, while the smallest dividends are a few ten-thousandths of the price. Taken for dividends they
-would make cash negative, taken for splits they would make every lot an odd one."""
+bar, while the smallest dividends are a few ten-thousandths of the price."""
 
 _STAMP_CN = ((np.datetime64("1990-01-01"), 0.001), (np.datetime64("2023-08-28"), 0.0005))
 

@@ -1,13 +1,11 @@
 """Sources of market data. `open_source` makes the one a configuration names.
 
-A source is one small protocol, one file each; `examples/source.py` shows how to add one. It reads
-and does not judge: it turns what it finds into canonical bars (`data.bars`) and says where each row
-came from; `data.validate` judges the rows and `data.importing` writes the good ones to the store.
+A source is one small protocol, one file each; `examples/source.py` shows how to add one, and
+`echelon.sources` lists them. It reads and does not judge: it turns what it finds into canonical
+bars (`data.bars`) and says where each row came from; `data.validate` judges the rows.
 
-`echelon.sources` lists the sources, each with the file here that makes it and what it reads.
-Each is imported when it is opened: a vendor's library, or torch-sized dependencies, cost nothing to
-those who do not use them. An option that a source cannot follow is refused: bars that silently
-differ from what was asked for are worse than none.
+Each is imported when it is opened: a vendor's library costs nothing to those who do not use it. An
+option that a source cannot follow is refused.
 """
 
 from __future__ import annotations

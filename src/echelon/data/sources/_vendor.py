@@ -63,9 +63,8 @@ class KnownFailure(NamedTuple):
 class Retry:
     """How often and how patiently to call a vendor again after a transient failure.
 
-    Waits double from `base` up to `cap` and are shortened by a random share (jitter), so that many
-    clients that failed together do not return together. A rate limit is waited out in full instead:
-    coming back sooner only fails again.
+    Waits double from `base` up to `cap`, less a random share, so that clients that failed together
+    do not return together. A rate limit is waited out in full.
     """
 
     attempts: int = 5  # the first included
@@ -107,11 +106,7 @@ class Vendor(Source):
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         retry: Retry = Retry(),  # noqa: B008 (frozen)
     ) -> None:
-        """`start` and `end` are days, both included; null: as far as there is.
-
-        client: the vendor's module or api object; null: imported when first needed
-        now: the current time, with a time zone
-        """
+        """`start` and `end`: days, both included; null: all there is; now: with a time zone."""
         if not symbols:
             raise ConfigError(
                 f"{self.name}: no symbols to download. List them in data.symbols or assets."

@@ -52,13 +52,7 @@ class _File(NamedTuple):
 
 
 class _FileSource(PathSource):
-    """What CSV and Parquet have in common: everything but the suffixes.
-
-    path: a file, a directory (searched with its subdirectories) or a pattern such as data/*.csv
-    columns: your column name → ours, or → "ignore"
-    price_basis: "auto" is raw where there is a pre_close or a factor column, split_adjusted
-        where there is an adj_close, otherwise adjusted
-    """
+    """What CSV and Parquet have in common; the options are those of `data`."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]

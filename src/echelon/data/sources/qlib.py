@@ -55,13 +55,7 @@ _VERSION = "2"
 
 
 class QlibSource(PathSource):
-    """Bars of a Qlib data directory.
-
-    market: which instruments file: all, csi300 …; the intervals of the latter are its membership
-    calendar: auto takes XSHG where symbols are A-shares (SH600000), otherwise "data"
-    timezone: of the times in the calendar; null: the exchange's
-    benchmark: symbol of the index; it is left out of the bars
-    """
+    """Bars of a Qlib data directory; the intervals of a named `market` are its membership."""
 
     def __init__(
         self,

@@ -23,11 +23,12 @@ from echelon.data.calendars import FROM_DATA
 from echelon.data.sources import Source
 from echelon.data.synth import minutes
 from echelon.data.synth.index import MembershipSpan, index_levels, index_membership
-from echelon.data.synth.market import GENERATOR_VERSION, SyntheticMarket, build_market
+from echelon.data.synth.market import GENERATOR_VERSION, SECTORS, SyntheticMarket, build_market
 from echelon.data.synth.path import TICKS_PER_UNIT, SymbolPath, trace
 from echelon.errors import ConfigError, DataError
 from echelon.types import Freq
 
+_FRAME_ROWS = 250_000
 FIELDS = frozenset({*PRICES, "volume", "amount", "factor", "pre_close"})
 
 
@@ -40,14 +41,11 @@ class SyntheticSource(Source):
         seed: int,
         freq: Freq = "1d",
         calendar: str = "XNYS",
-        *,
-        rows_per_frame: int = 250_000,
     ) -> None:
         self._config = config
         self._seed = seed if config.seed is None else config.seed
         self._freq = freq
         self._calendar = calendar
-        self._rows_per_frame = rows_per_frame
 
     @cached_property
     def market(self) -> SyntheticMarket:
@@ -92,21 +90,21 @@ class SyntheticSource(Source):
             for bars in self._pieces(path):
                 frames.append(self._to_frame(path, bars))
                 held += len(frames[-1])
-                if held >= self._rows_per_frame:
+                if held >= _FRAME_ROWS:
                     yield self._raw(frames, row)
                     row, held, frames = row + held, 0, []
         if frames:
             yield self._raw(frames, row)
 
     def _pieces(self, path: SymbolPath) -> Iterator[minutes.BarBlock]:
-        """Bars of one symbol, in pieces of at most about `rows_per_frame` rows."""
+        """Bars of one symbol, in pieces of at most about `_FRAME_ROWS` rows."""
         blocks: list[minutes.BarBlock] = []
         for block in range(self._engine.n_blocks):
             made = self._engine.block(path, block)
             if made is None:
                 continue
             blocks.append(minutes.aggregate(made, self._step))
-            if sum(b.close.size for b in blocks) >= self._rows_per_frame:
+            if sum(b.close.size for b in blocks) >= _FRAME_ROWS:
                 yield minutes.join(blocks)
                 blocks = []
         if blocks:
@@ -145,7 +143,7 @@ class SyntheticSource(Source):
                 "listed": [days[d] for d in market.listed],
                 "delisted": [days[d] if d < market.n_days else None for d in market.delisted],
                 "reason": market.reasons,
-                "name": [market.name(n) for n in range(market.n_symbols)],
+                "name": [f"Synthetic {SECTORS[k]} {n}" for n, k in enumerate(market.sector)],
             },
             schema_overrides={"listed": pl.Date, "delisted": pl.Date, "reason": pl.String},
         )

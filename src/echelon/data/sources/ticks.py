@@ -55,13 +55,7 @@ _SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
 
 
 class TicksSource(PathSource):
-    """Bars of tick files.
-
-    path: a CSV or CSV.gz, a directory of them, or a pattern such as ticks/**/逐笔成交.csv
-    columns: your column name → ours, for columns whose name is not recognised
-    parquet_dir: where to write the ticks themselves as Parquet in the same pass; None: nowhere
-    price_scale: what to multiply prices with; None: 1, or 1/10000 for Wind's whole-number prices
-    """
+    """Bars of tick files; the options are those of `data` and `data.ticks`."""
 
     def __init__(
         self,
@@ -247,10 +241,7 @@ _GRACE = 5 * _MINUTE  # prints of the closing auction and late snapshots still b
 
 
 class Hours(NamedTuple):
-    """One session in milliseconds since midnight.
-
-    Trades from `first` up to `last` belong to it, those outside open..close to its end bars.
-    """
+    """A session in milliseconds since midnight; trades from `first` up to `last` belong to it."""
 
     open: int
     close: int
@@ -266,10 +257,7 @@ class Sessions(NamedTuple):
 
 
 def sessions_of(calendar: str) -> Sessions:
-    """Trading hours: A-shares with their auctions, round the clock, or an exchange's regular ones.
-
-    "data" says nothing about hours, so any time of day counts.
-    """
+    """Trading hours: A-shares' with their auctions, any time, or an exchange's regular ones."""
     if calendar == "XSHG":
         morning = Hours(_ms(9, 30), _ms(11, 30), _ms(9, 15), _ms(11, 30) + _GRACE)
         afternoon = Hours(_ms(13, 0), _ms(15, 0), _ms(12, 59), _ms(15, 0) + _GRACE)
@@ -348,11 +336,7 @@ class TradeFilter:
     def _difference(
         self, block: pl.DataFrame, layout: TickLayout, names: list[str]
     ) -> pl.DataFrame:
-        """Growth of cumulative columns over their highest value so far that day.
-
-        A row where one of them is less than before is logged and left out, as if it were not
-        there: the row after it grows over the row before it.
-        """
+        """Growth of cumulative columns that day; rows where one falls are logged and left out."""
         totals = [f"acc_{name}" for name in names]
         # Equal symbols need to be together, in whatever order: codes sort faster than text.
         keys = (pl.col("symbol").to_physical(), "date", "ms")
@@ -439,8 +423,7 @@ class TradeFilter:
 def partial_bars(trades: pl.DataFrame, offset: int) -> pl.DataFrame:
     """Bars of one block's trades: `first` and `last` say where their first and last trade are.
 
-    A place is the time of day and then the row, as one integer, so that trades of the same
-    millisecond keep the order of the file. `offset` is added to rows, to count across files.
+    A place is the time of day and then the row (plus `offset`, to count across files).
     """
     place = pl.col("ms").cast(pl.Int64) * _ROWS + pl.col("row") + offset
     prices = {name: pl.col("price") for name in ("open", "high", "low", "close")}

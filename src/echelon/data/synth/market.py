@@ -251,10 +251,6 @@ class SyntheticMarket:
             )
         return self.symbols.index(symbol)
 
-    def name(self, n: int) -> str:
-        """Full name of symbol `n`."""
-        return f"Synthetic {SECTORS[self.sector[n]]} {n}"
-
 
 def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> SyntheticMarket:
     """Draw the latent state of the market that `config` and `seed` name."""

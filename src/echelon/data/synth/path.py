@@ -161,11 +161,7 @@ def _returns(market: SyntheticMarket, n: int) -> tuple[_Risk, Floats, Floats, Bo
 
 
 def _fate(market: SyntheticMarket, n: int) -> tuple[Floats, Floats, Floats]:
-    """How the end of a company shows: volatility scale, extra drift, announcement gap; each [T].
-
-    A bidder names a premium overnight and the price hardly moves from then on; a bankrupt
-    company's price slides, with growing swings.
-    """
+    """How the end of a company shows: volatility scale, extra drift, announcement gap; each [T]."""
     scale, drift, gap = np.ones(market.n_days), np.zeros(market.n_days), np.zeros(market.n_days)
     first, end = int(market.listed[n]), int(market.delisted[n])
     if market.reasons[n] == "merger":
