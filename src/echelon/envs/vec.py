@@ -36,6 +36,7 @@ class PlacesVecEnv(VecEnv):
     """
 
     _places: Sequence[object]
+    _tells_episodes = False
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The attribute of each place."""
@@ -62,12 +63,15 @@ class PlacesVecEnv(VecEnv):
         wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
         indices: VecEnvIndices = None,
     ) -> list[bool]:
-        """There are no wrappers."""
-        return [False for _ in self._get_indices(indices)]
+        """There are none; SB3 asks for `Monitor` to know whether `episode` is in the infos."""
+        monitored = self._tells_episodes and issubclass(wrapper_class, Monitor)
+        return [monitored for _ in self._get_indices(indices)]
 
 
 class BatchedVecEnv(PlacesVecEnv):
     """E books on a world, restarted by themselves when an episode ends."""
+
+    _tells_episodes = True
 
     def __init__(
         self, world: World, config: Config, n_envs: int, **options: Unpack[EnvOptions]
@@ -136,15 +140,6 @@ class BatchedVecEnv(PlacesVecEnv):
     def action_masks(self) -> Bools:
         """[E,N·3] which of HOLD, BUY and SELL each asset allows now."""
         return self._spec.masks(self._held.allowed)
-
-    def env_is_wrapped(
-        self,
-        wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]],
-        indices: VecEnvIndices = None,
-    ) -> list[bool]:
-        """There are no wrappers, but infos have `episode` as `Monitor` would write it."""
-        monitored = issubclass(wrapper_class, Monitor)
-        return [monitored for _ in self._get_indices(indices)]
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """(arrays, JSON) from which `restore` goes on bit for bit, in an env made alike."""

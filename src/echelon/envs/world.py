@@ -12,21 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from echelon import market
 from echelon.config import Config
 from echelon.data.calendars import periods_per_year
 from echelon.data.panel import forward_fill
 from echelon.errors import ConfigError, DataError
 from echelon.features.prepared import Prepared
-from echelon.market import (
-    Executor,
-    MarketRows,
-    PriceHistory,
-    Rules,
-    RulesInForce,
-    TradedData,
-    market_rows,
-    rules_in_force,
-)
 from echelon.runs.registry import TestRead
 from echelon.types import Bools, Floats, Floats32, Times
 
@@ -37,8 +28,8 @@ _BLOCK = 256  # rows looked at together: a large X is mapped, not read
 class World:
     """`T` bars of `N` assets, as ledger and agent see them."""
 
-    rows: MarketRows  # the ledger's market, T rows
-    rules: Rules  # of trading by target weights; `act.rules_for` gives those of the 20/50 rule
+    rows: market.MarketRows  # the ledger's market, T rows
+    rules: market.Rules  # by target weights; `act.rules_for` gives those of the 20/50 rule
     x: Floats32  # [T,N,F] scaled features
     present: Bools  # [T,N] has features
     member: Bools  # [T,N] may be bought
@@ -58,8 +49,8 @@ class World:
     # Works the orders of all books through the bar after the decision; None: they fill at once. It
     # is the market's, not a book's: a policy that simulates books next to the real one has to get
     # the same fills.
-    executor: Executor | None = None
-    in_force: RulesInForce | None = None  # as reported, where the world is of data or drawn
+    executor: market.Executor | None = None
+    in_force: market.RulesInForce | None = None  # as reported, where the world is of data or drawn
 
     def __post_init__(self) -> None:
         shape = self.rows.close.shape
@@ -102,16 +93,16 @@ class World:
         return self.stretches.get(split) or (self.span(split),)
 
 
-def rules_of(prepared: Prepared, config: Config) -> RulesInForce:
+def rules_of(prepared: Prepared, config: Config) -> market.RulesInForce:
     """The rules in force on a prepared set; a preset that contradicts its calendar is refused."""
     manifest = prepared.manifest
     opens, volume, limits = (
         prepared.array(name) is not None for name in ("open", "volume", "limit_up")
     )
-    data = TradedData(
+    data = market.TradedData(
         manifest["calendar"], manifest["price_basis"], prepared.symbols, opens, volume, limits
     )
-    return rules_in_force(config, data)
+    return market.rules_in_force(config, data)
 
 
 def world_of(
@@ -129,7 +120,7 @@ def world_of(
     sealed = prepared.splits["valid"].rows.stop
     stop = len(prepared.times) if read is not None else sealed
     history = _history(prepared, stop)
-    rows = market_rows(
+    rows = market.market_rows(
         history,
         lots=resolved.lots and history.price_basis != "adjusted",
         stamp_duty=resolved.stamp_duty,
@@ -172,7 +163,7 @@ def index_world(world: World) -> World | None:
     level = forward_fill(world.benchmark[:, None])
     known = np.isfinite(level)
     shape = level.shape
-    history = PriceHistory(
+    history = market.PriceHistory(
         times=world.times,
         symbols=("benchmark",),
         price_basis="adjusted",
@@ -182,7 +173,7 @@ def index_world(world: World) -> World | None:
     )
     return replace(
         world,
-        rows=market_rows(history, lots=False, stamp_duty=False),
+        rows=market.market_rows(history, lots=False, stamp_duty=False),
         rules=world.rules.scale_costs(0.0)._replace(
             min_value=0.0, participation=np.inf, price_limits=False
         ),
@@ -197,14 +188,14 @@ def index_world(world: World) -> World | None:
     )
 
 
-def _history(prepared: Prepared, stop: int) -> PriceHistory:
+def _history(prepared: Prepared, stop: int) -> market.PriceHistory:
     parts: dict[str, Any] = {}
     for name in ("tradable", "delisted", "open", "volume", "factor", "limit_up", "limit_down"):
         values = prepared.array(name)
         parts[name] = None if values is None else np.asarray(values[:stop])
     for name in ("tradable", "delisted"):
         assert parts[name] is not None, f"a prepared set always has {name}"
-    return PriceHistory(
+    return market.PriceHistory(
         times=np.asarray(prepared.times[:stop]),
         symbols=prepared.symbols,
         price_basis=prepared.manifest["price_basis"],

@@ -148,23 +148,30 @@ class Vendor(Source):
         """What else the answer depends on."""
         return (self._benchmark,)
 
-    def _match_failure(self, error: Exception) -> KnownFailure | None:
-        """What the vendor's table of failures says of an error."""
+    def _judge(self, error: Exception) -> tuple[FailureKind, str]:
+        """What a failed request calls for, and what the user can do where that is nothing more."""
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        status = status if isinstance(status, int) else None  # None: there was no answer
         names = " ".join(c.__name__ for c in type(error).__mro__)  # a vendor's own are not imported
-        text = f"{names} HTTP {_http_status(error)} {error}"
-        return next((f for f in self.failures if re.search(f.pattern, text)), None)
-
-    def _classify(self, error: Exception) -> FailureKind:
-        """Say whether a failed request is worth another try."""
-        known, status = self._match_failure(error), _http_status(error) or 0
-        if known is not None and known.kind is not None:
-            return known.kind
-        if status == 429:
-            return "rate limit"
-        refused = 400 <= status < 500 and status != 408
+        text = f"{names} HTTP {status} {error}"
+        known = next((f for f in self.failures if re.search(f.pattern, text)), None)
         # Every HTTP library in use derives its network errors from OSError.
-        worth_it = isinstance(error, OSError) and not refused
-        return "transient" if worth_it else "fatal"
+        network = isinstance(error, OSError)
+        kind: FailureKind = "fatal"
+        if known is not None and known.kind is not None:
+            kind = known.kind
+        elif status == 429:
+            kind = "rate limit"
+        elif network and (status == 408 or not 400 <= (status or 0) < 500):
+            kind = "transient"
+        if known is not None and known.advice:
+            return kind, known.advice
+        if network and status != 404:
+            return kind, "Check the network connection and try again; nothing was imported."
+        return kind, (
+            "Check that the symbol exists; if it does, the vendor's answer has changed: compare "
+            f"the installed version with {self.package}."
+        )
 
     def info(self) -> SourceInfo:
         """Describe the query; the fingerprint changes with it and with the day."""
@@ -247,12 +254,12 @@ class Vendor(Source):
             except EchelonError:
                 raise
             except Exception as error:
-                kind = self._classify(error)
+                kind, advice = self._judge(error)
                 if kind == "fatal" or attempt >= self._retry.attempts:
                     tried = "" if kind == "fatal" else f" {attempt} times"
                     raise SourceError(
                         f"{self.name}: {what} failed{tried} for {symbol}: "
-                        f"{type(error).__name__}: {self._redact(str(error))}. {self._advice(error)}"
+                        f"{type(error).__name__}: {self._redact(str(error))}. {advice}"
                     ) from error
                 pause = self._retry.wait(attempt, kind)
                 log.warning(
@@ -349,18 +356,6 @@ class Vendor(Source):
             start += timedelta(days=days)
         yield start, max(start, self._last_day)
 
-    def _advice(self, error: Exception) -> str:
-        """What the user can do about a request that failed for good."""
-        known = self._match_failure(error)
-        if known is not None and known.advice:
-            return known.advice
-        if isinstance(error, OSError) and _http_status(error) != 404:
-            return "Check the network connection and try again; nothing was imported."
-        return (
-            "Check that the symbol exists; if it does, the vendor's answer has changed: compare "
-            f"the installed version with {self.package}."
-        )
-
     def _nothing(self, symbol: str, first: datetime | None = None, reason: str = "") -> SourceError:
         """The error for a symbol without bars; `reason`: what the vendor said about it."""
         said = f" The vendor says: {reason}." if reason else ""
@@ -375,12 +370,6 @@ class Vendor(Source):
             f"{self.name}: no {self._freq} bars for {symbol} from {span}.{said} The symbol is "
             "unknown there, or has no trades in that span; check its spelling and the dates."
         )
-
-
-def _http_status(error: Exception) -> int | None:
-    """The status code of a failed HTTP request; None where there was no answer."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status if isinstance(status, int) else None
 
 
 @contextmanager

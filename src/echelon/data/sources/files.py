@@ -36,7 +36,6 @@ from echelon.data.validate import validate
 from echelon.errors import InvalidDataError, Problem, SourceError, UniverseError
 from echelon.types import Freq, PriceBasis
 
-_NO_COLUMNS: Mapping[str, str] = {}
 _A_SHARE = re.compile(r"(?:(?:SH|SZ|BJ)\.?)?\d{6}|\d{6}\.(?:SH|SZ|BJ|SS|XSHG|XSHE)", re.IGNORECASE)
 _A_SHARE_NUMBER = re.compile(r"(?:00|30|60|68|20|90|43|83|87|92)\d{4}")
 # Only BTC is safe without its counter currency: ETH, SOL and others are, or were, stock tickers.
@@ -62,7 +61,7 @@ class _FileSource(PathSource):
         self,
         path: Path,
         *,
-        columns: Mapping[str, str] = _NO_COLUMNS,
+        columns: Mapping[str, str] = {},
         price_basis: PriceBasis | Literal["auto"] = "auto",
         **market: Any,  # noqa: ANN401 (see PathSource)
     ) -> None:

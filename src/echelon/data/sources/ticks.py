@@ -48,7 +48,6 @@ from echelon.errors import Problem, SourceError
 from echelon.files import atomic_file, scratch_directory, sweep
 from echelon.types import Freq
 
-_NO_COLUMNS: Mapping[str, str] = {}
 _PART_BYTES = 64 << 20
 _GZIP_RATIO = 8
 _SUFFIXES = (".csv", ".csv.gz", ".txt", ".txt.gz")
@@ -61,7 +60,7 @@ class TicksSource(PathSource):
         self,
         path: Path,
         *,
-        columns: Mapping[str, str] = _NO_COLUMNS,
+        columns: Mapping[str, str] = {},
         parquet_dir: Path | None = None,
         price_scale: float | None = None,
         block_bytes: int | None = None,
