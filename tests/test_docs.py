@@ -30,7 +30,9 @@ from echelon.data.sources.synthetic import SyntheticSource
 from echelon.errors import FeatureError
 from echelon.features import Bars
 from echelon.features.registry import load_modules, run
-from echelon.market import HAIRCUTS, PRESETS, Reason
+from echelon.market import Reason
+from echelon.market.presets import PRESETS
+from echelon.market.rows import HAIRCUTS
 from echelon.ops.measures import LABELS
 
 ROOT = Path(__file__).resolve().parent.parent

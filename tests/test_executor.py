@@ -29,13 +29,12 @@ from echelon.market import (
     Reason,
     Rows,
     Rules,
-    Worked,
     cost_split,
     new_book,
     step,
     step_worked,
 )
-from echelon.market.executor import nothing_worked
+from echelon.market.executor import Worked, nothing_worked
 from echelon.types import Floats
 
 STRICT: dict[str, Any] = {

@@ -19,13 +19,11 @@ from echelon.market import (
     PriceHistory,
     Reason,
     Rules,
-    mark,
     market_rows,
     new_book,
-    settle,
     step,
-    trade,
 )
+from echelon.market.kernel import mark, settle, trade
 
 FREE = Rules(0.0, 0.0, 0, 0.0, np.inf, False, False, True, False, 0.0)
 PAPER = FREE._replace(commission=0.0005, spend_proceeds=False, in_order=True)

@@ -15,7 +15,8 @@ from echelon.config.market import CALENDARS
 from echelon.envs.world import rules_of, world_of
 from echelon.errors import ConfigError
 from echelon.features import prepare
-from echelon.market import PRESETS, TradedData, drawn_market, rules_in_force
+from echelon.market import TradedData, drawn_market, rules_in_force
+from echelon.market.presets import PRESETS
 from echelon.report.rules import execution_line, idle_text, rules_line
 from echelon.report.texts import Words
 from echelon.training.run import training_hash

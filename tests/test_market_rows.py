@@ -10,7 +10,8 @@ import pytest
 from echelon.config import load_config
 from echelon.data.calendars import sessions
 from echelon.envs.act import rules_for
-from echelon.market import PRESETS, PriceHistory, Rules, market_rows, resolve_rules
+from echelon.market import PriceHistory, Rules, market_rows, resolve_rules
+from echelon.market.presets import PRESETS
 from echelon.market.rows import corporate_actions, trailing_median
 
 PAPER = Rules(0.0005, 0.0, 0, 0.0, np.inf, False, False, False, True, 0.0)

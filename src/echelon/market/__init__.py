@@ -5,26 +5,22 @@ from echelon.market.executor import (
     Execution,
     Executor,
     ImmediateExecutor,
-    Worked,
     cost_split,
     step_worked,
 )
-from echelon.market.kernel import mark, new_book, settle, step, trade
+from echelon.market.kernel import new_book, step
 from echelon.market.presets import (
-    PRESETS,
     RulesInForce,
     TradedData,
     drawn_market,
     resolve_rules,
     rules_in_force,
 )
-from echelon.market.rows import HAIRCUTS, PriceHistory, market_rows
+from echelon.market.rows import PriceHistory, market_rows
 from echelon.market.rules import Rules
 from echelon.market.types import Book, Fills, MarketRows, Orders, Reason, Rows
 
 __all__ = [
-    "HAIRCUTS",
-    "PRESETS",
     "Book",
     "CostSplit",
     "Execution",
@@ -39,16 +35,12 @@ __all__ = [
     "Rules",
     "RulesInForce",
     "TradedData",
-    "Worked",
     "cost_split",
     "drawn_market",
-    "mark",
     "market_rows",
     "new_book",
     "resolve_rules",
     "rules_in_force",
-    "settle",
     "step",
     "step_worked",
-    "trade",
 ]
