@@ -44,8 +44,7 @@ def build_panel(store: Store, name: str, request: PanelRequest = PanelRequest())
     store = store.pin_dataset(name)  # an import meanwhile must not mix two versions
     manifest = store.manifest(name)
     facts = _choose(store.symbols(name), request.symbols, name)
-    keys = _partitions(store, name, request)
-    times = _time_axis(store, manifest, keys, request)
+    keys, times = _time_axis(store, manifest, request)
     refuse_need(Need("assets", len(facts), lambda n: n * len(times) * 64), memory_available())
     grids, st = _scatter(store, manifest, keys, times, tuple(facts["symbol"]), request.symbols)
     return _derive(manifest, store, request, times, facts, grids, st)
@@ -55,7 +54,7 @@ def panel_times(store: Store, name: str, request: PanelRequest) -> Times:
     """The time axis that `build_panel` would lay, without the bars."""
     store = store.pin_dataset(name)
     _choose(store.symbols(name), request.symbols, name)
-    return _time_axis(store, store.manifest(name), _partitions(store, name, request), request)
+    return _time_axis(store, store.manifest(name), request)[1]
 
 
 def has_limits(mode: str, info: SourceInfo) -> bool:
@@ -84,42 +83,29 @@ def _choose(table: pl.DataFrame, symbols: Sequence[str], name: str) -> pl.DataFr
     return order.join(table, on="symbol", how="left", maintain_order="left")
 
 
-def _partitions(store: Store, name: str, request: PanelRequest) -> list[str]:
-    keys = store.partitions(name, *_bounds(request))
+def _time_axis(store: Store, manifest: Manifest, request: PanelRequest) -> tuple[list[str], Times]:
+    """Keys of the partitions inside the asked span, and the axis that their bars lie on."""
+    name, wanted = manifest.name, request.symbols or None
+    start = datetime.combine(request.start or date.min, time.min)
+    end = datetime.combine(request.end or date.max, time.max)
+    keys = store.partitions(name, start, end)
     if not keys:
-        first, last = store.manifest(name).span
+        first, last = manifest.span
         raise DataError(
             f"dataset {name!r} has no bars between {request.start} and {request.end}; "
             f"it runs from {first.date()} to {last.date()}."
         )
-    return keys
-
-
-def _bounds(request: PanelRequest) -> tuple[datetime | None, datetime | None]:
-    start = datetime.combine(request.start, time.min) if request.start else None
-    end = datetime.combine(request.end, time.max) if request.end else None
-    return start, end
-
-
-def _time_axis(
-    store: Store, manifest: Manifest, keys: Sequence[str], request: PanelRequest
-) -> Times:
-    wanted = request.symbols or None
-    columns = [
-        store.read_bars(manifest.name, key, symbols=wanted, columns=["time"])["time"].unique()
-        for key in keys
-    ]
-    times = pl.concat(columns).unique().sort()
-    start, end = _bounds(request)
-    times = times.filter(times.is_between(start or datetime.min, end or datetime.max))
+    bars = (store.read_bars(name, key, symbols=wanted, columns=["time"]) for key in keys)
+    times = pl.concat([part["time"].unique() for part in bars]).unique().sort()
+    times = times.filter(times.is_between(start, end))
     if times.is_empty():
-        raise DataError(f"dataset {manifest.name!r} has no bars of these symbols in that span.")
+        raise DataError(f"dataset {name!r} has no bars of these symbols in that span.")
     axis = times.to_numpy().astype("datetime64[us]")
     if manifest.info.freq == "1d" and manifest.info.calendar != "data":
         first, last = (t.astype("datetime64[D]").item() for t in (axis[0], axis[-1]))
         # A session on which nobody trades is a hole to be seen, not a day to be skipped.
         axis = np.union1d(axis, sessions(manifest.info.calendar, first, last))
-    return axis
+    return keys, axis
 
 
 def _scatter(

@@ -96,8 +96,6 @@ def find_oddities(chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str)
         if chunk.is_empty():
             continue
         frame = chunk.sort("symbol", "time")
-        if "row" not in chunk.columns:
-            frame = frame.with_columns(row=pl.lit(None, dtype=pl.Int64))
         days = frame.select(pl.col("time").dt.date().unique().alias("day"))
         first, top = pl.col("factor").first().alias("first"), pl.col("factor").max().alias("top")
         factors = frame.drop_nulls("factor").group_by("symbol").agg(first, top)
@@ -116,8 +114,8 @@ def find_oddities(chunks: Iterable[pl.DataFrame], info: SourceInfo, origin: str)
     ]
 
 
-def _warn(origin: str, row: int | None, field: str, message: str, remedy: str) -> Problem:
-    return Problem(origin, row, field, message, remedy, severity="warning")
+def _warn(origin: str, field: str, message: str, remedy: str) -> Problem:
+    return Problem(origin, None, field, message, remedy, severity="warning")
 
 
 def _time_text(time: datetime) -> str:
@@ -136,21 +134,21 @@ def _jumps(frame: pl.DataFrame) -> pl.DataFrame:
         - 1
     )
     first = pl.col("time") == pl.col("time").first().over("symbol")
-    return frame.select("row", "symbol", "time", change=pl.when(~first).then(change)).filter(
+    return frame.select("symbol", "time", change=pl.when(~first).then(change)).filter(
         pl.col("change").abs() > JUMP
     )
 
 
 def _tell_jumps(jumps: pl.DataFrame, origin: str) -> Iterator[Problem]:
-    for row, symbol, time, value in jumps.head(_SHOWN).iter_rows():
+    for symbol, time, value in jumps.head(_SHOWN).iter_rows():
         message = (
             f"{symbol} moves {value:+.0%} in the bar of {_time_text(time)}, its factor included"
         )
         remedy = "Check for a split or a wrong digit; give a factor or adj_close column"
-        yield _warn(origin, row, "close", message, remedy)
+        yield _warn(origin, "close", message, remedy)
     if jumps.height > _SHOWN:
         message = f"{jumps.height - _SHOWN} more bars move beyond ±{JUMP:.0%}"
-        yield _warn(origin, None, "close", message, "Check for splits that are not marked")
+        yield _warn(origin, "close", message, "Check for splits that are not marked")
 
 
 def _runs(frame: pl.DataFrame) -> pl.DataFrame:
@@ -159,7 +157,7 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
         frame.with_columns(run=pl.struct("symbol", "close").rle_id())
         .group_by("run", maintain_order=True)
         .agg(
-            pl.col("symbol", "row", "close", "time").first(),
+            pl.col("symbol", "close", "time").first(),
             last=pl.col("time").last(),
             bars=pl.len(),
         )
@@ -169,15 +167,14 @@ def _runs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tell_stale(runs: pl.DataFrame, origin: str) -> Iterator[Problem]:
-    columns = ("row", "symbol", "close", "time", "last", "bars")
-    for row, symbol, close, start, end, bars in runs.head(_SHOWN).select(columns).iter_rows():
+    for symbol, close, start, end, bars in runs.head(_SHOWN).iter_rows():
         span = f"{_time_text(start)} to {_time_text(end)}"
         message = f"{symbol} closes at {close} for {bars} bars in a row, {span}"
         remedy = "If these days are a suspension that was filled forward, remove the rows"
-        yield _warn(origin, row, "close", message, remedy)
+        yield _warn(origin, "close", message, remedy)
     if runs.height > _SHOWN:
         message = f"{runs.height - _SHOWN} more runs of over {STALE} bars at one price"
-        yield _warn(origin, None, "close", message, "Remove rows that were filled forward")
+        yield _warn(origin, "close", message, "Remove rows that were filled forward")
 
 
 def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
@@ -190,7 +187,7 @@ def _tell_end_anchored(factors: pl.DataFrame, origin: str) -> Iterator[Problem]:
         f"{below.height} of {factors.height} symbols): past levels would tell of later splits and "
         "dividends"
     )
-    yield _warn(origin, None, "factor", message, "Nothing need be done: import re-anchors them")
+    yield _warn(origin, "factor", message, "Nothing need be done: import re-anchors them")
 
 
 def _tell_holes(days: pl.Series, origin: str, info: SourceInfo) -> Iterator[Problem]:
@@ -210,7 +207,7 @@ def _tell_holes(days: pl.Series, origin: str, info: SourceInfo) -> Iterator[Prob
         f"{shown}"
     )
     remedy = "Get the missing days, or set data.calendar if the exchange was closed on them"
-    yield _warn(origin, None, "time", message, remedy)
+    yield _warn(origin, "time", message, remedy)
 
 
 def _tell_units(ratios: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator[Problem]:
@@ -229,4 +226,4 @@ def _tell_units(ratios: pl.DataFrame, origin: str, info: SourceInfo) -> Iterator
     guess = next((text for r, text in likely.items() if 0.7 * r < ratio < 1.4 * r), None)
     message = f"amount / volume is {ratio:.3g} times the close in the median; it should be about 1"
     remedy = f"{guess or 'Check the units of the two'} (data.columns)".capitalize()
-    yield _warn(origin, None, "volume, amount", message, remedy)
+    yield _warn(origin, "volume, amount", message, remedy)

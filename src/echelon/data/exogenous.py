@@ -62,11 +62,11 @@ class Exogenous:
     values: Floats  # [T,N,K], NaN where none is in force
 
 
-def read_exogenous(config: ExogenousConfig, timezone: str | None = None) -> pl.DataFrame:
+def read_exogenous(config: ExogenousConfig, timezone: str = "UTC") -> pl.DataFrame:
     """Read one file of series (CSV, gzip or Parquet) into the columns of `SERIES_SCHEMA`.
 
-    timezone: of the exchange; needed where publication times carry an offset. Rows come sorted by
-    series (in the order of `config.series`), symbol and publication.
+    timezone: of the exchange. Rows come sorted by series (in the order of `config.series`), symbol
+    and publication.
     """
     path = config.path
     sheet = Sheet.read(path, SERIES, ("series", "period", "value"))
@@ -274,16 +274,11 @@ def _period_end(text: str) -> date | None:
     return None
 
 
-def _publication_times(sheet: Sheet, timezone: str | None) -> pl.Series:
+def _publication_times(sheet: Sheet, timezone: str) -> pl.Series:
     """From when on each row counts as known, naive exchange-local time."""
     cells = sheet.cells("published")
-    parsed = parse_times(cells, freq="1min", timezone=timezone or "UTC")
+    parsed = parse_times(cells, freq="1min", timezone=timezone)
     times, aware = parsed["time"], parsed["aware"]
-    if timezone is None and aware.any():
-        raise SourceError(
-            f"{sheet.path}: publication times carry a time zone, but that of the exchange is not "
-            "known. Set data.timezone or data.calendar."
-        )
     # A day without an hour has no offset either.
     plain = ~aware & (times != times.dt.truncate("1d"))
     if aware.any() and plain.any():

@@ -339,12 +339,11 @@ _FACTS: Mapping[str, pl.DataType] = {
 
 def _all_facts(facts: pl.DataFrame | None) -> pl.DataFrame:
     """Symbol and every fact, null where the source has none."""
-    facts = pl.DataFrame(schema={"symbol": pl.String}) if facts is None else facts
-    absent = {c: dtype for c, dtype in _FACTS.items() if c not in facts.columns}
-    return facts.select(
-        *("symbol", *(c for c in _FACTS if c not in absent)),
-        *(pl.lit(None, dtype=dtype).alias(c) for c, dtype in absent.items()),
-    )
+    none = pl.DataFrame(schema={"symbol": pl.String(), **_FACTS})
+    if facts is None:
+        return none
+    known = facts.select(c for c in none.columns if c in facts.columns)
+    return pl.concat([none, known], how="diagonal_relaxed")
 
 
 def symbols_table(bars: Path, facts: pl.DataFrame | None) -> pl.DataFrame:

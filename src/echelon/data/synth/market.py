@@ -254,8 +254,6 @@ class SyntheticMarket:
 
 def build_market(config: SyntheticConfig, seed: int, calendar: str = "XNYS") -> SyntheticMarket:
     """Draw the latent state of the market that `config` and `seed` name."""
-    if seed < 0:
-        raise ConfigError(f"the seed of a synthetic market is {seed}; use 0 or more")
     clock = _trading_hours(calendar, config.start, config.n_days, config.minutes_per_day)
     regime = _regime_path(seed, config.n_days)
     level = MARKET_VOLATILITY[regime]
