@@ -131,16 +131,16 @@ def test_what_is_allowed_and_the_weights_of_scores_are_those_of_act(fill_open: b
     for _ in range(N_STEPS):
         held, row = books.holdings(), torch.from_numpy(books.row)
         weights = torch.from_numpy(held.weights.astype(np.float64))
-        may = allowed_trades(market, weights, row)
-        assert np.array_equal(may.buy.numpy(), held.allowed[:, :, Action.BUY])
-        assert np.array_equal(may.sell.numpy(), held.allowed[:, :, Action.SELL])
+        buy, sell = allowed_trades(market, weights, row)
+        assert np.array_equal(buy.numpy(), held.allowed[:, :, Action.BUY])
+        assert np.array_equal(sell.numpy(), held.allowed[:, :, Action.SELL])
         scores = np.tanh(rng.normal(0.0, 1.0, (N_BOOKS, N_ASSETS)))
         target = weights_of_actions(scores.astype(np.float32), held)
-        found = diff_weights_of_scores(torch.from_numpy(scores), weights, may, GAIN).numpy()
+        found = diff_weights_of_scores(torch.from_numpy(scores), weights, buy, sell, GAIN).numpy()
         assert np.array_equal(np.isnan(found), np.isnan(target))
         assert np.nanmax(np.abs(found - target)) < 1e-6
         frozen += int(np.isnan(target).sum())
-        only_sold += int((~may.buy & may.sell).sum())
+        only_sold += int((~buy & sell).sum())
         books.step(target)
     assert frozen > 0
     assert only_sold > 0
@@ -162,7 +162,7 @@ def test_gradients_through_several_bars_are_those_of_differences(fill_open: bool
         gains, at = [], row
         for k in range(3):
             may = allowed_trades(market, weights, at)
-            target = diff_weights_of_scores(scores[k], weights, may, GAIN)
+            target = diff_weights_of_scores(scores[k], weights, *may, GAIN)
             gain, weights, cash = differentiable_step(market, weights, cash, target, at)
             gains.append(gain)
             at = at + 1
@@ -181,10 +181,10 @@ def test_a_buy_without_enough_cash_costs_what_there_is_and_has_finite_gradients(
     target = torch.tensor([[1.0], [0.0]], dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([[0.0], [0.0]], dtype=torch.float64)
     cash = torch.ones(2, dtype=torch.float64)
-    step = differentiable_step(market, weights, cash, target, torch.tensor([1, 1]))
-    assert step.gain.tolist() == pytest.approx([1.1 / 1.01 - 1.0, 0.0])
-    assert step.cash.tolist() == pytest.approx([0.0, 1.0])
-    (gradient,) = torch.autograd.grad(step.gain.sum(), target)
+    gain, _, cash = differentiable_step(market, weights, cash, target, torch.tensor([1, 1]))
+    assert gain.tolist() == pytest.approx([1.1 / 1.01 - 1.0, 0.0])
+    assert cash.tolist() == pytest.approx([0.0, 1.0])
+    (gradient,) = torch.autograd.grad(gain.sum(), target)
     assert torch.isfinite(gradient).all()
 
 

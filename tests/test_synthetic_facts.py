@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echelon.config import SyntheticConfig
-from echelon.data.synth.market import REGIMES, ar1, build_market
+from echelon.data.synth.market import REGIMES, Factor, ar1, build_market
 from echelon.data.synth.minutes import MinuteEngine
 from echelon.data.synth.path import trace
 from echelon.types import Floats
@@ -27,6 +27,11 @@ def quiet_returns(seed: int) -> Floats:
     market = build_market(SyntheticConfig(n_symbols=24, n_days=1500, **CALM), seed)
     paths = [trace(market, n) for n in range(market.n_symbols)]
     return np.diff(np.log(np.stack([p.close_ticks * p.factor for p in paths], axis=1)), axis=0)
+
+
+def day_returns(factor: Factor) -> Floats:
+    """Log return of each day, [T]."""
+    return factor.overnight + factor.intraday
 
 
 def autocorrelation(x: Floats, lag: int) -> float:
@@ -115,7 +120,7 @@ def kurtosis(x: Floats) -> float:
 
 def test_turbulent_regime_is_the_most_volatile_and_all_regimes_occur() -> None:
     market = build_market(SyntheticConfig(n_symbols=1, n_days=4000), 2)
-    spread = [market.market.returns[market.regime == k].std() for k in range(len(REGIMES))]
+    spread = [day_returns(market.market)[market.regime == k].std() for k in range(len(REGIMES))]
     assert np.bincount(market.regime, minlength=3).min() > 100
     assert spread[2] > spread[1] > spread[0]
     assert np.mean(np.diff(market.regime) != 0) < 0.03
@@ -126,7 +131,7 @@ def test_market_falls_raise_later_volatility() -> None:
     for seed in SEEDS:
         factor = build_market(SyntheticConfig(n_symbols=1, n_days=4000), seed).market
         change = np.diff(np.log(factor.volatility))
-        corr.append(np.corrcoef(factor.returns[:-1] / factor.volatility[:-1], change)[0, 1])
+        corr.append(np.corrcoef(day_returns(factor)[:-1] / factor.volatility[:-1], change)[0, 1])
     assert -0.7 < np.mean(corr) < -0.1
 
 

@@ -147,9 +147,9 @@ class APG(SingleExpert):
         z = self.table.look(passed.flatten()).view(*passed.shape, self.world.n_assets, -1)
         gains, shares = [], []
         for row, z_t in zip(passed, z, strict=True):
-            may = allowed_trades(self.market, weights, row)
-            mean, _ = self.actor(ExpertObs(z_t, weights, cash, self._present[row], may.free))
-            target = diff_weights_of_scores(torch.tanh(mean), weights, may, EXPERT_GAIN)
+            buy, sell = allowed_trades(self.market, weights, row)
+            mean, _ = self.actor(ExpertObs(z_t, weights, cash, self._present[row], buy | sell))
+            target = diff_weights_of_scores(torch.tanh(mean), weights, buy, sell, EXPERT_GAIN)
             gain, weights, cash = differentiable_step(self.market, weights, cash, target, row)
             gains.append(gain)
             shares.append(cash)

@@ -263,17 +263,13 @@ def _member(times: Times, symbols: tuple[str, ...], intervals: pl.DataFrame | No
 
 
 def _benchmark(times: Times, series: pl.DataFrame | None, freq: Freq) -> Floats | None:
-    """[T] the index level last known at each bar; NaN before its first.
-
-    A day's level is stamped with midnight but known at the close: intraday bars see it from the
-    next day on.
-    """
+    """[T] the index level last known at each bar; NaN before its first."""
     if series is None:
         return None
     if series.is_empty():
         return np.full(len(times), np.nan)
     known = series["time"].to_numpy().astype("datetime64[us]")
-    if freq != "1d" and (known == known.astype("datetime64[D]")).all():
+    if freq != "1d" and (known == known.astype("datetime64[D]")).all():  # known at the close
         known = known + np.timedelta64(1, "D")
     at = np.searchsorted(known, times, side="right") - 1
     level = series["close"].to_numpy()[np.maximum(at, 0)]

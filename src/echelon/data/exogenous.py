@@ -159,7 +159,6 @@ def join_all(
 ) -> Exogenous:
     """Read every file and join it, each with its own maximal age: the series side by side.
 
-    timezone: of the bar times; None: the calendar's
     times[T]: bars; where all are at midnight they are daily and decided on at the session's close
     published_until: a bar's time; pretend that nothing was published after its decision
     """

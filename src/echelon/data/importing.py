@@ -141,10 +141,6 @@ class _Import:
     _spills: int = 0
     _stats: list[pl.DataFrame] = field(default_factory=list)
 
-    @property
-    def _spill_dir(self) -> Path:
-        return self.staging / "spill"
-
     def read(self, source: Source, progress: RowProgress | None) -> None:
         since = None
         if self.base is not None:
@@ -205,7 +201,7 @@ class _Import:
         begin = pl.col("time").dt.truncate(span).alias("_begin")
         parts = whole.with_columns(begin).partition_by("_begin", as_dict=True, include_key=False)
         for (start,), part in parts.items():
-            directory = self._spill_dir / f"{start:{name}}"
+            directory = self.staging / "spill" / f"{start:{name}}"
             directory.mkdir(parents=True, exist_ok=True)
             part.write_parquet(directory / f"{self._spills}.parquet", compression="lz4")
         self._spills += 1
@@ -217,7 +213,7 @@ class _Import:
         bars_dir.mkdir()
         anchors = _first_bars(pl.concat(self._stats))
         joiner = Joiner.from_overlap(self.info, self.base, self.store, anchors)
-        new = {p.name for p in self._spill_dir.iterdir()}
+        new = {p.name for p in (self.staging / "spill").iterdir()}
         old = {p.key: p for p in self.base.partitions} if self.base else {}
         partitions = []
         for key in sorted(new | set(old)):
@@ -239,13 +235,13 @@ class _Import:
         if not partitions:
             raise self._nothing_left()
         self.problems.extend(joiner.warnings)
-        shutil.rmtree(self._spill_dir)
+        shutil.rmtree(self.staging / "spill")
         return tuple(partitions)
 
     def _merge_partition(
         self, key: str, stored: pl.DataFrame | None, joiner: Joiner
     ) -> pl.DataFrame:
-        pieces = sorted((self._spill_dir / key).iterdir(), key=lambda p: int(p.stem))
+        pieces = sorted((self.staging / "spill" / key).iterdir(), key=lambda p: int(p.stem))
         frame = pl.concat([pl.read_parquet(p, glob=False) for p in pieces])
         frame = self._without_duplicates(frame.sort("symbol", "time", maintain_order=True))
         frame = joiner.join(frame)
@@ -440,8 +436,7 @@ class Joiner:
     def _chain_factors(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The factor from reference prices: it grows by close[t−1] / pre_close[t] (A-shares).
 
-        pre_close belongs to the session, so only its first bar can show a step, against the last
-        close of an earlier session.
+        pre_close belongs to the session, so only its first bar can show a step.
         """
         before = pl.col("close").shift(1).over("symbol").fill_null(pl.col("last_close"))
         since = pl.col("time").shift(1).over("symbol").fill_null(pl.col("last_time"))

@@ -172,8 +172,6 @@ class Store:
 
     def datasets(self) -> list[str]:
         """Names of the datasets, sorted."""
-        if not self.root.is_dir():
-            return []
         return sorted(p.parent.name for p in self.root.glob(f"*/{CURRENT}"))
 
     def __contains__(self, name: str) -> bool:

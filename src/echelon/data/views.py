@@ -129,8 +129,7 @@ class RescaledView(_View):
     """Prices in other units: each symbol's whole history times a power of two.
 
     With `volume` divided by it, this is what a split after the last bar does to a vendor's
-    adjusted file; without, what a dividend does. A feature that changes depends on the price
-    *level*, and with it on splits and dividends yet to come.
+    adjusted file; without, what a dividend does.
     """
 
     def __init__(self, store: Store, *, volume: bool = True) -> None:

@@ -154,8 +154,7 @@ def discrete_orders(
     """Orders of HOLD, BUY and SELL: actions[E,N] by `Action`; close[E,N]: at the decision.
 
     Where the market takes no order as small as `sell_pct` of the holding, SELL is for the least it
-    takes: one lot[N], or all of a holding of which the share is worth less than `min_value`.
-    Otherwise the last lot and small remainders could never be sold.
+    takes: one lot[N], or all. Otherwise the last lot and small remainders could never be sold.
     """
     assert actions.shape == book.shares.shape == close.shape, "actions are not [E,N]"
     orders, money = Orders(*np.zeros((2, *actions.shape))), rule.buy_pct * book.cash
@@ -219,9 +218,8 @@ def cap_weights(weights: Floats) -> Floats:
 def weights_of_scores(scores: Floats, held: Holdings, gain: float = _GAIN) -> Floats:
     """Target weights[E,N] of raw scores[E,N+1] in [−1, 1], the last one for cash.
 
-    Assets that can be neither bought nor sold keep their weight; the softmax, of which `gain` says
-    how far apart two scores bring two weights, shares out the rest. An asset that can only be sold
-    takes part with at most the weight it has.
+    Assets that can be neither bought nor sold keep their weight; a softmax (`gain`: its sharpness)
+    shares out the rest. An asset that can only be sold gets at most the weight it has.
     """
     n_books, n_assets = held.weights.shape
     assert scores.shape == (n_books, n_assets + 1), "scores are not [E,N+1]"

@@ -112,8 +112,7 @@ def differential_sharpe(
 def tail_cost(loss: Floats, returns: Floats, tail: float) -> Floats:
     """(loss[E] − VaR)⁺ / tail, the value at risk being that of `returns`[M], NaN where none yet.
 
-    With the value at risk at its right place the mean of VaR + cost is the CVaR, so that what
-    the penalty adds up to is what lies beyond it. 0 until `CVAR_LEAST` returns are known.
+    Its mean plus the value at risk is the CVaR. 0 until `CVAR_LEAST` returns are known.
     """
     seen = returns[~np.isnan(returns)]
     if len(seen) < CVAR_LEAST:

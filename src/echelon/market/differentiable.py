@@ -52,26 +52,6 @@ class DiffMarket(NamedTuple):
     fill_open: bool  # orders fill at the next open; otherwise at the close they were decided on
 
 
-class DiffStep(NamedTuple):
-    """A step's outcome: gain[E], the return; weights[E,N], cash[E] at the new close, sum 1."""
-
-    gain: Tensor
-    weights: Tensor
-    cash: Tensor
-
-
-class Allowed(NamedTuple):
-    """What may be done with each asset, [E,N] each."""
-
-    buy: Tensor
-    sell: Tensor
-
-    @property
-    def free(self) -> Tensor:
-        """[E,N]: can be bought or sold; the others keep their weight."""
-        return self.buy | self.sell
-
-
 def refuse_sized_rules(rows: MarketRows, rules: Rules) -> None:
     """Raise where a rule makes the return depend on the size of orders, or not differentiable."""
     intraday = not bool(np.asarray(rows.new_session)[1:].all())
@@ -142,8 +122,8 @@ def diff_market(
 
 def differentiable_step(
     market: DiffMarket, weights: Tensor, cash: Tensor, target: Tensor, row: Tensor
-) -> DiffStep:
-    """Take books from the close of `row`[E] to the next.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take books from the close of `row`[E] to the next: (gain[E], weights[E,N], cash[E]) there.
 
     weights[E,N], cash[E]: shares of the book's value, sum 1; target[E,N]: NaN leaves an asset as it
     is; gradients flow from everything given to everything returned
@@ -165,7 +145,7 @@ def differentiable_step(
         weights = weights * alive
     worth = weights * market.mark[row]
     value = cash + worth.sum(-1)
-    return DiffStep(value - 1.0, worth / value[:, None], cash / value)
+    return value - 1.0, worth / value[:, None], cash / value
 
 
 def _trade_weights(
@@ -194,18 +174,20 @@ def diff_cap_weights(target: Tensor) -> Tensor:
     return torch.where(hold, torch.nan, floor / total.clamp(min=1.0))
 
 
-def allowed_trades(market: DiffMarket, weights: Tensor, row: Tensor) -> Allowed:
-    """What books with `weights`[E,N] at `row`[E] may do, as `act.holdings` says it."""
-    return Allowed(market.may_buy[row], market.may_sell[row] & (weights > 0.0))
+def allowed_trades(market: DiffMarket, weights: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """(buy[E,N], sell[E,N]): what books with `weights`[E,N] at `row`[E] may do, as in `act`."""
+    return market.may_buy[row], market.may_sell[row] & (weights > 0.0)
 
 
-def diff_weights_of_scores(scores: Tensor, weights: Tensor, may: Allowed, gain: float) -> Tensor:
+def diff_weights_of_scores(
+    scores: Tensor, weights: Tensor, buy: Tensor, sell: Tensor, gain: float
+) -> Tensor:
     """As `act.weights_of_scores`, of scores[E,N] and weights[E,N] held; cash has the score 0."""
-    frozen = ~may.free
+    frozen = ~(buy | sell)
     free = 1.0 - torch.where(frozen, weights, 0.0).sum(-1, keepdim=True)
     exponents = torch.nn.functional.pad((gain * scores).masked_fill(frozen, -torch.inf), (0, 1))
     target = free.clamp(0.0, 1.0) * torch.softmax(exponents, -1)[:, :-1]
-    target = torch.where(may.buy, target, torch.minimum(target, weights))
+    target = torch.where(buy, target, torch.minimum(target, weights))
     return torch.where(frozen, torch.nan, target)
 
 

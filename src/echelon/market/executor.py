@@ -58,8 +58,7 @@ _VOLUME = int(Reason.VOLUME)
 class Worked(NamedTuple):
     """What an executor made of parent orders, [E,N] each.
 
-    Means are weighted by shares, and any number where nothing filled. What the price is worse than
-    the market, and is not spread, is impact.
+    Means are weighted by shares. What the price is worse than the market, beyond spread, is impact.
     """
 
     worked: Bools  # there was a market to work the order in; of others only twap and vwap count
@@ -112,19 +111,10 @@ class ImmediateExecutor:
 
 def nothing_worked(shape: tuple[int, ...]) -> Worked:
     """No order worked yet; arrays to write into."""
-    zeros = np.zeros((3, *shape))
-    unknown = np.full((4, *shape), np.nan)
-    return Worked(
-        worked=np.zeros(shape, dtype=np.bool_),
-        executed=zeros[0],
-        price=zeros[1],
-        market=unknown[0],
-        spread=zeros[2],
-        arrival=unknown[1],
-        twap=unknown[2],
-        vwap=unknown[3],
-        reason=np.zeros(shape, dtype=np.int8),
-    )
+    executed, price, spread = np.zeros((3, *shape))
+    market, arrival, twap, vwap = np.full((4, *shape), np.nan)
+    worked, reason = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.int8)
+    return Worked(worked, executed, price, market, spread, arrival, twap, vwap, reason)
 
 
 def step_worked(

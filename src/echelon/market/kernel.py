@@ -376,8 +376,7 @@ def _buy_size(
 ) -> tuple[float, int]:
     """(shares a buy is for, why not all) before cash and lots.
 
-    For `money`, slippage is taken at the shares it would buy without costs, which is no less than
-    what is bought: the true price is no higher, and the money suffices.
+    For `money`, slippage is taken at the shares it would buy without costs: no less than needed.
     """
     quantity = shares
     if money > 0.0:

@@ -52,11 +52,6 @@ class TickLayout:
     price_scale: float
 
     @property
-    def path(self) -> Path:
-        """The file."""
-        return self.facts.path
-
-    @property
     def roles(self) -> frozenset[str]:
         """The columns we know the meaning of."""
         return frozenset(self.columns.by_field)
@@ -176,7 +171,7 @@ class ProblemLog:
         if rows.is_empty():
             return
         column = layout.columns.by_field.get(field)
-        file, name = str(layout.path), field if column is None else column.name
+        file, name = str(layout.facts.path), field if column is None else column.name
         shown = pl.col(value or field).cast(pl.String)
         said = rows.select(
             "row", said=pl.concat_str(shown, pl.lit(what), separator=" ", ignore_nulls=True)
@@ -252,10 +247,8 @@ def read_blocks(
 ) -> Iterator[pl.DataFrame]:
     """Yield the rows of a tick file, a block at a time, in file order.
 
-    Columns: row (Int64, the line in the file), symbol (Categorical), date (Date), ms (Int32,
-    milliseconds since midnight), bad (Boolean: a needed number did not parse) and those of
-    `columns` that the file has, as Float64 or String. Rows whose symbol, date or time cannot be
-    read are logged and left out.
+    Columns: row (Int64), symbol (Categorical), date (Date), ms (Int32, since midnight), bad (a
+    needed number did not parse) and those of `columns` that the file has, as Float64 or String.
     """
     wanted = {"symbol", layout.date_column, layout.clock_column, *columns}
     names = {theirs: ours for theirs, ours in layout.names.items() if ours in wanted}

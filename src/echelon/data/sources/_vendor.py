@@ -410,8 +410,7 @@ _MARKETS = {"SH": "SH", "SZ": "SZ", "BJ": "BJ", "SS": "SH", "XSHG": "SH", "XSHE"
 def a_share(symbol: str, vendor: str, *, index: bool = False) -> AShare:
     """Read 000001.SZ, 000001.XSHE, sz000001, SZ000001 or 000001.
 
-    Without an exchange the number decides. A stock's 000xxx is Shenzhen's, an index's is
-    Shanghai's (000300 is the CSI 300): `index` says which is meant.
+    Without an exchange the number decides: a stock's 000xxx is Shenzhen's, an index's Shanghai's.
     """
     text = symbol.strip().upper()
     match = re.fullmatch(r"(?P<a>SH|SZ|BJ)?(?P<code>\d{6})(?:\.(?P<b>[A-Z]+))?", text)
@@ -445,8 +444,7 @@ class AShareVendor(Vendor):
     def _shares(self) -> dict[str, AShare]:
         """Each symbol, as the user writes it → its parts; two spellings of one are refused.
 
-        So is a number that is no stock of its exchange: 000001.SH is an index, and a vendor that
-        drops the suffix would deliver 000001.SZ, a bank, in its place.
+        So is a number that is no stock of its exchange: 000001.SH is an index, 000001.SZ a bank.
         """
         spelled: dict[AShare, str] = {}
         for symbol in self._symbols:

@@ -159,15 +159,10 @@ class _FileSource(PathSource):
     def _paths(self) -> list[Path]:
         path = self._path
         files = [f for f in _tables.files_below(path) if _tables.suffix_of(f, self.suffixes)]
-        if not files and path.is_file():
-            raise SourceError(
-                f"{path}: a {self.name} file is expected, named {' or '.join(self.suffixes)}. "
-                f"Use data.source: {self.other}, or rename the file."
-            )
         if not files:
             raise SourceError(
-                f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Check data.path "
-                f"and data.source."
+                f"{path}: no {self.name} files there ({', '.join(self.suffixes)}). Use "
+                f"data.source: {self.other}, or check data.path and how the files are named."
             )
         return files
 

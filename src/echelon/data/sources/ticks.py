@@ -98,10 +98,8 @@ class TicksSource(PathSource):
         self._problems = ProblemLog()
         trades = TradeFilter(sessions_of(self._calendar), self._freq, self._problems)
         with scratch_directory("ticks") as spill:
-            sizes = (
-                layout.path.stat().st_size * (_GZIP_RATIO if layout.path.suffix == ".gz" else 1)
-                for layout in layouts
-            )
+            paths = [layout.facts.path for layout in layouts]
+            sizes = (p.stat().st_size * (_GZIP_RATIO if p.suffix == ".gz" else 1) for p in paths)
             merger = BarMerger(spill, min(max(sum(sizes) // _PART_BYTES, 1), 256))
             offsets: list[int] = []  # rows are counted across files, to know which came first
             end = 0
@@ -121,7 +119,7 @@ class TicksSource(PathSource):
                 ).drop(absent)
                 for number in np.unique(files).tolist():
                     piece = bars.filter(pl.Series(files == number)).sort("symbol", "time")
-                    yield RawFrame(conform(piece), str(layouts[number].path))
+                    yield RawFrame(conform(piece), str(paths[number]))
 
     def problems(self) -> list[Problem]:
         """What is wrong with rows, after `frames`; the first of each kind, then a number."""
@@ -144,7 +142,8 @@ class TicksSource(PathSource):
         if self._parquet_dir is None:
             yield from read_blocks(layout, self._problems, BAR_COLUMNS, self._block_bytes)
             return
-        with _parquet_sink(self._parquet_dir / self._parquet_name(layout.path), layout) as write:
+        target = self._parquet_dir / self._parquet_name(layout.facts.path)
+        with _parquet_sink(target, layout) as write:
             for block in read_blocks(
                 layout, self._problems, layout.names.values(), self._block_bytes
             ):
@@ -170,9 +169,9 @@ class TicksSource(PathSource):
         for layout in others:
             if list(layout.names.values()) != list(first.names.values()):
                 raise SourceError(
-                    f"{layout.path} has other columns than {first.path}: trades and snapshots "
-                    "of one day must not be counted twice. Import one kind of file, with a "
-                    "pattern such as data.path=ticks/**/逐笔成交.csv."
+                    f"{layout.facts.path} has other columns than {first.facts.path}: trades and "
+                    "snapshots of one day must not be counted twice. Import one kind of file, with "
+                    "a pattern such as data.path=ticks/**/逐笔成交.csv."
                 )
         return [first, *others]
 
@@ -197,9 +196,8 @@ def from_config(config: Config) -> TicksSource:
 def _parquet_sink(target: Path, layout: TickLayout) -> Iterator[Callable[[pl.DataFrame], None]]:
     """Writes blocks of ticks, each a row group, to a file that gets its name when all is there.
 
-    Columns: symbol (string), date (date32), time (time32[ms]), then the file's others: those we
-    know under our names as float64, in yuan and shares (price, volume, bid_price1 …), the rest
-    as text. Every readable row is kept, quotes and cancellations too, in file order.
+    Columns: symbol, date, time, then the file's others: those we know under our names as float64,
+    the rest as text. Every readable row is kept, quotes and cancellations too, in file order.
     """
     keys = ("symbol", "date", "time", "datetime")
     names = [n for n in layout.names.values() if n not in keys]

@@ -22,14 +22,8 @@ from echelon.data.sources._vendor import BAR, KnownFailure, Vendor
 from echelon.errors import SourceError
 from echelon.types import Freq, PriceBasis
 
-_COLUMNS = {
-    "Open": "open",
-    "High": "high",
-    "Low": "low",
-    "Close": "close",
-    "Adj Close": "adj_close",
-    "Volume": "volume",
-}
+_YAHOO = ("Open", "High", "Low", "Close", "Adj Close", "Volume")
+_COLUMNS = {theirs: theirs.lower().replace(" ", "_") for theirs in _YAHOO}
 _INTERVAL: Mapping[Freq, str] = {"1d": "1d", "5min": "5m", "1min": "1m"}
 
 _REACH: Mapping[Freq, tuple[int, int]] = {"5min": (59, 59), "1min": (29, 7)}

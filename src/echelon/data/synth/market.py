@@ -139,11 +139,6 @@ class Factor:
     overnight: Floats  # the two parts of the day's log return, drift included
     intraday: Floats
 
-    @property
-    def returns(self) -> Floats:
-        """Log return of the day, [T]."""
-        return self.overnight + self.intraday
-
 
 def _regime_path(seed: int, n_days: int) -> Ints:
     """Regime of each day, an index into `REGIMES`, [T]; starts in the bull regime."""

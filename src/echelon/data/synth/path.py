@@ -193,8 +193,7 @@ def _suspensions(market: SyntheticMarket, n: int) -> tuple[Suspension, ...]:
 def _plan(market: SyntheticMarket, n: int, days: Ints) -> tuple[dict[int, float], dict[int, float]]:
     """Positions in `days` of splits (→ a uniform that picks the ratio) and dividends (→ yield).
 
-    What falls on a day without trading happens on the next day with; nothing happens on the
-    first bar, which has no previous close.
+    What falls on a day without trading happens on the next day with; nothing on the first bar.
     """
     config, end = market.config, int(market.delisted[n])
     rng = stream(market.seed, "synthetic", "actions", n)
