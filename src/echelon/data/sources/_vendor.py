@@ -47,8 +47,8 @@ BAR: Mapping[Freq, timedelta] = {freq: timedelta(minutes=m) for freq, m in MINUT
 
 
 FailureKind = Literal["fatal", "transient", "rate limit"]
-"""What a failure calls for: trying again cannot help; can, as the network or the server stumbled;
-or can once the vendor's window has passed, as there were too many calls."""
+"""What a failure calls for: giving up; another try, as the network or the server stumbled; or one
+after the vendor's window has passed, as there were too many calls."""
 
 
 class KnownFailure(NamedTuple):
