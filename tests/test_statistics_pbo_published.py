@@ -82,7 +82,7 @@ def summary(returns: Floats, n_blocks: int) -> Summary:
     r_squared = float(np.corrcoef(best.outside, best.inside)[0, 1]) ** 2
     adjusted = 1 - (1 - r_squared) * (n - 1) / (n - 2) if n > 2 else float("nan")
     loss = float((best.outside < 0).mean())
-    probability = overfitting_probability(returns, split_halves(len(returns), n_blocks))
+    probability = overfitting_probability(returns, split_halves(n_blocks))
     return Summary(probability, intercept, slope, adjusted, loss)
 
 
@@ -159,7 +159,7 @@ def test_tutorial_with_twenty_configurations_in_ten_blocks() -> None:
     rank = winners(returns, 10, means).rank
     by_mean = (returns[:, np.newaxis] + np.array([[-1e3], [1e3]])).reshape(2 * 1560, 20)
     losers = by_mean[:, :2] - 1.0
-    halves = split_halves(len(by_mean), 10)
+    halves = split_halves(10)
     strict = overfitting_probability(np.concatenate([by_mean, losers], axis=1), halves)
     assert strict == pytest.approx(0.4126984, abs=5e-8)
     assert strict == (rank < 10).mean()

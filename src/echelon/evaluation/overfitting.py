@@ -27,20 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echelon.evaluation.statistics import (
-    block_length,
-    is_constant,
-    matrix,
-    resampled_dates,
-    same_length,
-    series,
-)
+from echelon.evaluation.statistics import block_length, finite, resampled_dates, standardise
 from echelon.ops.blocks import MIN_BLOCK_PERIODS
 from echelon.rng import stream
 from echelon.types import Bools, Floats
 
 MIN_CONFIGURATIONS = 20
-_MAX_BLOCKS = 20  # 184,756 halves; 24 blocks would have 2.7 million
 _SPA_REPLICATIONS = 1000
 _STILL = 1e-10  # of a series' own variance: a half in which it does not move
 _DIGITS = 12  # of a Sharpe ratio: copies of one configuration must tie in spite of rounding
@@ -76,16 +68,12 @@ def backtest_overfitting(
     out and each deviation made 1, dates resampled in blocks jointly, so that the correlation of
     configurations stays.
     """
-    r = matrix(returns, "returns", MIN_BLOCK_PERIODS)
-    halves = split_halves(len(r), n_blocks)
-    if null_draws < 1:
-        raise ValueError(f"null_draws must be at least 1; it is {null_draws}")
+    r = finite(returns, "returns", MIN_BLOCK_PERIODS)
+    halves = split_halves(n_blocks)
     n_configurations = r.shape[1]
     if n_configurations < MIN_CONFIGURATIONS:
         return None
-    constant = is_constant(r)
-    deviation = np.where(constant, 1.0, r.std(axis=0))
-    nothing = np.where(constant, 0.0, (r - r.mean(axis=0)) / deviation)
+    nothing, _ = standardise(r, ddof=0)
     mean_block = float(np.mean([block_length(column) for column in r.T]))
     dates = resampled_dates(len(r), mean_block, null_draws, stream(seed, "overfitting"))
     null = [overfitting_probability(nothing[rows], halves) for rows in dates]
@@ -102,9 +90,9 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     """
     from arch.bootstrap import SPA  # seconds to import, and few evaluations have trials
 
-    tried = matrix(trials, "trials", MIN_BLOCK_PERIODS)
-    against = series(baseline, "baseline", MIN_BLOCK_PERIODS)
-    same_length(tried, "trials", against, "baseline")
+    tried = finite(trials, "trials", MIN_BLOCK_PERIODS)
+    against = finite(baseline, "baseline", MIN_BLOCK_PERIODS)
+    assert len(tried) == len(against)
     difference = tried - against[:, np.newaxis]
     scale = max(float(np.abs(tried).max()), float(np.abs(against).max()))
     other: Bools = np.abs(difference).max(axis=0) > 1e-12 * scale
@@ -124,15 +112,8 @@ def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superior
     return Superiority(float(test.pvalues["consistent"]), n_models, mean_block)
 
 
-def split_halves(n_dates: int, n_blocks: int) -> Floats:
+def split_halves(n_blocks: int) -> Floats:
     """[H, blocks] of 0 and 1: the halves that hold block 0; their complements are the others."""
-    if not 2 <= n_blocks <= _MAX_BLOCKS or n_blocks % 2:
-        raise ValueError(f"n_blocks must be even, from 2 to {_MAX_BLOCKS}; it is {n_blocks}")
-    if n_dates < 2 * n_blocks:
-        raise ValueError(
-            f"{n_blocks} blocks need at least {2 * n_blocks} periods, two each; there are "
-            f"{n_dates}. Give longer series or fewer blocks"
-        )
     rest = itertools.combinations(range(1, n_blocks), n_blocks // 2 - 1)
     chosen = np.array([(0, *others) for others in rest])
     halves = np.zeros((len(chosen), n_blocks))
@@ -149,12 +130,10 @@ def overfitting_probability(returns: Floats, halves: Floats) -> float:
     """
     n_blocks = halves.shape[1]
     per_block = len(returns) // n_blocks
+    assert per_block > 1, "a block needs two dates"
     r = returns[: per_block * n_blocks]
-    constant = is_constant(r)
-    deviation = np.where(constant, 1.0, r.std(axis=0))
     # Standardised, so that sums of squares lose no digits and `_STILL` has a scale.
-    z = np.where(constant, 0.0, (r - r.mean(axis=0)) / deviation)
-    mean = np.where(constant, 0.0, r.mean(axis=0) / deviation)
+    z, mean = standardise(r, ddof=0)
     powers = np.concatenate([z, z**2], axis=1)
     by_block = powers.reshape(n_blocks, per_block, -1).sum(axis=1)
     inside = halves @ by_block

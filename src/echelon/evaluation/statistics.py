@@ -1,8 +1,8 @@
 """Statistics that say how far a backtest can be believed: pure functions on arrays.
 
 Sharpe ratios, variances and standard errors are per period; annualise them only when shown. Axes:
-`T` periods, `S` seeds, `K` trials. Wrong shapes, values that are not finite and series that are
-too short raise ValueError. What a search overfitted is in `evaluation.overfitting`.
+`T` periods, `S` seeds, `K` trials. Values that are not finite and series that are too short raise
+ValueError. What a search overfitted is in `evaluation.overfitting`.
 
 **Over seeds** (`seed_interval`). One seed has no interval; two to nine have Student's t; more have
 the studentised bootstrap (bootstrap-t) of the mean, which follows a skewed sample where t cannot.
@@ -83,32 +83,18 @@ _BLIND = 1e-3  # of the sample's error: a replication that holds no date of diff
 _STILL = 1e-10  # of the sample's variance: a replication that holds none of the moving dates
 
 
-def series(values: Floats | Sequence[float], name: str, at_least: int) -> Floats:
-    """`values` as float64[T]; ValueError unless one-dimensional, finite and long enough."""
+def finite(values: Floats | Sequence[float], name: str, at_least: int) -> Floats:
+    """`values` as float64, axis 0 being time; ValueError unless finite and long enough."""
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must have one axis; its shape is {array.shape}")
-    return _finite_and_long(array, name, at_least)
-
-
-def matrix(values: Floats, name: str, at_least: int) -> Floats:
-    """`values` as float64[T, K], K ≥ 1; ValueError unless finite and long enough."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 2 or array.shape[1] == 0:
+    if len(array) < at_least:
+        raise ValueError(f"{name} needs at least {at_least} values; it has {len(array)}")
+    bad = array.size - int(np.isfinite(array).sum())
+    if bad:
         raise ValueError(
-            f"{name} must have two axes, periods by series, and at least one series; "
-            f"its shape is {array.shape}"
+            f"{name} must be finite; {bad} of its {array.size} values are not. "
+            "Give only periods in which every series has a value"
         )
-    return _finite_and_long(array, name, at_least)
-
-
-def same_length(first: Floats, first_name: str, second: Floats, second_name: str) -> None:
-    """ValueError unless both cover as many periods (axis 0)."""
-    if len(first) != len(second):
-        raise ValueError(
-            f"{first_name} and {second_name} must cover the same periods; "
-            f"they have {len(first)} and {len(second)} rows"
-        )
+    return array
 
 
 def is_constant(returns: Floats) -> Bools:
@@ -121,16 +107,12 @@ def is_constant(returns: Floats) -> Bools:
     return np.asarray(spread <= _ROUNDING * np.abs(returns).max(axis=0))
 
 
-def _finite_and_long(array: Floats, name: str, at_least: int) -> Floats:
-    if len(array) < at_least:
-        raise ValueError(f"{name} needs at least {at_least} values; it has {len(array)}")
-    bad = array.size - int(np.isfinite(array).sum())
-    if bad:
-        raise ValueError(
-            f"{name} must be finite; {bad} of its {array.size} values are not. "
-            "Give only periods in which every series has a value"
-        )
-    return array
+def standardise(returns: Floats, ddof: int) -> tuple[Floats, Floats]:
+    """(z[T, C], mean[C] in deviations) of returns[T, C]; both are 0 of a constant series."""
+    constant = is_constant(returns)
+    deviation = np.where(constant, 1.0, returns.std(axis=0, ddof=ddof))
+    z = np.where(constant, 0.0, (returns - returns.mean(axis=0)) / deviation)
+    return z, np.where(constant, 0.0, returns.mean(axis=0) / deviation)
 
 
 class SeedInterval(NamedTuple):
@@ -150,7 +132,7 @@ def seed_interval(values: Sequence[float]) -> SeedInterval:
     its own fixed seed: the same values always give the same bounds. arch's `IIDBootstrap` has the
     same bootstrap-t, a hundred times slower: it is the twin that tests hold this to.
     """
-    x = series(values, "values", 1)
+    x = finite(values, "values", 1)
     n, mean = len(x), float(x.mean())
     if n == 1:
         return SeedInterval(mean, math.nan, math.nan, n, "none")
@@ -182,7 +164,7 @@ def interquartile_mean(values: Sequence[float]) -> float:
     >>> interquartile_mean([0.0, 10.0, 1.0, 2.0])
     1.5
     """
-    x = np.sort(series(values, "values", 1))
+    x = np.sort(finite(values, "values", 1))
     n = len(x)
     edges = np.arange(n + 1) / n
     weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0.0, None)
@@ -221,7 +203,7 @@ def moments(returns: Floats) -> ReturnMoments:
 
     A constant series has no Sharpe ratio: its moments are NaN, and so is all that follows.
     """
-    r = series(returns, "returns", MIN_RETURNS)
+    r = finite(returns, "returns", MIN_RETURNS)
     if is_constant(r):
         return ReturnMoments(math.nan, len(r), math.nan, math.nan)
     return ReturnMoments(
@@ -251,10 +233,6 @@ def expected_max_sharpe(n_trials: float, variance: float) -> float:
     `variance`. 0 for one trial, and never below it: between one and two effective trials the
     formula, an approximation for many, would fall below the 0 it must start from.
     """
-    if not n_trials >= 1.0:
-        raise ValueError(f"n_trials must be at least 1; it is {n_trials}")
-    if not (variance >= 0.0 and math.isfinite(variance)):
-        raise ValueError(f"variance must be finite and at least 0; it is {variance}")
     import ffn  # seconds to import, with all of matplotlib and sklearn
 
     return max(0.0, float(ffn.calc_expected_max_sharpe(n_trials, math.sqrt(variance))))
@@ -267,7 +245,7 @@ def effective_trials(returns: Floats) -> float:
     are one trial, uncorrelated ones are K. Trials without variance have no correlation and are
     left out of ρ, but stay among the K.
     """
-    r = matrix(returns, "returns", 2)
+    r = finite(returns, "returns", 2)
     k = r.shape[1]
     moving = r[:, ~is_constant(r)]
     n_moving = moving.shape[1]
@@ -283,11 +261,9 @@ def deflate(returns: Floats, trials: Floats) -> Deflation:
 
     A trial without variance counts as one of Sharpe ratio 0. See `deflate_by_sharpes`.
     """
-    tried = matrix(trials, "trials", MIN_RETURNS)
-    same_length(returns, "returns", tried, "trials")
-    constant = is_constant(tried)
-    deviation = np.where(constant, 1.0, tried.std(axis=0, ddof=1))
-    sharpes = np.where(constant, 0.0, tried.mean(axis=0) / deviation)
+    tried = finite(trials, "trials", MIN_RETURNS)
+    assert len(returns) == len(tried)
+    _, sharpes = standardise(tried, ddof=1)
     return deflate_by_sharpes(returns, sharpes.tolist(), effective_trials(tried))
 
 
@@ -302,13 +278,10 @@ def deflate_by_sharpes(
     trials where it is not known. One trial: the hurdle is 0 and the probability is the PSR.
     """
     m = moments(returns)
-    tried = series(sharpes, "sharpes (0 for a trial that never traded)", 1)
+    tried = finite(sharpes, "sharpes (0 for a trial that never traded)", 1)
     n_trials = len(tried)
     effective = float(n_trials) if n_effective is None else n_effective
-    if not 1.0 <= effective <= n_trials:
-        raise ValueError(
-            f"n_effective must lie between 1 and the {n_trials} trials; it is {n_effective}"
-        )
+    assert 1.0 <= effective <= n_trials
     sample = float(tried.var(ddof=1)) if n_trials > 1 else 0.0
     variance = max(sample, 1.0 / m.n)
     hurdle = expected_max_sharpe(n_trials, variance)
@@ -346,7 +319,7 @@ def block_length(difference: Floats) -> float:
     Kept between 1 and 3·√T, as arch's estimate of a nearly unit-root series can exceed the
     sample. A constant series has nothing to keep together: 1.
     """
-    d = series(difference, "difference", MIN_BLOCK_PERIODS)
+    d = finite(difference, "difference", MIN_BLOCK_PERIODS)
     if is_constant(d):
         return 1.0
     from arch.bootstrap import optimal_block_length  # seconds to import, as below
@@ -369,17 +342,13 @@ def sharpe_difference(
     `block` is the mean block length; by default `block_length` of the mean agent less the
     baseline. Series that differ by a positive factor only have no difference: bounds 0, p 1.
     """
-    x = matrix(agents, "agents", MIN_BLOCK_PERIODS)
+    x = finite(agents, "agents", MIN_BLOCK_PERIODS)
     columns = baseline[:, np.newaxis] if baseline.ndim == 1 else baseline
-    y = matrix(columns, "baseline", MIN_BLOCK_PERIODS)
-    same_length(x, "agents", y, "baseline")
+    y = finite(columns, "baseline", MIN_BLOCK_PERIODS)
     n_dates = len(y)
-    if replications < 100:
-        raise ValueError(f"replications must be at least 100; it is {replications}")
+    assert len(x) == n_dates
     apart = x.mean(axis=1) - y.mean(axis=1)
     mean_block = block_length(apart) if block is None else float(block)
-    if not 1.0 <= mean_block <= n_dates:
-        raise ValueError(f"block must lie between 1 and the {n_dates} dates; it is {block}")
 
     powers = _Powers.from_returns(np.column_stack([x, y]), y.shape[1])
     weights = _spectral_weights(n_dates, mean_block)
@@ -466,13 +435,11 @@ class _Powers(NamedTuple):
     @classmethod
     def from_returns(cls, returns: Floats, n_baseline: int = 1) -> _Powers:
         """Standardise returns[T, C]; the baseline's are the last columns, constants become 0."""
-        constant = is_constant(returns)
-        deviation = np.where(constant, 1.0, returns.std(axis=0, ddof=1))
-        z = np.where(constant, 0.0, (returns - returns.mean(axis=0)) / deviation)
+        z, mean = standardise(returns, ddof=1)
         n_seeds = returns.shape[1] - n_baseline
         return cls(
             values=np.concatenate([z, z**2], axis=1),
-            mean=np.where(constant, 0.0, returns.mean(axis=0) / deviation),
+            mean=mean,
             sign=np.repeat([1.0 / n_seeds, -1.0 / n_baseline], [n_seeds, n_baseline]),
         )
 
@@ -541,8 +508,6 @@ def judge(
     What is not a number supports no claim: neither a `deflated` of NaN (a book that never moved)
     nor such a bound.
     """
-    if deflated < 0.0 or deflated > 1.0:
-        raise ValueError(f"deflated must be a probability or NaN; it is {deflated}")
     single = sharpe_difference(agents, baseline, seed=seed, replications=replications)
     longer = min(2.0 * single.block_length, float(len(baseline)))
     double = sharpe_difference(agents, baseline, seed=seed, replications=replications, block=longer)
