@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from echelon.cli import app
@@ -36,7 +37,6 @@ from echelon.proving.execution_proofs import (
     pool_seeds,
     prove_execution,
     schedule_costs,
-    standard_error,
 )
 from echelon.proving.parts import Done
 
@@ -143,11 +143,10 @@ def test_orders_of_all_seeds_are_pooled_as_if_put_together() -> None:
     rng = np.random.default_rng(0)
     seeds = [rng.normal(0.1 * k, 1.0 + k, 50 + 10 * k) for k in range(3)]
     found = [
-        SeedFinding(float(x.mean()), {"se": standard_error(x), "orders": float(len(x))})
-        for x in seeds
+        SeedFinding(float(x.mean()), {"se": stats.sem(x), "orders": float(len(x))}) for x in seeds
     ]
     whole = np.concatenate(seeds)
-    assert pool_seeds(found) == pytest.approx((whole.mean(), standard_error(whole)))
+    assert pool_seeds(found) == pytest.approx((whole.mean(), stats.sem(whole)))
 
 
 def test_claims_hold_only_where_they_should() -> None:

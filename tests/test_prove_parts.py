@@ -20,7 +20,7 @@ from echelon.backtest.run import run_backtest
 from echelon.config import Config
 from echelon.errors import Stopped, StoreError, TrainingError, UsageError
 from echelon.proving.certificate import Certificate
-from echelon.proving.parts import Done, Finding, identity_of, lock_proof, run_all
+from echelon.proving.parts import Done, Finding, Part, identity_of, lock_proof, run_all
 from echelon.proving.planted import BayesFilter, PlantedMarket, PlantedPart
 from echelon.proving.prove import prove
 from echelon.proving.worlds import (
@@ -46,17 +46,15 @@ def _one_thread() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(Part):
     """A part that notes each time it is run, and gives up as often as it is told to."""
+
+    KEY = "{0.name}"
 
     name: str
     config: Config
     stops: int = 0
     fails: bool = False
-
-    @property
-    def key(self) -> str:
-        return self.name
 
     @property
     def steps(self) -> int:
@@ -128,19 +126,13 @@ def test_a_damaged_finding_is_named(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class Unreadable(Part):
     """A part that meets a damaged file, its own or another's."""
+
+    KEY = "{0.name}"
 
     name: str
     path: str
-
-    @property
-    def key(self) -> str:
-        return self.name
-
-    @property
-    def steps(self) -> int:
-        return 0
 
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         where = directory if self.path == "own" else Path(self.path)

@@ -1,26 +1,16 @@
 """Proofs of execution: what the learners make of markets whose answer is known.
 
-The markets give days with features and orders:
-
     impact       constant price and volume, linear temporary impact, a price of waiting: the optimum
                  is Almgren and Chriss's, and at κT = 3 TWAP costs 36 % more
-    drift        a day drifts up or down; its own returns and yesterday's tell which way, so whoever
-                 listens beats TWAP
+    drift        a day drifts up or down; its own returns and yesterday's tell which way
     foretold     noisy signs of how the rest of the day will compare with now: an oracle, which
                  sees it, gains much; what the signs allow is little against the noise of a reward
     martingale   nothing is to be known; who seems to gain was lucky or looked ahead
 
-The proofs:
-
-    impact      cost of the learned schedule over the closed form's, at most 1.05
-    quarters    the same for fractions of the order, against dynamic programming on their own grid,
-                by PPO; `quarters_dqn` by double DQN; `twentieths` on a finer grid
-    drift       gain over TWAP on days never seen, an interval above zero
-    distilled   gain of the distilled student over plain PPO, which has the steps of student and
-                teacher together, on faint signs in much noise: an interval above zero. What
-                distillation does elsewhere, without a bar: `distilled_clear` (signs that rewards
-                teach as well), `distilled_drift`, `distilled_null`
-    null        gain over TWAP where nothing is to be known: within 2 SE of 0, with SE <= 0.3 bp
+Each of `PROOFS` says what it measures and claims; those without a claim show what distillation does
+elsewhere (`distilled_clear`: signs that rewards teach as well). A student is held to plain PPO with
+the steps of student and teacher together, fractions of the order to dynamic programming on their
+own grid.
 
 Every seed has train days, test days and weights of its own. Settings were chosen on draws named
 "development" with seeds from 100; what is reported is on draws named "test" with seeds from 0.
@@ -40,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from scipy import stats
 
 from echelon.agents.execution.dqn import DQN
 from echelon.agents.execution.learner import ExecutionLearner
@@ -64,9 +55,9 @@ from echelon.execution.policies import (
 from echelon.execution.rewards import PAPenalty, Reward, Risk, Shortfall, Weighted
 from echelon.execution.simulator import ExecutionRules, Simulator, next_step
 from echelon.files import write_json
-from echelon.proving.parts import Finding, KeyedPart, Part, clear_proof, proof_facts, run_all
+from echelon.proving.parts import Finding, Part, clear_proof, proof_facts, run_all
 from echelon.rng import stream
-from echelon.types import Floats, Floats32
+from echelon.types import Floats
 from echelon.workers import Report, ShouldStop
 
 FORMAT = 1
@@ -170,7 +161,8 @@ class ImpactMarket:
         days = Days.from_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
         buying = np.arange(self.n_orders) % 2 == 0
         orders = parent_orders(0, amount, buying, 0, n_ticks)
-        return Drawn(days, _without_yesterday(np.zeros((1, n_ticks, 1), np.float32)), orders, rules)
+        nothing = np.zeros((1, n_ticks, 1), np.float32)
+        return Drawn(days, PublicArrays(nothing, nothing), orders, rules)
 
 
 @dataclass(frozen=True)
@@ -278,11 +270,8 @@ class ForetoldMarket:
         price = _PRICE * (1.0 + path / BASIS_POINTS)
         temporary = self.twap_cost / BASIS_POINTS * self.n_ticks
         rules = ExecutionRules(1, temporary=temporary)
-        return _whole_day_orders(price, _without_yesterday(today), rules, rng)
-
-
-def _without_yesterday(today: Floats32) -> PublicArrays:
-    return PublicArrays(today, np.zeros_like(today))
+        public = PublicArrays(today, np.zeros_like(today))
+        return _whole_day_orders(price, public, rules, rng)
 
 
 def _whole_day_orders(
@@ -433,7 +422,7 @@ def _drift(trial: Trial) -> SeedFinding:
     test = trial.test_days(market)
     gained = trial.learned_gains(market, trial.sizes.drift_steps, test)
     filtered = gains_over_twap(DriftFilter(market, test.public), test)
-    facts = {"se": standard_error(gained), "filter": float(filtered.mean())}
+    facts = {"se": float(stats.sem(gained)), "filter": float(filtered.mean())}
     return SeedFinding(float(gained.mean()), facts)
 
 
@@ -441,7 +430,9 @@ def _null(trial: Trial) -> SeedFinding:
     """Nothing is found where nothing is."""
     test = trial.test_days(MARTINGALE)
     gained = trial.learned_gains(MARTINGALE, trial.sizes.null_steps, test)
-    return SeedFinding(float(gained.mean()), {"se": standard_error(gained), "orders": len(gained)})
+    return SeedFinding(
+        float(gained.mean()), {"se": float(stats.sem(gained)), "orders": len(gained)}
+    )
 
 
 def _distillation(market: DriftMarket | ForetoldMarket) -> Callable[[Trial], SeedFinding]:
@@ -465,7 +456,7 @@ def _distillation(market: DriftMarket | ForetoldMarket) -> Callable[[Trial], See
         apart = gained["student"] - gained["plain"]
         oracle = gains_over_twap(teacher.policy(test.public), test)
         facts = {name: float(values.mean()) for name, values in gained.items()}
-        facts |= {"teacher": float(oracle.mean()), "se": standard_error(apart)}
+        facts |= {"teacher": float(oracle.mean()), "se": float(stats.sem(apart))}
         return SeedFinding(float(apart.mean()), facts)
 
     return run
@@ -519,13 +510,8 @@ PROOFS: Mapping[str, Proof] = {
 }
 
 
-def standard_error(values: Floats) -> float:
-    """Of the mean of independent orders, one a day."""
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
 @dataclass(frozen=True)
-class ExecutionPart(KeyedPart):
+class ExecutionPart(Part):
     """One proof with one seed; draw: name of the days it is made on."""
 
     KEY = "{0.proof}-{0.seed}"

@@ -27,7 +27,7 @@ from echelon.data.store import Store
 from echelon.evaluation.evaluate import evaluate
 from echelon.features import check_leakage
 from echelon.proving.certificate import Bar, Check, MarketResult, seed_check
-from echelon.proving.parts import Done, Finding, KeyedPart, time_spent
+from echelon.proving.parts import Done, Finding, Part, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import PlantedMarket
 from echelon.proving.worlds import WARMUP, TrainingPart
@@ -48,7 +48,7 @@ _OTHER_FEATURES = StationaryConfig(
 
 
 @dataclass(frozen=True)
-class LeakyCheckPart(KeyedPart):
+class LeakyCheckPart(Part):
     """Does the leakage check refuse the file?"""
 
     KEY = "leaky-check"

@@ -49,7 +49,7 @@ from echelon.evaluation.statistics import deflate, judge
 from echelon.evaluation.trust import load_trust
 from echelon.files import read_arrays
 from echelon.proving.certificate import Bar, MarketResult, count_check
-from echelon.proving.parts import Done, Finding, KeyedPart, time_spent
+from echelon.proving.parts import Done, Finding, Part, time_spent
 from echelon.proving.pipeline import on_file, train_through, write_bars
 from echelon.proving.planted import RETURNS, PlantedSignal, claim_draws, rules_of_thumb
 from echelon.proving.worlds import (
@@ -253,7 +253,7 @@ def assess_null(parts: Sequence[Done], market: NullMarket) -> MarketResult:
 
 
 @dataclass(frozen=True)
-class NullAgentPart(KeyedPart):
+class NullAgentPart(Part):
     """The whole pipeline on one draw of the null market, agents included."""
 
     KEY = "null-agent-{0.draw:03d}"
@@ -291,7 +291,7 @@ class NullAgentPart(KeyedPart):
 
 
 @dataclass(frozen=True)
-class NullCheapPart(KeyedPart):
+class NullCheapPart(Part):
     """The pipeline on some draws of the null market, with policies that need no training."""
 
     KEY = "null-cheap-{0.draws[0]:03d}"
@@ -318,7 +318,7 @@ class NullCheapPart(KeyedPart):
 
 
 @dataclass(frozen=True)
-class PowerPart(KeyedPart):
+class PowerPart(Part):
     """Claims on the trend market, by the agents that the planted proof trained.
 
     sources: keys of their parts; identities: of these, so that other agents make another part

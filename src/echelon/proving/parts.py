@@ -16,12 +16,13 @@ import platform
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from echelon import __version__
 from echelon.config import Config, fingerprint
@@ -39,31 +40,27 @@ Finding = Mapping[str, Any]
 """What a part found, as JSON has it."""
 
 
-class Part(Protocol):
-    """A piece of work; a frozen dataclass, as it travels to another process."""
+class Part(ABC):
+    """A piece of work; a frozen dataclass, as it travels to another process.
+
+    KEY: what its key is made of, as `str.format` takes it, 0 being the part
+    """
+
+    KEY: ClassVar[str]
 
     @property
     def key(self) -> str:
         """Its place below DIR/parts, and its name in the display."""
+        return self.KEY.format(self)
 
     @property
     def steps(self) -> int:
         """Environment steps of its trainings; 0 without any."""
         return 0
 
+    @abstractmethod
     def run(self, directory: Path, report: Report, should_stop: ShouldStop) -> Finding | None:
         """Do it, in a directory of its own; None: stopped before the end."""
-
-
-class KeyedPart(Part, Protocol):
-    """A part whose key is made of its fields. KEY: as `str.format` takes it, 0 being the part"""
-
-    KEY: ClassVar[str]
-
-    @property
-    def key(self) -> str:
-        """Made of the fields."""
-        return self.KEY.format(self)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Done:
 
 @dataclass(frozen=True)
 class _Job:
-    part: Any  # a Part; protocols cannot be pickled by name
+    part: Part
     directory: Path
     identity: str
     code: str

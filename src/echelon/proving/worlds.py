@@ -33,7 +33,7 @@ from echelon.features.scaler import Scaler
 from echelon.files import scratch_directory
 from echelon.market import PriceHistory, Rows, drawn_market, market_rows
 from echelon.ops.measures import sharpe_annual
-from echelon.proving.parts import KeyedPart
+from echelon.proving.parts import Part
 from echelon.runs.checkpoint import below_prefix, best_checkpoint, load_checkpoint
 from echelon.training.loop import Outcome
 from echelon.training.run import (
@@ -263,7 +263,7 @@ class SeedWorlds(NamedTuple):
     test: Sequence[World]
 
 
-class TrainingPart(KeyedPart):
+class TrainingPart(Part):
     """A part with one training by one seed; its subclasses are frozen dataclasses."""
 
     config: Config
