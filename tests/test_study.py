@@ -34,7 +34,6 @@ from echelon.proving.study import (
     StudyPairs,
     StudyPart,
     StudyResult,
-    StudySizes,
     assess_study,
     changes_of,
     plan_study,
@@ -44,7 +43,7 @@ from echelon.proving.study import (
 from echelon.runs.metrics import MetricLog
 
 MARKET = RegimeMarket(n_assets=3, n_bars=90)
-SIZES = StudySizes(MARKET, StudyPairs(train=2, valid=1, test=1, valid_bars=60))
+DRAWS = StudyPairs(train=2, valid=1, test=1, valid_bars=60)
 OVERRIDES = (*TINY, "trainer.training_schedule.population.freq=2", "trainer.evolution.windows=2")
 NAMES = [
     *("m1", "m2", "m3", "m3-mfpbt"),
@@ -63,7 +62,7 @@ def _one_thread() -> Iterator[None]:
 def test_the_variants_are_m1_to_m3_with_mfpbt_and_each_hierarchy_twice() -> None:
     assert [one.name for one in VARIANTS] == NAMES
     config = make_config("train.algo=HIERARCHY", "trainer.workers=2")
-    parts = {part.key: part for part in plan_study(config, 2, SIZES)}
+    parts = {part.key: part for part in plan_study(config, 2)}
     assert list(parts) == ["references", *(f"{n}-{s}" for s in (42, 43) for n in NAMES)]
     switches = {}
     for name in NAMES:
@@ -105,7 +104,7 @@ def test_a_configuration_without_bonuses_gets_the_designs_where_a_variant_has_th
 
 def test_only_a_hierarchy_is_studied() -> None:
     with pytest.raises(ConfigError, match=r"train.algo = SAC: the study is of a hierarchy"):
-        plan_study(make_config("train.algo=SAC"), 1, SIZES)
+        plan_study(make_config("train.algo=SAC"), 1)
 
 
 def test_draws_are_neither_the_proofs_nor_changed_for_it() -> None:
@@ -297,7 +296,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     directory = tmp_path_factory.mktemp("study")
     plain = StudyPart.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "STUDY_SIZES", SIZES)
+        patch.setattr(study, "MARKET", MARKET)
+        patch.setattr(study, "DRAWS", DRAWS)
 
         def interrupted(self: StudyPart, *args: Any) -> Any:
             found = plain(self, *args)
@@ -347,7 +347,8 @@ def test_a_stopped_study_goes_on_and_writes_its_tables(whole: tuple[Path, Result
 def test_another_length_in_the_directory_is_refused_and_overwrite_is_named(
     whole: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "STUDY_SIZES", SIZES)
+    monkeypatch.setattr(study, "MARKET", MARKET)
+    monkeypatch.setattr(study, "DRAWS", DRAWS)
     result = run(whole[0], "--steps", "150")
     assert isinstance(result.exception, UsageError)
     assert "--overwrite" in str(result.exception)

@@ -207,7 +207,7 @@ def study(
     study.json and study.md.
     """
     from echelon.market import drawn_market
-    from echelon.proving.study import STUDY_SIZES, plan_study, run_study
+    from echelon.proving.study import plan_study, run_study
 
     shorter = () if steps is None else (f"train.total_env_steps={steps}",)
     tree = options.read_config(config, [*(override or ()), *shorter], log_level)
@@ -219,11 +219,10 @@ def study(
             tree,
             directory,
             seeds=seeds,
-            sizes=STUDY_SIZES,
             workers=workers or options.default_workers(tree),
             command=this_command(),
             overwrite=overwrite,
-            on_report=PartsDisplay(bar, plan_study(tree, seeds, STUDY_SIZES), "studying"),
+            on_report=PartsDisplay(bar, plan_study(tree, seeds), "studying"),
         )
     _print_study(result)
     typer.echo(f"study: {directory / 'study.json'}")
@@ -231,14 +230,14 @@ def study(
 
 
 def _print_study(result: StudyResult) -> None:
-    from echelon.proving.study import STUDY_COLUMNS, difference_sentence, study_cell
+    from echelon.proving.study import STUDY_COLUMNS, study_cell
 
     table = number_table("study of the hierarchy", "variant", *STUDY_COLUMNS)
     for row in result.rows:
         add_row(table, row.title, *(study_cell(row, measure) for measure in STUDY_COLUMNS))
     out.print(table)
-    for difference in result.differences:
-        typer.echo(difference_sentence(difference))
+    for d in result.differences:
+        typer.echo(f"{d.name}, {d.of}: {d.shown}: {d.verdict}")
     for note in result.notes:
         typer.echo(note)
 

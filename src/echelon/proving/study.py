@@ -5,17 +5,13 @@
     m3          with them: KL for the router, mutual information for the experts
     m3-mfpbt    and hyperparameters that evolve
 
-each hierarchy with and without responsibility weighting (`…-unweighted`). All have the same seeds,
-the same draws, which are neither the proof's nor anyone else's, and the same number of steps; what
-a variant changes of the configuration is given as overrides, so that anyone can repeat it.
-Differences are of the same seeds on the same draws, so that what a seed has in common cancels.
+each hierarchy with and without responsibility weighting (`…-unweighted`), all with the same seeds,
+draws of the study's own, and the same number of steps. What a variant changes of the configuration
+is given as overrides, so that anyone can repeat it. Differences are paired by seed.
 
     DIR/study.json     everything, by seed
     DIR/study.md       the same as tables (see `study_markdown`)
     DIR/parts/…        findings and trainings (see `parts`)
-
-Experts that have become alike start again in every hierarchy, with bonuses or without
-(`trainer.diversity_threshold`): a collapse shows in the lowest MAPD and in how often that was.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ EVOLVES_EVERY = 5
 _NONE = "–"
 STUDY_COLUMNS = ("sharpe", "share", "best expert", "hedge", "oracle", "information")
 _DIVERSITY = (
-    *("mapd end", "mapd lowest", "begun anew", "volume"),
+    *("mapd end", "mapd lowest", "held", "begun anew", "volume"),
     *("usage entropy, training", "usage entropy, test", "cash, test"),
 )
 _HEADS = {
@@ -70,6 +66,7 @@ _HEADS = {
     "information": "choice tells of the regime, bits",
     "mapd end": "MAPD, last check",
     "mapd lowest": "lowest",
+    "held": f"≥ {HELD:g} held, seeds",
     "volume": "DvD volume",
 }
 _SHARES = ("share", "usage entropy, training", "usage entropy, test", "cash, test")
@@ -84,15 +81,7 @@ class StudyPairs(PairCounts):
     names: ClassVar[tuple[str, str, str]] = ("study trains", "study valids", "study test")
 
 
-@dataclass(frozen=True)
-class StudySizes:
-    """The market, and how many draws of it."""
-
-    market: RegimeMarket
-    draws: PairCounts
-
-
-STUDY_SIZES = StudySizes(RegimeMarket(), StudyPairs())
+MARKET, DRAWS = RegimeMarket(), StudyPairs()
 
 
 class StudyVariant(NamedTuple):
@@ -199,7 +188,7 @@ def population_facts(directory: Path) -> dict[str, Any]:
     }
 
 
-def plan_study(config: Config, seeds: int, sizes: StudySizes) -> list[Part]:
+def plan_study(config: Config, seeds: int) -> list[Part]:
     """All parts; the seeds of every variant side by side, so that early ones can be compared."""
     if ALGORITHMS[config.train.algo].family != "hierarchy":
         raise ConfigError(
@@ -208,11 +197,10 @@ def plan_study(config: Config, seeds: int, sizes: StudySizes) -> list[Part]:
         )
     # Parts run side by side already; results do not depend on a hierarchy's own processes.
     base = override_config(proof_config(config), ["trainer.workers=1"])
-    pairs, name = sizes.draws.test, sizes.draws.names[2]
-    parts: list[Part] = [ReferencesPart(base, sizes.market, pairs, name, "references")]
+    parts: list[Part] = [ReferencesPart(base, MARKET, DRAWS.test, DRAWS.names[2], "references")]
     for seed, variant in product(range(config.seed, config.seed + seeds), VARIANTS):
         own = override_config(base, changes_of(variant, base))
-        parts.append(StudyPart(own, sizes.market, sizes.draws, seed, variant.name))
+        parts.append(StudyPart(own, MARKET, DRAWS, seed, variant.name))
     return parts
 
 
@@ -247,6 +235,13 @@ class StudyDifference:
     low: float | None
     high: float | None
     verdict: str
+
+    @property
+    def shown(self) -> str:
+        """The estimate and its interval, where it has one."""
+        if self.low is None or self.high is None:
+            return f"{self.estimate:+.2f}"
+        return f"{self.estimate:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
 
 
 @dataclass(frozen=True)
@@ -374,7 +369,6 @@ def run_study(
     directory: Path,
     *,
     seeds: int = 3,
-    sizes: StudySizes = STUDY_SIZES,
     workers: int = 1,
     command: str = "",
     overwrite: bool = False,
@@ -386,7 +380,7 @@ def run_study(
     adds them.
     """
     began = time.perf_counter()
-    parts = plan_study(config, seeds, sizes)
+    parts = plan_study(config, seeds)
     if overwrite:
         clear_proof(directory, (_RESULT, _TABLE))
     done = run_all(parts, directory, workers=workers, on_report=on_report)
@@ -396,11 +390,6 @@ def run_study(
     write_json(directory / _RESULT, round_tree({"format": _FORMAT, **asdict(result)}))
     write_atomic(directory / _TABLE, study_markdown(result))
     return result
-
-
-def difference_sentence(difference: StudyDifference) -> str:
-    """A difference in plain words."""
-    return f"{difference.name}, {difference.of}: {_interval(difference)}: {difference.verdict}"
 
 
 def study_markdown(study: StudyResult) -> str:
@@ -420,7 +409,7 @@ def study_markdown(study: StudyResult) -> str:
         "test pairs, the fixed-share hedge over all, and the better one of each regime, knowing "
         "the regime.",
         "## How different the experts are",
-        _table([row for row in study.rows if row.known_values("oracle")], _DIVERSITY, held=True),
+        _table([row for row in study.rows if row.known_values("oracle")], _DIVERSITY),
         f"MAPD: at the last check of the population; lowest: since it first reached {HELD:g}, the "
         "training log between checks included (where it never did, the highest there was), for "
         "networks begin alike. Usage entropy: of the experts, as a share of its most; in training "
@@ -428,7 +417,7 @@ def study_markdown(study: StudyResult) -> str:
         "## What helps",
         _markdown(
             ["what", "where", "Sharpe ratio", "verdict"],
-            [[d.name, d.of, _interval(d), d.verdict] for d in study.differences],
+            [[d.name, d.of, d.shown, d.verdict] for d in study.differences],
         ),
         "Differences of Sharpe ratios, paired by seed. Each interval is a 95 % one by itself: of "
         f"{len(study.differences)}, one in twenty would miss 0 by chance.",
@@ -444,9 +433,11 @@ def study_markdown(study: StudyResult) -> str:
 
 def study_cell(row: StudyRow, measure: str) -> str:
     """The mean over seeds; of some with the interval."""
-    known = row.known_values(measure)
+    known = row.known_values("mapd lowest" if measure == "held" else measure)
     if not known:
         return _NONE
+    if measure == "held":
+        return f"{row.held} of {len(known)}"
     interval = seed_interval(known)
     if measure == "begun anew":
         return f"{sum(known):g}"
@@ -461,21 +452,10 @@ def study_cell(row: StudyRow, measure: str) -> str:
     return f"{show(interval.estimate)} [{show(interval.low)}, {show(interval.high)}]"
 
 
-def _table(rows: Sequence[StudyRow], measures: Sequence[str], *, held: bool = False) -> str:
+def _table(rows: Sequence[StudyRow], measures: Sequence[str]) -> str:
     heads = ["variant", *(_HEADS.get(name, name) for name in measures)]
     lines = [[row.title, *(study_cell(row, name) for name in measures)] for row in rows]
-    if held:
-        heads.insert(3, f"≥ {HELD:g} held, seeds")
-        for row, line in zip(rows, lines, strict=True):
-            n_seeds = len(row.known_values("mapd lowest"))
-            line.insert(3, f"{row.held} of {n_seeds}" if n_seeds else _NONE)
     return _markdown(heads, lines)
-
-
-def _interval(difference: StudyDifference) -> str:
-    if difference.low is None or difference.high is None:
-        return f"{difference.estimate:+.2f}"
-    return f"{difference.estimate:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
 
 
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
