@@ -21,7 +21,6 @@ from echelon.evaluation.trust import load_trust
 from echelon.proving.null import (
     CHEAP,
     ROTA,
-    WINDOWS,
     DrawVerdict,
     NullAgentPart,
     NullCheapPart,
@@ -52,7 +51,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def long() -> tuple[Draw, Floats]:
     """(a very long draw, its simple returns[T,N])"""
-    draw = NullMarket(windows=WINDOWS._replace(train=150_000)).draw(1, "long", 0)
+    draw = NullMarket(windows=NullMarket.windows._replace(train=150_000)).draw(1, "long", 0)
     return draw, draw.close[1:] / draw.close[:-1] - 1.0
 
 

@@ -6,10 +6,9 @@ premium of an asset is the price of risk times its covariance with equal weight,
 
     E[R_{n,t} | past] = price · Cov(R_{n,t}, mean of R_t | past),
 
-so equal weight, held all the time, has the highest Sharpe ratio any policy can have: who leaves
-the market when it is calm or wild, or prefers the quiet assets, is paid exactly as much less as
-he risks less. (With a constant premium, a policy that flees volatility would be truly better, and
-counting its claims as false would be wrong.)
+so equal weight, held all the time, has the highest Sharpe ratio any policy can have. (With a
+constant premium, a policy that flees volatility would be truly better, and counting its claims as
+false would be wrong.)
 
     volatility of factor and assets    exp of an AR(1), each its own
     innovations                        Student's t, five degrees of freedom
@@ -80,22 +79,18 @@ class NullWindows(NamedTuple):
     test: int
 
 
-WINDOWS = NullWindows(2520, 1260, 1260)
-"""Ten, five and five years."""
-
-
 @dataclass(frozen=True)
 class NullMarket:
     """Numbers of the market; as in the planted ones, 8 assets with 1.2 % a bar.
 
-    windows: bars of train, validation and test
+    windows: ten, five and five years
     common: standard deviation of the common factor; own: of what is an asset's alone
     premium: of equal weight, per year
     persistence, spread: of the logarithms of the volatilities
     overnight: share of a bar's drift and variance that falls between close and open
     """
 
-    windows: NullWindows = WINDOWS
+    windows: NullWindows = NullWindows(2520, 1260, 1260)  # noqa: RUF009 (frozen)
     n_assets: int = 8
     common: float = 0.008
     own: float = 0.009

@@ -12,17 +12,15 @@ open pay for what happened overnight, and closes tell a filter as much as opens 
 
 The reference (`BayesFilter`) is the exact expectation of the next drift given all returns so far,
 bought where it is above a hurdle and sold elsewhere, under the same rule, costs and clock as the
-agent. Nobody can predict better than the filter; the way it buys is simple, so it is a reference
-and not a bound: under the 20/50 rule momentum over 10 bars does 5 % better than it on the trend.
+agent. Nobody can predict better; the way it buys is simple, so it is a reference and not a bound.
 
     trend    p_t = P(s_t = 1 | r_1..t): odds ← odds · exp(2 · drift · r_t / noise²), then the flip
     others   Kalman filters; the states are Gaussian, so nothing is approximated
 
-The hurdle is a probability for the trend, elsewhere standard deviations of what the filter expects:
-where drifts come in all sizes, cash is better kept for the larger ones. By target weights there are
-others (`HURDLES`), as without one the filter would trade too often for the fee. All were chosen on
-draws that serve nothing else, and the Sharpe ratio is flat around them. By weights, over 16 draws
-of 6000 bars at 5 bp a side, fills at the next open (at the same close), sd of a draw 0.1 to 0.3:
+The hurdle is a probability for the trend, elsewhere standard deviations of what the filter expects;
+by target weights there are others (`HURDLES`), lest the filter trade too often for the fee. All
+were chosen on draws that serve nothing else. By weights, over 16 draws of 6000 bars at 5 bp a side,
+fills at the next open (at the same close), sd of a draw 0.1 to 0.3:
 
     signal          reference     best rule of thumb
     trend           4.84 (4.87)   4.31 (4.34), momentum over 20 bars
@@ -57,7 +55,6 @@ from echelon.config import Config
 from echelon.config.algorithms import ALGORITHMS
 from echelon.envs.act import Action, ActionKind, Holdings
 from echelon.envs.world import World
-from echelon.errors import UsageError
 from echelon.files import write_atomic
 from echelon.market import Rows
 from echelon.proving.certificate import Bar, MarketResult, seed_check
@@ -134,8 +131,7 @@ class ReversionMarket:
     """Mean reversion: log price = random walk + AR(1) deviation, seen only as their sum.
 
     noise: sd of a bar's shock, to walk and deviation together
-    deviation: sd of the deviation, the strength of the signal; a share of the shocks, 1/noise² ·
-        deviation² · (1 − persistence²), is undone later, and that cannot be more than all
+    deviation: sd of the deviation, the strength of the signal; at most noise / √(1 − persistence²)
     persistence: of the deviation, per bar
 
     Half the variance is taken off the log returns, so that prices are fair to whoever knows
@@ -151,14 +147,6 @@ class ReversionMarket:
     persistence: float = 0.9
     overnight: float = 0.2
     hurdle: float = 0.75
-
-    def __post_init__(self) -> None:
-        most = self.noise / np.sqrt(1.0 - self.persistence**2)
-        if not 0.0 <= self.deviation <= most:
-            raise UsageError(
-                f"deviation={self.deviation}: expected 0 to {most:.4f}, which is all of noise="
-                f"{self.noise} at persistence={self.persistence}. Lower it, or raise the noise."
-            )
 
     @property
     def _fleeting(self) -> float:
@@ -303,16 +291,12 @@ class BayesFilter:
     """Holds what the market's exact filter wants: the reference, acting in the way of `kind`.
 
     BUY and SELL the rest; or 1/N of the book in each asset, rebalanced at every bar, the rest cash.
-    hurdle: None: the market's own, by weights the one chosen for its signal
     """
 
     name = "bayes"
 
-    def __init__(
-        self, market: PlantedSignal, kind: ActionKind = "discrete", hurdle: float | None = None
-    ) -> None:
-        if hurdle is None:
-            hurdle = market.hurdle if kind == "discrete" else HURDLES[market.signal]
+    def __init__(self, market: PlantedSignal, kind: ActionKind = "discrete") -> None:
+        hurdle = market.hurdle if kind == "discrete" else HURDLES[market.signal]
         self._market = replace(market, hurdle=hurdle)
         self.kind: ActionKind = kind
 
@@ -376,12 +360,11 @@ def rules_of_thumb(bars: Sequence[int]) -> list[Policy]:
     return [Rule(count, reversal=rev, relative=rel) for rel, rev, count in every]
 
 
-def weighted_rules_of_thumb(
-    market: PlantedSignal, bars: Sequence[int] = (5, 10, 20, 40)
-) -> list[Policy]:
+def weighted_rules_of_thumb(market: PlantedSignal) -> list[Policy]:
     """The rules that fit the market's signal: momentum, reversal, or momentum among the assets."""
     reversal, relative = market.signal == "reversion", market.signal == "cross_section"
-    return [Rule(count, reversal=reversal, relative=relative, kind="weights") for count in bars]
+    every = (5, 10, 20, 40)
+    return [Rule(bars, reversal=reversal, relative=relative, kind="weights") for bars in every]
 
 
 def _draw_from_returns(hidden: Floats, gap: Floats, session: Floats) -> Draw:

@@ -10,10 +10,9 @@
 2. `prove` runs them, so many at a time, skipping those that have a finding already, then counts
    the claims on the trend market, which need its agents, and writes the certificate.
 
-How much of each market a proof has depends on what the agent is (`Sizes`): a flat agent's training
-takes half a minute, an expert's several minutes (pre-training, tables of embeddings), a hierarchy's
-five times that. So quick proofs differ in seeds and draws, those of hierarchies also in the length
-of training. The bars are the same; where a quick proof has none, its certificate says so.
+How much of each market a quick proof has depends on what the agent is (`Sizes`): a flat agent's
+training takes half a minute, an expert's several minutes, a hierarchy's five times that. The bars
+are the same; where a quick proof has none, its certificate says so.
 """
 
 from __future__ import annotations
@@ -168,13 +167,10 @@ QUICK_HIERARCHY = replace(
 )
 """One seed a market, few and short draws, a brief training; on the regime market no bar.
 
-With design note 001's schedule 200,000 steps are 20 rounds: experts learn after 10, 15 and 20, the
-router after 10 and 20; 300,000 are 30. Of an adapted TimesNet's training the updates take most
-(36 ms each, 15 of them the adapter's), then encoding: 1,150 rows of 8 assets a second, for each
-expert anew. On development draws of the trend, with a TimeCNN, 20 rounds reached 81 % of the
-filter's Sharpe ratio at a learning rate of 2.5e-3, which `trainer.evolution.lr` allows, and a first
-temperature of 0.1 (77 % at 1.0; 71 % at a rate of 1e-3); hence that rate, and 30 rounds where the
-bar is 80 %.
+With the schedule of design note 001, 200,000 steps are 20 rounds: experts learn after 10, 15 and
+20, the router after 10 and 20; 300,000 are 30. On development draws of the trend, with a TimeCNN,
+20 rounds reached 81 % of the filter's Sharpe ratio at a learning rate of 2.5e-3 and 71 % at 1e-3;
+hence that rate, and 30 rounds where the bar is 80 %.
 """
 FULL = Sizes()
 

@@ -4,16 +4,14 @@
     g[t]    ±1, the same for all assets, flips with a small probability at every bar, hidden
     r[t+1] = strength · noise · g[t] · x[t] + noise · ε      simple returns
 
-Whoever follows x earns while g = 1 and loses while g = −1; whoever opposes it does the reverse.
 Each draw comes with its mirror: the same x, the same ε, and −g. Over the pair a rule that looks at
 x alone gets the noise twice and the signal not at all (`RegimeMarket.pairs`).
 
 **The advantage of a router here is information, and nothing else.** Experts and flat agents see
-20 bars of x and their last *target* weights; they see no returns, and no holdings, for these drift
-with returns and would give g away. The router sees the returns of the experts' books over the last
-5, 20, 40 and 120 bars (`book_returns`), from which g can be guessed. That a router beats flat
-agents here does not show that a hierarchy is better than a flat agent that is shown the same: for
-that comparison `regime_worlds` takes `shown`.
+20 bars of x and their last *target* weights; no returns, and no holdings, which drift with returns
+and would give g away. The router sees the returns of the experts' books over `HORIZONS`, from which
+g can be guessed. Whether a hierarchy is better than a flat agent that is shown the same is another
+question: for it `regime_worlds` takes `shown`.
 
 What can be made of it, from knowing nothing to knowing the regime (`run_references`):
 
@@ -27,9 +25,8 @@ What can be made of it, from knowing nothing to knowing the regime (`run_referen
     regime-aware       the expert for the regime as it is: beyond what can be known
 
 Those that choose do so every 5 bars, from nothing but the past, the last one excepted; they must
-beat every rule that does not, in the sense of the interval over pairs. A pair's Sharpe ratio is the
-mean of both draws'. Flat agents stand next to them without a bar. Of a hierarchy the test pairs are
-traded by
+beat every rule that does not, by the interval over pairs. Flat agents stand next to them without a
+bar. Of a hierarchy the test pairs are traded by
 
     hierarchy        router and experts as they were trained
     hedge            the fixed-share hedge over the same experts
@@ -51,6 +48,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from echelon.backtest.policy import Policy
 from echelon.config import Config, override_config
@@ -162,8 +160,7 @@ def regime_worlds(
 ) -> list[World]:
     """Worlds of draws whose only feature is x, as drawn: it needs no scaling.
 
-    shown: [T,M] for each draw: M more features, the same for all assets. For flat agents that are
-    given a router's observations, and for nobody else.
+    shown: [T,M] for each draw: M more features, the same for all assets (see `router_view`)
     """
     worlds = []
     for d, draw in enumerate(draws):
@@ -176,10 +173,9 @@ def regime_worlds(
 
 
 def book_returns(values: Floats, horizons: Sequence[int] = HORIZONS) -> Floats:
-    """[S+1,…,H] returns of books over the last h bars, for each h of `horizons`.
+    """[S+1,…,H] returns of books with these values[S+1,…] over the last h bars, for each horizon h.
 
-    values[S+1,…]: of books after each step, as `run_values` gives them. At step k only
-    values up to k are used; before there are h bars, the return since the start stands in.
+    Before there are h bars, the return since the start stands in.
     """
     steps = np.arange(len(values))
     returns = [values / values[np.maximum(steps - h, 0)] - 1.0 for h in horizons]
@@ -208,9 +204,7 @@ class TiltedWeights:
 
     def weights(self, x: NDArray[np.floating]) -> Floats:
         """[T,N] of x[T,N]."""
-        score = self._tilt * x.astype(np.float64)
-        power = np.exp(score - score.max(axis=1, keepdims=True))
-        return np.asarray(power / power.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(self._tilt * x.astype(np.float64), axis=1))
 
 
 FOLLOW, OPPOSE = TiltedWeights("follow", TILT), TiltedWeights("oppose", -TILT)
@@ -329,8 +323,7 @@ class ReferencesPart(Part):
 class PairCounts:
     """How many mirrored pairs a seed has: to learn from, to choose its checkpoint, to be tested.
 
-    names: of the three kinds; others have other draws. Not a field, but the class's: parts of
-    proofs are known by the fields.
+    names: of the three kinds of draws; the class's, as parts of proofs are known by the fields
     """
 
     names: ClassVar[tuple[str, str, str]] = ("trains", "valids", "test")
@@ -507,9 +500,8 @@ def assess_regime(parts: Sequence[Done]) -> MarketResult:
 
     parts: the references first
     """
-    references = parts[0]
     agents = [p for p in parts if p.key.startswith(("regime-flat-", "regime-shown-"))]
-    sharpes: Mapping[str, list[float]] = references.finding["sharpes"]
+    sharpes: Mapping[str, list[float]] = parts[0].finding["sharpes"]
     best = np.max([sharpes[name] for name in BLIND], axis=0)
     checks: list[Check] = [
         seed_check(f"regime_{name}", "sharpe", (sharpes[name] - best).tolist(), CHOOSING_BAR)
