@@ -31,6 +31,7 @@ from echelon.evaluation.evaluate import Evaluation, load_evaluation
 from echelon.evaluation.reference_policies import (
     BEST_EXPERT,
     EXPERTS_MEAN,
+    Track,
     by_row,
     reference_returns,
 )
@@ -158,9 +159,8 @@ def test_best_expert_is_chosen_by_sharpe_and_keeps_its_other_measures() -> None:
 
 
 def test_returns_of_a_ruined_expert_are_nothing_after_its_end() -> None:
-    found = reference_returns(
-        {1: {HEDGE: np.ones(3), "expert-0": np.ones(1), "expert-1": np.ones(3)}}, 3
-    )
+    bars = {HEDGE: 3, "expert-0": 1, "expert-1": 3}
+    found = reference_returns({1: {name: Track({}, np.ones(n)) for name, n in bars.items()}}, 3)
     assert found[HEDGE].tolist() == [[1.0], [1.0], [1.0]]
     assert found[EXPERTS_MEAN].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     assert reference_returns({}, 3) == {}

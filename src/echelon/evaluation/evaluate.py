@@ -179,10 +179,7 @@ def evaluate(
                 for seed, own in tracks.items()
             }
         if trust:
-            returns = {
-                s: {n: track.returns for n, track in own.items()} for s, own in tracks.items()
-            }
-            trusted = assess_trust(look, policies, agents, baselines, returns)
+            trusted = assess_trust(look, policies, agents, baselines, tracks)
             write_json(directory / TRUST, trusted, sort_keys=True)
         else:
             (directory / TRUST).unlink(missing_ok=True)  # it would be of other agents

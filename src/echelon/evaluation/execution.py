@@ -182,38 +182,36 @@ def evaluate_trained(
     if orders is not None:
         others = data.asked - len(data.orders[split])
         facts |= {"orders_file": str(orders), "orders_elsewhere": others}
-    return evaluate_execution(data, split, schedules, learned, facts, history=history)
-
-
-def evaluate_execution(
-    data: ExecutionData,
-    split: str,
-    policies: Sequence[ExecutionPolicy],
-    learned: Mapping[str, Mapping[int, ExecutionPolicy]],
-    facts: Mapping[str, Any],
-    *,
-    history: bool = False,
-) -> ExecutionEvaluation:
-    """Work the split's orders with every policy; learned: by name, then by seed.
-
-    history: keep every step of every order
-    """
-    orders = data.orders[split]
+    given = data.orders[split]
     steps: list[pl.DataFrame] | None = [] if history else None
-    worked = [_work_orders(p.name, {None: p}, data, split, steps) for p in policies]
+    worked = [_work_orders(p.name, {None: p}, data, split, steps) for p in schedules]
     worked += [_work_orders(name, seeds, data, split, steps) for name, seeds in learned.items()]
     # An order whose gain is the median of the longest ones': neither luck nor the lack of it.
-    length = orders.end - orders.start
+    length = given.end - given.start
     longest = np.flatnonzero(length == length.max())
     by_gain = longest[np.argsort(worked[-1].measures[CLAIMED][longest], kind="stable")]
-    shown = orders.take(by_gain[[len(longest) // 2]])
-    examples = {policy.name: policy for policy in policies}
+    shown = given.take(by_gain[[len(longest) // 2]])
+    examples = {policy.name: policy for policy in schedules}
     examples |= {name: next(iter(seeds.values())) for name, seeds in learned.items()}
-    share = data.days.volume[orders.day]
+    share = data.days.volume[given.day]
     total = np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
-    dates = tuple(np.datetime_as_string(data.days.dates[orders.day], unit="D").tolist())
-    provenance = {
-        "orders": len(orders),
+    dates = tuple(np.datetime_as_string(data.days.dates[given.day], unit="D").tolist())
+    return ExecutionEvaluation(
+        split,
+        dates,
+        tuple(worked),
+        np.asarray((share / total).mean(axis=0)),
+        data.days.clock,
+        _provenance(data, dates) | facts,
+        {name: run_orders(p, data.days, shown, data.rules) for name, p in examples.items()},
+        order_frame(given, data.days),
+        None if steps is None else pl.concat(steps),
+    )
+
+
+def _provenance(data: ExecutionData, dates: Sequence[str]) -> dict[str, Any]:
+    return {
+        "orders": len(dates),
         "dates": len(set(dates)),
         "first": min(dates),
         "last": max(dates),
@@ -223,17 +221,6 @@ def evaluate_execution(
         "content": data.content,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return ExecutionEvaluation(
-        split,
-        dates,
-        tuple(worked),
-        np.asarray((share / total).mean(axis=0)),
-        data.days.clock,
-        provenance | dict(facts),
-        {name: run_orders(p, data.days, shown, data.rules) for name, p in examples.items()},
-        order_frame(orders, data.days),
-        None if steps is None else pl.concat(steps),
-    )
 
 
 def over_dates(values: Floats, dates: Sequence[str]) -> Mean:

@@ -59,17 +59,17 @@ def by_row(
 
 
 def reference_returns(
-    reference_policies: Mapping[int, Mapping[str, Floats]], length: int
+    reference_policies: Mapping[int, Mapping[str, Track]], length: int
 ) -> dict[str, Floats]:
     """{hedge: [T,S], experts: [T,S·K]} returns of `length` bars; a ruined book earns nothing more.
 
-    reference_policies: seed → name → returns
+    reference_policies: by seed and name
     """
     every = list(reference_policies.values())
     if not every:
         return {}
-    experts = [own[k] for own in every for k in own if is_expert_key(k)]
-    chosen = {HEDGE: [own[HEDGE] for own in every], EXPERTS_MEAN: experts}
+    experts = [own[k].returns for own in every for k in own if is_expert_key(k)]
+    chosen = {HEDGE: [own[HEDGE].returns for own in every], EXPERTS_MEAN: experts}
     return {row: stack_returns(series, length) for row, series in chosen.items()}
 
 

@@ -35,7 +35,7 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
-from echelon.evaluation.reference_policies import reference_returns
+from echelon.evaluation.reference_policies import Track, reference_returns
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -168,12 +168,9 @@ def assess_trust(
     policies: Mapping[int, Policy],
     agents: Mapping[int, Backtest],
     baselines: Mapping[str, Backtest],
-    reference_policies: Mapping[int, Mapping[str, Floats]] = {},
+    reference_policies: Mapping[int, Mapping[str, Track]],
 ) -> dict[str, Any]:
-    """Everything in trust.json, of backtests just made; `look` has their entry already.
-
-    reference_policies: returns of each seed's, by name
-    """
+    """Everything in trust.json, of backtests just made; `look` has their entry already."""
     seed = look.run.config.seed
     returns = stack_returns(b.returns for b in agents.values())
     rates = {b.periods_per_year for b in agents.values()}
@@ -277,7 +274,7 @@ def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
 
 
 def reference_differences(
-    returns: Floats, reference_policies: Mapping[int, Mapping[str, Floats]], seed: int
+    returns: Floats, reference_policies: Mapping[int, Mapping[str, Track]], seed: int
 ) -> dict[str, Any]:
     """Differences to the reference policies, if there are any."""
     if not reference_policies:
@@ -318,20 +315,16 @@ def _matrix(look: Look, entries: Sequence[Entry], n_periods: int) -> Floats:
     columns = [
         look.registry.returns(entry)["return"].to_numpy()
         for entry in entries
-        if entry.periods == n_periods and _same_days(look, entry)
+        if entry.periods == n_periods and entry.window[-2:] == look.window[-2:]
     ]
     return np.column_stack(columns) if columns else np.empty((n_periods, 0))
-
-
-def _same_days(look: Look, entry: Entry) -> bool:
-    return entry.window[-2:] == look.window[-2:]
 
 
 def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) -> dict[str, Any]:
     """What needs the returns of all trials: overfitting and superiority."""
     known: dict[str, Any] = {"overfitting": None, "superiority": None}
     # A second look at the same configuration makes no second configuration.
-    seen = [entry for entry in rivals if entry.periods and _same_days(look, entry)]
+    seen = [entry for entry in rivals if entry.periods and entry.window[-2:] == look.window[-2:]]
     mine = {entry.config_hash: entry for entry in seen}
     if not mine:
         return known

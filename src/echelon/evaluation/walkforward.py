@@ -162,11 +162,11 @@ class WalkForwardResult:
             if (own := self.evaluations.get(fold.name)) is None:
                 lines.append(about | {"who": AGENT, "seeds": 0})
             else:
-                lines += _lines(about, own.seeds, own.baselines, own.reference_policies)
+                lines += _lines(about, own)
         if self.stitched is not None:
             first, last = self.stitched.days
             about = {"fold": STITCHED, "first": first, "last": last, "problem": ""}
-            lines += _lines(about, *self.stitched.measures)
+            lines += _lines(about, self.stitched.measures)
         return pl.DataFrame(lines, schema=_SCHEMA)
 
     def write(self, directory: Path) -> None:
@@ -197,10 +197,7 @@ def _name_references(reference_policies: Mapping[int, Mapping[str, _T]]) -> dict
 
 
 def _lines(
-    about: Mapping[str, object],
-    seeds: Mapping[int, Measured],
-    baselines: Mapping[str, Measured],
-    reference_policies: Mapping[int, Mapping[str, Measured]],
+    about: Mapping[str, object], own: Evaluation | StitchedMeasures
 ) -> list[dict[str, object]]:
     """The mean over the seeds with its std, each seed, baseline and reference policy."""
 
@@ -218,10 +215,10 @@ def _lines(
         return line
 
     return [
-        mean(AGENT, list(seeds.values())),
-        *singles(_name_seeds(seeds) | dict(baselines)),
-        *(mean(who, every) for who, every in by_row(reference_policies).items()),
-        *singles(_name_references(reference_policies)),
+        mean(AGENT, list(own.seeds.values())),
+        *singles(_name_seeds(own.seeds) | dict(own.baselines)),
+        *(mean(who, every) for who, every in by_row(own.reference_policies).items()),
+        *singles(_name_references(own.reference_policies)),
     ]
 
 
@@ -378,10 +375,7 @@ def statistics(
         for name, track in stitched.baselines.items()
         if (claim := compare(agents, track.returns, seed))
     }
-    references = {
-        s: {n: track.returns for n, track in own.items()}
-        for s, own in stitched.reference_policies.items()
-    }
+    references = stitched.reference_policies
     deflated = None if deflation is None else deflation.probability
     return {
         "sharpe_annual": None if interval is None else finite_values(interval),
