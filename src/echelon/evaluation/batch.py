@@ -202,11 +202,9 @@ class RunBatch(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow:
-    """What a run or a baseline came to.
+    """What a run or a baseline came to; problem: what went wrong, empty if nothing did.
 
-    seeds: measures by seed, as in `Measures`; empty where no training ended. A baseline has one,
-    which is none of ours
-    problem: what went wrong, empty if nothing did
+    seeds: measures by seed, empty where no training ended; a baseline has one that is none of ours
     """
 
     name: str

@@ -9,14 +9,11 @@
    no window.
 
 Why p and e are short. Purging and embargo come from cross-validation (López de Prado 2018), where
-training data lie on both sides of the test window: labels reach forward into it, features reach
-back into it. Here nothing is ever trained on what follows a window that it is tested on, so there
-are only two things to keep apart. A reward reaches one bar ahead (decide at a close, mark at the
-next one), so one bar is dropped between train and validation, and the window that chooses shares
-no return with the one that teaches. And volatility clusters: the last days of validation and the
-first of the test are alike, so that what was chosen by the former looks better on the latter than
-it should; a trading week is dropped between them. That features look *back* into earlier windows
-is no leak: that past is known on the day, in live trading too.
+training data lie on both sides of the test window. Here nothing is ever trained on what follows it.
+A reward reaches one bar ahead, so one bar is dropped between train and validation. And volatility
+clusters, so that what was chosen by the last days of validation looks better than it should on the
+first of the test: a trading week is dropped between them. That features look *back* into earlier
+windows is no leak: that past is known on the day, in live trading too.
 """
 
 from __future__ import annotations

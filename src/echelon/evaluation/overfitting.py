@@ -7,13 +7,11 @@ Zhu 2017, "The Probability of Backtest Overfitting", Journal of Computational Fi
 2. The configuration with the best in-sample Sharpe ratio is ranked among all out-of-sample.
 3. The probability is the share of halves in which it comes out at the median or below.
 
-Where no configuration is better than another this is ½ on average only: halves overlap and
-configurations are correlated, so that one sample can give 0.2 as well as 0.8. The null band says
-what to expect: the same statistic on redrawn dates of the same configurations with their means
-taken out. Below 20 configurations ranks are too coarse and nothing is said.
+Where no configuration is better than another this is ½ on average only: one sample can give 0.2 as
+well as 0.8. The null band says what to expect: the same statistic on redrawn dates of the same
+configurations with their means taken out. Below 20 configurations ranks are too coarse.
 
-`ffn.calc_prob_backtest_overfitting` computes the same number, in pandas: 12,870 halves of 30
-configurations over 1,500 days take it half a minute or more, and the null band needs 200 of them.
+`ffn.calc_prob_backtest_overfitting` computes the same number, too slowly for the null band's 200.
 Here each block is summed once and halves are sums of blocks; the tests hold ours to ffn's.
 
 **Superior ability** (Hansen 2005), through arch: is the best of many trials better than the
@@ -64,9 +62,8 @@ def backtest_overfitting(
 ) -> Overfitting | None:
     """Return the probability of overfitting of returns[T, K], all K configurations of a search.
 
-    None below 20 configurations. The null band is drawn from the same series with each mean taken
-    out and each deviation made 1, dates resampled in blocks jointly, so that the correlation of
-    configurations stays.
+    None below 20 configurations. Dates of the null band are resampled in blocks jointly, so that
+    the correlation of configurations stays.
     """
     r = finite(returns, "returns", MIN_BLOCK_PERIODS)
     halves = split_halves(n_blocks)

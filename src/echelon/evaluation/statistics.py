@@ -4,12 +4,10 @@ Sharpe ratios, variances and standard errors are per period; annualise them only
 `T` periods, `S` seeds, `K` trials. Values that are not finite and series that are too short raise
 ValueError. What a search overfitted is in `evaluation.overfitting`.
 
-**Over seeds** (`seed_interval`). One seed has no interval; two to nine have Student's t; more have
-the studentised bootstrap (bootstrap-t) of the mean, which follows a skewed sample where t cannot.
-With few, bootstraps are too sure of themselves: over five normal values the percentile bootstrap's
-lower 2.5 % bound lies above the truth three times too often, since five show neither the tails nor,
-by a factor √(4/5), the spread. At ten seeds bootstrap-t covers as nearly 95 % as t does, BCa about
-90 % (by simulation on normal values).
+**Over seeds** (`seed_interval`). One seed has no interval; two to nine have Student's t, as
+bootstraps of few values are too sure of themselves; more have the studentised bootstrap
+(bootstrap-t) of the mean, which follows a skewed sample where t cannot. At ten seeds it covers as
+nearly 95 % as t does, BCa about 90 % (by simulation on normal values).
 
 **After a search** (`deflate`). The PSR is the probability that the true Sharpe ratio exceeds a
 hurdle, given the length of the record and the skew and kurtosis of its returns (Bailey & López de
@@ -23,33 +21,27 @@ ffn, whose own deflated ratio knows no effective number of trials and no floor u
 Wolf (2008), "Robust performance hypothesis testing with the Sharpe ratio", Journal of Empirical
 Finance 15(5), with the stationary bootstrap of Politis & Romano (1994):
 
-1. The estimate is the mean over seeds of Sharpe(seed), less Sharpe(baseline); the baseline may be
-   other agents, and their mean over seeds is taken then.
+1. The estimate is the mean over seeds of Sharpe(seed), less that of the baseline's series.
 2. Its standard error comes from the delta method: each date's influence on the estimate, and the
    long-run variance of that influence series.
 3. Dates are resampled in blocks, the same dates for every seed and the baseline, so that the
    dependence of days, seeds and baseline stays. arch draws the dates and chooses the block length
    from the difference of the mean seed and the baseline.
-4. In each replication the estimate and its standard error are computed again, the error from the
-   replication's own influence series.
+4. In each replication the estimate and its standard error are computed again.
 5. The quantiles of (replicated - estimate) / replicated error, turned round and multiplied by
    the sample's error, are the interval.
 
-The long-run variance weighs autocovariances as the stationary bootstrap does with the same mean
-block length: it is exactly the variance that resampling gives the mean of the series (Politis &
-Romano, Lemma 1), so step 2, 3 and 4 agree on one bandwidth. The interval is equal-tailed, not
-symmetric: a claim reads one bound only, and returns are skewed.
-
-The seeds are taken as they are: the interval speaks of other days for these trained agents, and
-`seed_interval` of other seeds for these days. A series without variance, such as cash, has
-Sharpe ratio 0 and no influence.
+The long-run variance is exactly the one that resampling gives the mean of the series (Politis &
+Romano, Lemma 1), so steps 2, 3 and 4 agree on one bandwidth. The interval is equal-tailed: a claim
+reads one bound only, and returns are skewed. It speaks of other days for these trained agents,
+`seed_interval` of other seeds for these days. A series without variance, such as cash, has Sharpe
+ratio 0 and no influence.
 
 **A claim** (`judge`) is the one rule that reports and the proving ground apply. It needs all three:
 
 1. the lower 97.5 % bound of the agents' Sharpe ratio over the baseline's lies above 0, with the
    block length that fits the data;
-2. the same with twice that block length, lest the claim hang on how long days are thought to
-   depend on each other;
+2. the same with twice that block length;
 3. the deflated Sharpe ratio is above 0.95: the search that found the result does not explain it.
 """
 
@@ -98,11 +90,7 @@ def finite(values: Floats | Sequence[float], name: str, at_least: int) -> Floats
 
 
 def is_constant(returns: Floats) -> Bools:
-    """Per series (axis 0 is time): whether its values differ by no more than rounding.
-
-    The range is looked at, not the standard deviation: the latter of a constant such as 0.1 is
-    seldom exactly zero.
-    """
+    """Per series (axis 0 is time): whether its range is no more than rounding."""
     spread = returns.max(axis=0) - returns.min(axis=0)
     return np.asarray(spread <= _ROUNDING * np.abs(returns).max(axis=0))
 
@@ -128,9 +116,8 @@ class SeedInterval(NamedTuple):
 def seed_interval(values: Sequence[float]) -> SeedInterval:
     """Return the mean of `values`, one per seed, and its two-sided interval.
 
-    The interval speaks of other seeds on the same data, not of other data. The resampling has
-    its own fixed seed: the same values always give the same bounds. arch's `IIDBootstrap` has the
-    same bootstrap-t, a hundred times slower: it is the twin that tests hold this to.
+    The resampling has a fixed seed: the same values always give the same bounds. arch's
+    `IIDBootstrap`, a hundred times slower, is the twin that tests hold this to.
     """
     x = finite(values, "values", 1)
     n, mean = len(x), float(x.mean())
@@ -156,10 +143,8 @@ def seed_interval(values: Sequence[float]) -> SeedInterval:
 def interquartile_mean(values: Sequence[float]) -> float:
     """Return the mean of the middle half of `values`, exact for any number of them.
 
-    Each of the n values carries mass 1/n and the mass between the quartiles is averaged, so for
-    n = 5 the second and fourth value weigh ¾. rliable calls `scipy.stats.trim_mean(x, 0.25)`,
-    which drops ⌊n/4⌋ whole values at each end and so is this only where 4 divides n: of five
-    values it keeps three fifths, of three all.
+    Each of the n values carries mass 1/n and the mass between the quartiles is averaged;
+    `scipy.stats.trim_mean(x, 0.25)` drops whole values and is this only where 4 divides n.
 
     >>> interquartile_mean([0.0, 10.0, 1.0, 2.0])
     1.5
@@ -185,8 +170,7 @@ class Deflation(NamedTuple):
 
     `psr` is against 0. `hurdle` (per period), `probability`, the deflated Sharpe ratio, and
     `n_trials` count every trial; `probability_effective` counts `n_effective` independent ones.
-    `variance` is that of the trials' per-period Sharpe ratios, as used. The probabilities are NaN
-    for a chosen series without variance, which has no Sharpe ratio.
+    The probabilities are NaN for a chosen series without variance.
     """
 
     psr: float
@@ -229,9 +213,8 @@ def probabilistic_sharpe(m: ReturnMoments, hurdle: float = 0.0) -> float:
 def expected_max_sharpe(n_trials: float, variance: float) -> float:
     """Return the highest Sharpe ratio expected of `n_trials` trials without skill.
 
-    √variance·((1-γ)·Φ⁻¹(1-1/N) + γ·Φ⁻¹(1-1/(N·e))), γ being Euler's constant; in the terms of
-    `variance`. 0 for one trial, and never below it: between one and two effective trials the
-    formula, an approximation for many, would fall below the 0 it must start from.
+    √variance·((1-γ)·Φ⁻¹(1-1/N) + γ·Φ⁻¹(1-1/(N·e))), γ being Euler's constant. 0 for one trial, and
+    never below it, as the formula, an approximation for many, is between one trial and two.
     """
     import ffn  # seconds to import, with all of matplotlib and sklearn
 
@@ -273,9 +256,8 @@ def deflate_by_sharpes(
     """Deflate the chosen returns[T] by the per-period Sharpe ratios of all trials.
 
     The chosen one is among `sharpes`. The variance of the trials is the larger of their sample
-    variance and 1/T, that of a Sharpe ratio estimated where nothing is there: a handful of trials
-    that happen to be alike must not lower the hurdle to nothing. `n_effective` is the number of
-    trials where it is not known. One trial: the hurdle is 0 and the probability is the PSR.
+    variance and 1/T, that of a Sharpe ratio where nothing is there: a handful of trials that happen
+    to be alike must not lower the hurdle to nothing. One trial: the probability is the PSR.
     """
     m = moments(returns)
     tried = finite(sharpes, "sharpes (0 for a trial that never traded)", 1)
@@ -299,8 +281,7 @@ def deflate_by_sharpes(
 class SharpeDifference(NamedTuple):
     """Agents' mean per-period Sharpe ratio less the baseline's, with a two-sided interval.
 
-    `p_value` is two-sided, of no difference. Bounds and p-value are NaN in the one case that has
-    a difference but no error to measure it by (a two-valued series can have no influence).
+    Bounds and p-value are NaN where there is a difference but no error to measure it by.
     """
 
     estimate: float
@@ -505,8 +486,7 @@ def judge(
 ) -> Claim:
     """Judge agents[T, S] against baseline[T] or [T, R], given their deflated Sharpe ratio.
 
-    What is not a number supports no claim: neither a `deflated` of NaN (a book that never moved)
-    nor such a bound.
+    What is not a number, `deflated` or a bound, supports no claim.
     """
     single = sharpe_difference(agents, baseline, seed=seed, replications=replications)
     longer = min(2.0 * single.block_length, float(len(baseline)))

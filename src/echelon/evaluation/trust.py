@@ -342,11 +342,9 @@ def _over_trials(look: Look, rivals: Sequence[Entry], yardstick: Floats | None) 
 
 
 def _chosen_by(look: Look, deflation: Deflation | None) -> Deflation | None:
-    """Deflation on the validation window, which chose; None where it is not known.
+    """Deflation on the validation window, which chose, by the trials in the registry now.
 
-    By the trials in the registry now, not by those that there were when this run was evaluated:
-    who tries a hundred more and comes back to the first has tried them all the same. None also
-    where the validation was of fewer or of more seeds than there are.
+    None where it is not known, or the validation was of fewer or of more seeds than there are.
     """
     if look.split == "valid":
         return deflation
@@ -363,10 +361,9 @@ def _probability(chosen: Deflation | None) -> float | None:
 
 
 def _strictest(look: Look, chosen: Deflation | None, deflation: Deflation | None) -> float | None:
-    """Deflated Sharpe ratio a claim rests on.
+    """Deflated Sharpe ratio a claim rests on: that of validation.
 
-    That of validation; from the second look on also that of the test window, which has then been
-    chosen by too: the lower one.
+    From the second look on, which chose by the test window too, the lower one of both windows.
     """
     on_validation = _probability(chosen)
     if on_validation is None or look.split != "test" or deflation is None or deflation.n_trials < 2:

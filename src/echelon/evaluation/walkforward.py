@@ -15,15 +15,13 @@ with a bar between the first day of its train window and the last of its test wi
 ones included; who is in the universe on a day (`member`) is what was known on that day.
 
 Stitched is what somebody got who trained a new agent before every test window and traded it
-through that window: the test returns of the folds, one after the other, per seed and per baseline.
-Every fold begins with cash and a new book, and the first bar of its window is the one it first
-decides on, so that one return per fold is not in the series, neither the agents' nor the
-baselines'. Costs are the sum over the folds, each of which began with the same money; their share
-is that sum over the money of one.
+through that window: the test returns of the folds, one after the other, of everybody. Every fold
+begins with cash and a new book, and first decides on the first bar of its window, so that one
+return per fold is not in the series. Costs are the sum over the folds, and their share is that sum
+over the money of one.
 
-Reference policies of a hierarchy (see evaluation.reference_policies) are stitched by seed and name.
-An expert of one fold has nothing but its number from that of another, which is why their mean is
-shown and no best one: that would be chosen after the fact.
+Of a hierarchy's experts the mean is shown and no best one, which would be chosen after the fact: an
+expert of one fold has nothing but its number from that of another.
 """
 
 from __future__ import annotations
@@ -356,10 +354,7 @@ def statistics(
 
     looks: how often these test windows were looked at, this time included; the trials of the
            deflated Sharpe ratio, taken as independent ones
-    sweeps: the cost sweep of each fold, as trust.json has it
-
-    Ratios in `differences` are per period, each at the block length of the difference and at
-    twice that; empty where there are too few returns to resample. `costs`: means over the folds.
+    sweeps: the cost sweep of each fold, as trust.json has it, of which `costs` are the means
     """
     ratios = [track.measures["sharpe_annual"] for track in stitched.seeds.values()]
     interval = seed_interval(ratios)._asdict() if np.isfinite(ratios).all() else None
