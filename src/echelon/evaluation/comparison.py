@@ -42,8 +42,7 @@ from echelon.evaluation.batch import (
     write_table,
 )
 from echelon.evaluation.evaluate import Evaluation
-from echelon.evaluation.statistics import judge
-from echelon.evaluation.trust import LEAST_BARS
+from echelon.evaluation.trust import compare
 from echelon.files import finite_or_none, finite_values, write_json
 from echelon.types import Floats
 
@@ -270,10 +269,9 @@ def sharpe_gap(
     """Of seeds or a baseline, to the reference's seeds; the wider bounds of two block lengths."""
     returns, others = saved_returns(evaluation, names), saved_returns(reference, [*reference.seeds])
     bars = max(len(returns), len(others))
-    if bars < LEAST_BARS:
-        return SharpeGap(math.nan, math.nan, math.nan)
     mine, theirs = (np.pad(x, ((0, bars - len(x)), (0, 0))) for x in (returns, others))
-    claim = judge(mine, theirs, math.nan, seed=seed)
+    if (claim := compare(mine, theirs, seed)) is None:
+        return SharpeGap(math.nan, math.nan, math.nan)
     yearly = math.sqrt(float(evaluation.facts["periods_per_year"]))
     low = min(claim.single.low, claim.double.low)
     high = max(claim.single.high, claim.double.high)

@@ -184,10 +184,17 @@ def compare_runs(
     for entrant in entrants[1:]:
         # What was prepared is the same; how far back an agent looks may shift its first bar.
         _refuse_difference(first.run, _trading_facts(first), entrant.run, _trading_facts(entrant))
-    lines = [
-        _line(first, None),
-        *(_line(entrant, _difference(first, entrant, split)) for entrant in entrants[1:]),
-    ]
+    lines = []
+    for entrant in entrants:
+        row = ComparedRow(
+            name=entrant.name,
+            kind="agent",
+            seeds=entrant.evaluation.seeds,
+            best_steps={seed: entrant.run.best_step(seed) for seed in entrant.run.seeds},
+            config_hash=str(entrant.run.facts.get("config_hash", "")),
+        )
+        difference = None if entrant is first else _difference(first, entrant, split)
+        lines.append(RunLine(entrant.run.path, entrant.run.config.train.algo, row, difference))
     baselines = tuple(baseline_rows(first.evaluation))
     return RunsComparison(tuple(lines), baselines, window_facts(first.evaluation))
 
@@ -198,18 +205,6 @@ class _Entrant(NamedTuple):
     name: str
     run: TrainedRun
     evaluation: Evaluation
-
-
-def _line(entrant: _Entrant, difference: RunDifference | None) -> RunLine:
-    run = entrant.run
-    row = ComparedRow(
-        name=entrant.name,
-        kind="agent",
-        seeds=entrant.evaluation.seeds,
-        best_steps={seed: run.best_step(seed) for seed in run.seeds},
-        config_hash=str(run.facts.get("config_hash", "")),
-    )
-    return RunLine(run.path, run.config.train.algo, row, difference)
 
 
 def _difference(first: _Entrant, other: _Entrant, split: SplitName) -> RunDifference:

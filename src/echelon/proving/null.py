@@ -304,11 +304,13 @@ class NullCheapPart(Part):
             worlds = [null_world(self.market, k, "null", config) for k in draws]
             if should_stop():
                 return None
-            if kind != "rules":
-                pairs = zip(draws, worlds, strict=True)
-                verdicts += [_judge_baseline(kind, draw, world, config) for draw, world in pairs]
-            elif draws:
-                verdicts += _judge_rules(draws, worlds, config)
+            if kind == "rules" and draws:
+                verdicts += _judge_best(kind, rules_of_thumb(RULE_BARS), draws, worlds, config)
+            elif kind != "rules":
+                for draw, world in zip(draws, worlds, strict=True):
+                    own = config.model_copy(update={"seed": draw})
+                    policies = [make_baseline(kind, own)]
+                    verdicts += _judge_best(kind, policies, [draw], [world], own)
         return {"verdicts": [v.__dict__ for v in sorted(verdicts, key=lambda v: v.draw)]}
 
 
@@ -357,16 +359,19 @@ class PowerPart(Part):
         return {"verdicts": [v.__dict__ for v in verdicts]}
 
 
-def _judge_rules(
-    draws: Sequence[int], worlds: Sequence[World], config: Config
+def _judge_best(
+    name: str,
+    policies: Sequence[Policy],
+    draws: Sequence[int],
+    worlds: Sequence[World],
+    config: Config,
 ) -> list[DrawVerdict]:
-    """The best of twelve rules on validation, on each draw."""
-    rules = rules_of_thumb(RULE_BARS)
+    """Of each draw, judge the policy that was best on validation: as many trials as policies."""
     tried: dict[str, Floats] = {}  # [K,T,D] each
     for split in ("valid", "test"):
         at_split = [with_test_window(world, world.splits[split]) for world in worlds]
         arena = Arena.from_draws(at_split)
-        tried[split] = np.stack([trade_draws(rule, arena, config).returns for rule in rules])
+        tried[split] = np.stack([trade_draws(p, arena, config).returns for p in policies])
     theirs = trade_draws(EqualWeight(config), arena, config).returns  # on the test window
     verdicts = []
     for d, draw in enumerate(draws):
@@ -375,23 +380,9 @@ def _judge_rules(
         deflated = deflate(trials[:, best], trials).probability
         agent = tried["test"][best, :, d][:, None]
         verdicts.append(
-            DrawVerdict.from_returns(draw, "rules", agent, theirs[:, d], deflated, len(rules))
+            DrawVerdict.from_returns(draw, name, agent, theirs[:, d], deflated, len(policies))
         )
     return verdicts
-
-
-def _judge_baseline(name: str, draw: int, world: World, config: Config) -> DrawVerdict:
-    """Judge a policy that was not chosen from others: one trial."""
-    own = config.model_copy(update={"seed": draw})
-
-    def returns(policy: Policy, split: str) -> Floats:
-        at_split = with_test_window(world, world.splits[split])
-        return trade_draws(policy, [at_split], own).returns[:, 0]
-
-    valid, test = (returns(make_baseline(name, own), split) for split in ("valid", "test"))
-    theirs = returns(EqualWeight(own), "test")
-    deflated = deflate(valid, valid[:, None]).probability
-    return DrawVerdict.from_returns(draw, name, test[:, None], theirs, deflated, trials=1)
 
 
 def _few_features(config: Config) -> Config:
