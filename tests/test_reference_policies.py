@@ -28,15 +28,15 @@ from echelon.envs.act import ActionKind, Holdings
 from echelon.envs.world import World
 from echelon.errors import StoreError
 from echelon.evaluation.evaluate import Evaluation, load_evaluation
-from echelon.evaluation.reference_policies import (
+from echelon.evaluation.statistics import judge
+from echelon.evaluation.trust import (
     BEST_EXPERT,
     EXPERTS_MEAN,
     Track,
     by_row,
+    load_trust,
     reference_returns,
 )
-from echelon.evaluation.statistics import judge
-from echelon.evaluation.trust import load_trust
 from echelon.evaluation.walkforward import WalkForward, WalkForwardResult, statistics, stitch
 from echelon.ops.measures import LABELS
 from echelon.population.policy import HierarchyPolicy
@@ -163,7 +163,6 @@ def test_returns_of_a_ruined_expert_are_nothing_after_its_end() -> None:
     found = reference_returns({1: {name: Track({}, np.ones(n)) for name, n in bars.items()}}, 3)
     assert found[HEDGE].tolist() == [[1.0], [1.0], [1.0]]
     assert found[EXPERTS_MEAN].tolist() == [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
-    assert reference_returns({}, 3) == {}
 
 
 # Evaluation

@@ -236,7 +236,7 @@ def print_evaluation(result: Evaluation, metrics: tuple[str, ...]) -> None:
 
     Of a hierarchy also those of what is made of the same experts.
     """
-    from echelon.evaluation.reference_policies import by_row
+    from echelon.evaluation.trust import by_row
 
     facts = result.facts
     shown = [name for metric in metrics for name in _SHOWN[metric]] + ["turnover_annual"]
@@ -289,7 +289,7 @@ def add_mean_rows(
 
 
 ROWS: Mapping[str, str] = {"hedge": "hedge", "best": "best expert*", "experts": "experts, mean"}
-"""What the rows of `evaluation.reference_policies` are called in a table."""
+"""What the rows of `evaluation.trust.by_row` are called in a table."""
 
 
 def reference_lines(differences: Mapping[str, Any], annual: float) -> Iterator[str]:

@@ -81,7 +81,7 @@ def print_plan(folds: Sequence[Fold]) -> None:
 
 def print_walk(result: WalkForwardResult) -> None:
     """Mean over seeds of each fold and two baselines, then everybody's stitched measures."""
-    from echelon.evaluation.reference_policies import by_row
+    from echelon.evaluation.trust import by_row
 
     seeds = max((len(e.seeds) for e in result.evaluations.values()), default=0)
     if not seeds:

@@ -37,7 +37,6 @@ from echelon.backtest.run import Backtest, run_backtest
 from echelon.config import Config
 from echelon.envs.world import World
 from echelon.errors import DamagedError, StoreError
-from echelon.evaluation.reference_policies import Track
 from echelon.evaluation.test_access import Look, SplitName
 from echelon.evaluation.trust import (
     AGAIN,
@@ -45,6 +44,7 @@ from echelon.evaluation.trust import (
     Count,
     MeasureValues,
     Seed,
+    Track,
     assess_trust,
     read_saved,
 )

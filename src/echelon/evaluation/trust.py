@@ -4,8 +4,8 @@ trust.json, next to summary.json (Sharpe ratios per period unless the name says 
 
     seeds         mean, interval and interquartile mean of the main measures over the seeds
     differences   to each baseline: Sharpe ratio, studentised interval at two block lengths
-    reference policies    of a hierarchy, the same to what is made of its experts
-                  (evaluation.reference_policies); no verdict, claim or count rests on these
+    reference_policies    of a hierarchy, the same to what is made of its experts (`by_row`); no
+                  verdict, claim or count rests on these
     deflation     probability that the Sharpe ratio is above what the best of as many trials shows
                   by chance; the trials come from the registry of the runs
     overfitting   probability of backtest overfitting, from 20 configurations on
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypeAlias
 
 import numpy as np
 from pydantic import Field, StringConstraints
@@ -35,7 +35,6 @@ from echelon.backtest.policy import Policy
 from echelon.backtest.run import Backtest, run_backtest, stack_returns
 from echelon.errors import StoreError
 from echelon.evaluation.overfitting import backtest_overfitting, superior_ability
-from echelon.evaluation.reference_policies import Track, reference_returns
 from echelon.evaluation.statistics import (
     Claim,
     Deflation,
@@ -47,6 +46,7 @@ from echelon.evaluation.statistics import (
 )
 from echelon.evaluation.test_access import Look, SplitName
 from echelon.files import check_tree, finite_or_none, finite_values, read_json
+from echelon.population.reference_policies import HEDGE, is_expert_key
 from echelon.runs.registry import Entry
 from echelon.training.run import TrainedRun
 from echelon.types import Floats
@@ -63,6 +63,8 @@ SEED_MEASURES = (
     "turnover_annual",
 )
 """Measures with an interval over the seeds."""
+BEST_EXPERT = "best"
+EXPERTS_MEAN = "experts"
 AGAIN = "Run `echelon evaluate` again."
 
 VerdictKey = Literal["better", "undeflated", "worse", "same", "unknown"]
@@ -72,6 +74,15 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Seed = Annotated[str, StringConstraints(pattern=r"^\d{1,18}$")]
 """As a key of JSON."""
 MeasureValues = dict[str, Number | None]
+Measured: TypeAlias = Mapping[str, float]
+"""Measures by name."""
+
+
+class Track(NamedTuple):
+    """What is kept of a book. returns: [T], fewer where it was ruined"""
+
+    measures: Measured
+    returns: Floats
 
 
 class _MeasureInterval(TypedDict):
@@ -271,6 +282,42 @@ def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
     if len(returns) < LEAST_BARS:
         return None
     return judge(returns, baseline, math.nan, seed=seed)
+
+
+def by_row(
+    reference_policies: Mapping[int, Mapping[str, Measured]], *, best: bool = False
+) -> dict[str, list[Measured]]:
+    """Row → measures of each seed, whose reference policies are of its own experts.
+
+    hedge: over the experts; experts: their mean, each by itself
+    best: the highest Sharpe ratio, chosen in hindsight on this very window; only if asked for
+    """
+    every = list(reference_policies.values())
+    if not every:
+        return {}
+    experts = [[own[k] for k in own if is_expert_key(k)] for own in every]
+    rows = {HEDGE: [own[HEDGE] for own in every]}
+    if best:  # who has no ratio comes last
+        ratio = "sharpe_annual"
+        rows[BEST_EXPERT] = [
+            max(own, key=lambda m: -math.inf if math.isnan(m[ratio]) else m[ratio])
+            for own in experts
+        ]
+    rows[EXPERTS_MEAN] = [
+        {name: float(np.mean([values[name] for values in own])) for name in own[0]}
+        for own in experts
+    ]
+    return rows
+
+
+def reference_returns(
+    reference_policies: Mapping[int, Mapping[str, Track]], length: int
+) -> dict[str, Floats]:
+    """{hedge: [T,S], experts: [T,S·K]} of `length` bars; a ruined book earns nothing more."""
+    every = list(reference_policies.values())
+    experts = [own[k].returns for own in every for k in own if is_expert_key(k)]
+    chosen = {HEDGE: [own[HEDGE].returns for own in every], EXPERTS_MEAN: experts}
+    return {row: stack_returns(series, length) for row, series in chosen.items()}
 
 
 def reference_differences(

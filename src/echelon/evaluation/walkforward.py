@@ -42,13 +42,15 @@ from echelon.data.store import Store
 from echelon.evaluation.batch import BatchMember, Course, RunBatch, evaluations_of, write_table
 from echelon.evaluation.evaluate import Evaluation
 from echelon.evaluation.folds import Fold, plan_folds
-from echelon.evaluation.reference_policies import Measured, Track, by_row
 from echelon.evaluation.statistics import deflate_by_sharpes, seed_interval
 from echelon.evaluation.test_access import SplitName
 from echelon.evaluation.trust import (
     LEAST_BARS,
     YARDSTICK,
+    Measured,
+    Track,
     both_blocks,
+    by_row,
     compare,
     load_trust,
     reference_differences,

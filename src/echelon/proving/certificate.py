@@ -9,6 +9,7 @@ A market passes when all its checks that have a bar pass it. A check without a b
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ CERTIFICATE = "certificate.json"
 
 Mode = Literal["quick", "full", "reduced"]
 Unit = Literal["share", "sharpe", "names"]
+_SIDES = {"at least": operator.ge, "at most": operator.le, "above": operator.gt}
 
 
 class Bar(NamedTuple):
@@ -38,9 +40,7 @@ class Bar(NamedTuple):
         """Whether `value` is on the right side; an unknown one is not."""
         if value is None or not math.isfinite(value):
             return False
-        if self.side == "above":
-            return value > self.value
-        return value >= self.value if self.side == "at least" else value <= self.value
+        return bool(_SIDES[self.side](value, self.value))
 
 
 @dataclass(frozen=True)

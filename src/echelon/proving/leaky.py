@@ -1,14 +1,12 @@
 """Leaky: a feature that peeks one bar ahead, in a factor file like a user's.
 
-1. The leakage check must refuse it, by name, and nothing else. The check is a command of its own
-   (`echelon data check --leakage`) and not part of training: who does not run it, trains on what
-   the file says.
-2. So the same agent is trained with the file and without, through the whole line: bars in a store,
-   prepared set, run directory, test window. With the file its Sharpe ratio must be absurd. That is
-   the positive control: a pipeline that could not show an edge this large could show none.
+1. The leakage check (`echelon data check --leakage`) must refuse it, by name, and nothing else.
+2. Who does not run that command, trains on what the file says. So the same agent is trained with
+   the file and without, through the whole line: bars in a store, prepared set, run directory, test
+   window. With the file its Sharpe ratio must be absurd: a pipeline that could not show an edge
+   this large could show none.
 
-The market is the trend's without the trend: noise. Whatever the agent earns there, beyond luck,
-it earns by peeking; the agent without the file shows what luck is.
+The market is the trend's without the trend: noise. What the agent without the file earns is luck.
 """
 
 from __future__ import annotations

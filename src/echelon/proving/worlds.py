@@ -152,8 +152,7 @@ def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, confi
 def join_worlds(worlds: Sequence[World]) -> tuple[World, Rows]:
     """(one world of all the draws' rows one after the other, first row to decide at of each).
 
-    Books can then trade all draws at once, one book in each. A book must not be stepped past the
-    end of its draw.
+    Books then trade all draws at once, and must not be stepped past the end of their draw.
     """
     first = worlds[0]
     per_row = {
@@ -202,8 +201,7 @@ class TradedDraws(NamedTuple):
 def proof_config(config: Config) -> Config:
     """The configuration on a drawn market: its assets, and features that hold on any draw.
 
-    Levels of prices mean nothing from one draw to the next, so the stationary set is used, and
-    scaled whatever the configuration scales of its own features.
+    Levels of prices mean nothing from one draw to the next: the stationary set is used, and scaled.
     """
     features = FeaturesConfig(stationary=StationaryConfig(enabled=True))
     changes = {"assets": (), "features": features, "normalization": NormalizationConfig()}
@@ -353,8 +351,7 @@ def last_bars(world: World, bars: int) -> World:
 class EqualWeight:
     """The same share of every asset, again every so many bars, in many draws at once.
 
-    The baseline `equal_weight` counts bars from the first row of its one draw. Every asset of a
-    drawn market can be bought at every bar.
+    The baseline `equal_weight` counts bars from the first row of its one draw.
     """
 
     kind: ActionKind = "weights"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from echelon.evaluation.reference_policies import by_row
+from echelon.evaluation.trust import by_row
 from echelon.ops.measures import LABELS, MeanStd, mean_std
 from echelon.report.pages import Cell, Content, Headline, Named, NotedTable, Table
 from echelon.report.run.gather import SplitData

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from echelon.evaluation.overfitting import MIN_CONFIGURATIONS
-from echelon.evaluation.reference_policies import EXPERTS_MEAN
 from echelon.evaluation.statistics import DEFLATED_ABOVE
-from echelon.evaluation.trust import LEAST_BARS, SEED_MEASURES
+from echelon.evaluation.trust import EXPERTS_MEAN, LEAST_BARS, SEED_MEASURES
 from echelon.ops.measures import LABELS, Label
 from echelon.population.reference_policies import HEDGE
 from echelon.report.pages import Cell, Content, Named, Table
