@@ -5,17 +5,10 @@
     DIR/variants/NAME/        a run directory like any other
     DIR/ablation.csv, .parquet, .png    the result
 
-A variant is a name and a list of overrides. There are three ways to a list of them:
-
-- `one_at_a_time`: the matrix of design note 003, each factor moved alone away from the base (the
-  default);
-- `full_grid`: every combination of the matrix's levels and the base's own;
-- `read_variants`: whatever a YAML file says, name → list of `key=value`.
-
-The base itself is always the first variant, and no other variant equals it. Variants are prepared,
-trained and evaluated by `evaluation.batch`, on the validation window. The test window is never
-traded: who chooses by it has none left. `summarise` then gives mean and standard deviation over
-seeds, and the difference to the base.
+Variants, names with overrides, come from the matrix of design note 003 (`one_at_a_time`,
+`full_grid`) or from a YAML file (`read_variants`). The base itself is always the first, and no
+other one equals it. They are prepared, trained and evaluated by `evaluation.batch`, on the
+validation window. The test window is never traded: who chooses by it has none left.
 """
 
 from __future__ import annotations

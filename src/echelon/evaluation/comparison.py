@@ -5,16 +5,15 @@
     DIR/agents/NAME/           a run directory like any other
     DIR/comparison-SPLIT.csv, .parquet, .json, .png    the result on a window
 
-All have the base's data, windows, features, costs, fills and reward, and choose their checkpoint
-by the same measure on the validation window at the same intervals; they are trained, validated and
-evaluated by `evaluation.batch`. What differs is the agent:
+All have the base's data, windows, features, costs, fills, reward and validation, and are trained
+and evaluated by `evaluation.batch`. What differs is the agent:
 
     sac, td3, apg       the base's settings, with another `train.algo`
     a2c                 QTMRL's actor-critic with the settings of configs/qtmrl-fast.yaml
     sb3-ppo, sb3-sac    Stable-Baselines3's with its own settings (see agents.sb3)
 
-`summarise` gives mean and standard deviation over seeds, with the baselines, and the difference
-of Sharpe ratios to the reference, our SAC where it takes part, with its 95 % interval.
+`summarise` adds the baselines, and the difference of Sharpe ratios to the reference, our SAC where
+it takes part, with its 95 % interval.
 """
 
 from __future__ import annotations

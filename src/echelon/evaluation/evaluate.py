@@ -85,12 +85,7 @@ class _Reads(TypedDict):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A saved evaluation.
-
-    seeds: measures by seed; baselines: measures by name; each name → value as in `Measures`
-    facts: split, span, fill convention, hashes, how often this split was evaluated
-    reference_policies: of a hierarchy, measures by seed and name
-    """
+    """A saved evaluation: measures by seed and by name; facts: what else summary.json has."""
 
     directory: Path
     seeds: Mapping[int, Mapping[str, float]]

@@ -7,9 +7,8 @@
 
 Orders of one day share its prices, so the day is the unit: a policy's measure is averaged over the
 orders of each date, and intervals are Student's over dates. Several seeds of a learned policy are
-averaged order by order first; each is also shown by itself. Differences are paired, order by order,
-against each of the schedules (TWAP, VWAP, Almgren-Chriss), in `gain_twap`: basis points of the
-arrival price, unbiased on a martingale (see `execution.history`).
+averaged order by order first. Differences are paired, order by order, against each of the
+schedules, in `gain_twap`: basis points of the arrival price (see `execution.history`).
 
 Axes: `E` orders, `T` ticks of a day, `C` dates.
 """
@@ -91,9 +90,9 @@ class ExecutionEvaluation:
         """Over dates, of one policy."""
         return over_dates(self.policy(name).measures[measure], self.dates)
 
-    def difference(self, name: str, against: str, measure: str = CLAIMED) -> Mean:
-        """Paired order by order, then over dates."""
-        apart = self.policy(name).measures[measure] - self.policy(against).measures[measure]
+    def difference(self, name: str, against: str) -> Mean:
+        """In what claims are made of, paired order by order, then over dates."""
+        apart = self.policy(name).measures[CLAIMED] - self.policy(against).measures[CLAIMED]
         return over_dates(np.asarray(apart), self.dates)
 
     def policy(self, name: str) -> PolicyOrders:

@@ -6,9 +6,8 @@
    are others by now.
 3. Each run's annual Sharpe ratio, the mean over its seeds, minus the first run's, twice:
 
-   days    what other days like these would change, for these agents: the studentised stationary
-           bootstrap of `evaluation.statistics`, which draws the same blocks of dates for both runs;
-           the wider bounds of two block lengths
+   days    what other days like these would change, for these agents: the studentised block
+           bootstrap of `evaluation.statistics`, by the wider bounds of two block lengths
    seeds   what other seeds would change, on these days: Welch's t-interval, from two seeds each on
 
 4. A run is ahead where both intervals lie on one side of 0. That is claimed on the test window

@@ -87,42 +87,19 @@ class Drawn(NamedTuple):
         return ExecutionTask(self.days, self.public, self.orders, self.rules, reward)
 
 
-@dataclass(frozen=True)
 class ImpactMarket:
-    """Constant price and volume, linear impact, λσ²x² in the reward.
+    """Constant price and volume, linear impact, λσ²x² in the reward; costs in basis points.
 
-    total: κT; twap_cost: impact of TWAP in basis points, a unit only
+    eta: what trading a share n of the order in one step costs, over n²: TWAP pays 10 in all
+    aversion: λσ² for shares of the order, over η; least: cost of the optimum, closed form
     """
 
-    n_steps: int = 13
-    total: float = 3.0
-    twap_cost: float = 10.0
-    n_orders: int = 256
-
-    @property
-    def kappa(self) -> float:
-        """Of a step."""
-        return self.total / self.n_steps
-
-    @property
-    def eta(self) -> float:
-        """What trading a share n of the order in one step costs, over n²: basis points."""
-        return self.twap_cost * self.n_steps
-
-    @property
-    def aversion(self) -> float:
-        """λσ² for shares of the order, over η: 2(cosh κ − 1)."""
-        return 2.0 * (math.cosh(self.kappa) - 1.0)
-
-    @property
-    def reward(self) -> Reward:
-        """Minus cost and risk, in basis points."""
-        return Weighted([(1.0, Shortfall()), (1.0, Risk(self.eta * self.aversion))])
-
-    @property
-    def least(self) -> float:
-        """Cost of the optimum, closed form."""
-        return almgren_chriss_cost(self.kappa, self.n_steps, eta=self.eta, amount=1.0)
+    n_steps = 13
+    kappa = 3.0 / n_steps
+    eta = 10.0 * n_steps
+    aversion = 2.0 * (math.cosh(kappa) - 1.0)
+    reward: ClassVar[Reward] = Weighted([(1.0, Shortfall()), (1.0, Risk(eta * aversion))])
+    least = almgren_chriss_cost(kappa, n_steps, eta=eta, amount=1.0)
 
     def cost(self, left: Floats) -> Floats:
         """Exact cost and risk of schedules, as share left[…,N+1]."""
@@ -159,7 +136,7 @@ class ImpactMarket:
         amount = 100.0
         rules = rules._replace(temporary=self.eta / (BASIS_POINTS * unit * amount))
         days = Days.from_prices(np.full((1, n_ticks), _PRICE), np.full((1, n_ticks), volume))
-        buying = np.arange(self.n_orders) % 2 == 0
+        buying = np.arange(256) % 2 == 0
         orders = parent_orders(0, amount, buying, 0, n_ticks)
         nothing = np.zeros((1, n_ticks, 1), np.float32)
         return Drawn(days, PublicArrays(nothing, nothing), orders, rules)

@@ -5,8 +5,7 @@
     run/               prepared set, trained agents, evaluations: a run directory like any other
     registry/          trials and looks at the test window
 
-Only what a draw cannot have is taken from a configuration: its assets, its data, the user's own
-factor files and the baselines that are not needed. All else, features and costs included, stays.
+Only what a draw cannot have is taken from a configuration; features and costs stay.
 """
 
 from __future__ import annotations
@@ -133,19 +132,14 @@ def train_through(
     )
     outcomes: list[Outcome] = []
     for k, seed in enumerate(seeds):
+
+        def report_shifted(message: object, before: int = k) -> None:  # one long training
+            assert isinstance(message, Progress)
+            done, total = before * message.total, len(seeds) * message.total
+            report(replace(message, step=done + message.step, total=total))
+
         job = SeedJob(config, run, seed, resume=True)
-        outcomes.append(train_seed(job, _after(report, k, len(seeds)), should_stop))
+        outcomes.append(train_seed(job, report_shifted, should_stop))
         if outcomes[-1].ending == "stopped":
             return None
     return TrainedRun.open(run), outcomes
-
-
-def _after(report: Report, k: int, count: int) -> Report:
-    """Report the k-th of `count` trainings as a stretch of one long one."""
-
-    def report_shifted(message: object) -> None:
-        assert isinstance(message, Progress)
-        done = k * message.total
-        report(replace(message, step=done + message.step, total=count * message.total))
-
-    return report_shifted
