@@ -190,10 +190,7 @@ def read_variants(path: Path) -> list[Variant]:
 
 
 def unlike_base(base: Config, variants: Sequence[Variant]) -> list[Variant]:
-    """The base, and the variants that are not the same as it.
-
-    A file of levels serves several bases, each of which has one of the levels already.
-    """
+    """The base, and the variants that differ from it: a file of levels serves several bases."""
     return [v for k, v in enumerate(variants) if k == 0 or _apply(base, v) != base]
 
 

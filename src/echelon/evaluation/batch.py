@@ -232,12 +232,7 @@ class MeasuredRow:
 
 @dataclass
 class Course:
-    """How far a batch got; by number of the run.
-
-    data: what a run was prepared from, for its run.json
-    outcomes: of the seeds whose training ended
-    errors: what went wrong, in order
-    """
+    """How far a batch got, by number of the run: what it is made from, ended trainings, errors."""
 
     data: dict[int, dict[str, Any]] = field(default_factory=dict)
     outcomes: dict[int, list[Outcome]] = field(default_factory=dict)
@@ -322,10 +317,7 @@ def train_runs(
     workers: int,
     on_report: Callable[[int, object], None] = lambda _job, _message: None,
 ) -> None:
-    """Train what `plan_training` listed; `on_report(job, message)` passes on `Progress`, `Outcome`.
-
-    job: number in the plan
-    """
+    """Train the plan; `on_report(number in the plan, message)` gets `Progress` and `Outcome`."""
     if plan:
         jobs = [job.seed for job in plan]
         if workers > 1:
@@ -415,10 +407,7 @@ def _record(batch: RunBatch, course: Course, k: int) -> None:
 
 
 def _share_prepared(source: Path, run: Path) -> None:
-    """Give another run's prepared set a second name here, unless there is one already.
-
-    `prepare` checks afterwards that it is what this run needs.
-    """
+    """Give another run's prepared set a second name here; `prepare` checks it afterwards."""
     if (run / "prepared").exists() or not (source / "prepared" / "manifest.json").exists():
         return
     with staging_directory(run, ".prepared-") as staging:

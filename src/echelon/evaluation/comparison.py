@@ -176,10 +176,9 @@ class SharpeGap(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow(MeasuredRow):
-    """What an agent or a baseline came to.
+    """What an agent or a baseline came to. gap: to the reference; None for itself
 
     steps, seconds: of training, the most that a seed had; best_steps: by seed, of what was chosen
-    gap: to the reference; None for itself
     """
 
     kind: Literal["agent", "baseline"]

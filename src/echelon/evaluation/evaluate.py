@@ -189,10 +189,7 @@ def _backtest_references(
     config: Config,
     books: dict[Book, Tables],
 ) -> dict[int, dict[str, Track]]:
-    """Backtest what the agents bring along, by seed, and add their tables to `books`.
-
-    One at a time, as they are many: of each the tables and the returns are kept.
-    """
+    """Backtest what the agents bring along, one at a time; tables and returns are kept."""
     tracks: dict[int, dict[str, Track]] = {}
     for seed, policy in policies.items():
         for name, reference in reference_policies_of(policy).items():

@@ -117,10 +117,7 @@ def _first_test(config: WalkForwardConfig, days: Times) -> int:
 def _rows(
     config: WalkForwardConfig, days: Times, months: tuple[int, int, int, int]
 ) -> dict[str, range]:
-    """Rows of the bars in each window.
-
-    months: in which windows begin, and the one after the last; counted from year 0
-    """
+    """Rows of the bars in each window. months: in which they begin, and the one after the last"""
     train, valid, test, end = (int(np.searchsorted(days, np.datetime64(_day(m)))) for m in months)
     if config.scheme == "expanding":
         train = 0

@@ -82,8 +82,7 @@ def backtest_overfitting(
 def superior_ability(trials: Floats, baseline: Floats, *, seed: int) -> Superiority:
     """Test whether the best of trials[T, K] beats baseline[T] in mean return, by arch's SPA.
 
-    Trials equal to the baseline on every date cannot beat it and are left out of the test;
-    if all are, the p-value is 1. The mean block length is the average of those of the differences.
+    Trials equal to the baseline are left out of the test; if all are, the p-value is 1.
     """
     from arch.bootstrap import SPA  # seconds to import, and few evaluations have trials
 

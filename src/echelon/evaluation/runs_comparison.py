@@ -53,11 +53,9 @@ OnEvaluation = Callable[[TrainedRun, str], None]
 
 @dataclass(frozen=True)
 class RunDifference:
-    """A run's annual Sharpe ratio minus the first run's.
+    """A run's annual Sharpe ratio minus the first run's; bounds are NaN where there are too few.
 
-    days, seeds: see the module's text; bounds are NaN where there are too few
-    ahead: name of the run that is ahead in both; None: neither
-    standing: of the run that is ahead, on the test window only
+    ahead: name of the run that is ahead in both; standing: of it, on the test window only
     """
 
     days: SharpeGap
@@ -104,10 +102,7 @@ class RunLine:
 
 @dataclass(frozen=True)
 class RunsComparison:
-    """Runs, the first of which the others are compared with, and the first one's baselines.
-
-    facts: of the window they were compared on
-    """
+    """Runs, compared with the first, and the first one's baselines. facts: of the window"""
 
     runs: tuple[RunLine, ...]
     baselines: tuple[ComparedRow, ...]

@@ -183,10 +183,7 @@ class Deflation(NamedTuple):
 
 
 def moments(returns: Floats) -> ReturnMoments:
-    """Return the moments of returns[T], T ≥ 4: divisor T - 1, unbiased skew and kurtosis.
-
-    A constant series has no Sharpe ratio: its moments are NaN, and so is all that follows.
-    """
+    """Return the moments of returns[T], T ≥ 4, divisor T - 1; NaN of a constant series."""
     r = finite(returns, "returns", MIN_RETURNS)
     if is_constant(r):
         return ReturnMoments(math.nan, len(r), math.nan, math.nan)
@@ -484,10 +481,7 @@ class Claim(NamedTuple):
 def judge(
     agents: Floats, baseline: Floats, deflated: float, *, seed: int, replications: int = 2000
 ) -> Claim:
-    """Judge agents[T, S] against baseline[T] or [T, R], given their deflated Sharpe ratio.
-
-    What is not a number, `deflated` or a bound, supports no claim.
-    """
+    """Judge agents[T, S] against baseline[T] or [T, R]; what is not a number supports no claim."""
     single = sharpe_difference(agents, baseline, seed=seed, replications=replications)
     longer = min(2.0 * single.block_length, float(len(baseline)))
     double = sharpe_difference(agents, baseline, seed=seed, replications=replications, block=longer)

@@ -275,10 +275,7 @@ def both_blocks(claim: Claim) -> dict[str, Any]:
 
 
 def compare(returns: Floats, baseline: Floats, seed: int) -> Claim | None:
-    """At both block lengths; None where there are too few bars. Its `made` is not used here.
-
-    baseline: [T], or [T,R] of several whose mean Sharpe ratio counts
-    """
+    """`judge` without a deflated ratio, claiming nothing; None where there are too few bars."""
     if len(returns) < LEAST_BARS:
         return None
     return judge(returns, baseline, math.nan, seed=seed)

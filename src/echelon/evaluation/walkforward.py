@@ -134,10 +134,7 @@ class WalkForward(RunBatch):
 
 @dataclass(frozen=True)
 class WalkForwardResult:
-    """Every fold's evaluation, by name, but of those that failed; stitched only if none did.
-
-    statistics: of the stitched series, see `statistics`; empty without one
-    """
+    """Every fold's evaluation, by name, but of those that failed; stitched only if none did."""
 
     folds: tuple[Fold, ...]
     evaluations: Mapping[str, Evaluation]
@@ -232,11 +229,7 @@ class StitchedMeasures(NamedTuple):
 
 @dataclass(frozen=True)
 class Stitched:
-    """Test windows one after another: T returns of every book.
-
-    times[T], folds[T]: of each return
-    seeds, baselines, reference_policies: those that every fold has, the last by seed and name
-    """
+    """Test windows one after another: times[T], folds[T] and returns of books in all folds."""
 
     times: Times
     folds: tuple[str, ...]
@@ -291,10 +284,7 @@ class Stitched:
 
 
 def stitch(evaluations: Mapping[str, Evaluation]) -> Stitched:
-    """Put the test windows of folds, by name and in the order of time, one after another.
-
-    Of seeds, baselines and reference policies, those that every fold has.
-    """
+    """Put the folds' test windows one after another, of seeds and books that every fold has."""
     every = list(evaluations.values())
 
     def in_every(tables: Iterable[Mapping[_T, Any]]) -> list[_T]:

@@ -144,10 +144,9 @@ class ImpactMarket:
 
 @dataclass(frozen=True)
 class DriftMarket:
-    """Days that drift one way; features are the returns.
+    """Days that drift one way, or with no drift a martingale; features are the returns.
 
     drift, noise: a tick, in basis points; persistence: probability that today goes yesterday's way
-    With no drift it is a martingale.
     """
 
     drift: float = 4.0
@@ -177,11 +176,10 @@ class DriftMarket:
 
 
 class DriftFilter:
-    """Works orders of a `DriftMarket` by the exact odds that the day goes up.
+    """Works orders of a `DriftMarket` by the exact odds that the day goes up: all at once, or none.
 
-    Whoever expects the price to go against the order trades at once, else waits. Nobody knows the
-    way of the day better; that waiting also teaches is not counted, so that it is a reference and
-    not a bound.
+    Nobody knows the way of the day better; that waiting also teaches is not counted, so that it is
+    a reference and not a bound.
     """
 
     name = "filter"
@@ -338,11 +336,7 @@ def _learning(steps: int, **changes: Any) -> ExecutionLearnerConfig:  # noqa: AN
 
 
 class Proof(NamedTuple):
-    """One claim.
-
-    unit: of its number; run: what a seed finds
-    holds: whether the claim does, given all seeds' findings; None: nothing is claimed
-    """
+    """One claim: its unit, what a seed finds, and whether all findings hold it; None: no claim."""
 
     unit: str
     claim: str
@@ -456,11 +450,7 @@ def no_gain(seeds: Sequence[SeedFinding]) -> bool:
 
 
 def pool_seeds(seeds: Sequence[SeedFinding]) -> tuple[float, float]:
-    """(mean, its standard error) over the orders of all seeds, each with its own on its own days.
-
-    From each seed's mean and standard error: within and between seeds, as if all orders were put
-    together.
-    """
+    """(mean, its standard error) as if the orders of all seeds were put together."""
     n, error = (np.array([seed.facts[name] for seed in seeds]) for name in ("orders", "se"))
     mean = np.array([seed.value for seed in seeds])
     whole = float((n * mean).sum() / n.sum())

@@ -100,10 +100,7 @@ class LeakyAgentPart(TrainingPart):
 
 
 def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0) -> Config:
-    """The configuration's agent on a file of bars, with the file's factor or without.
-
-    Costs are the fee alone; orders fill at the next open.
-    """
+    """The agent on a file of bars, with the file's factor or without, at the fee alone."""
     bars = write_bars(directory / "bars.parquet", LEAKY_MARKET.draw(0, "leaky"), 0)
     features = FeaturesConfig(stationary=_OTHER_FEATURES, modules=(str(PEEKING),) if peeks else ())
     plain = {
@@ -115,10 +112,7 @@ def leaky_config(config: Config, directory: Path, *, peeks: bool, seed: int = 0)
 
 
 def assess_leaky(parts: Sequence[Done]) -> MarketResult:
-    """The refusal, the absurd Sharpe ratio, and how far it is from an honest one.
-
-    parts: the check first
-    """
+    """The refusal, the absurd Sharpe ratio, and its distance to an honest one; the check first."""
     check, *agents = parts
     refused = tuple(check.finding["refused"])
     sharpes = {

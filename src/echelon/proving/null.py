@@ -100,10 +100,7 @@ class NullMarket:
     overnight: float = 0.2
 
     def draw(self, seed: int, name: str, warmup: int) -> Draw:
-        """One history; its hidden state is the standard deviation of each asset at each bar.
-
-        warmup: bars before the train window
-        """
+        """One history, `warmup` bars before its train window; hidden: deviation of each asset."""
         rng = stream(seed, "null", name)
         shape = (warmup + sum(self.windows), self.n_assets)
         factor = self.common * self._volatility(rng, (shape[0], 1))
@@ -167,9 +164,8 @@ RULE_BARS = (5, 20, 60)
 
 @dataclass(frozen=True)
 class DrawVerdict:
-    """Of one draw.
+    """Of one draw: annual Sharpe ratio over equal weight, and the lower of both lower bounds.
 
-    advantage, low: of the Sharpe ratio over equal weight, annual; low: the lower of both bounds
     deflated: the deflated Sharpe ratio; trials: what it was deflated by
     """
 
@@ -217,10 +213,7 @@ class DrawVerdict:
 
 
 def assess_null(parts: Sequence[Done], market: NullMarket) -> MarketResult:
-    """False claims on the null market, and claims on the trend market.
-
-    parts: `PowerPart` last
-    """
+    """False claims on the null market, and claims on the trend market. parts: `PowerPart` last"""
     *null, power = parts
     verdicts = [DrawVerdict(**v) for part in null for v in part.finding["verdicts"]]
     claimed = [DrawVerdict(**v) for v in power.finding["verdicts"]]

@@ -44,10 +44,7 @@ _VOLUME_SPREAD = 0.4
 def on_file(
     config: Config, directory: Path, bars: Path, windows: Mapping[str, tuple[int, int]], seed: int
 ) -> Config:
-    """The configuration on a file of bars.
-
-    windows: first row of train, valid and test, and the row after the last
-    """
+    """The configuration on a file of bars. windows: first row of each, row after its last"""
     data = DataConfig(
         source="parquet",
         path=bars,

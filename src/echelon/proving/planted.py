@@ -321,10 +321,7 @@ def filter_each_draw(
 
 
 class Rule:
-    """BUY what rose (reversal: fell) over the last bars, SELL the rest; by weights 1/N in each.
-
-    relative: rose or fell in comparison with the median asset
-    """
+    """BUY what rose (reversal: fell; relative: vs the median asset), SELL the rest; or 1/N."""
 
     def __init__(
         self,
@@ -491,10 +488,7 @@ def own_draws(
     counts: tuple[int, int],
     valid_bars: int | None = None,
 ) -> OwnDraws:
-    """Draws of one seed alone: one of each kind, `counts` of each for whoever says weights.
-
-    valid_bars: length of those for validation, if not the market's own
-    """
+    """Draws of one seed alone: one of each kind, `counts` of each for whoever says weights."""
     shorter = replace(market, n_bars=valid_bars or market.n_bars)
     if ALGORITHMS[config.train.algo].family == "flat":
         return OwnDraws([market.draw(seed, "train")], [shorter.draw(seed, "valid")])
@@ -569,11 +563,7 @@ _SELL_BELOW = (0.5, 0.4, 0.3, 0.2, 0.1)
 
 @dataclass(frozen=True)
 class CostlyPart(TrainingPart):
-    """One seed's training and test at one fee.
-
-    valid_bars: length of the validation draw; own: see `EXPERT_DRAWS`
-    references: trade the filters too; one part a fee is enough
-    """
+    """One seed's training and test at one fee, fields as in `PlantedPart`."""
 
     KEY = "costly-{0.fee_bps:g}bp-{0.seed}"
 

@@ -341,10 +341,9 @@ def prove(
     overwrite: bool = False,
     on_report: Callable[[Part, object], None] = lambda _part, _message: None,
 ) -> Certificate:
-    """Run the markets asked for and write certificate.json into `directory`.
+    """Run the markets asked for and write certificate.json; overwrite: not what is there already.
 
     Raises `Stopped` after Ctrl-C; the same call goes on where it stopped.
-    overwrite: first remove what an earlier proof left there
     """
     began = time.perf_counter()
     if overwrite:

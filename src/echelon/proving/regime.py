@@ -99,9 +99,8 @@ class RegimeDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class RegimeMarket:
-    """Numbers of the market.
+    """Numbers of the market; noise: sd of a bar's, of which `strength` is the drift per unit of x.
 
-    noise: sd of a bar's noise; strength: drift per unit of x, in units of the noise
     persistence: of x, per bar; flip: probability that the regime turns, per bar
     overnight: share of a bar's drift and variance that falls between close and open
     """
@@ -183,10 +182,7 @@ def book_returns(values: Floats, horizons: Sequence[int] = HORIZONS) -> Floats:
 
 
 class TiltedWeights:
-    """Target weights softmax(tilt · x) at every bar; a tilt of 0 is equal weight.
-
-    tilt: one number, or [T,1] of each row of the world
-    """
+    """Target weights softmax(tilt · x) at every bar. tilt: one, or [T,1] of each row"""
 
     kind: ActionKind = "weights"
 
@@ -225,10 +221,7 @@ def choose_expert(scores: Floats, starts: Rows, every: int = EVERY) -> Rows:
 
 
 def hedge(returns: Floats) -> Floats:
-    """[S+1,…,K] trust of the fixed-share hedge in K experts, before and after each return.
-
-    returns[S,…,K] of the experts' books
-    """
+    """[S+1,…,K] trust of the fixed-share hedge in experts with returns[S,…,K], from before on."""
     trust = np.full((len(returns) + 1, *returns.shape[1:]), 1.0 / returns.shape[-1])
     for k, earned in enumerate(returns):
         weight = trust[k] * np.exp(_RATE * earned)
@@ -559,10 +552,7 @@ def flat_config(config: Config, algo: FlatAlgo) -> Config:
 
 
 def flat_sac(config: Config) -> tuple[str, ...]:
-    """Overrides that make a hierarchy's configuration flat SAC's.
-
-    It makes as many updates as the experts together, in as many environment steps.
-    """
+    """Overrides to flat SAC, with as many updates as a hierarchy's experts together, and steps."""
     schedule, n_experts = config.trainer.training_schedule, config.experts.n_experts
     learned = n_experts * schedule.experts.steps / schedule.experts.freq
     routed = schedule.router.steps * config.meta_router.every_bars / schedule.router.freq
@@ -574,10 +564,7 @@ def flat_sac(config: Config) -> tuple[str, ...]:
 def assess_hierarchy(
     filtered: float, parts: Sequence[Done]
 ) -> tuple[list[Check], Mapping[str, list[float]]]:
-    """(checks, rows of Sharpe ratios by seed); filtered: the regime filter's, on the same pairs.
-
-    One seed has no interval, and is held to no bar.
-    """
+    """(checks, rows of Sharpe ratios by seed); one seed is held to no bar."""
 
     def by_seed(kind: str) -> dict[int, Any]:
         findings = [part.finding for part in parts if part.key.startswith(f"regime-{kind}-")]

@@ -109,10 +109,7 @@ VARIANTS = (ONE, *WEIGHTED, *UNWEIGHTED)
 
 
 def changes_of(variant: StudyVariant, config: Config) -> tuple[str, ...]:
-    """Overrides that make the configuration the variant's.
-
-    A configuration without bonuses gets the design's where the variant has them.
-    """
+    """Overrides that make the configuration the variant's; without bonuses it gets the design's."""
     if variant == ONE:
         return flat_sac(config)
     changes = [
@@ -326,10 +323,7 @@ def _measures(finding: Finding, filtered: float) -> dict[str, float | None]:
 
 
 def _differences(rows: Mapping[str, StudyRow]) -> list[StudyDifference]:
-    """What each component adds, alone and over both settings of the other.
-
-    Each is the mean over pairs (more, less) of their differences, seed by seed.
-    """
+    """What each component adds: means over pairs (more, less) of differences, seed by seed."""
     m2, m3, evolved = (variant.name for variant in WEIGHTED)
     plain = {on.name: off.name for on, off in zip(WEIGHTED, UNWEIGHTED, strict=True)}
     asked: list[tuple[str, str, list[tuple[str, str]]]] = []
@@ -374,10 +368,9 @@ def run_study(
     overwrite: bool = False,
     on_report: Callable[[Part, object], None] = lambda _part, _message: None,
 ) -> StudyResult:
-    """Run what has no finding yet and write study.json and study.md into `directory`.
+    """Run what has no finding yet, so more seeds are added; write study.json and study.md.
 
-    Raises `Stopped` after Ctrl-C; the same call goes on where it stopped, and one with more seeds
-    adds them.
+    Raises `Stopped` after Ctrl-C; the same call goes on where it stopped.
     """
     began = time.perf_counter()
     parts = plan_study(config, seeds)

@@ -150,10 +150,7 @@ def drawn_world(open_: Floats, close: Floats, x: Floats32, present: Bools, confi
 
 
 def join_worlds(worlds: Sequence[World]) -> tuple[World, Rows]:
-    """(one world of all the draws' rows one after the other, first row to decide at of each).
-
-    Books then trade all draws at once, and must not be stepped past the end of their draw.
-    """
+    """(one world of all the draws' rows in turn, first row to decide at of each draw)."""
     first = worlds[0]
     per_row = {
         name: np.concatenate([getattr(world.rows, name) for world in worlds])
@@ -288,10 +285,7 @@ class TrainingPart(Part):
 
 
 class Arena(NamedTuple):
-    """The test windows of some draws in one world: a book in each, stepped together.
-
-    starts[D]: rows of the first decisions; n_steps: of each book
-    """
+    """The test windows of D draws in one world: a book in each from starts[D], stepped together."""
 
     world: World
     starts: Rows
@@ -349,10 +343,7 @@ def last_bars(world: World, bars: int) -> World:
 
 
 class EqualWeight:
-    """The same share of every asset, again every so many bars, in many draws at once.
-
-    The baseline `equal_weight` counts bars from the first row of its one draw.
-    """
+    """The baseline `equal_weight` for many draws at once, counting from the first decision."""
 
     kind: ActionKind = "weights"
     name = "equal_weight"
