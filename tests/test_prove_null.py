@@ -94,7 +94,8 @@ def test_no_timing_by_volatility_beats_equal_weight(long: tuple[Draw, Floats]) -
     for which in (calm, ~calm):
         found = mean[which]
         error = found.std() / math.sqrt(len(found))
-        wanted = market.price_of_risk * found.var()
+        variance = market.common**2 + market.own**2 / market.n_assets
+        wanted = market.premium / 252 / variance * found.var()
         assert found.mean() == pytest.approx(wanted, abs=3 * error)
 
 

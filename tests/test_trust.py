@@ -197,7 +197,7 @@ def difference(low: float, high: float, *, low2: float | None = None) -> Claim:
     def one(bottom: float) -> SharpeDifference:
         return SharpeDifference((bottom + high) / 2, bottom, high, 0.01, 0.5, 3.0, 2000, 0.95)
 
-    return Claim(one(low), one(low if low2 is None else low2), math.nan, False)
+    return Claim(one(low), one(low if low2 is None else low2), False)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ validation window. The test window is never traded: who chooses by it has none l
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from echelon.evaluation.batch import (
     evaluations_of,
     write_table,
 )
+from echelon.files import finite_values
 
 BASE = "base"
 
@@ -195,10 +195,7 @@ def unlike_base(base: Config, variants: Sequence[Variant]) -> list[Variant]:
 
 
 def variant_configs(base: Config, variants: Sequence[Variant]) -> list[Config]:
-    """The configuration of each variant; the first mistake in one is raised with its name.
-
-    Variants are compared on one validation window and on the same seeds, and no two are the same.
-    """
+    """The configuration of each variant, no two alike; window and seeds are the base's."""
     configs: list[Config] = []
     for variant in variants:
         config = _apply(base, variant)
@@ -299,7 +296,7 @@ class AblationResult:
                 "value": row.variant.value,
                 "seeds": len(row.seeds),
                 "problem": row.problem,
-                **{name: None if math.isnan(value) else value for name, value in values.items()},
+                **finite_values(values),
                 "overrides": "; ".join(row.variant.overrides),
                 "config_hash": row.config_hash,
             }

@@ -347,10 +347,7 @@ def _train_and_report(job: SeedJob, report: Report, should_stop: ShouldStop) -> 
 def evaluate_runs(
     batch: RunBatch, course: Course, *, on_run: OnRun = lambda _done, _all: None
 ) -> None:
-    """Backtest the best agents on the batch's window, where that was not done yet.
-
-    In this process: to start another takes as long as a few backtests.
-    """
+    """Backtest the best agents on the batch's window, where that was not done yet."""
     done_before = evaluations_of(batch, course)
     due = [k for k in sorted(course.outcomes) if batch.members[k].name not in done_before]
     if not due:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -133,7 +134,9 @@ def evaluate(
         baselines = run_baselines(world, span, config)
         look.note(agents)
         directory = run.home / "evaluations" / split
-        reads = _reads(directory) + 1
+        reads = 1
+        with suppress(DamagedError):  # of a split that was never evaluated, too
+            reads += read_json(directory / "summary.json", _Reads, AGAIN)["reads"]
         for seed, record in records.items():
             if record is None:  # what is there is of another agent
                 remove_record(directory, f"seed-{seed}")
@@ -216,14 +219,6 @@ def load_evaluation(run: Path, split: str) -> Evaluation:
         for seed, own in tree.pop("reference_policies", {}).items()
     }
     return Evaluation(directory, seeds, baselines, tree, reference_policies)
-
-
-def _reads(directory: Path) -> int:
-    """How often the split was evaluated before."""
-    try:
-        return read_json(directory / "summary.json", _Reads, AGAIN)["reads"]
-    except DamagedError:
-        return 0  # never, or its summary is damaged
 
 
 def _measures(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -220,10 +220,7 @@ def _difference(first: _Entrant, other: _Entrant, split: SplitName) -> RunDiffer
 
 
 def welch(mine: Sequence[float], theirs: Sequence[float]) -> SharpeGap:
-    """Mean of `mine` minus that of `theirs`, with Welch's t-interval; variances may differ.
-
-    The bounds are NaN where either has fewer than two values, or one that is not finite.
-    """
+    """Mean of `mine` minus that of `theirs`, and Welch's t-interval; NaN where it has none."""
     x, y = (np.asarray(values, dtype=np.float64) for values in (mine, theirs))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return SharpeGap(math.nan, math.nan, math.nan)

@@ -474,7 +474,6 @@ class Claim(NamedTuple):
 
     single: SharpeDifference
     double: SharpeDifference
-    deflated: float
     made: bool
 
 
@@ -486,4 +485,4 @@ def judge(
     longer = min(2.0 * single.block_length, float(len(baseline)))
     double = sharpe_difference(agents, baseline, seed=seed, replications=replications, block=longer)
     made = single.low > 0.0 and double.low > 0.0 and deflated > DEFLATED_ABOVE
-    return Claim(single, double, deflated, made)
+    return Claim(single, double, made)

@@ -117,11 +117,6 @@ class NullMarket:
         ends = np.cumsum([warmup, train, valid, test]).tolist()
         return dict(zip(self.windows._fields, pairwise(ends), strict=True))
 
-    @property
-    def price_of_risk(self) -> float:
-        """Expected return per unit of variance of equal weight."""
-        return self.premium / YEAR / (self.common**2 + self.own**2 / self.n_assets)
-
     def _volatility(self, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         """[T,N]: around 1, in the sense that its square has mean 1."""
         first = rng.standard_normal(shape[1])
@@ -135,7 +130,8 @@ class NullMarket:
         common = factor * (rng.standard_t(_TAIL, factor.shape) * to_unit)
         moves = np.sqrt(share) * (common + own * (rng.standard_t(_TAIL, own.shape) * to_unit))
         with_equal_weight = factor**2 + own**2 / self.n_assets
-        drift = self.price_of_risk * with_equal_weight - 0.5 * (factor**2 + own**2)
+        price_of_risk = self.premium / YEAR / (self.common**2 + self.own**2 / self.n_assets)
+        drift = price_of_risk * with_equal_weight - 0.5 * (factor**2 + own**2)
         return np.asarray(share * drift + moves)
 
 
@@ -309,10 +305,7 @@ class NullCheapPart(Part):
 
 @dataclass(frozen=True)
 class PowerPart(Part):
-    """Claims on the trend market, by the agents that the planted proof trained.
-
-    sources: keys of their parts; identities: of these, so that other agents make another part
-    """
+    """Claims on the trend market, by the agents of other parts: their keys and identities."""
 
     KEY = "null-power"
 

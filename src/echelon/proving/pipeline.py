@@ -115,11 +115,7 @@ def write_bars(path: Path, draw: Draw, seed: int) -> Path:
 
 
 def train_through(
-    config: Config,
-    run: Path,
-    seeds: Sequence[int],
-    report: Report,
-    should_stop: ShouldStop,
+    config: Config, run: Path, seeds: Sequence[int], report: Report, should_stop: ShouldStop
 ) -> tuple[TrainedRun, list[Outcome]] | None:
     """Prepare and train a run directory; None: stopped before the end."""
     made = prepare(config, run, expected=RunDirectory(run).trained_on())

@@ -28,9 +28,8 @@ fills at the next open (at the same close), sd of a draw 0.1 to 0.3:
     cross_section   2.94 (2.95)   2.05 (2.07), momentum over 20 bars relative to the median
 
 Every seed has draws of its own to train on and to choose its checkpoint by (experts several: from a
-replay they would learn one path by heart); test draws are the same for all. A seed's score is the
-ratio of mean Sharpe ratios, agent over filter. Agents of the trend also trade the draws on which
-claims are counted (see `null`).
+replay they would learn one path by heart); test draws are the same for all, and so are those on
+which claims are counted (see `null`). A seed's score is the ratio of mean Sharpe ratios.
 
 Costly is the trend with signs that flip at 4 % of the bars: a trend of 25 bars is worth 5 basis
 points a side and not nearly 500. Next to the filter, which trades alike at any fee, stands the one
@@ -213,10 +212,9 @@ class CrossSectionMarket:
     noise: sd of a bar's noise; common: share of its variance that all assets have in common
     persistence: of the strengths, per bar; they have variance 1
 
-    As strengths count relative to their mean, the mean return of the assets says nothing about
-    them, and the rest is alike for all assets: the exact joint filter is one scalar Kalman filter,
-    applied to each asset's return less the mean over assets. Half the variance is taken off the
-    log returns, as in `ReversionMarket`.
+    The mean return of the assets says nothing about relative strengths: the exact joint filter is
+    one scalar Kalman filter, applied to each asset's return less the mean over assets. Half the
+    variance is taken off the log returns, as in `ReversionMarket`.
     """
 
     signal: ClassVar[str] = "cross_section"

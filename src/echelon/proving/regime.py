@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,10 +157,7 @@ class RegimeMarket:
 def regime_worlds(
     draws: Sequence[RegimeDraw], config: Config, *, shown: Sequence[Floats] | None = None
 ) -> list[World]:
-    """Worlds of draws whose only feature is x, as drawn: it needs no scaling.
-
-    shown: [T,M] for each draw: M more features, the same for all assets (see `router_view`)
-    """
+    """Worlds of draws with x as the only feature, unscaled; shown: [T,M] more of each draw."""
     worlds = []
     for d, draw in enumerate(draws):
         x = draw.x[..., None]
@@ -172,10 +169,7 @@ def regime_worlds(
 
 
 def book_returns(values: Floats, horizons: Sequence[int] = HORIZONS) -> Floats:
-    """[S+1,…,H] returns of books with these values[S+1,…] over the last h bars, for each horizon h.
-
-    Before there are h bars, the return since the start stands in.
-    """
+    """[S+1,…,H] returns of values[S+1,…] over the last h bars, or since the start, for each h."""
     steps = np.arange(len(values))
     returns = [values / values[np.maximum(steps - h, 0)] - 1.0 for h in horizons]
     return np.stack(returns, axis=-1)
@@ -327,16 +321,13 @@ class PairCounts:
     valid_bars: int = 3_000
 
 
+_Draws: TypeAlias = Sequence[RegimeDraw]
+
+
 class RegimeSetting:
     """Draws of one seed, and the worlds of them. Agents see neither holdings nor cash."""
 
-    def __init__(
-        self,
-        config: Config,
-        train: Sequence[RegimeDraw],
-        valid: Sequence[RegimeDraw],
-        test: Sequence[RegimeDraw],
-    ) -> None:
+    def __init__(self, config: Config, train: _Draws, valid: _Draws, test: _Draws) -> None:
         blind = StateConfig(include_pos=False, include_cash=False)
         self.config = at_fee(config, FEE_BPS).model_copy(update={"state": blind})
         self.train, self.valid, self.test = train, valid, test
@@ -358,7 +349,7 @@ class RegimeSetting:
     def worlds(self, *, shown: bool = False) -> SeedWorlds:
         """Where to learn, to validate and to be tested; shown: with what a router sees."""
 
-        def make(draws: Sequence[RegimeDraw]) -> list[World]:
+        def make(draws: _Draws) -> list[World]:
             view = router_view(draws, self.config) if shown else None
             return regime_worlds(draws, self.config, shown=view)
 
@@ -489,10 +480,7 @@ def by_pair(returns: Floats) -> list[float]:
 
 
 def assess_regime(parts: Sequence[Done]) -> MarketResult:
-    """Each of those that choose, less the best in each pair of those that do not; then agents.
-
-    parts: the references first
-    """
+    """Those that choose, less the best in each pair of those that do not; references first."""
     agents = [p for p in parts if p.key.startswith(("regime-flat-", "regime-shown-"))]
     sharpes: Mapping[str, list[float]] = parts[0].finding["sharpes"]
     best = np.max([sharpes[name] for name in BLIND], axis=0)

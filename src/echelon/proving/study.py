@@ -49,7 +49,6 @@ from echelon.workers import Report, ShouldStop
 
 _FORMAT = 1
 _RESULT, _TABLE = "study.json", "study.md"
-_MAPD = "population/mapd"
 HELD = 0.25
 """MAPD that the experts of M3 are to keep through training."""
 EVOLVES_EVERY = 5
@@ -169,7 +168,7 @@ def population_facts(directory: Path) -> dict[str, Any]:
         return {"mapd": [], **dict.fromkeys(nothing)}
     log = read_metrics(directory)
     every = {check.step: check.mapd for check in checks}
-    for step, value in zip(log["step"].to_list(), log[_MAPD].to_list(), strict=True):
+    for step, value in zip(log["step"].to_list(), log["population/mapd"].to_list(), strict=True):
         if value is not None:
             every.setdefault(step, value)
     seen = [every[step] for step in sorted(every)]

@@ -309,10 +309,7 @@ def trade_draws(
     config: Config,
     on_decision: Callable[[], None] = lambda: None,
 ) -> TradedDraws:
-    """Let a policy trade the test window of every draw, all draws together.
-
-    Several policies on one `Arena` share what they keep of it, such as experts' embeddings.
-    """
+    """Let a policy trade the test window of every draw; on one `Arena` embeddings are shared."""
     arena = draws if isinstance(draws, Arena) else Arena.from_draws(draws)
     starts, n_steps = arena.starts, arena.n_steps
     rule = ActionRule.from_config(config, policy.kind)
