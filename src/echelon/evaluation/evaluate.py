@@ -43,6 +43,7 @@ from echelon.evaluation.trust import (
     AGAIN,
     TRUST,
     Count,
+    Measured,
     MeasureValues,
     Seed,
     Track,
@@ -89,12 +90,10 @@ class Evaluation:
     """A saved evaluation: measures by seed and by name; facts: what else summary.json has."""
 
     directory: Path
-    seeds: Mapping[int, Mapping[str, float]]
-    baselines: Mapping[str, Mapping[str, float]]
+    seeds: Mapping[int, Measured]
+    baselines: Mapping[str, Measured]
     facts: Mapping[str, Any]
-    reference_policies: Mapping[int, Mapping[str, Mapping[str, float]]] = field(
-        default_factory=dict
-    )
+    reference_policies: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
 
     def over_seeds(self, measure: str) -> MeanStd:
         """Mean and standard deviation of a measure over the seeds."""
@@ -117,8 +116,7 @@ def evaluate(
 
     What is tried on validation and each look at the test window go into the registry, the look
     before the window is opened.
-    trust: also what the numbers are worth, in trust.json (see evaluation.trust)
-    csv: tables that people read as CSV too
+    trust: with trust.json (see evaluation.trust); csv: tables that people read as CSV too
     """
     config = run.config
     policies: dict[int, Policy] = {seed: run.policy(seed) for seed in run.seeds}

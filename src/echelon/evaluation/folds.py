@@ -49,9 +49,8 @@ class Fold:
     """One train, validation and test window.
 
     name: the calendar units of the test window, `2008`, `2008-03` or `2008..2009`
-    train, valid, test: days of the first and the last bar
+    train, valid, test: days of the first and the last bar; assets: symbols that trade in it
     partial: the test window is shorter than asked for, because data or `last_test` end in it
-    assets: symbols that trade in it
     """
 
     name: str

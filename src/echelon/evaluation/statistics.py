@@ -221,9 +221,8 @@ def expected_max_sharpe(n_trials: float, variance: float) -> float:
 def effective_trials(returns: Floats) -> float:
     """Return the number of independent trials that returns[T, K] are worth: ρ + (1-ρ)·K.
 
-    ρ is the mean correlation of two different trials, clipped to [0, 1]: K copies of one trial
-    are one trial, uncorrelated ones are K. Trials without variance have no correlation and are
-    left out of ρ, but stay among the K.
+    ρ is the mean correlation of two different trials, clipped to [0, 1]. Trials without variance
+    are left out of ρ, but stay among the K.
     """
     r = finite(returns, "returns", 2)
     k = r.shape[1]

@@ -145,8 +145,7 @@ class WalkForwardResult:
     def frame(self) -> pl.DataFrame:
         """A line per fold and per seed, mean of the seeds (with std) and baseline; then stitched.
 
-        who: `agent` (the mean over seeds), `seed-42`, or a baseline; of a hierarchy then `hedge`
-        and `experts` (means over seeds), `seed-42-hedge`, `seed-42-expert-0` and so on
+        who: `agent` (the mean over seeds), `seed-42`, a baseline, `hedge`, `seed-42-hedge`, …
         """
         lines: list[dict[str, object]] = []
         for fold in self.folds:

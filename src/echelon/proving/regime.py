@@ -204,8 +204,7 @@ EQUAL = TiltedWeights("equal weight", 0.0)
 def choose_expert(scores: Floats, starts: Rows, every: int = EVERY) -> Rows:
     """[T] number of the expert in charge at each row: the best when last decided, `every` so often.
 
-    scores[T,K]: of K experts at each row of the world, from what is known at that row
-    starts[D]: rows at which the draws' books begin, and with them the clock of decisions
+    scores[T,K]: of K experts, from what is known at each row; starts[D]: rows where books begin
     """
     rows = np.arange(len(scores))
     start = starts[np.maximum(np.searchsorted(starts, rows, side="right") - 1, 0)]

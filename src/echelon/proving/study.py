@@ -53,7 +53,6 @@ HELD = 0.25
 """MAPD that the experts of M3 are to keep through training."""
 EVOLVES_EVERY = 5
 """Most rounds from one evolution to the next in variants with MF-PBT."""
-_NONE = "–"
 STUDY_COLUMNS = ("sharpe", "share", "best expert", "hedge", "oracle", "information")
 _DIVERSITY = (
     *("mapd end", "mapd lowest", "held", "begun anew", "volume"),
@@ -157,9 +156,8 @@ class StudyPart(TrainingPart):
 def population_facts(directory: Path) -> dict[str, Any]:
     """How different the experts of a training were; None where no check came.
 
-    mapd: of each check of the population, by step; mapd_lowest: of these and of the training log
-    (means of its intervals), from where it first reached `HELD`; where it never did, the highest
-    begun_anew: how many experts
+    mapd: of each check of the population, by step; mapd_lowest: of these and of the training log,
+    from where it first reached `HELD`; where it never did, the highest
     """
     history = PopulationHistory.find(directory)
     checks = [] if history is None else [r for r in history.rounds if math.isfinite(r.mapd)]
@@ -427,7 +425,7 @@ def study_cell(row: StudyRow, measure: str) -> str:
     """The mean over seeds; of some with the interval."""
     known = row.known_values("mapd lowest" if measure == "held" else measure)
     if not known:
-        return _NONE
+        return "–"
     if measure == "held":
         return f"{row.held} of {len(known)}"
     interval = seed_interval(known)
