@@ -301,11 +301,9 @@ def test_bollinger_of_a_flat_stretch_after_wild_prices_stays_inside_the_bands() 
     np.testing.assert_array_equal(out[-80:, 4], 0.5)
 
 
-def test_parameters_show_in_names_and_in_the_identity() -> None:
+def test_parameters_show_in_names() -> None:
     assert indicators.bbands(20, 2.5).names[0] == "bb_lower_20_2.5"
     assert indicators.supertrend(7, 1.0).names == ("supertrend_7_1", "supertrend_dir_7_1")
-    assert indicators.sma(10).source_id == indicators.sma(10).source_id
-    assert indicators.sma(10).source_id != indicators.sma(11).source_id
 
 
 def test_bars_refuse_nan_and_prices_that_are_not_positive() -> None:

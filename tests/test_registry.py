@@ -17,9 +17,10 @@ from scipy.stats import rankdata
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.errors import FeatureError
+from echelon.features._kernels import rank_rows as rank
 from echelon.features.base import Bars, CrossSection, Feature, Field
 from echelon.features.engine import FeaturePlan
-from echelon.features.registry import LeftOut, Selection, factor, load_modules, rank, run, select
+from echelon.features.registry import LeftOut, Selection, factor, load_modules, run, select
 from echelon.types import Bools, Floats
 
 ALL_FIELDS = frozenset({"open", "high", "low", "close", "volume", "limits"})
@@ -336,18 +337,6 @@ def test_failed_load_leaves_the_decorator_outside_a_file(tmp_path: Path) -> None
     np.testing.assert_array_equal(run(loose, simple([1, 2]))[:, 0], [1, 2])
 
 
-def test_factor_outside_a_file_is_identified_by_its_code() -> None:
-    def declare(shift: int) -> Feature:
-        body = {
-            1: lambda bars: np.array([c + 1 for c in bars.close]),
-            2: lambda bars: np.array([c + 2 for c in bars.close]),
-        }[shift]
-        return factor(lookback=1, names=("x",))(body)
-
-    assert declare(1).source_id == declare(1).source_id
-    assert declare(1).source_id != declare(2).source_id
-
-
 def test_bars_are_read_only_and_leave_the_arrays_they_were_made_from_alone() -> None:
     times = np.datetime64("2020-01-01", "us") + np.arange(3) * np.timedelta64(1, "D")
     close, limit = np.array([1.0, 2.0, 3.0]), np.full(3, np.nan)
@@ -504,13 +493,6 @@ def test_rank_matches_hand_computed_rows() -> None:
     mask = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 1]], dtype=bool)
     expected = [[1, -1, 0], [0.5, 0.5, -1], [0, 0, 0], [0, 0, 0]]
     np.testing.assert_array_equal(rank(values, mask), expected)
-
-
-def test_rank_refuses_arrays_that_do_not_fit() -> None:
-    with pytest.raises(AssertionError, match="differ"):
-        rank(np.zeros((2, 3)), np.ones((3, 2), dtype=bool))
-    with pytest.raises(AssertionError, match="not bool"):
-        rank(np.zeros((2, 3)), np.ones((2, 3)))  # type: ignore[arg-type]
 
 
 def test_stationary_set_is_the_default_where_nothing_else_is_asked_for() -> None:

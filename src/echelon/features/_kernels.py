@@ -99,7 +99,8 @@ def rolling_std(values: Floats, window: int) -> Floats:
 def rank_rows(values: Floats, mask: Bools) -> Floats:
     """Rank of each row's masked, non-NaN values, ties averaged, mapped to [−1, 1].
 
-    values, mask: [T,N] → [T,N]; 0 where masked out, NaN, or alone in its row.
+    values, mask: [T,N] → [T,N]; 0 where masked out, NaN, or alone in its row. Rows are
+    independent: a long panel may be ranked in pieces.
     """
     rows, columns = values.shape
     out = np.zeros((rows, columns))

@@ -17,12 +17,8 @@ Rank features compare symbols with one another on one day; see `CrossSection`.
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -120,7 +116,7 @@ class Feature:
     group: Group
     on_gap: Literal["carry", "zero"] = "carry"
     source_id: str = ""
-    """Changes when the computation does: part of the cache key."""
+    """Of a user's: hash of its file, part of the cache key; ours are in that with all our code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +129,3 @@ class CrossSection:
 
 
 FeatureSpec = Feature | CrossSection
-
-
-def source_id(*modules: str, parts: tuple[object, ...]) -> str:
-    """Identify a computation: a hash of the source of `modules` and of its parameters `parts`."""
-    return hashlib.sha256(repr((*map(_module_hash, modules), *parts)).encode()).hexdigest()
-
-
-@cache
-def _module_hash(name: str) -> str:
-    file = sys.modules[name].__file__
-    assert file is not None, f"{name} has no source file"
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -31,8 +31,9 @@ from echelon.config import Config
 from echelon.data.exogenous import Exogenous, join_all
 from echelon.data.panel import Panel
 from echelon.errors import FeatureError
+from echelon.features._kernels import rank_rows
 from echelon.features.base import Bars, CrossSection, Feature, FeatureSpec, Group
-from echelon.features.registry import rank, run
+from echelon.features.registry import run
 from echelon.features.scaler import RunningMoments
 from echelon.files import Closing
 from echelon.types import Bools, Floats, Floats32
@@ -207,7 +208,7 @@ def compute(
             here = slice(rows.start, rows.stop)
             for spec in plan.ranks:
                 base = block[:, :, column[spec.base]].astype(np.float64)
-                block[:, :, column[spec.name]] = rank(base, present[here] & member[here])
+                block[:, :, column[spec.name]] = rank_rows(base, present[here] & member[here])
             if exogenous is not None:
                 # Unknown values are NaN here: they do not count in the scaler and scale to zero.
                 values = exogenous.values[first_row + rows.start : first_row + rows.stop]

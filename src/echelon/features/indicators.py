@@ -31,16 +31,7 @@ import talib
 
 from echelon.config.features import FeaturesConfig, IndicatorsConfig, StationaryConfig
 from echelon.features import _kernels
-from echelon.features.base import (
-    Bars,
-    Compute,
-    CrossSection,
-    Feature,
-    FeatureSpec,
-    Field,
-    Group,
-    source_id,
-)
+from echelon.features.base import Bars, Compute, CrossSection, Feature, FeatureSpec, Field, Group
 from echelon.types import Floats, Times
 
 FLAT_WIDTH = 1e-9
@@ -178,7 +169,7 @@ def bbands(period: int, deviations: float) -> Feature:
 
     columns = ("lower", "mid", "upper", "bandwidth", "percent")
     names = tuple(f"bb_{column}_{period}_{deviations:.12g}" for column in columns)
-    return _feature(names, period, ("close",), compute, exactly=(deviations,))
+    return _feature(names, period, ("close",), compute)
 
 
 def ichimoku(tenkan: int, kijun: int, senkou: int) -> Feature:
@@ -239,7 +230,7 @@ def supertrend(period: int, multiplier: float) -> Feature:
     tail = f"{period}_{multiplier:.12g}"
     names = (f"supertrend_{tail}", f"supertrend_dir_{tail}")
     needs: tuple[Field, ...] = ("high", "low", "close")
-    return _feature(names, period + 1, needs, compute, exactly=(multiplier,))
+    return _feature(names, period + 1, needs, compute)
 
 
 INDICATORS: Mapping[str, Callable[..., Feature]] = {
@@ -371,12 +362,8 @@ def _feature(
     compute: Compute,
     on_gap: Literal["carry", "zero"] = "carry",
     group: Group = "indicators",
-    exactly: tuple[float, ...] = (),
 ) -> Feature:
-    """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback.
-
-    exactly: parameters that the names round
-    """
+    """Assemble a Feature whose compute gives all NaN to a history shorter than its lookback."""
 
     def compute_when_long_enough(bars: Bars) -> Floats:
         # A listing shorter than the lookback has no value, and TA-Lib is not asked for one.
@@ -384,9 +371,8 @@ def _feature(
             return np.full((len(bars), len(names)), np.nan)
         return compute(bars)
 
-    identity = source_id(__name__, _kernels.__name__, parts=(talib.__version__, names, *exactly))
     fields = frozenset(needs)
-    return Feature(names, compute_when_long_enough, lookback, fields, group, on_gap, identity)
+    return Feature(names, compute_when_long_enough, lookback, fields, group, on_gap)
 
 
 def _atr(bars: Bars, period: int) -> Floats:

@@ -3,8 +3,7 @@
 1. `select` turns a configuration into an ordered list of features and leaves out, by name, those
    that need a field the source does not have.
 2. `load_modules` runs the user's Python files; each `@factor` in them becomes a feature.
-3. `run` computes a feature on one symbol's bars and holds it to what it declared; `rank` computes
-   a cross-section.
+3. `run` computes a feature on one symbol's bars and holds it to what it declared.
 
 There is no global list of factors: a file's factors go to the call of `load_modules` that runs the
 file, so two configurations in one process never see each other's.
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -27,10 +25,9 @@ import numpy as np
 from echelon.config.code import RunCode, line_in, read_user_file, run_user_file
 from echelon.config.features import FeaturesConfig
 from echelon.errors import FeatureError
-from echelon.features import _kernels
 from echelon.features.base import Bars, Compute, CrossSection, Feature, FeatureSpec, Field, Group
 from echelon.features.indicators import shipped_features
-from echelon.types import Bools, Floats
+from echelon.types import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,6 @@ def factor(
             needs=frozenset(needs),
             group=group,
             on_gap=on_gap,
-            source_id=_code_id(compute),
         )
         collect = _collect.get()
         if collect is not None:
@@ -221,19 +217,6 @@ def run(feature: Feature, bars: Bars, symbol: str = "") -> Floats:
     return out
 
 
-def rank(values: Floats, mask: Bools) -> Floats:
-    """Rank symbols against one another, bar by bar: [T,N] → [T,N] in [−1, 1].
-
-    The lowest of a row's members gets −1, the highest 1, ties the mean of their ranks, a lone
-    member 0. 0 too where `mask` is false or the value NaN; these count for no one else's rank.
-    Rows are independent: a long panel may be ranked in pieces.
-    """
-    assert values.ndim == 2, f"values are {values.ndim}-dimensional, not [T,N]"
-    assert values.shape == mask.shape, f"values {values.shape} and mask {mask.shape} differ"
-    assert mask.dtype == np.bool_, f"mask is {mask.dtype}, not bool"
-    return _kernels.rank_rows(values, mask)
-
-
 def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
     """Return the features that have a column or function named in `wanted`, or all if empty."""
     if not wanted:
@@ -281,19 +264,6 @@ def _check_declaration(
                 )
     if not names or not all(isinstance(n, str) and n.isprintable() and n for n in names):
         raise FeatureError(f"{who}: names is {names!r}, expected the name of each column.")
-
-
-def _code_id(compute: Compute) -> str:
-    """Identify a function declared outside a loaded file by its byte code."""
-
-    def parts(code: CodeType) -> tuple[object, ...]:
-        # A nested code object prints its address, which would differ in every process.
-        constants = [parts(c) if isinstance(c, CodeType) else c for c in code.co_consts]
-        return code.co_code, code.co_names, constants
-
-    code = getattr(compute, "__code__", None)
-    identity = parts(code) if isinstance(code, CodeType) else repr(type(compute))
-    return hashlib.sha256(repr(identity).encode()).hexdigest()
 
 
 _HELD_BY: Mapping[Field, Sequence[str]] = {

@@ -8,9 +8,9 @@ from the page's style sheet by class, so a picture is right in light, dark and p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 from echelon.evaluation.statistics import seed_interval
 from echelon.report.pages import Block
@@ -25,47 +25,44 @@ Unit = Literal["share", "sharpe"]
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """One row: the rings or ticks, the interval of their mean, what stands at its right end."""
+    """One row: values as rings around a dot at their mean, or as ticks where there is no dot.
 
-    label: str
-    values: tuple[float, ...]
-    interval: tuple[float, float] | None = None
-    right: str = ""
-    strong: bool = False
-
-
-class PictureRow(NamedTuple):
-    """What is drawn in a row, at which x.
-
-    paths: class and outline; right, far: text in the first and in the last column at the right
+    interval: of the mean; paths: class and outline of what fills a lane
+    right, far: text in the first and in the last column at the right
     """
 
     label: str
-    strong: bool = False
-    reach: tuple[float, float] | None = None
-    rings: Sequence[float] = ()
-    mean: float | None = None
-    ticks: Sequence[float] = ()
-    paths: Sequence[tuple[str, str]] = ()
+    values: tuple[float, ...] = ()
+    interval: tuple[float, float] | None = None
     right: str = ""
+    strong: bool = False
+    mean: float | None = None
+    paths: Sequence[tuple[str, str]] = ()
     far: str = ""
 
 
 @dataclass(frozen=True)
 class Picture(Block):
-    """Rows over an axis.
+    """Rows over an axis from `low` to `high`.
 
-    grid: x and text of its ticks; bars: x, text and anchor of the thresholds
+    thresholds: value of a vertical line → what stands above it
     heads: over the columns at the right; keys: class of a square's colour, its x, what it means
     """
 
-    rows: Sequence[PictureRow]
-    grid: Sequence[tuple[float, str]]
-    bars: Sequence[tuple[float, str, str]] = ()
+    rows: Sequence[PolicyRow]
+    low: float
+    high: float
+    unit: Unit = "sharpe"
+    thresholds: Mapping[float, str] = field(default_factory=dict)
     heads: Sequence[str] = ()
     keys: Sequence[tuple[str, int, str]] = ()
     width: ClassVar = _WIDTH
     right: ClassVar = _WIDTH - _RIGHT + 24
+
+    def at(self, value: float) -> float:
+        """The place of a value; what lies outside is drawn at the edge."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
     @staticmethod
     def middle(k: int) -> int:
@@ -82,23 +79,7 @@ class Picture(Block):
         """Of all."""
         return self.bottom + _BOTTOM
 
-
-class _Axis:
-    """Values to places."""
-
-    def __init__(self, values: Sequence[float], unit: Unit, room: float | None = None) -> None:
-        """room: kept free at both ends; None: a little"""
-        low, high = min(values), max(values)
-        if room is None:
-            room = 0.04 * (high - low) or 0.5
-        self.low, self.high = low - room, high + room
-        self.unit = unit
-
-    def at(self, value: float) -> float:
-        """The place of a value; what lies outside is drawn at the edge."""
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
-
+    @property
     def grid(self) -> list[tuple[float, str]]:
         """Places and labels of about six round values."""
         rough = (self.high - self.low) / 6
@@ -112,11 +93,12 @@ class _Axis:
             return f"{value:.0%}"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
-    def bars(self, thresholds: Mapping[float, str]) -> list[tuple[float, str, str]]:
+    @property
+    def bars(self) -> list[tuple[float, str, str]]:
         """Place, label and anchor of thresholds; labels side by side grow away from one another."""
-        places = [self.at(value) for value in thresholds]
+        places = [self.at(value) for value in self.thresholds]
         bars = []
-        for x, label in zip(places, thresholds.values(), strict=True):
+        for x, label in zip(places, self.thresholds.values(), strict=True):
             before = any(0 < x - place < _NEAR for place in places)
             after = any(0 < place - x < _NEAR for place in places)
             bars.append((x, label, "end" if after else "start" if before else "middle"))
@@ -128,33 +110,27 @@ def dots(rows: Sequence[PolicyRow], *, unit: Unit, thresholds: Mapping[float, st
 
     thresholds: value of a vertical line → what stands above it
     """
-    axis = _Axis([*(v for row in rows for v in row.values), *thresholds, 0.0], unit)
     drawn = []
     for row in rows:
         over_seeds = seed_interval(row.values)
         ends = row.interval or ((over_seeds.low, over_seeds.high) if over_seeds.n > 1 else None)
         mean = over_seeds.estimate
-        drawn.append(
-            PictureRow(
-                row.label,
-                row.strong,
-                ends and (axis.at(ends[0]), axis.at(ends[1])),
-                [axis.at(v) for v in row.values] if len(row.values) > 1 else (),
-                axis.at(mean),
-                right=f"{mean:.1%}" if unit == "share" else f"{mean:.2f}",
-            )
-        )
-    return Picture(drawn, axis.grid(), axis.bars(thresholds))
+        right = f"{mean:.1%}" if unit == "share" else f"{mean:.2f}"
+        drawn.append(replace(row, interval=ends, mean=mean, right=right))
+    return Picture(drawn, *_ends(rows, thresholds), unit, thresholds)
 
 
 def strip(rows: Sequence[PolicyRow], *, head: str) -> Picture:
     """A tick a value, and a line at zero."""
-    axis = _Axis([*(value for row in rows for value in row.values), 0.0], "sharpe")
-    drawn = [
-        PictureRow(row.label, row.strong, ticks=[axis.at(v) for v in row.values], right=row.right)
-        for row in rows
-    ]
-    return Picture(drawn, axis.grid(), axis.bars({0.0: ""}), [head])
+    return Picture(rows, *_ends(rows, ()), thresholds={0.0: ""}, heads=[head])
+
+
+def _ends(rows: Sequence[PolicyRow], thresholds: Iterable[float]) -> tuple[float, float]:
+    """Of an axis that shows all values, thresholds and zero, with a little room at both ends."""
+    values = [*(v for row in rows for v in row.values), *thresholds, 0.0]
+    low, high = min(values), max(values)
+    room = 0.04 * (high - low) or 0.5
+    return low - room, high + room
 
 
 def lanes(
@@ -173,7 +149,10 @@ def lanes(
     texts: hidden, its states up and down, heads in_charge and of_that
     """
     assert len(hidden) == len(chosen) > 0, "a state and a choice for every bar"
-    axis = _Axis([0.0, float(len(hidden))], "sharpe", room=0.0)
+    places = {"up": _LEFT, "down": _LEFT + (_WIDTH - _LEFT - _RIGHT) // 2}
+    keys = [(kind, x, texts[kind]) for kind, x in places.items()]
+    heads = [texts["in_charge"], texts["of_that"]]
+    empty = Picture((), 0.0, float(len(hidden)), heads=heads, keys=keys)
     rows = []
     for k, (label, number) in enumerate([(texts["hidden"], None), *choices.items()]):
         here = [number is None or choice == number for choice in chosen]
@@ -181,7 +160,7 @@ def lanes(
         for state, kind in ((1, "up"), (-1, "down")):
             runs = _runs([a and b == state for a, b in zip(here, hidden, strict=True)])
             outline = "".join(
-                f"M{axis.at(first)} {y - 8}H{axis.at(last)}v16H{axis.at(first)}z"
+                f"M{empty.at(first)} {y - 8}H{empty.at(last)}v16H{empty.at(first)}z"
                 for first, last in runs
             )
             if outline:
@@ -190,10 +169,8 @@ def lanes(
         up = sum(b == 1 for a, b in zip(here, hidden, strict=True) if a)
         right = "" if number is None else f"{bars / len(hidden):.0%}"
         far = f"{up / bars:.0%}" if bars else DASH
-        rows.append(PictureRow(label, number is None, paths=paths, right=right, far=far))
-    places = {"up": _LEFT, "down": _LEFT + (_WIDTH - _LEFT - _RIGHT) // 2}
-    keys = [(kind, x, texts[kind]) for kind, x in places.items()]
-    return Picture(rows, axis.grid(), (), [texts["in_charge"], texts["of_that"]], keys)
+        rows.append(PolicyRow(label, strong=number is None, paths=paths, right=right, far=far))
+    return replace(empty, rows=rows)
 
 
 def _runs(here: Sequence[bool]) -> list[tuple[int, int]]:
