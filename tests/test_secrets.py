@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.secrets import Secrets, secrets
+from echelon.config.secrets import Secrets
 from echelon.errors import ConfigError
 
 
@@ -16,13 +16,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_environment_variable_is_read_and_unwrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUSHARE_TOKEN", "abc123")
-    assert secrets().require("tushare_token").get_secret_value() == "abc123"
+    assert Secrets().require("tushare_token").get_secret_value() == "abc123"
 
 
 def test_values_never_appear_in_repr_str_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUSHARE_TOKEN", "abc123")
     monkeypatch.setenv("ECHELON_REDIS_URL", "redis://:hunter2@localhost:6379/0")
-    read = secrets()
+    read = Secrets()
     for text in (repr(read), str(read), read.model_dump_json(), str(read.model_dump())):
         assert "abc123" not in text
         assert "hunter2" not in text
@@ -37,7 +37,7 @@ def test_missing_or_blank_secret_is_an_error_that_names_its_variable(
     if value is not None:
         monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=rf"{variable} is not set.*export {variable}="):
-        secrets().require(name)  # type: ignore[arg-type]
+        Secrets().require(name)  # type: ignore[arg-type]
 
 
 def test_dotenv_in_the_working_directory_is_not_read(
@@ -45,12 +45,12 @@ def test_dotenv_in_the_working_directory_is_not_read(
 ) -> None:
     (tmp_path / ".env").write_text("TUSHARE_TOKEN=from_file\n")
     monkeypatch.chdir(tmp_path)
-    assert secrets().tushare_token is None
+    assert Secrets().tushare_token is None
 
 
 def test_secrets_cannot_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUSHARE_TOKEN", "abc123")
-    read = secrets()
+    read = Secrets()
     with pytest.raises(ValueError, match="frozen"):
         read.tushare_token = None
     assert isinstance(read, Secrets)

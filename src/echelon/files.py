@@ -38,7 +38,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tokenize import TokenError
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, TypeVar, cast
 from zipfile import BadZipFile
 from zlib import error as ZlibError
@@ -83,12 +82,7 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

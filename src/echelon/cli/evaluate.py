@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -28,22 +27,15 @@ ReportPath = Annotated[
 ]
 
 
-class SplitChoice(StrEnum):
-    """Windows of a run."""
-
-    train = "train"
-    valid = "valid"
-    test = "test"
-
-
+Split = Literal["train", "valid", "test"]
 Language = Literal["en", "zh"]
 
 
 def evaluate(
     run: RunPath,
     split: Annotated[
-        SplitChoice, typer.Option("--split", help="Window to trade; test counts its readings.")
-    ] = SplitChoice.valid,
+        Split, typer.Option("--split", help="Window to trade; test counts its readings.")
+    ] = "valid",
     override: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,7 +59,7 @@ def evaluate(
     if name is not None and not override:
         raise UsageError("--name: is of another executor, which -o market.executor=… names.")
     result = evaluate_run(
-        run, split.value, override or (), name, trust_code or (), with_rules=True, csv=csv
+        run, split, override or (), name, trust_code or (), with_rules=True, csv=csv
     )
     typer.echo(f"tables: {result.directory}")
     if not override:
@@ -77,8 +69,12 @@ def evaluate(
 def report(
     run: ReportPath,
     split: Annotated[
-        list[SplitChoice] | None,
-        typer.Option("--split", help="Windows to show; default: all that were evaluated."),
+        list[str] | None,
+        typer.Option(
+            "--split",
+            metavar="[train|valid|test]",
+            help="Windows to show; default: all that were evaluated.",
+        ),
     ] = None,
     lang: Annotated[Language, typer.Option("--lang", help="Language.")] = "en",
     log_level: Level = "INFO",
@@ -99,7 +95,7 @@ def report(
             )
         page = write_walk_forward_report(run, lang)
     else:
-        page = write_report(run, [s.value for s in split] if split else None, lang)
+        page = write_report(run, split or None, lang)
     typer.echo(f"report: {page}")
 
 

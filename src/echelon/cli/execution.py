@@ -12,7 +12,7 @@ import typer
 
 from echelon.cli import console, options
 from echelon.cli.console import add_row, number_table
-from echelon.cli.evaluate import Language, SplitChoice
+from echelon.cli.evaluate import Language, Split
 from echelon.cli.prove import PartsDisplay, this_command
 from echelon.cli.train import make_room, print_outcomes, train_all_seeds
 from echelon.errors import EchelonError, UsageError
@@ -30,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-SplitOption = Annotated[SplitChoice, typer.Option("--split", help="Window to work orders on.")]
+SplitOption = Annotated[Split, typer.Option("--split", help="Window to work orders on.")]
 ReportLanguage = Annotated[Language, typer.Option("--lang", help="Language of the report.")]
 OrdersFile = Annotated[
     Path | None, typer.Option("--orders", help="Work the orders of this file, on the split's days.")
@@ -102,7 +102,7 @@ def train_execution_run(
 @app.command("evaluate")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run directory of `echelon execution train`.")],
-    split: SplitOption = SplitChoice.test,
+    split: SplitOption = "test",
     orders: OrdersFile = None,
     history: Annotated[
         bool, typer.Option("--history", help="Also write every step of every order.")
@@ -117,7 +117,7 @@ def evaluate(
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
     trusted = trust_code or ()
     sweep(run, deep=True)
-    _judge({run.resolve().name: run}, split.value, orders, trusted, place, lang, history=history)
+    _judge({run.resolve().name: run}, split, orders, trusted, place, lang, history=history)
 
 
 def evaluate_execution_run(run: Path, split: str, trust_code: Sequence[Path] = ()) -> None:
@@ -130,7 +130,7 @@ def evaluate_execution_run(run: Path, split: str, trust_code: Sequence[Path] = (
 @app.command("compare")
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run directories.")],
-    split: SplitOption = SplitChoice.test,
+    split: SplitOption = "test",
     orders: OrdersFile = None,
     output_dir: options.OutputDir = None,
     lang: ReportLanguage = "en",
@@ -149,7 +149,7 @@ def compare(
     if output_dir is not None:
         RunDirectory.claim(output_dir)
     named = dict(zip(names, runs, strict=True))
-    _judge(named, split.value, orders, trust_code or (), output_dir, lang)
+    _judge(named, split, orders, trust_code or (), output_dir, lang)
 
 
 def _judge(

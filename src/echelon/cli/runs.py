@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from echelon.cli.console import add_row, out, text_table, warn
-from echelon.cli.evaluate import SplitChoice
+from echelon.cli.evaluate import Split
 from echelon.errors import StoreError, UsageError
 
 app = typer.Typer(help="List runs and compare them.", no_args_is_help=True)
@@ -60,16 +60,14 @@ def _line(path: Path, parent: Path) -> tuple[str, ...]:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Directories of evaluated runs.")],
-    split: Annotated[
-        SplitChoice, typer.Option("--split", help="Window to compare on.")
-    ] = SplitChoice.valid,
+    split: Annotated[Split, typer.Option("--split", help="Window to compare on.")] = "valid",
 ) -> None:
     """Compare evaluated runs side by side, mean ± std over seeds."""
     from echelon.evaluation.evaluate import load_evaluation
     from echelon.ops.measures import LABELS
 
-    loaded = [load_evaluation(path, split.value) for path in runs]
-    table = text_table(f"{split.value}, mean ± std over seeds", "measure", *(str(p) for p in runs))
+    loaded = [load_evaluation(path, split) for path in runs]
+    table = text_table(f"{split}, mean ± std over seeds", "measure", *(str(p) for p in runs))
     add_row(table, "seeds", *(str(len(evaluation.seeds)) for evaluation in loaded))
     for name, label in LABELS.items():
         values = [evaluation.over_seeds(name) for evaluation in loaded]

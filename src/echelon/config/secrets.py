@@ -19,7 +19,7 @@ SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_c
 class Secrets(BaseSettings):
     """Every secret Echelon knows, by the name of its environment variable in lower case.
 
-    None where the variable is unset or empty.
+    `Secrets()` reads the environment, and no file. None where the variable is unset or empty.
     """
 
     model_config = SettingsConfigDict(
@@ -48,8 +48,3 @@ class Secrets(BaseSettings):
                 "configuration files."
             )
         return value
-
-
-def secrets() -> Secrets:
-    """Read the secrets from the environment, and from no file."""
-    return Secrets()

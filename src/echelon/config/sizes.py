@@ -14,7 +14,6 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterator
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -55,7 +54,12 @@ def refuse_sizes(config: Config) -> None:
                 f"{os.cpu_count() or 1} cores). Lower {key}."
             )
     available = memory_available()
-    over = [need for need in _needs(config) if need.bytes_of(need.value) > available]
+    over = []
+    for key, bytes_of in _needs(config):
+        value = attrgetter(key)(config)
+        most = max(value) if isinstance(value, tuple) else value
+        if bytes_of(most) > available:
+            over.append(Need(key, most, bytes_of))
     if over:
         # Of settings that multiply, the one to lower is the one furthest from what would fit.
         fits = {need: _fitting(need, available) for need in over}
@@ -151,87 +155,81 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
     return plain + (2 * n_assets * _FLOAT + 3 * _FLOAT if behaviour else 0)
 
 
-def _needs(config: Config) -> Iterator[Need]:
+def _needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
     """What each setting needs, the others as they are."""
-    need = partial(_need, config)
     data, model, train = config.data, config.model, config.train
     synthetic = data.source == "synthetic"
     n_assets = len(config.assets) or (data.synthetic.n_symbols if synthetic else 1)
     if synthetic:
         market, a_day = data.synthetic, data.synthetic.minutes_per_day
         day = {"1d": 1, "5min": -(-a_day // 5), "1min": a_day}[data.freq]
-        yield need("data.synthetic.minutes_per_day", lambda n: n * 8 * 64)
+        yield "data.synthetic.minutes_per_day", lambda n: n * 8 * 64
         bars = market.n_days * day * _BAR
-        yield need("data.synthetic.n_symbols", lambda n: n * bars + a_day * 8)
+        yield "data.synthetic.n_symbols", lambda n: n * bars + a_day * 8
         bars_of_day = market.n_symbols * day * _BAR
-        yield need("data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8)
+        yield "data.synthetic.n_days", lambda n: n * bars_of_day + a_day * 8
 
     def encoder(width: int, layers: int) -> int:
         inner = max(layers - 1, 0) * 3 * width * width  # TimeCNN reads three rows at once
         return (inner + width * model.hidden) * _LEARNED
 
-    yield need("model.d_model", lambda n: encoder(n, model.n_layers))
-    yield need("model.n_layers", lambda n: encoder(model.d_model, n))
-    yield need("model.hidden", lambda n: n * (n + model.d_model) * _LEARNED)
+    yield "model.d_model", lambda n: encoder(n, model.n_layers)
+    yield "model.n_layers", lambda n: encoder(model.d_model, n)
+    yield "model.hidden", lambda n: n * (n + model.d_model) * _LEARNED
     if model.encoder != "TimeCNN":  # whose positions are learned
-        yield need("window", lambda n: n * model.d_model * _LEARNED)
+        yield "window", lambda n: n * model.d_model * _LEARNED
     if config.lora.enabled:
-        yield need("lora.rank", lambda n: 2 * n * model.d_model * _LEARNED)
+        yield "lora.rank", lambda n: 2 * n * model.d_model * _LEARNED
     if ALGORITHMS[train.algo].memory == "rollout":
         # A rollout keeps, of each book and asset, what was held and what was done.
         each = n_assets * 3 * _FLOAT
-        yield need("train.books", lambda n: n * train.rollout_steps * each)
-        yield need("train.rollout_steps", lambda n: n * train.books * each)
+        yield "train.books", lambda n: n * train.rollout_steps * each
+        yield "train.rollout_steps", lambda n: n * train.books * each
     else:
-        yield need("train.books", lambda n: n * n_assets * 8 * _FLOAT)
+        yield "train.books", lambda n: n * n_assets * 8 * _FLOAT
     yield from _expert_needs(config, n_assets)
     learner, state = config.execution.learner, config.execution.hidden * _FLOAT
-    yield need("execution.hidden", lambda n: n * n * 6 * _LEARNED)
-    yield need("execution.learner.orders", lambda n: n * learner.copies * state)
-    yield need("execution.learner.copies", lambda n: n * learner.orders * state)
-    yield need("execution.learner.memory", lambda n: n * 16 * _FLOAT)
+    yield "execution.hidden", lambda n: n * n * 6 * _LEARNED
+    yield "execution.learner.orders", lambda n: n * learner.copies * state
+    yield "execution.learner.copies", lambda n: n * learner.orders * state
+    yield "execution.learner.memory", lambda n: n * 16 * _FLOAT
 
 
-def _need(config: Config, key: str, bytes_of: Callable[[int], int]) -> Need:
-    return Need(key, attrgetter(key)(config), bytes_of)
-
-
-def _expert_needs(config: Config, n_assets: int) -> Iterator[Need]:
-    need = partial(_need, config)
+def _expert_needs(config: Config, n_assets: int) -> Iterator[tuple[str, Callable[[int], int]]]:
     memory, expert, experts = ALGORITHMS[config.train.algo].memory, config.expert, config.experts
     if memory in (None, "rollout"):
         return
     width, d_model = expert.hidden, config.model.d_model
     if memory == "replay":
         each = bytes_of_transition(n_assets)
-        yield need("expert.buffer_size", lambda n: n * each)
+        yield "expert.buffer_size", lambda n: n * each
     batch = n_assets * d_model * _FLOAT
-    yield need("expert.batch_size", lambda n: n * batch)
-    yield need("expert.hidden", lambda n: n * (n + d_model) * 3 * _LEARNED)
+    yield "expert.batch_size", lambda n: n * batch
+    yield "expert.hidden", lambda n: n * (n + d_model) * 3 * _LEARNED
     if memory == "horizon":
         books = config.train.books * n_assets * _FLOAT
-        yield need("expert.horizon", lambda n: n * books)
+        yield "expert.horizon", lambda n: n * books
     if memory != "population":
         return
     router, sharing = config.meta_router, experts.sharing
     if sharing.enabled and not sharing.on_disk:
         shared = bytes_of_transition(n_assets, behaviour=True)
-        yield need("experts.sharing.buffer_size", lambda n: n * shared)
+        yield "experts.sharing.buffer_size", lambda n: n * shared
     network = width * (width + d_model) * 3 * _LEARNED
     members = config.trainer.evolution.members_per_niche
-    yield need("experts.n_experts", lambda n: n * members * network)
+    yield "experts.n_experts", lambda n: n * members * network
     niches = experts.n_experts * network
-    yield need("trainer.evolution.members_per_niche", lambda n: n * niches)
-    yield need("experts.skill_dim", lambda n: n * width * _LEARNED)
+    yield "trainer.evolution.members_per_niche", lambda n: n * niches
+    yield "experts.skill_dim", lambda n: n * width * _LEARNED
     seen = experts.n_experts * len(router.horizons) * _FLOAT
-    yield need("meta_router.n_steps", lambda n: n * seen)
-    yield need("meta_router.n_envs", lambda n: n * n_assets * experts.n_experts * 8)
+    yield "meta_router.n_steps", lambda n: n * seen
+    yield "meta_router.n_envs", lambda n: n * n_assets * experts.n_experts * 8
     probe = n_assets * experts.n_experts * 8
-    yield need("trainer.probe_states", lambda n: n * probe)
+    yield "trainer.probe_states", lambda n: n * probe
     books = experts.n_experts * router.n_envs * 8
-    yield need("risk.cvar_window", lambda n: n * books)
-    yield need("risk.drawdown_window", lambda n: n * books)
-    yield Need("meta_router.horizons", max(router.horizons), lambda n: n * books)
+    yield "risk.cvar_window", lambda n: n * books
+    yield "risk.drawdown_window", lambda n: n * books
+    yield "meta_router.horizons", lambda n: n * books
 
 
 def _number(path: Path) -> int | None:

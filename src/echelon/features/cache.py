@@ -29,14 +29,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import redis
 from pydantic import AfterValidator, Field, NonNegativeInt
 
 from echelon.config.data import CacheConfig
-from echelon.config.secrets import secrets
+from echelon.config.secrets import Secrets
 from echelon.errors import ConfigError, DamagedError, shorten
 from echelon.files import (
     link_or_copy,
@@ -58,18 +58,6 @@ _MAX_PIECES = 100_000
 _MAX_DESCRIPTION = 64 * 1024
 _TIMEOUT = 5.0
 _REMEDY = "It is computed again."
-
-
-class Cache(Protocol):
-    """A place that may know a result."""
-
-    def get(self, key: str, into: Path) -> bool:
-        """Put the entry's files into the empty directory `into`; False where there is none."""
-        ...
-
-    def put(self, key: str, directory: Path) -> None:
-        """Keep the files of `directory` under `key`."""
-        ...
 
 
 def check_name(name: str) -> str:
@@ -133,7 +121,7 @@ def open_caches(config: CacheConfig) -> list[Cache]:
     max_bytes = int(config.max_gb * 1e9)
     caches: list[Cache] = [LocalCache(config.dir, max_bytes)]
     if config.redis:
-        known = secrets()
+        known = Secrets()
         url = known.require("echelon_redis_url").get_secret_value()
         key = known.echelon_cache_key.get_secret_value().strip() if known.echelon_cache_key else ""
         shared = RedisCache.from_url(url, max_bytes=max_bytes, secret=key or None)
@@ -161,7 +149,7 @@ class LocalCache:
         self.max_bytes = max_bytes
 
     def get(self, key: str, into: Path) -> bool:
-        """Hard-link (or copy) the entry's files into `into`."""
+        """Hard-link (or copy) the entry's files into `into`, empty yet; False: there is none."""
         entry = self.root / key
         names = self._check_entry(key)
         if names is None:
@@ -288,7 +276,7 @@ class RedisCache:
             return False
 
     def get(self, key: str, into: Path) -> bool:
-        """Fetch and verify the entry."""
+        """Fetch and verify the entry, into the empty directory `into`; False: there is none."""
         with self._tolerant("read"):
             text = self.client.getrange(f"{self.prefix}:{key}", 0, _MAX_DESCRIPTION)
             if not text:
@@ -367,6 +355,10 @@ class RedisCache:
             MemoryError,  # of an answer that no machine holds
         ) as error:
             log.warning("Redis cache: cannot %s (%s); going on without it", what, _reason(error))
+
+
+Cache = LocalCache | RedisCache
+"""A place that may know a result."""
 
 
 def _reason(error: Exception) -> str:

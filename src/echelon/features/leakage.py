@@ -83,6 +83,7 @@ class LeakageReport:
 class _Line:
     """One pass through the whole line: panel, X [T,N,F] (unscaled), the train window's moments."""
 
+    names: tuple[str, ...]
     panel: Panel
     x: Floats32
     moments: RunningMoments
@@ -118,12 +119,13 @@ def check_leakage(
     leaks = list(_ladder(panel, fresh, config.seed))
     leaking = {leak.name for leak in leaks}
     with scratch_directory("leakage") as folder:
-        clean = _without(plan, leaking)
-        take = _Runner(
-            config, dataset.name, request, lambda: _without(fresh(), leaking), clean, folder
-        )
+
+        def take(view: Store, cut: datetime | None, k: int) -> _Line:
+            clean, path = _without(fresh(), leaking), folder / f"{k}.npy"
+            return _take_line(config, view, dataset.name, request, clean, cut, path)
+
         tell("the whole line as it is")
-        true = take(store, None)
+        true = take(store, None, 0)
         views: list[tuple[Test, datetime | None, Store]] = [
             view
             for cut in cuts
@@ -135,16 +137,16 @@ def check_leakage(
         views.append(("rescaled", None, RescaledView(store)))
         if dataset.info.price_basis == "adjusted":
             views.append(("rescaled", None, RescaledView(store, volume=False)))
-        for test, cut, view in views:
+        for k, (test, cut, view) in enumerate(views, 1):
             tell(f"{test}{f' after {cut}' if cut else ''}")
             try:
-                other = take(view, cut)
+                other = take(view, cut, k)
             except FeatureError as error:
                 # It could be computed with the true future and cannot without it.
                 leaks.append(Leak("feature", error.feature, test, cut, "", str(error)))
                 continue
-            leaks += _compare(take.plan.names, config, true, other, test, cut)
-        names = tuple(dict.fromkeys((*plan.names, *take.plan.names)))
+            leaks += _compare(config, true, other, test, cut)
+        names = tuple(dict.fromkeys((*plan.names, *true.names)))
     return LeakageReport(tuple(leaks), names, tuple(cuts), len(panel.symbols))
 
 
@@ -167,45 +169,34 @@ def _without(plan: FeaturePlan, names: set[str]) -> FeaturePlan:
     return FeaturePlan(series, tuple(r for r in plan.ranks if r.base in kept), plan.exogenous)
 
 
-@dataclass
-class _Runner:
-    """Takes the whole line for one view of the data."""
-
-    config: Config
-    dataset: str
-    request: PanelRequest
-    fresh: Callable[[], FeaturePlan]
-    plan: FeaturePlan
-    folder: Path
-    runs: int = 0
-
-    def __call__(self, store: Store, cut: datetime | None) -> _Line:
-        have = set(store.symbols(self.dataset)["symbol"])
-        symbols = tuple(s for s in self.request.symbols if s in have)
-        panel = build_panel(store, self.dataset, self.request._replace(symbols=symbols))
-        # Exogenous series published after the cut are withheld like everything else.
-        exogenous = load_exogenous(self.config, panel, published_until=cut)
-        plan = self.fresh()
-        self.plan = FeaturePlan.from_specs(
-            (*plan.series, *plan.ranks), exogenous.names if exogenous else ()
-        )
-        days = panel.times.astype("datetime64[D]")
-        first, last = (np.datetime64(d) for d in self.config.split.train)
-        train = range(
-            int(np.searchsorted(days, first)), int(np.searchsorted(days, last, side="right"))
-        )
-        self.runs += 1
-        path = self.folder / f"{self.runs}.npy"
-        present, moments = compute(panel, self.plan, path, train=train, exogenous=exogenous)
-        if cut is None:
-            refuse_empty_train(present[train.start : train.stop], self.plan, self.config)
-        return _Line(
-            replace(panel, present=present), read_array(path, "Run the check again."), moments
-        )
+def _take_line(
+    config: Config,
+    store: Store,
+    dataset: str,
+    request: PanelRequest,
+    plan: FeaturePlan,
+    cut: datetime | None,
+    path: Path,
+) -> _Line:
+    """The whole line for one view of the data; X is written to `path`."""
+    have = set(store.symbols(dataset)["symbol"])
+    symbols = tuple(s for s in request.symbols if s in have)
+    panel = build_panel(store, dataset, request._replace(symbols=symbols))
+    # Exogenous series published after the cut are withheld like everything else.
+    exogenous = load_exogenous(config, panel, published_until=cut)
+    specs = (*plan.series, *plan.ranks)
+    plan = FeaturePlan.from_specs(specs, exogenous.names if exogenous else ())
+    days = panel.times.astype("datetime64[D]")
+    first, last = (np.datetime64(d) for d in config.split.train)
+    train = range(int(np.searchsorted(days, first)), int(np.searchsorted(days, last, side="right")))
+    present, moments = compute(panel, plan, path, train=train, exogenous=exogenous)
+    if cut is None:
+        refuse_empty_train(present[train.start : train.stop], plan, config)
+    x = read_array(path, "Run the check again.")
+    return _Line(plan.names, replace(panel, present=present), x, moments)
 
 
 def _compare(
-    names: tuple[str, ...],
     config: Config,
     true: _Line,
     other: _Line,
@@ -219,7 +210,7 @@ def _compare(
         yield Leak("panel", "times", test, cut, "", "the time axis itself changes")
         return
     mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
-    for f, name in enumerate(names):
+    for f, name in enumerate(true.names):
         known, changed = true.x[:rows, mine, f], other.x[:rows, :, f]
         yield from _leak("feature", name, test, cut, other.panel, known, changed)
     train_end = np.datetime64(config.split.train[1], "D")
@@ -231,7 +222,7 @@ def _compare(
             level = spread if part == "mean" else a
             for f in np.flatnonzero(np.abs(a - b) > 1e-5 * np.abs(level) + 1e-9).tolist():
                 detail = f"{part} {a[f]:.6g} becomes {b[f]:.6g}"
-                yield Leak("scaler", names[f], test, cut, "", detail)
+                yield Leak("scaler", true.names[f], test, cut, "", detail)
     if test == "rescaled":
         return  # prices and limits are meant to change with the units
     for name in _PANEL:

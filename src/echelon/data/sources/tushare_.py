@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from echelon.config import Config
-from echelon.config.secrets import secrets
+from echelon.config.secrets import Secrets
 from echelon.data.sources._vendor import AShare, AShareVendor, KnownFailure, reading_answers
 from echelon.errors import SourceError
 from echelon.types import Freq
@@ -235,7 +235,7 @@ class TushareSource(AShareVendor):
 
     def _new_client(self) -> Any:  # noqa: ANN401
         module = super()._new_client()
-        self._token = secrets().require("tushare_token").get_secret_value()
+        self._token = Secrets().require("tushare_token").get_secret_value()
         return module.pro_api(self._token)
 
     def _redact(self, text: str) -> str:
