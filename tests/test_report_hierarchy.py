@@ -34,15 +34,15 @@ from echelon.population.record import (
     remove_record,
 )
 from echelon.report.charts.chart import Cells
-from echelon.report.charts.hierarchy import correlation_plot
-from echelon.report.charts.interactive import page_chart
-from echelon.report.charts.population import (
+from echelon.report.charts.hierarchy import (
     LIFE_SYMBOLS,
+    correlation_plot,
     lineage_chart,
     member_names,
     population_slide,
     rounds_chart,
 )
+from echelon.report.charts.interactive import page_chart
 from echelon.report.charts.slides import draw_slide
 from echelon.report.hierarchy import (
     MARKS,

@@ -15,12 +15,12 @@ class Section(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    def contradictions(self) -> Iterator[str]:
+    def _contradictions(self) -> Iterator[str]:
         """What settings that are sound one by one cannot mean together, each in words."""
         return iter(())
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        if problems := list(self.contradictions()):
+        if problems := list(self._contradictions()):
             raise ValueError("; ".join(problems))
         return self

@@ -145,8 +145,7 @@ class ExpertConfig(Section):
             raise ValueError(f"must be a multiple of 4, such as {4 * (hidden // 4 + 1)}")
         return hidden
 
-    def contradictions(self) -> Iterator[str]:
-        """A batch larger than the buffer."""
+    def _contradictions(self) -> Iterator[str]:
         if self.batch_size > self.buffer_size:
             yield (
                 f"batch_size ({self.batch_size:,}) exceeds buffer_size ({self.buffer_size:,}): a "
@@ -216,8 +215,7 @@ class TrainConfig(Section):
     """Threads of one agent's training. One is fastest for small networks, and results are the
     same only for the same number."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Groups that do not divide the books, or that have nobody to compare."""
+    def _contradictions(self) -> Iterator[str]:
         if self.books % self.offset_groups:
             yield (
                 f"train.offset_groups ({self.offset_groups}) does not divide train.books "

@@ -49,8 +49,7 @@ class SyntheticConfig(Section):
     index_size: PositiveInt = 20
     """How many symbols are in the index; its membership changes over time."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Sessions before or after what calendars hold."""
+    def _contradictions(self) -> Iterator[str]:
         if not _FIRST_DAY <= self.start <= _LAST_DAY:
             yield f"start ({self.start}) must be from {_FIRST_DAY} to {_LAST_DAY}"
         fits = int((_LAST_DAY - self.start).days * 0.65) + 1  # sessions a day, holidays left out

@@ -35,8 +35,7 @@ class ExecutionOrdersConfig(Section):
     lot: NonNegativeFloat = 0.0
     """Amounts are cut to multiples of it; 0: any amount."""
 
-    def contradictions(self) -> Iterator[str]:
-        """The most before the least."""
+    def _contradictions(self) -> Iterator[str]:
         if self.share[0] > self.share[1]:
             yield f"share {self.share} must be the least and then the most"
 
@@ -59,8 +58,7 @@ class ExecutionRewardConfig(Section):
     risk: NonNegativeFloat = 0.0
     """λσ²: times the squared share of the order that is left after each step."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Pay for nothing, classes without their bounds."""
+    def _contradictions(self) -> Iterator[str]:
         if not (self.pa_penalty or self.ratio or self.shortfall):
             yield "one of pa_penalty, ratio and shortfall must have a weight over 0"
         if len(self.classes) != len(self.thresholds) + 1:
@@ -114,8 +112,7 @@ class ExecutionLearnerConfig(Section):
     distill_target: Literal["action", "distribution"] = "action"
     """OPD: imitate the teacher's likeliest action, or its whole distribution."""
 
-    def contradictions(self) -> Iterator[str]:
-        """More copies than orders."""
+    def _contradictions(self) -> Iterator[str]:
         if self.copies > self.orders:
             yield f"copies = {self.copies} must be at most orders = {self.orders}"
 
@@ -171,8 +168,7 @@ class ExecutionConfig(CodeSection):
     learner: ExecutionLearnerConfig = ExecutionLearnerConfig()
     """How the policy learns."""
 
-    def contradictions(self) -> Iterator[str]:
-        """A network that cannot be built, a book that is half named."""
+    def _contradictions(self) -> Iterator[str]:
         if self.hidden % 4:
             yield f"hidden = {self.hidden} must be a multiple of 4, the attention heads"
         if self.actions == "fractions" and len(self.fractions) < 2:

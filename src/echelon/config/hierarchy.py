@@ -98,8 +98,7 @@ class MetaRouterConfig(Section):
     episode_decisions: PositiveInt = 100
     """Decisions of an episode."""
 
-    def contradictions(self) -> Iterator[str]:
-        """A rollout that does not divide, a bonus above its bound."""
+    def _contradictions(self) -> Iterator[str]:
         for name in ("n_envs", "batch_size"):
             if self.n_steps % getattr(self, name):
                 yield (
@@ -170,8 +169,7 @@ class EvolutionConfig(Section):
     gamma: tuple[Discount, Discount] = (0.8, 0.995)
     """Discount of experts, per bar."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Bounds out of order, and members that do not divide into subpopulations."""
+    def _contradictions(self) -> Iterator[str]:
         for name in ("lr", "router_lr", "target_entropy", "mi_reward_weight", "kl_lambda", "gamma"):
             low, high = getattr(self, name)
             if low > high:
@@ -247,8 +245,7 @@ class RiskConfig(Section):
     turnover_per_month: PositiveFloat = 40.0
     """Two-way turnover of 20 bars; 40 is no limit."""
 
-    def contradictions(self) -> Iterator[str]:
-        """A release above the limit."""
+    def _contradictions(self) -> Iterator[str]:
         if self.drawdown_release > self.drawdown_limit:
             yield (
                 f"risk.drawdown_release ({self.drawdown_release:g}) is above risk.drawdown_limit "

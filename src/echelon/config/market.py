@@ -146,8 +146,7 @@ class MarketConfig(Section):
             "market.preset_confirmed=true (of a run that exists: in its config.yaml)."
         )
 
-    def contradictions(self) -> Iterator[str]:
-        """An executor without what it needs."""
+    def _contradictions(self) -> Iterator[str]:
         if self.executor != "immediate" and self.executor_dataset is None:
             yield (
                 f"market.executor is {self.executor!r}, which works orders through the day, but "

@@ -13,6 +13,7 @@ import importlib
 import math
 import os
 import resource
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -106,15 +107,8 @@ def refuse_idle_expert(config: Config) -> None:
 
 
 def _fitting(need: Need, available: int) -> int:
-    """The largest value that would fit, by bisection; 0: none."""
-    fits, too_many = 0, need.value
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if need.bytes_of(middle) <= available:
-            fits = middle
-        else:
-            too_many = middle
-    return fits
+    """The largest value that would fit; 0: none."""
+    return bisect_right(range(1, need.value), available, key=need.bytes_of)
 
 
 def refuse_settings(config: Config) -> None:

@@ -42,8 +42,7 @@ class SplitConfig(Section):
     test: DateSpan = (date(2018, 1, 2), date(2022, 12, 28))
     """The window that is looked at once."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Windows that end before they start, or overlap."""
+    def _contradictions(self) -> Iterator[str]:
         names = ("train", "valid", "test")
         spans = [self.train, self.valid, self.test]
         for name, (first, last) in zip(names, spans, strict=True):
@@ -87,8 +86,7 @@ class WalkForwardConfig(Section):
     partial: bool = False
     """Also test on a last window that the data, or `last_test`, end within."""
 
-    def contradictions(self) -> Iterator[str]:
-        """Tests that end before they begin."""
+    def _contradictions(self) -> Iterator[str]:
         first, last = self.first_test, self.last_test
         if first is not None and last is not None and first > last:
             yield f"walk_forward.last_test ({last}) is before walk_forward.first_test ({first})"

@@ -12,7 +12,7 @@ Whatever is wrong is a ConfigError with the line it is in.
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ MAX_BYTES = 256 * 1024
 """Of a file or an override; the longest of ours has 5 KB."""
 MAX_VALUES = 20_000
 MAX_DEPTH = 20
+_STRANGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no path, symbol or name holds: a control character, half a surrogate pair."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -64,8 +66,9 @@ class _StrictLoader(yaml.SafeLoader):
             raise _problem(node, f"{_quote(node.value)} cannot be read ({error})") from None
         if type(value) is int and not -(2**63) <= value < 2**63:
             raise _problem(node, f"{_quote(node.value)} does not fit into 64 bits")
-        if isinstance(value, str) and (strange := _strange_characters(value)):
-            raise _problem(node, f"{_quote(value)} holds {strange}, which no setting can")
+        if isinstance(value, str) and (strange := _STRANGE.search(value)):
+            character = f"the character U+{ord(strange[0]):04X}"
+            raise _problem(node, f"{_quote(value)} holds {character}, which no setting can")
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -140,12 +143,3 @@ def _problem(place: Any, what: str) -> yaml.YAMLError:  # noqa: ANN401 (an event
 
 def _quote(value: object) -> str:
     return repr(shorten(value, 60)) if isinstance(value, str) else shorten(repr(value), 60)
-
-
-def _strange_characters(text: str) -> str:
-    """What no path, symbol or name holds: half a surrogate pair, a control character."""
-    for character in text:
-        kind = unicodedata.category(character)
-        if kind == "Cs" or (kind == "Cc" and character not in "\t\n"):
-            return f"the character U+{ord(character):04X}"
-    return ""

@@ -78,11 +78,6 @@ def rows_to_show(times: Times, most: int, also: Sequence[int] = ()) -> Index:
     return np.unique(np.concatenate([[0], rows, np.asarray(also, dtype=np.intp)])).astype(np.intp)
 
 
-def carry_last(values: Floats, length: int) -> Floats:
-    """[length]: values that end early stay at the last one."""
-    return np.concatenate([values, np.full(length - len(values), values[-1])])
-
-
 def monthly_returns(times: Times, value: Floats) -> MonthlyReturns:
     """Returns by month and by year of value[T]."""
     months = times.astype("datetime64[M]").astype(np.int64)

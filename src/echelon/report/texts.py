@@ -24,11 +24,7 @@ import yaml
 from echelon.errors import UsageError
 from echelon.ops.measures import LABELS
 
-try:
-    from yaml import CSafeLoader as _Loader
-except ImportError:  # PyYAML built without libyaml: the same, slower
-    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
-
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # without libyaml: the same, slower
 Lang = Literal["en", "zh"]
 DASH = "–"
 """Stands for a number that there is not."""
@@ -42,7 +38,7 @@ _EXPERT = re.compile(r"expert (\d+)")
 def catalogue(lang: str) -> Mapping[str, str]:
     """Key → text of a language."""
     file = files("echelon.report").joinpath("catalogue", f"{lang}.yaml")
-    tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+    tree: dict[str, str] = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 (a SafeLoader)
     return tree
 
 
@@ -85,9 +81,13 @@ class Words:
         """What a baseline is called in the middle of a sentence."""
         return self._text_or("in_text", key, self.name(key))
 
-    def reason(self, key: str) -> str:
-        """Why an order was cut."""
-        return self._text_or("reason", key, key.replace("_", " "))
+    def named(self, kind: str, key: str) -> str:
+        """What a thing of a kind is called.
+
+        kind: reason (why an order was cut), life (an event of the population, or of a life in its
+            lineage) or ledger (a phrase of a world's)
+        """
+        return self._text_or(kind, key, key.replace("_", " "))
 
     def who(self, name: str) -> str:
         """What an expert, the portfolio or the router is called; other names are their own."""
@@ -107,14 +107,6 @@ class Words:
                 return text.format(**values)
         details = (f"{name} {value}" for name, value in values.items())
         return self("comma").join((code.replace("_", " "), *details))
-
-    def event_kind(self, kind: str) -> str:
-        """What a kind of event of the population, or of life in its lineage, is called."""
-        return self._text_or("life", kind, kind.replace("_", " "))
-
-    def ledger(self, phrase: str) -> str:
-        """A phrase of a world's ledger."""
-        return self._text_or("ledger", phrase, phrase)
 
     def _text_or(self, kind: str, key: str, default: str) -> str:
         return self._texts.get(f"{kind}_{key}", default)

@@ -3,7 +3,7 @@
 chart.py          what a chart is: plots of lines, points, bars, spans and cells
 interactive.py    draws one on a page, through plotly.js
 slides.py         draws one as a PNG, through matplotlib
-books.py, hierarchy.py, population.py, training.py    the charts of a run
+books.py, hierarchy.py, training.py    the charts of a run
 variants.py       pictures of an ablation and of a comparison, a row a variant
 svg.py            pictures of a certificate, as SVG without a script
 palette.py        colours by role

@@ -25,7 +25,6 @@ from echelon.ops.measures import LABELS
 from echelon.population.record import CommandRecord, PopulationHistory, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
 from echelon.report.charts.palette import BASELINES
-from echelon.report.series import carry_last
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
 from echelon.training.run import seed_directory
@@ -117,7 +116,7 @@ class SplitData:
 
     def over_span(self, values: Floats) -> Floats:
         """[T] values over the whole span: a ruined book stays where it ended."""
-        return carry_last(values, len(self.times))
+        return np.concatenate([values, np.full(len(self.times) - len(values), values[-1])])
 
     def mean(self, series: Sequence[Floats]) -> Floats:
         """[T] mean over several books, each over the whole span."""
@@ -186,11 +185,6 @@ def gather(run: Path, splits: Sequence[str] | None) -> RunData:
 
 def _split(run: Path, name: str) -> SplitData:
     evaluation = load_evaluation(run, name)
-    if not evaluation.seeds:
-        raise StoreError(
-            f"{evaluation.directory / 'summary.json'}: no seed in it. Run `echelon evaluate {run} "
-            f"--split {name}` again."
-        )
     reference_policies = evaluation.reference_policies.values()
     known = [*evaluation.seeds.values(), *evaluation.baselines.values()]
     known += [values for own in reference_policies for values in own.values()]
@@ -200,11 +194,9 @@ def _split(run: Path, name: str) -> SplitData:
         for name in (HEDGE, expert_key(0))
         if any(name not in own for own in reference_policies)
     ]
-    if missing:
-        raise StoreError(
-            f"{evaluation.directory / 'summary.json'}: {missing[0]!r} is missing. Run `echelon "
-            f"evaluate {run} --split {name}` again."
-        )
+    if missing or not evaluation.seeds:
+        what = f"{missing[0]!r} is missing" if missing else "no seed in it"
+        raise _unfit(run, evaluation, "summary.json", what)
     agents = []
     for seed, measures in sorted(evaluation.seeds.items()):
         record = Record(f"seed-{seed}", seed, measures, _tables(run, evaluation, seed))
@@ -240,11 +232,13 @@ def _tables(run: Path, evaluation: Evaluation, key: str | int) -> Tables:
     missing = [name for name in _EQUITY if name not in tables.equity.columns]
     if missing or tables.equity.is_empty():
         what = f"has no column {missing[0]!r}" if missing else "is empty"
-        raise StoreError(
-            f"{evaluation.directory / 'equity.parquet'}: {what}. Run `echelon evaluate {run} "
-            f"--split {evaluation.directory.name}` again."
-        )
+        raise _unfit(run, evaluation, "equity.parquet", what)
     return tables
+
+
+def _unfit(run: Path, evaluation: Evaluation, file: str, what: str) -> StoreError:
+    again = f"Run `echelon evaluate {run} --split {evaluation.directory.name}` again."
+    return StoreError(f"{evaluation.directory / file}: {what}. {again}")
 
 
 def _log(run: Path, seed: int) -> pl.DataFrame:

@@ -31,7 +31,6 @@ from echelon.files import (
 from echelon.report import hierarchy
 from echelon.report.charts import books as charts
 from echelon.report.charts import hierarchy as hierarchy_charts
-from echelon.report.charts import population as population_charts
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
 from echelon.report.charts.training import training_chart, training_slide
 from echelon.report.pages import render_page
@@ -50,7 +49,6 @@ PARTS: dict[str, Any] = {
     "trust": trust,
     "hierarchy": hierarchy,
     "hierarchy_charts": hierarchy_charts,
-    "population_charts": population_charts,
     "other_runs": other_runs,
     "training_chart": training_chart,
     "idle_text": idle_text,
@@ -124,5 +122,5 @@ def run_slides(run: RunData, words: Words) -> dict[str, Slide]:
     if run.populations:
         first = next(iter(agents), "")
         key = first if first in run.populations else next(iter(run.populations))
-        slides["population"] = population_charts.population_slide(run, key, words)
+        slides["population"] = hierarchy_charts.population_slide(run, key, words)
     return slides

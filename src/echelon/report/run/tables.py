@@ -212,7 +212,10 @@ def orders_table(split: SplitData, words: Words) -> Table | None:
         row(words("orders"), [counted.orders for counted in every]),
         row(words("orders_whole"), [counted.whole for counted in every]),
         *(
-            row(words.reason(reason), [counted.by_reason.get(reason, 0) for counted in every])
+            row(
+                words.named("reason", reason),
+                [counted.by_reason.get(reason, 0) for counted in every],
+            )
             for reason in sorted(total, key=lambda reason: (-total[reason], reason))
         ),
     ]
