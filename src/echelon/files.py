@@ -95,10 +95,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that gets the name `path` at the end of the block, or never where it raises.
-
-    For what is written piece by piece; `write_atomic` is for what is at hand.
-    """
+    """A file to write that gets the name `path` at the end of the block, or never if it raises."""
     temporary, handle = _own_file(path)
     try:
         with handle:  # its lock is held until it has its name
@@ -315,10 +312,7 @@ def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]
 
 @contextmanager
 def scratch_directory(kind: str) -> Iterator[Path]:
-    """A directory for temporary files, where the system has its own; removed at the end.
-
-    kind: of lower-case letters, part of its name
-    """
+    """A directory for temporary files, removed at the end. kind: lower case, in its name"""
     parent = Path(tempfile.gettempdir())
     with _swept_directory(parent, f"echelon-{kind}-", 0o700, _SCRATCH) as directory:
         yield directory
@@ -357,10 +351,7 @@ def _sweep_once(parent: Path, leftovers: re.Pattern[str]) -> None:
 
 
 def sweep(directory: Path, *, deep: bool = False) -> None:
-    """Remove what killed processes left in a directory of ours; see the top of this module.
-
-    deep: in the directories below, too
-    """
+    """Remove what killed processes left in a directory of ours. deep: in those below, too"""
     if directory.is_dir():
         _sweep(directory, (_FILE, _DIRECTORY), deep=deep)
 
@@ -518,10 +509,7 @@ def standing_directory(target: Path) -> Path | None:
 
 @contextmanager
 def exclusive_lock(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file; a second holder is refused at once, unless it asks to wait.
-
-    The lock is the kernel's (flock), so a killed process leaves none behind.
-    """
+    """Hold the kernel's lock on a file; a second holder is refused, unless it asks to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         try:

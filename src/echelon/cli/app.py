@@ -79,10 +79,7 @@ def root(
 
 
 def main() -> None:
-    """Run the command line.
-
-    A user's mistake costs one message and an exit code (see `echelon.errors`), never a traceback.
-    """
+    """Run the command line: a user's mistake costs a message and an exit code, no traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 gets a ? for a ×
             stream.reconfigure(errors="replace")

@@ -187,11 +187,7 @@ def compare_trained(
     *,
     with_rules: bool = True,
 ) -> None:
-    """Compare, print, and write comparison.json where a directory is named.
-
-    trust_code: files of code that the runs' configurations name and that may run
-    with_rules: say the rules in force, which the runs share
-    """
+    """Compare, print, and write comparison.json where a directory is named."""
     from echelon.envs.world import rules_of
     from echelon.evaluation.runs_comparison import compare_runs, open_runs
 

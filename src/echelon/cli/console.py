@@ -83,10 +83,7 @@ class _Printable(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Send log records at `level` and above to stderr.
-
-    Each message once: many runs of one dataset would repeat it.
-    """
+    """Send log records at `level` and above to stderr, each message once."""
     seen: set[str] = set()
 
     def first_time(record: logging.LogRecord) -> bool:

@@ -87,11 +87,7 @@ def real_path(path: Path) -> str:
 
 
 def read_user_file(path: Path, what: str, key: str, run_code: RunCode | None = None) -> bytes:
-    """Its bytes; `what` it is and the configuration `key` that names it are for the message.
-
-    run_code: of a configuration that is a run directory's; a file that the user has not named is
-    refused
-    """
+    """Its bytes, where its run may name it. what, key: what it is and names it, for messages"""
     if run_code is not None:
         run_code.refuse(path, key)
     try:

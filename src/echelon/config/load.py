@@ -71,10 +71,7 @@ def load_run_config(
 
 
 def override_config(config: Config, overrides: Sequence[str]) -> Config:
-    """Return `config` with `overrides` applied, checked as if it had been read from a file.
-
-    Code that it names is still whose it was.
-    """
+    """Return `config` with `overrides`, checked; code that it names is still whose it was."""
     changed = _validate_tree(config.model_dump(mode="json"), overrides, "configuration")
     return _with_code(changed, {name: getattr(config, name).run_code for name, _ in _CODE_KEYS})
 
@@ -171,10 +168,7 @@ def to_yaml(config: Config) -> str:
 def refuse_places(
     config: Config, run: Path, overrides: Sequence[str] = (), keys: Iterable[str] = tuple(PLACES)
 ) -> None:
-    """Refuse directories of a run's configuration that are somebody's own; see the module.
-
-    overrides: those of the command; a key that the user names is the user's wish
-    """
+    """Refuse directories of a run's configuration that are somebody's own; see the module."""
     defaults = type(config)()
     for key in keys:
         value = attrgetter(key)

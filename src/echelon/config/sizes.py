@@ -120,10 +120,7 @@ def refuse_settings(config: Config) -> None:
 
 
 def memory_available() -> int:
-    """Bytes that can still be had, as far as the system tells: memory, its control group, ulimit.
-
-    A control group's file cache counts as free, since it is given back.
-    """
+    """Bytes that can still be had: of memory, its control group (less its cache) and ulimit."""
     known = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     meminfo = _numbers(Path("/proc/meminfo"))
     if "MemAvailable:" in meminfo:

@@ -362,10 +362,7 @@ Cache = LocalCache | RedisCache
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, without a word that may come from the URL.
-
-    A name that is no host, or a server that repeats what it was sent, would print a password.
-    """
+    """What is wrong, without a word that may come from the URL, as a password may."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

@@ -224,10 +224,7 @@ def compute(
 
 
 def _assets(panel: Panel, assets: range) -> Panel:
-    """The panel of some assets, each asset's values side by side in memory.
-
-    Read down one column, a wide grid [T,N] misses the processor's cache at every bar.
-    """
+    """The panel of some assets, each one's values side by side: columns miss the cache."""
     part = slice(assets.start, assets.stop)
     arrays = {f.name: getattr(panel, f.name) for f in fields(panel)}
     grids: dict[str, Any] = {

@@ -309,11 +309,7 @@ def _ladder(panel: Panel, fresh: Callable[[], FeaturePlan], seed: int) -> Iterat
 def _ladder_cuts(
     plan: FeaturePlan, length: int, draw: np.random.Generator, *, dense: bool
 ) -> list[int]:
-    """Lengths of prefixes: around every lookback, spread over the rest, and one dense stretch.
-
-    A leak that shows only in a rare regime shows only at the cuts next to it; the dense stretch,
-    on one symbol, is there for those.
-    """
+    """Lengths of prefixes: around every lookback, spread, and a dense stretch for rare regimes."""
     near = {f.lookback + k for f in plan.series for k in range(3)}
     least = min(f.lookback for f in plan.series)
     cuts = near | set(draw.integers(least, length, 24).tolist())

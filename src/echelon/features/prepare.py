@@ -62,11 +62,7 @@ _LIBRARIES = ("numpy", "numba", "TA-Lib", "polars", "exchange_calendars")
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare` made.
-
-    cached: the set came from the cache
-    left_out: features the source cannot support, by name
-    """
+    """What `prepare` made, or took from the cache; left_out: what the source cannot support."""
 
     prepared: Prepared
     dataset: Manifest

@@ -113,10 +113,7 @@ class Prepared:
 
     @staticmethod
     def open(path: Path, expected: str | None = None) -> Prepared:
-        """Open and verify the set in `path`, or in `path`/prepared where `path` is a run directory.
-
-        expected: the content hash that it must have, where somebody wrote that down (run.json)
-        """
+        """Open and verify the set in `path`, or in `path`/prepared of a run directory."""
         inner = path / "prepared"
         prepared = Prepared(inner if inner.is_dir() else path)
         prepared.verify(expected=expected)
@@ -197,10 +194,7 @@ class Prepared:
         return self._array(name) if (self.path / f"{name}.npy").exists() else None
 
     def verify(self, *, key: str | None = None, expected: str | None = None) -> None:
-        """Raise where the set is not what was written; contents are read once a command.
-
-        key: what it was asked for by (see `features.prepare`); expected: its content hash
-        """
+        """Raise where the set is not what was written, or not of this key or content hash."""
         manifest = self.manifest
         content = manifest["content_hash"]
         if key is not None and manifest["key"] != key:

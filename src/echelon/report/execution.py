@@ -204,10 +204,7 @@ def _volume_line(axis: Axis, volume: Floats, words: Words) -> Curve:
 
 
 def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") -> Plot:
-    """The distribution of PA over the orders, a line a policy.
-
-    Bins hold 98 % of all orders; those outside are in the outermost.
-    """
+    """The distribution of PA over the orders; the outermost bins hold the 2 % beyond."""
     every = np.concatenate([policy.measures["pa"] for policy in evaluation.policies])
     reach = max(1.0, float(np.quantile(np.abs(every), 0.98)))
     edges = np.linspace(-reach, reach, 42)
@@ -225,10 +222,7 @@ def _spread_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "")
 
 
 def day_chart(histories: Mapping[str, History], words: Words, learned: str | None = None) -> Chart:
-    """One order's day: above the price and each policy's fills, below how far each had come.
-
-    histories: policy → its history; learned: the policy with the accent
-    """
+    """One order's day: price and fills above, below how far each policy had come."""
     first = next(iter(histories.values()))
     axis = _clock_axis(first.days.clock)
     price = Curve(axis.labels, first.market_price[0], 1.2, role="ink", group="market", hover=".4g")

@@ -232,10 +232,7 @@ def family_tree(history: PopulationHistory) -> FamilyTree | None:
 
 
 def marked_events(record: CommandRecord) -> dict[EventMark, dict[int, list[RiskEvent]]]:
-    """Risk events by mark and row of the equity, in the order of time.
-
-    The frequent cuts come first, below the others.
-    """
+    """Risk events by mark and row of the equity; the frequent cuts first, below the others."""
     by_mark: dict[EventMark, dict[int, list[RiskEvent]]] = {_CUT: {}}
     for event in record.events:
         by_mark.setdefault(MARKS[event.kind], {}).setdefault(event.time, []).append(event)
@@ -360,10 +357,7 @@ def accounts_table(attribution: Attribution, words: Words) -> Table:
 
 
 def parts_by_seed(every: Mapping[str, Attribution | None], words: Words) -> Table | None:
-    """A row a part, a column a seed, and their mean; None of less than two seeds.
-
-    every: by the keys of agents
-    """
+    """A row a part, a column a seed, and their mean; None of less than two seeds."""
     known = {key: attribution for key, attribution in every.items() if attribution is not None}
     if len(known) < 2:
         return None

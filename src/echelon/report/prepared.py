@@ -65,10 +65,7 @@ def _presence_plot(prepared: Prepared) -> Plot:
 
 
 def _features_plot(prepared: Prepared) -> Plot:
-    """Mean of each scaled feature over the assets present, through time.
-
-    Ranks are not shown: their mean over assets is zero by construction.
-    """
+    """Mean of each scaled feature over the assets present; of ranks it is always zero."""
     shown = [k for k, name in enumerate(prepared.names) if not name.startswith("rank_")]
     rows = slice(None, None, max(1, len(prepared.times) // 1000))  # about as many columns
     present = np.asarray(prepared.present[rows])

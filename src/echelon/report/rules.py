@@ -61,10 +61,7 @@ def idle_text(facts: Mapping[str, Any], words: Words) -> str:
 
 
 def execution_line(rules: Mapping[str, Any], price: str, words: Words) -> str:
-    """How orders are worked through a day.
-
-    rules: as the fields of `ExecutionRules`; price: what a trade is priced at
-    """
+    """How orders are worked through a day. rules: as the fields of `ExecutionRules`"""
     spread, temporary, permanent = (
         f"{1e4 * rules[name]:g}" for name in ("half_spread", "temporary", "permanent")
     )

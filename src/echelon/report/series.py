@@ -127,10 +127,7 @@ def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> Pe
 
 
 def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:
-    """Columns of weights[T,N] to show by themselves, largest mean first, and those to sum.
-
-    Together at most `most` layers; assets that were never held are in neither.
-    """
+    """Columns of weights[T,N] to show by themselves, largest mean first, and those to sum."""
     mean = weights.mean(axis=0)
     order = np.argsort(-mean, kind="stable")
     held = order[mean[order] > 0]

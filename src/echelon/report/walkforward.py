@@ -217,10 +217,7 @@ def render_walk(walk: WalkData, words: Words, command: str, written: Sequence[st
 def fold_table(
     walk: WalkData, others: Sequence[str], title: Callable[[str], str], words: Words
 ) -> Table:
-    """A row a fold and one of the stitched series; a group of columns a measure.
-
-    others: books next to the agents; title: what they are called
-    """
+    """A row a fold and one of the stitched series; a group of columns a measure."""
     books = (AGENT, *others)
     rows: list[list[Content]] = []
     for fold, name in _rows(walk, words).items():
@@ -325,11 +322,7 @@ def windows_chart(folds: Sequence[Fold], words: Words) -> Chart:
 
 
 def draw_splits(name: str, folds: Sequence[Fold], config: WalkForwardConfig, path: Path) -> None:
-    """Draw the windows of the folds as a PNG at `path`.
-
-    The gaps that purge and embargo leave are a few bars wide, less than the edge of a span in the
-    picture; the lines below the title say how wide they are.
-    """
+    """Draw the windows of the folds as a PNG at `path`."""
     high = 0.34 if len(folds) <= MOST_LABELS else 0.34 * MOST_LABELS / len(folds)
     title = f"{name} · {len(folds)} fold{'s' if len(folds) > 1 else ''}"
     train = "all before" if config.scheme == "expanding" else config.train

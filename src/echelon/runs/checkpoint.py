@@ -147,10 +147,7 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path, *, config_hash: str | None = None) -> Checkpoint:
-    """Read a checkpoint and check it whole.
-
-    config_hash: of the configuration it must have been made with; None reads any
-    """
+    """Read a checkpoint, whole and of this configuration; config_hash None reads any."""
     document, data = _read_whole(path)
     if config_hash is not None and document["config_hash"] != config_hash:
         raise StoreError(
@@ -213,10 +210,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> FlatOptimizer:
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
 ) -> None:
-    """Put a flattened state back, bit for bit, into an optimizer over the same parameters.
-
-    A state of another optimizer or of other parameters is refused before anything is changed.
-    """
+    """Put a flattened state back, bit for bit; one of another optimizer changes nothing."""
     advice = "Resume with the model and optimizer settings the checkpoint was made with."
     name = type(optimizer).__name__
     if state["class"] != name:

@@ -67,10 +67,7 @@ class RunDirectory:
 
     @staticmethod
     def claim(path: Path) -> RunDirectory:
-        """Check that the path can be a run directory, and remove what killed processes left there.
-
-        Nothing is written yet.
-        """
+        """Check that it can be a run directory, and sweep it; nothing is written yet."""
         if path.exists() and not path.is_dir():
             raise StoreError(f"{path}: is a file. Name a directory for --output-dir.")
         sweep(path, deep=True)

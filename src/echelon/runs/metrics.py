@@ -46,11 +46,7 @@ _REMEDY = "Delete it to go on without the rows so far, or start the run again."
 
 
 def is_timing(name: str) -> bool:
-    """Whether a metric, or a field of a result in JSON or a table, is a clock's.
-
-    Two runs that are otherwise the same differ in these and in nothing else. They are what is below
-    `time/`, and fields that say how long it took, how fast it was or when it ended.
-    """
+    """Whether a metric, or a field of a result, is a clock's: alike runs differ in no other."""
     *groups, last = name.split("/")
     return "time" in groups or last in _CLOCKS
 

@@ -97,10 +97,7 @@ class TensorFiles(NamedTuple):
         sync(target.parent)
 
     def read(self, path: Path, remedy: str) -> tuple[dict[str, Any], bytes]:
-        """The document and the bytes of the tensor file, both checked against their hashes.
-
-        Raises: DamagedError with the remedy, and StoreError for another version
-        """
+        """The document and the bytes of the tensor file, both checked against their hashes."""
         document = self.read_document(path, remedy)
         file = path / self.tensors
         try:

@@ -22,7 +22,7 @@ import platform
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -54,10 +54,7 @@ class Sink(Protocol):
 def open_sinks(
     logging: LoggingConfig, directory: Path, run_name: str, resume_step: int | None
 ) -> list[Sink]:
-    """Open the sinks the configuration asks for, for the run in `directory`.
-
-    resume_step: None for a new run; s continues the run after step s
-    """
+    """Open the sinks the configuration asks for. resume_step: None for a new run"""
     if resume_step is None:
         (directory / IDS).unlink(missing_ok=True)
     sinks: list[Sink] = []
@@ -142,29 +139,11 @@ class TensorBoardSink:
             raise
 
 
-class _ServiceSink:
-    """A service's run: one that stops answering is left out with a warning."""
-
-    service: str
-    _errors: tuple[type[Exception], ...]
-    _open = False
-
-    def _send(self, call: Callable[..., object], *args: Any, **values: Any) -> None:  # noqa: ANN401
-        try:
-            call(*args, **values)
-        except self._errors as error:
-            self._open = False
-            _warn(self.service, error)
-
-
-class WandbSink(_ServiceSink):
+class WandbSink:
     """A run of Weights & Biases."""
 
-    service = "W&B"
-
     def __init__(self, directory: Path, run_name: str) -> None:
-        wandb = _require("wandb", "use_wandb")
-        self._errors = (wandb.Error, OSError)
+        self._wandb = _require("wandb", "use_wandb")
         mode = os.environ.get("WANDB_MODE", "online")
         if mode not in ("offline", "disabled", "dryrun") and not os.environ.get("WANDB_API_KEY"):
             raise ConfigError(
@@ -174,7 +153,7 @@ class WandbSink(_ServiceSink):
         run_id = _known_ids(directory).get("wandb") or secrets.token_hex(4)
         _remember(directory, wandb=run_id)
         try:
-            self._run: Any = wandb.init(
+            self._run: Any = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,
                 name=run_name,
                 id=run_id,
@@ -186,24 +165,29 @@ class WandbSink(_ServiceSink):
             # W&B drops rows whose step is not new; with an axis of our own a resumed run may
             # go back to the step of its checkpoint.
             self._run.define_metric("*", step_metric="step")
-        except self._errors as error:
+        except (self._wandb.Error, OSError) as error:
             raise _unreachable("W&B", "use_wandb", "WANDB_*", error) from None
         self._open = True
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the step's metrics."""
         if self._open:
-            self._send(self._run.log, {"step": step, **metrics})
+            try:
+                self._run.log({"step": step, **metrics})
+            except (self._wandb.Error, OSError) as error:
+                self._open = False
+                _warn("W&B", error)
 
     def finish(self, status: Status) -> None:
         """End the run; anything but `finished` shows as failed."""
-        self._send(self._run.finish, exit_code=0 if status == "finished" else 1)
+        try:
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+        except (self._wandb.Error, OSError) as error:
+            _warn("W&B", error)
 
 
-class MlflowSink(_ServiceSink):
+class MlflowSink:
     """A run of MLflow, in the experiment MLFLOW_EXPERIMENT_NAME or `echelon`."""
-
-    service = "MLflow"
 
     def __init__(self, directory: Path, run_name: str) -> None:
         # Read on import. Who asked for a local log did not ask to report its use to anyone.
@@ -238,12 +222,19 @@ class MlflowSink(_ServiceSink):
         now = int(time.time() * 1000)
         metric = self._mlflow.entities.Metric
         batch = [metric(name, float(value), now, step) for name, value in metrics.items()]
-        self._send(self._client.log_batch, self._id, metrics=batch)
+        try:
+            self._client.log_batch(self._id, metrics=batch)
+        except self._errors as error:
+            self._open = False
+            _warn("MLflow", error)
 
     def finish(self, status: Status) -> None:
         """End the run."""
         words = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-        self._send(self._client.set_terminated, self._id, status=words[status])
+        try:
+            self._client.set_terminated(self._id, status=words[status])
+        except self._errors as error:
+            _warn("MLflow", error)
 
 
 def _require(module: str, key: str) -> Any:  # noqa: ANN401 (a module without types)

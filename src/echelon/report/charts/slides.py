@@ -88,10 +88,7 @@ _SYMBOLS = {
 
 @dataclass(frozen=True)
 class Slide:
-    """A chart below its title.
-
-    below: text under the title; right: at the title's right end; height: in inches
-    """
+    """A chart below its title. below, right: texts there; height: in inches"""
 
     title: str
     below: str
@@ -162,10 +159,7 @@ def _draw_chart(figure: Figure, chart: Chart) -> None:
 def _legend(
     axes: Axes, entries: Sequence[tuple[Layer, Artist]], where: str, *, wide: bool = True
 ) -> None:
-    """A legend of layers.
-
-    where: right of the plot, inside it, or above it; wide: the plot has the whole width
-    """
+    """A legend of layers. wide: the plot has the whole width"""
     entries = sorted(entries, key=lambda entry: not entry[0].lead)
     handles = [artist for _, artist in entries]
     if where == "right":

@@ -106,10 +106,7 @@ class Picture(Block):
 
 
 def dots(rows: Sequence[PolicyRow], *, unit: Unit, thresholds: Mapping[float, str]) -> Picture:
-    """A ring a value, a dot at the mean, its interval, and the mean in figures at the right.
-
-    thresholds: value of a vertical line → what stands above it
-    """
+    """A ring a value, a dot at the mean, its interval, and the mean in figures at the right."""
     drawn = []
     for row in rows:
         over_seeds = seed_interval(row.values)

@@ -35,11 +35,7 @@ _METRICS = (
 
 
 def training_chart(run: RunData, words: Words) -> Chart:
-    """Reward, losses, what values explain, entropy, validation Sharpe, what else chose checkpoints.
-
-    Where the Sharpe ratio chose, the last plot is the gradient's norm. Metrics that no seed has
-    logged, or only as 0, are left out.
-    """
+    """What training logged, a plot a metric; those that no seed has, or only as 0, are left out."""
     chosen_by = run.config.train.select_by
     titles = {metric: words(text) for metric, text in _METRICS}
     for measure in dict.fromkeys(("sharpe_annual", chosen_by)):

@@ -59,11 +59,7 @@ PARTS: dict[str, Any] = {
 
 
 def write_report(run: Path, splits: Sequence[str] | None = None, lang: str = "en") -> Path:
-    """Write RUN/report and return the path of the page asked for.
-
-    splits: of test, valid and train; None: all the run was evaluated on
-    lang: en or zh
-    """
+    """Write RUN/report; returns the path of the page. splits: None: all it was evaluated on"""
     words = Words(lang)
     data = gather(run, splits)
     target = run / "report"

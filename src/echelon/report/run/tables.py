@@ -36,10 +36,7 @@ _RANGES = {1: "range_1m", 3: "range_3m", 6: "range_6m", 12: "range_1y", 36: "ran
 
 
 def rivals(split: SplitData) -> dict[str, bool]:
-    """The best baseline first, then the benchmark where that is another one → whether it is best.
-
-    Best by its Sharpe ratio, of all baselines that have one.
-    """
+    """The best baseline by Sharpe ratio first, then the benchmark → whether it is the best."""
     ranked = {r.key: r.measures["sharpe_annual"] for r in split.baselines}
     finite = {key: value for key, value in ranked.items() if math.isfinite(value)}
     best = max(finite, key=lambda key: finite[key]) if finite else None

@@ -88,10 +88,7 @@ def range_text(low: float, high: float, words: Words, label: Label = _RATIO) -> 
 def differences_table(
     tree: Tree, differences: Tree, words: Words, *, over_experts: bool = False
 ) -> Table:
-    """A row a difference at both block lengths.
-
-    differences: baseline, or reference policy where `over_experts`, → its difference
-    """
+    """A row a difference at both block lengths, to baselines or to reference policies."""
     annual, title = yearly(tree), words.reference if over_experts else words.name
     head = [words(k) for k in ("baseline", "difference", "interval_95", "interval_double", "block")]
     rows: list[list[Content]] = [
