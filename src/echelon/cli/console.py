@@ -243,7 +243,7 @@ def say_rules(facts: Mapping[str, Any], of: str = "") -> None:
     from echelon.report.rules import rules_line
     from echelon.report.texts import Words
 
-    _say(rules_line(facts, Words("en")), of)
+    say_line(rules_line(facts, Words("en")), of)
 
 
 def say_execution_rules(rules: Mapping[str, Any], price: str) -> None:
@@ -251,18 +251,10 @@ def say_execution_rules(rules: Mapping[str, Any], price: str) -> None:
     from echelon.report.rules import execution_line
     from echelon.report.texts import Words
 
-    _say(execution_line(rules, price, Words("en")))
+    say_line(execution_line(rules, price, Words("en")))
 
 
-def say_proof_rules() -> None:
-    """Of the execution layer's proofs, which have settings of their own."""
-    _say(
-        "each proof of execution has a market with a spread, an impact and a volume cap of its "
-        "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
-    )
-
-
-def _say(line: str, of: str = "") -> None:
-    # Who asks for less with --log-level has it.
+def say_line(line: str, of: str = "") -> None:
+    """Any others; who asks for less with --log-level has it."""
     if logging.getLogger("echelon").isEnabledFor(logging.INFO):
         err.print(Text(f"rules{f' of {of}' if of else ''}: {line}"), soft_wrap=True)

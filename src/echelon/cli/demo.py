@@ -63,14 +63,13 @@ def demo(
         _refuse_mismatch(tree, above, hierarchy)
     fallback = config if config is not None else Path("demo")
     directory = options.run_directory(fallback, output_dir, None, tree.logging.output_dir)
-    outcomes = train_run(
-        tree, directory, "demo", workers=workers, overwrite=True, on_prepared=print_summary
-    )
+    given = options.RunOptions(workers=workers, overwrite=True)
+    outcomes = train_run(tree, directory, "demo", given, on_prepared=print_summary)
     print_outcomes(outcomes, tree.train.select_by)
     for split in ("valid", "test"):
         evaluate_run(directory, split)
     if above is not None:
-        _train_hierarchy(above, _sibling(directory), directory, workers)
+        _train_hierarchy(above, _sibling(directory), directory, given)
     from echelon.features import Prepared
     from echelon.report.prepared import draw_prepared
     from echelon.report.run.page import write_report
@@ -105,12 +104,14 @@ def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
             )
 
 
-def _train_hierarchy(config: Config, directory: Path, agents: Path, workers: int | None) -> None:
+def _train_hierarchy(
+    config: Config, directory: Path, agents: Path, given: options.RunOptions
+) -> None:
     """Train and test the hierarchy, and compare it with the agents."""
     from echelon.cli.compare import compare_trained
 
     typer.echo("the hierarchy: experts, and a router that chooses who is in charge")
-    outcomes = train_run(config, directory, "demo", workers=workers, overwrite=True)
+    outcomes = train_run(config, directory, "demo", given)
     print_outcomes(outcomes, config.train.select_by)
     evaluate_run(directory, "test")
     compare_trained([agents, directory], "test", directory, with_rules=False)
@@ -122,6 +123,6 @@ def _work_orders(config: Config, agents: Path) -> None:
 
     typer.echo("execution: a policy that works orders into the market of a day")
     directory = _sibling(agents, "execution")
-    train_execution_run(config, directory, workers=1, resume=False, overwrite=True)
+    train_execution_run(config, directory, options.RunOptions(workers=1, overwrite=True))
     evaluate_execution_run(directory, "test")
     typer.echo(f"picture of a day: {directory / 'evaluations' / 'test' / 'day.png'}")

@@ -58,9 +58,8 @@ def train(
     options.refuse_config_with_resume(config, resume)
     tree = options.read_config(config, override, log_level, resume, trust_code, seeds)
     directory = options.run_directory(config, output_dir, resume, tree.logging.output_dir)
-    outcomes = train_execution_run(
-        tree, directory, workers=workers, resume=resume is not None, overwrite=overwrite
-    )
+    given = options.RunOptions(workers=workers, resume=resume, overwrite=overwrite)
+    outcomes = train_execution_run(tree, directory, given)
     print_outcomes(outcomes, "gain over TWAP, bp")
     evaluate_execution_run(directory, "valid", user_code(tree))
     typer.echo(f"run: {directory}")
@@ -70,7 +69,7 @@ def train(
 
 
 def train_execution_run(
-    config: Config, directory: Path, *, workers: int | None, resume: bool, overwrite: bool
+    config: Config, directory: Path, given: options.RunOptions
 ) -> list[Outcome]:
     """Train all seeds in a run directory; write down what it was made from."""
     from echelon.config import to_yaml
@@ -80,19 +79,18 @@ def train_execution_run(
     RunDirectory.claim(directory)
     rules = ExecutionRules.from_config(config.execution)
     console.say_execution_rules(rules._asdict(), config.execution.price)
-    if not resume:
+    if given.resume is None:
         with console.err.status("reading the data"):
             check_start(config, directory)
-        make_room(directory, overwrite, trained=is_trained(directory))
+        make_room(directory, given.overwrite, trained=is_trained(directory))
         write_atomic(directory / "config.yaml", to_yaml(config))
     learner = config.execution.learner
     outcomes = train_all_seeds(
         config,
         directory,
         "execution train",
+        given,
         total=learner.total_steps * (2 if learner.algo == "OPD" else 1),
-        workers=workers,
-        resume=resume,
         train=train_execution_seed,
     )
     RunDirectory(directory).record(config, "execution train")
@@ -225,7 +223,10 @@ def prove(
     sizes = sizes if seeds is None else replace(sizes, seeds=seeds)
     directory = output_dir or Path("runs", "prove-execution" + "-quick" * quick)
     RunDirectory.claim(directory)
-    console.say_proof_rules()
+    console.say_line(
+        "each proof of execution has a market with a spread, an impact and a volume cap of its "
+        "own; no commission, stamp duty, lots, T+1 or price limits; the configuration plays no part"
+    )
     with console.progress_bar("proving") as bar:
         certificate = prove_execution(
             directory,

@@ -38,16 +38,7 @@ def train(given: options.RunOptions) -> None:
         raise UsageError("--resume goes on with its own run; leave --config and --overwrite out.")
     tree = given.read_config(run)
     directory = options.run_directory(given.config, given.output_dir, run, tree.logging.output_dir)
-    outcomes = train_run(
-        tree,
-        directory,
-        "train",
-        workers=given.workers,
-        resume=run is not None,
-        checkpoint=checkpoint,
-        overwrite=given.overwrite,
-        quarantine=given.quarantine,
-    )
+    outcomes = train_run(tree, directory, "train", given, checkpoint)
     print_outcomes(outcomes, tree.train.select_by)
     from echelon.cli.evaluate import evaluate_run
     from echelon.config import user_code
@@ -61,13 +52,9 @@ def train_run(
     config: Config,
     directory: Path,
     command: str,
-    *,
-    workers: int | None = None,
-    resume: bool = False,
+    given: options.RunOptions,
     checkpoint: Path | None = None,
-    overwrite: bool = False,
-    quarantine: bool = False,
-    on_prepared: Callable[[PrepareReport, Path, Config], None] | None = None,
+    on_prepared: Callable[[PrepareReport, Path, Config], None] = lambda *_: None,
 ) -> list[Outcome]:
     """Prepare and train in a run directory, with a display; write down what it was made from."""
     from echelon.config.sizes import refuse_settings
@@ -75,20 +62,18 @@ def train_run(
 
     refuse_settings(config)
     RunDirectory.claim(directory)
-    if resume:
+    if given.resume is not None:
         _refuse_change(config, directory)
     else:
-        make_room(directory, overwrite)
-    report = prepare_run(config, directory, command, quarantine=quarantine)
-    if on_prepared is not None:
-        on_prepared(report, directory, config)
+        make_room(directory, given.overwrite)
+    report = prepare_run(config, directory, command, quarantine=given.quarantine)
+    on_prepared(report, directory, config)
     outcomes = train_all_seeds(
         config,
         directory,
         "train",
+        given,
         total=config.train.total_env_steps,
-        workers=workers,
-        resume=resume,
         checkpoint=checkpoint,
         tell=_tell_once(directory),
     )
@@ -108,10 +93,9 @@ def train_all_seeds(
     config: Config,
     directory: Path,
     command: str,
+    given: options.RunOptions,
     *,
     total: int,
-    workers: int | None,
-    resume: bool,
     checkpoint: Path | None = None,
     train: Callable[[SeedJob, Report, ShouldStop], Outcome] | None = None,
     tell: Callable[[int], None] = lambda _seed: None,
@@ -128,6 +112,7 @@ def train_all_seeds(
     wanted = [config.seed + k for k in range(config.train.seeds)]
     if checkpoint is not None:
         wanted = [int(checkpoint.parent.parent.name)]
+    resume = given.resume is not None
     jobs = [SeedJob(config, directory, seed, resume, checkpoint) for seed in wanted]
     number = {seed: k for k, seed in enumerate(wanted)}
     with watching([f"seed {seed}" for seed in wanted], [total] * len(jobs)) as watch:
@@ -138,7 +123,7 @@ def train_all_seeds(
 
         done = train_seeds(
             jobs,
-            workers=workers or options.default_workers(config),
+            workers=given.workers or options.default_workers(config),
             on_progress=on_progress,
             train=train or train_seed,
         )

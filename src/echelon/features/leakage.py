@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -210,9 +211,9 @@ def _compare(
         yield Leak("panel", "times", test, cut, "", "the time axis itself changes")
         return
     mine = [true.panel.symbols.index(s) for s in other.panel.symbols]
+    leak = partial(_leak, other.panel, test, cut)
     for f, name in enumerate(true.names):
-        known, changed = true.x[:rows, mine, f], other.x[:rows, :, f]
-        yield from _leak("feature", name, test, cut, other.panel, known, changed)
+        yield from leak("feature", name, true.x[:rows, mine, f], other.x[:rows, :, f])
     train_end = np.datetime64(config.split.train[1], "D")
     if until.astype("datetime64[D]") >= train_end and len(mine) == len(true.panel.symbols):
         # Mean and spread of the train window must not move once that window is complete.
@@ -231,7 +232,7 @@ def _compare(
             continue
         a = _rows(name, mine_values, rows, mine)
         b = _rows(name, theirs, rows, list(range(len(mine))))
-        yield from _leak("panel", name, test, cut, other.panel, a, b)
+        yield from leak("panel", name, a, b)
 
 
 def _rows(name: str, values: Floats | Bools | None, rows: int, columns: list[int]) -> Floats:
@@ -246,11 +247,11 @@ def _rows(name: str, values: Floats | Bools | None, rows: int, columns: list[int
 
 
 def _leak(
-    kind: Literal["feature", "panel"],
-    name: str,
+    panel: Panel,
     test: Test,
     cut: datetime | None,
-    panel: Panel,
+    kind: Literal["feature", "panel"],
+    name: str,
     a: Floats | Floats32,
     b: Floats | Floats32,
 ) -> Iterator[Leak]:

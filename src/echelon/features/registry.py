@@ -76,16 +76,14 @@ def factor(
 
     def declare(compute: Compute) -> Feature:
         function = cast(str, getattr(compute, "__name__", type(compute).__name__))
-        columns_ = tuple(names) if names is not None else (function,)
-        _check_declaration(function, lookback, needs, columns_, group, on_gap)
-        feature = Feature(
-            names=columns_,
-            compute=_guard(compute, frozenset(needs)),
-            lookback=lookback,
-            needs=frozenset(needs),
-            group=group,
-            on_gap=on_gap,
-        )
+        if isinstance(needs, str) or not needs:
+            raise FeatureError(
+                f"factor {function!r}: needs is {needs!r}, expected fields such as ('close', "
+                "'volume')."
+            )
+        columns, fields = (function,) if names is None else tuple(names), frozenset(needs)
+        feature = Feature(columns, _guard(compute, fields), lookback, fields, group, on_gap)
+        _check_declaration(function, feature)
         collect = _collect.get()
         if collect is not None:
             collect(feature)
@@ -233,29 +231,18 @@ def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> t
     return tuple(f for f in features if any(f is c for c in chosen))
 
 
-def _check_declaration(
-    function: str,
-    lookback: int,
-    needs: Sequence[str],
-    names: tuple[str, ...],
-    group: str,
-    on_gap: str,
-) -> None:
+def _check_declaration(function: str, feature: Feature) -> None:
     """Refuse what @factor was given if it cannot be meant."""
-    who = f"factor {function!r}"
+    who, lookback, names = f"factor {function!r}", feature.lookback, feature.names
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
         raise FeatureError(
             f"{who}: lookback is {lookback!r}, expected a whole number of at least 1, "
             "the current bar included."
         )
-    if isinstance(needs, str) or not needs:
-        raise FeatureError(
-            f"{who}: needs is {needs!r}, expected fields such as ('close', 'volume')."
-        )
     for what, given, allowed in (
-        ("needs", needs, get_args(Field)),
-        ("group", (group,), get_args(Group)),
-        ("on_gap", (on_gap,), ("carry", "zero")),
+        ("needs", feature.needs, get_args(Field)),
+        ("group", (feature.group,), get_args(Group)),
+        ("on_gap", (feature.on_gap,), ("carry", "zero")),
     ):
         for value in given:
             if value not in allowed:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from echelon.evaluation.execution import ExecutionEvaluation, Mean, PolicyOrders
+from echelon.evaluation.execution import ExecutionEvaluation, Mean
 from echelon.execution import History
 from echelon.files import write_atomic
 from echelon.report.charts.chart import Axis, Chart, Curve, Layer, Plot, Points, RefLine
@@ -117,15 +117,11 @@ def _mean_cell(mean: Mean) -> Cell:
     return Cell(f"{mean.estimate:+.2f}", small=interval)
 
 
-def _learned_policies(evaluation: ExecutionEvaluation) -> list[PolicyOrders]:
-    return [policy for policy in evaluation.policies if policy.seeds]
-
-
 def _differences_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
     schedules = [policy.name for policy in evaluation.policies if not policy.seeds]
     rows: list[list[Content]] = [
         [name, *(_mean_cell(evaluation.difference(name, schedule)) for schedule in schedules)]
-        for name in (policy.name for policy in _learned_policies(evaluation))
+        for name in (policy.name for policy in evaluation.policies if policy.seeds)
     ]
     return Table([words("execution_policy"), *schedules], rows)
 
@@ -133,7 +129,7 @@ def _differences_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
 def _seeds_table(evaluation: ExecutionEvaluation, words: Words) -> Table | None:
     rows = [
         [f"{policy.name}, {seed}", *(f"{float(measures[m].mean()):+.2f}" for m in _MEASURES)]
-        for policy in _learned_policies(evaluation)
+        for policy in evaluation.policies
         if len(policy.seeds) > 1
         for seed, measures in policy.seeds.items()
     ]
@@ -176,7 +172,7 @@ def _looks(names: Iterable[str], learned: str | None) -> dict[str, tuple[str, fl
 
 def _first_learned(evaluation: ExecutionEvaluation) -> str | None:
     """Name of the policy with the accent."""
-    return next((policy.name for policy in _learned_policies(evaluation)), None)
+    return next((policy.name for policy in evaluation.policies if policy.seeds), None)
 
 
 def _clock_axis(clock: Floats) -> Axis:
