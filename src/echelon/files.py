@@ -301,10 +301,7 @@ def write_parquet(path: Path, frame: pl.DataFrame) -> None:
 
 @contextmanager
 def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
-    """Give a fresh directory below `parent`; whatever is still in it at the end is removed.
-
-    What killed processes left in `parent` is removed first, once in the life of this process.
-    """
+    """A fresh directory below `parent`, which is swept first; gone at the end of the block."""
     parent.mkdir(parents=True, exist_ok=True)
     with _swept_directory(parent, prefix, 0o777, _DIRECTORY) as directory:
         yield directory
@@ -489,10 +486,7 @@ def swap_directory(staging: Path, target: Path) -> None:
 
 
 def recover_directory(target: Path) -> None:
-    """Clean up after a killed writer of `target`, perhaps inside `swap_directory`.
-
-    For the one writer only: it removes the staging directories it finds.
-    """
+    """Clean up after a killed writer of `target`: for its one writer, as staging goes too."""
     for old in target.parent.glob(f".{target.name}-*{_OLD}"):
         if not target.exists():
             old.rename(target)

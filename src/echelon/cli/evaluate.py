@@ -109,13 +109,7 @@ def evaluate_run(
     with_rules: bool = False,
     csv: bool = False,
 ) -> Evaluation:
-    """Evaluate, and print the measures and the baselines'.
-
-    executor: overrides that put another executor in place of the run's; name: of it
-    trust_code: files that the run's configuration names and that may run
-    with_rules: say the rules in force first; a training has said them
-    csv: tables that people read as CSV too
-    """
+    """Evaluate and print. executor, name: overrides for another one than the run has"""
     from echelon.envs.world import rules_of
     from echelon.evaluation.evaluate import evaluate as evaluate_split
     from echelon.training.run import TrainedRun

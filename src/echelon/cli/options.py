@@ -194,10 +194,7 @@ def run_directory(
     parent: Path,
     ending: str = "",
 ) -> Path:
-    """Where a run goes: --output-dir, the directory of --resume, or one named after the config.
-
-    ending: of that name, for what is not to meet a training in one directory
-    """
+    """Where a run goes: --output-dir, that of --resume, or one named after the configuration."""
     if resume is not None:
         if output_dir is not None and output_dir != resume:
             raise UsageError("--resume goes on in its own directory; leave --output-dir out.")

@@ -77,10 +77,7 @@ def rolling_mean(values: Floats, window: int) -> Floats:
 
 @njit(cache=True, nogil=True)
 def rolling_std(values: Floats, window: int) -> Floats:
-    """Sample standard deviation (n − 1) of the last `window` values: [L] → [L].
-
-    NaN in the first `window` − 1 rows. Two passes over each window: no cancellation.
-    """
+    """Sample standard deviation (n − 1) of the last `window` values, in two passes: [L] → [L]."""
     n = values.shape[0]
     out = np.full(n, np.nan)
     for t in range(window - 1, n):

@@ -27,7 +27,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -75,6 +75,11 @@ class StoredFile:
 
     size: NonNegativeInt
     sha256: str
+
+    @staticmethod
+    def of(path: Path) -> StoredFile:
+        """Those of a file here."""
+        return StoredFile(path.stat().st_size, sha256_once(path))
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class LocalCache:
                 for file in sorted(directory.iterdir()):
                     link_or_copy(file, staging / file.name)
                     sync(file)
-                    files[file.name] = StoredFile(file.stat().st_size, sha256_once(file))
+                    files[file.name] = StoredFile.of(file)
                 write_json(staging / _ENTRY, asdict(Description(2, key, _PIECE, files)))
                 shutil.rmtree(entry, ignore_errors=True)
                 staging.rename(entry)
@@ -330,15 +335,10 @@ class RedisCache:
         with self._tolerant("write"):
             sent: dict[str, StoredFile] = {}
             for file in files:
-                state = hashlib.sha256()
-                size = 0
                 with file.open("rb") as handle:
-                    while data := handle.read(_PIECE):
-                        number = size // _PIECE
-                        self.client.set(f"{self.prefix}:{key}:{file.name}:{number}", data)
-                        state.update(data)
-                        size += len(data)
-                sent[file.name] = StoredFile(size, state.hexdigest())
+                    for k, data in enumerate(iter(partial(handle.read, _PIECE), b"")):
+                        self.client.set(f"{self.prefix}:{key}:{file.name}:{k}", data)
+                sent[file.name] = StoredFile.of(file)
             description = Description(2, key, _PIECE, sent)
             tree = asdict(description)
             if self._secret is not None:

@@ -17,7 +17,6 @@ process's memory while they are dirty.
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -244,16 +243,10 @@ class GridFile(Closing):
 
     def __init__(self, path: Path, shape: tuple[int, int, int], *, create: bool = True) -> None:
         self.shape = shape
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, {"descr": "<f4", "fortran_order": False, "shape": shape}
-        )
-        self._start = header.tell()
         self._row_bytes = 4 * shape[1] * shape[2]
         if create:
-            with path.open("wb") as handle:
-                handle.write(header.getvalue())
-                handle.truncate(self._start + shape[0] * self._row_bytes)
+            np.lib.format.open_memmap(path, "w+", "<f4", shape)
+        self._start = path.stat().st_size - shape[0] * self._row_bytes
         self._file = path.open("r+b")
 
     def close(self) -> None:

@@ -61,11 +61,7 @@ def shipped_features(config: FeaturesConfig) -> tuple[FeatureSpec, ...]:
 
 
 def ohlcv_features() -> tuple[Feature, ...]:
-    """Open, high, low, close and traded value, as they are.
-
-    Five features, so that a source with closes only keeps its close. `volume` is the value
-    traded in money: it does not jump at splits.
-    """
+    """Open, high, low, close and traded value, each a feature: a source may have closes only."""
     fields: tuple[Field, ...] = ("open", "high", "low", "close", "volume")
     return tuple(_ohlcv(name) for name in fields)
 

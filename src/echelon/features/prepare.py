@@ -219,10 +219,7 @@ def panel_request(config: Config) -> PanelRequest:
 
 
 def split_layout(config: Config, times: Times, span: tuple[datetime, datetime]) -> SplitLayout:
-    """Rows of the splits. X begins W − 1 bars before the train window, where there are such.
-
-    span: first and last bar of the dataset, for the error message
-    """
+    """Rows of the splits; X begins W − 1 bars before the train window, where there are such."""
     days = times.astype("datetime64[D]")
     spans = {"train": config.split.train, "valid": config.split.valid, "test": config.split.test}
     rows = {}

@@ -26,10 +26,7 @@ HEADS = ("market", "check", "result", "interval_95", "bar", "verdict")
 
 
 def write_certificate(certificate: Certificate, directory: Path, lang: str = "en") -> Path:
-    """Write certificate.html (in Chinese certificate.zh.html) and return its path.
-
-    A page in another language that is there is written again, since certificate.json is.
-    """
+    """Write the page, and again those in other languages that are there; returns its path."""
     Words(lang)  # refuses a language that there is not
     written = languages_with(directory, STEM, lang)
     for name in written:

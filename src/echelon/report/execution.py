@@ -35,11 +35,7 @@ _ROLES = ("equal_weight", "momentum", "min_variance", "hrp", "buy_and_hold")
 def write_execution_report(
     evaluation: ExecutionEvaluation, directory: Path, name: str, lang: str
 ) -> Path:
-    """Write the page and its pictures, and those in other languages that are there already.
-
-    The tables next to them are of this evaluation: a page of an earlier one must not stay.
-    Returns the path of the page asked for.
-    """
+    """Write page and pictures, and again those in other languages; returns the path asked for."""
     Words(lang)  # refuses a language that there is not
     written = languages_with(directory, STEM, lang)
     for language in written:

@@ -105,10 +105,7 @@ def usage(record: CommandRecord, period: Period) -> PeriodShares:
 def recent_entropy(
     record: CommandRecord, decisions: int = ENTROPY_DECISIONS
 ) -> tuple[Times, Floats]:
-    """When, and entropy of the last decisions, at each decision that has as many before it.
-
-    As a share of log(K+1): 0 where one alone was chosen, 1 where all were alike often.
-    """
+    """When, and the entropy of the last decisions, as a share of log(K+1)."""
     at = np.flatnonzero(record.decided)
     shares = rolling_usage_entropy(record.in_charge[at], len(record.choices), decisions)
     return record.times[at[decisions - 1 :]], shares[decisions - 1 :]
@@ -166,11 +163,7 @@ def portfolio_plane(record: CommandRecord) -> Plane | None:
 
 
 class Branch(NamedTuple):
-    """A life on its member's line, from its round to that of the next decision about it.
-
-    mark: where the decision's mark stands: at its round, or next to the marks of earlier decisions
-        of the same round about the same member
-    """
+    """A life on its line, to the next decision; mark: where its own stands, beside earlier ones."""
 
     life: Life
     last: int

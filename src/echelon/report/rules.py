@@ -78,10 +78,7 @@ def execution_line(rules: Mapping[str, Any], price: str, words: Words) -> str:
 
 
 def recorded_rules(facts: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
-    """The rules that an evaluation wrote down; of one of before, what its configuration says.
-
-    facts: of the evaluation. Runs of before always have a named preset.
-    """
+    """The rules that an evaluation wrote down; of one of before, what its configuration says."""
     recorded = facts.get("rules")
     if isinstance(recorded, Mapping):
         return recorded

@@ -136,10 +136,7 @@ def largest_weights(weights: Floats, most: int) -> tuple[Index, Index]:
 
 
 class Rejections(NamedTuple):
-    """Orders of a book: all of them, those filled, and by reason those cut or not filled.
-
-    whole: filled whole, or with all the cash there was
-    """
+    """Orders of a book, those filled whole or with all the cash, and by reason the others."""
 
     orders: int
     whole: int

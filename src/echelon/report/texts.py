@@ -82,11 +82,7 @@ class Words:
         return self._text_or("in_text", key, self.name(key))
 
     def named(self, kind: str, key: str) -> str:
-        """What a thing of a kind is called.
-
-        kind: reason (why an order was cut), life (an event of the population, or of a life in its
-            lineage) or ledger (a phrase of a world's)
-        """
+        """What a reason (of a cut order), an event of a life or a ledger's phrase is called."""
         return self._text_or(kind, key, key.replace("_", " "))
 
     def who(self, name: str) -> str:

@@ -255,11 +255,7 @@ def pack_generator(generator: np.random.Generator) -> dict[str, Any]:
 
 
 def unpack_generator(packed: Mapping[str, Any]) -> np.random.Generator:
-    """The generator that continues where the packed one was.
-
-    Streams spawned from it differ from those the original would have spawned: only the position
-    in the sequence is part of the state.
-    """
+    """The generator that continues where the packed one was; what it spawns is another."""
     kind = packed.get("bit_generator")
     if not isinstance(kind, str) or kind not in _GENERATORS:
         raise StoreError(

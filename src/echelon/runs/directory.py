@@ -102,10 +102,7 @@ class RunDirectory:
         return (self.path / "seeds").exists()
 
     def trained_on(self) -> str | None:
-        """Content hash of the prepared set its agents learned from; None: of none that is known.
-
-        Without run.json the hash in each checkpoint still says it.
-        """
+        """Content hash of the prepared set its agents learned from; None where nothing says it."""
         if not self.is_trained or not (self.path / "run.json").is_file():
             return None
         prepared = self.facts().get("prepared")

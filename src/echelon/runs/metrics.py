@@ -117,10 +117,7 @@ class MetricLog(Closing):
 
 
 def read_metrics(directory: Path) -> pl.DataFrame:
-    """The log in a run directory: step, seconds, then the metrics in order of appearance.
-
-    Works while training writes. NaN is a value the run logged; null is a metric a row has not.
-    """
+    """The log of a run, while training writes, too: step, seconds, metrics as they appeared."""
     log, table = directory / LOG, directory / TABLE
     if log.exists():
         return _frame(_read_rows(log))

@@ -43,10 +43,7 @@ MOST_BARS = 84
 
 
 def equity_chart(split: SplitData, words: Words, fold_starts: Sequence[str] = ()) -> Chart:
-    """Growth above, drawdown below, on one time axis.
-
-    Where it is thinned, the deepest drawdowns stay in. fold_starts: days with a thin line
-    """
+    """Growth above, drawdown below. fold_starts: days with a thin line"""
     deepest = [int(r.tables.equity["drawdown"].to_numpy().argmax()) for r in split.records]
     rows = rows_to_show(split.times, MOST_POINTS, deepest)
     times = split.times[rows]

@@ -279,10 +279,7 @@ def execution_table(split: SplitData, words: Words) -> NotedTable | None:
 
 
 def execution_costs(blotter: pl.DataFrame) -> dict[str, float]:
-    """Basis points of the value at arrival; nothing where nothing was filled.
-
-    Against TWAP and VWAP: of the fills that have them, fees left out.
-    """
+    """Basis points of the value at arrival, less fees against TWAP and VWAP; may be nothing."""
     sign = pl.when(pl.col("side") == "buy").then(1.0).otherwise(-1.0)
     fills = blotter.filter((pl.col("shares") > 0) & pl.col("arrival").is_not_null()).with_columns(
         value=pl.col("shares") * pl.col("arrival"),

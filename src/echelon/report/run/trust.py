@@ -28,10 +28,7 @@ _RATIO = LABELS["sharpe_annual"]
 
 
 class Span(NamedTuple):
-    """A difference of Sharpe ratios a year, with the wider of the intervals at two block lengths.
-
-    The bounds are NaN where there is no error to measure it by.
-    """
+    """A difference of Sharpe ratios a year and its wider interval, NaN without an error."""
 
     estimate: float
     low: float
