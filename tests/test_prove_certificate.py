@@ -25,8 +25,15 @@ from echelon.proving.certificate import (
 from echelon.proving.null import CHEAP
 from echelon.proving.planted import PLANTED, SHOWN_RULES
 from echelon.proving.regime import BLIND, CHOOSING
-from echelon.report.certificate import check_rows, render, write_certificate
-from echelon.report.charts.svg import PolicyRow, dots, lanes, strip
+from echelon.report.certificate import (
+    PolicyRow,
+    check_rows,
+    dots,
+    lanes,
+    render,
+    strip,
+    write_certificate,
+)
 from echelon.report.texts import Words
 
 ABOUT = {

@@ -41,7 +41,7 @@ from echelon.report.run.gather import RunData, gather
 from echelon.report.run.page import command_for, render, write_report
 from echelon.report.run.tables import best_of, lead, rivals, verdict
 from echelon.report.series import (
-    action_shares,
+    choice_shares,
     largest_weights,
     last_rows,
     mean_monthly,
@@ -393,7 +393,7 @@ def test_periods_end_and_begin_by_the_calendar() -> None:
 def test_action_shares_worked_out_by_hand() -> None:
     times = days(4, "2020-01-30")
     chosen = np.array([[1, 1], [0, 2], [0, 0], [2, 0]])
-    found = action_shares(times, chosen, "month")
+    found = choice_shares(times, chosen, 3, "month")
     np.testing.assert_allclose(found.shares, [[0.25, 0.5, 0.25], [0.75, 0.0, 0.25]])
     assert [str(t) for t in found.starts] == ["2020-01-01", "2020-02-01"]
 

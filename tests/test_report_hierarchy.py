@@ -55,12 +55,12 @@ from echelon.report.hierarchy import (
     reigns,
     router_sentence,
     trailing_mean,
-    usage,
     whole_entropy,
 )
 from echelon.report.pages import render_part
 from echelon.report.run.gather import Record, SplitData, gather
 from echelon.report.run.page import PARTS, draw_slides, render, run_slides, write_report
+from echelon.report.series import choice_shares
 from echelon.report.texts import Words, catalogue
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.training.run import seed_directory
@@ -371,7 +371,7 @@ def test_usage_and_its_entropy_worked_out_by_hand() -> None:
     record = replace(
         record, in_charge=np.array([0, 1, 0, 0, 0, 2, 3, 3]), decided=np.ones(8, dtype=bool)
     )
-    found = usage(record, "month")
+    found = choice_shares(record.times, record.in_charge[:, None], 4, "month")
     np.testing.assert_allclose(found.shares, [[0.5, 0.5, 0, 0], [0.5, 0, 1 / 6, 2 / 6]])
     times, values = recent_entropy(record, decisions=4)
     assert len(values) == 5

@@ -185,8 +185,8 @@ def _take_line(
     panel = build_panel(store, dataset, request._replace(symbols=symbols))
     # Exogenous series published after the cut are withheld like everything else.
     exogenous = load_exogenous(config, panel, published_until=cut)
-    specs = (*plan.series, *plan.ranks)
-    plan = FeaturePlan.from_specs(specs, exogenous.names if exogenous else ())
+    names = exogenous.names if exogenous else ()
+    plan = FeaturePlan.from_specs((*plan.series, *plan.ranks), names)
     days = panel.times.astype("datetime64[D]")
     first, last = (np.datetime64(d) for d in config.split.train)
     train = range(int(np.searchsorted(days, first)), int(np.searchsorted(days, last, side="right")))

@@ -32,7 +32,6 @@ from echelon.report.charts.palette import LIGHT
 from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.run.trust import range_text
-from echelon.report.series import Period, PeriodShares, period_starts
 from echelon.report.texts import DASH, Words
 from echelon.risk.events import RiskEvent, RiskKind
 from echelon.types import Floats, Times
@@ -92,14 +91,6 @@ def reigns(record: CommandRecord) -> list[Reign]:
     changes = np.flatnonzero(np.diff(record.in_charge)) + 1
     edges = [0, *changes.tolist(), record.bars]
     return [Reign(int(record.in_charge[first]), first, stop) for first, stop in pairwise(edges)]
-
-
-def usage(record: CommandRecord, period: Period) -> PeriodShares:
-    """Share of the bars of each period at which each of the K+1 choices was in charge."""
-    starts, group = np.unique(period_starts(record.times, period), return_inverse=True)
-    counts = np.zeros((len(starts), len(record.choices)))
-    np.add.at(counts, (group, record.in_charge), 1.0)
-    return PeriodShares(starts, np.asarray(counts / counts.sum(axis=1, keepdims=True)))
 
 
 def recent_entropy(

@@ -14,7 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from echelon.envs.act import Action
-from echelon.types import Floats, Times
+from echelon.types import Floats, Ints, Times
 
 Period = Literal["bar", "day", "week", "month", "quarter", "year"]
 Index = NDArray[np.intp]
@@ -106,7 +106,7 @@ def mean_monthly(parts: Sequence[MonthlyReturns]) -> MonthlyReturns:
     return MonthlyReturns(parts[0].years, months, totals)
 
 
-def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]:
+def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> Ints:
     """[S,N] by `Action`: as decided, or what target weights asked for compared with holdings."""
     decided = actions.drop("time").to_numpy()
     if np.issubdtype(decided.dtype, np.integer):
@@ -117,12 +117,12 @@ def decisions(actions: pl.DataFrame, weights: pl.DataFrame) -> NDArray[np.int64]
     return np.select(moved, [int(Action.BUY), int(Action.SELL)], int(Action.HOLD))
 
 
-def action_shares(times: Times, chosen: NDArray[np.int64], period: Period) -> PeriodShares:
-    """Shares of HOLD, BUY and SELL among chosen[S,N], by period of times[S]."""
+def choice_shares(times: Times, chosen: Ints, kinds: int, period: Period) -> PeriodShares:
+    """Shares of the numbers below `kinds` among chosen[S,N], by period of times[S]."""
     starts, group = np.unique(period_starts(times, period), return_inverse=True)
-    shares = np.zeros((len(starts), len(Action)))
-    for action in Action:
-        np.add.at(shares[:, action], group, (chosen == action).mean(axis=1))
+    shares = np.zeros((len(starts), kinds))
+    for kind in range(kinds):
+        np.add.at(shares[:, kind], group, (chosen == kind).mean(axis=1))
     return PeriodShares(starts, shares / np.bincount(group)[:, None])
 
 

@@ -5,6 +5,5 @@ interactive.py    draws one on a page, through plotly.js
 slides.py         draws one as a PNG, through matplotlib
 books.py, hierarchy.py, training.py    the charts of a run
 variants.py       pictures of an ablation and of a comparison, a row a variant
-svg.py            pictures of a certificate, as SVG without a script
 palette.py        colours by role
 """

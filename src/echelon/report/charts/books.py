@@ -27,7 +27,7 @@ from echelon.report.charts.slides import Slide
 from echelon.report.run.gather import Record, RunData, SplitData
 from echelon.report.run.tables import lead, monthly_by_key, monthly_text, rivals
 from echelon.report.series import (
-    action_shares,
+    choice_shares,
     decisions,
     largest_weights,
     rows_to_show,
@@ -142,7 +142,7 @@ def actions_charts(split: SplitData, words: Words) -> dict[str, Chart]:
     for record in split.agents:
         actions = record.tables.actions
         chosen = decisions(actions, record.tables.weights)
-        own = action_shares(actions["time"].to_numpy(), chosen, period)
+        own = choice_shares(actions["time"].to_numpy(), chosen, len(Action), period)
         shares[record.key] = own.shares
         starts = max(starts, own.starts, key=len)
     if len(shares) > 1:

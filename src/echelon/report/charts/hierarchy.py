@@ -47,10 +47,9 @@ from echelon.report.hierarchy import (
     reigns,
     router_sentence,
     trailing_mean,
-    usage,
 )
 from echelon.report.run.gather import Record, RunData
-from echelon.report.series import rows_to_show, shortest_period
+from echelon.report.series import choice_shares, rows_to_show, shortest_period
 from echelon.report.texts import Words
 
 LIFE_SYMBOLS: Mapping[str, str] = {
@@ -114,7 +113,9 @@ def _band_plot(agent: Record, words: Words) -> Plot:
 
 def usage_chart(record: CommandRecord, words: Words) -> Chart:
     """Shares of the bars by period, stacked, and below them the entropy of the decisions."""
-    starts, shares = usage(record, shortest_period(record.times, MOST_BARS))
+    period = shortest_period(record.times, MOST_BARS)
+    in_charge, choices = record.in_charge[:, None], len(record.choices)
+    starts, shares = choice_shares(record.times, in_charge, choices, period)
     layers = [
         BarStack(
             starts,

@@ -38,7 +38,6 @@ from echelon.report.rules import idle_text, recorded_rules
 from echelon.report.run import tables, trust
 from echelon.report.run.facts import CODE, run_facts
 from echelon.report.run.gather import RunData, gather
-from echelon.report.run.other_runs import other_runs
 from echelon.report.texts import Words, file_name, language_of, languages_with
 
 STEM = "report"
@@ -49,7 +48,6 @@ PARTS: dict[str, Any] = {
     "trust": trust,
     "hierarchy": hierarchy,
     "hierarchy_charts": hierarchy_charts,
-    "other_runs": other_runs,
     "training_chart": training_chart,
     "idle_text": idle_text,
     "recorded_rules": recorded_rules,

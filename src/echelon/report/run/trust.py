@@ -2,20 +2,36 @@
 
 trust.json has Sharpe ratios per period; here they are shown a year. What it has no number for is
 printed as a dash, and the line says why.
+
+`echelon compare A B --output-dir RUN`, and the demo, leave RUN/comparison.json: `other_runs` shows
+it where that is a comparison of runs on the split, this run among them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from typing_extensions import TypedDict
+
+from echelon.errors import DamagedError
 from echelon.evaluation.overfitting import MIN_CONFIGURATIONS
+from echelon.evaluation.runs_comparison import RUNS_FORMAT, RUNS_RESULT
 from echelon.evaluation.statistics import DEFLATED_ABOVE
-from echelon.evaluation.trust import EXPERTS_MEAN, LEAST_BARS, SEED_MEASURES
-from echelon.ops.measures import LABELS, Label
+from echelon.evaluation.trust import (
+    EXPERTS_MEAN,
+    LEAST_BARS,
+    SEED_MEASURES,
+    MeasureValues,
+    Number,
+    Seed,
+)
+from echelon.files import check_tree, read_json
+from echelon.ops.measures import LABELS, Label, mean_std
 from echelon.population.reference_policies import HEDGE
-from echelon.report.pages import Cell, Content, Named, Table
+from echelon.report.pages import Cell, Content, Named, NotedTable, Table
+from echelon.report.run.gather import RunData, SplitData
 from echelon.report.run.tables import measure_name
 from echelon.report.texts import DASH, Words
 
@@ -24,6 +40,8 @@ Tree = Mapping[str, Any]
 REFERENCES = (HEDGE, EXPERTS_MEAN)
 """Reference policies over the same experts that differences are shown to."""
 
+_COMPARED = ("sharpe_annual", "total_return", "max_drawdown")
+"""Measures of runs that were compared."""
 _RATIO = LABELS["sharpe_annual"]
 
 
@@ -226,3 +244,76 @@ def _trials(n: float) -> str:
 def number(value: float | None) -> float:
     """A number of a JSON file, which has null for NaN."""
     return math.nan if value is None else float(value)
+
+
+class _Gap(TypedDict):
+    estimate: Number | None
+    low: Number | None
+    high: Number | None
+
+
+class _Run(TypedDict):
+    name: str
+    algo: str
+    best_steps: dict[Seed, int]
+    seeds: dict[Seed, MeasureValues]
+    difference: dict[Literal["days", "seeds"], _Gap] | None
+
+
+class _Comparison(TypedDict):
+    """comparison.json of runs, as far as it is shown."""
+
+    format: int
+    first_run: str
+    runs: list[_Run]
+    baselines: dict[str, MeasureValues]
+
+
+def other_runs(run: RunData, split: SplitData, words: Words) -> NotedTable | None:
+    """Measures of the runs and baselines, and differences to the first run; None without."""
+    path = run.path / RUNS_RESULT
+    if not path.exists():
+        return None
+    again = f"compare the runs again (echelon compare RUN RUN --output-dir {run.path})"
+    remedy = f"Delete it, or {again}."
+    tree = read_json(path, dict[str, Any], remedy)
+    if tree.get("kind") != "runs" or tree.get("split") != split.name:
+        return None
+    comparison = check_tree(tree, _Comparison, path, remedy)
+    if comparison["format"] != RUNS_FORMAT:
+        raise DamagedError(path, f"format {comparison['format']}, expected {RUNS_FORMAT}", remedy)
+    lines = comparison["runs"]
+    own = next((line for line in lines if line["name"] == run.name), None)
+    if own is None:
+        return None
+    first = comparison["first_run"]
+    stale = own["best_steps"] != split.facts["best_steps"]  # trained again since
+    note = words("other_runs_stale") if stale else words("other_runs_note", first=first)
+    head = [words("other_runs_run"), *(words.measure(name) for name in _COMPARED)]
+    head += [words("other_runs_difference", first=first)]
+    head += [words("other_runs_days"), words("other_runs_seeds")]
+    rows = [_run_row(line, words) for line in lines]
+    for key, values in comparison["baselines"].items():
+        cells = [LABELS[name].format(number(values.get(name))) for name in _COMPARED]
+        rows.append([words.name(key), *cells, "", "", ""])
+    return NotedTable(Table(head, rows), note)
+
+
+def _run_row(line: _Run, words: Words) -> list[Content]:
+    seeds = list(line["seeds"].values())
+    cells = []
+    for name in _COMPARED:
+        over = mean_std([number(values.get(name)) for values in seeds])
+        cells.append(LABELS[name].format(over.mean, over.std if len(seeds) > 1 else math.nan))
+    difference = line["difference"]
+    if difference is None:
+        cells += [DASH] * 3
+    else:
+        days, other = difference["days"], difference["seeds"]
+        estimate = other["estimate"] if days["estimate"] is None else days["estimate"]
+        cells.append(LABELS["sharpe_annual"].format(number(estimate)))
+        for gap in (days, other):
+            low, high = number(gap["low"]), number(gap["high"])
+            cells.append(DASH if math.isnan(low) else range_text(low, high, words))
+    about = words("other_runs_of", algo=line["algo"], seeds=words.count("n_seeds", len(seeds)))
+    return [Named(line["name"] + about, strong=True), *cells]
