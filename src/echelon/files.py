@@ -189,10 +189,7 @@ def _unlike(error: ValidationError, path: Path, remedy: str) -> DamagedError:
 
 @contextmanager
 def blaming(path: Path, remedy: str) -> Iterator[None]:
-    """What goes wrong inside is the fault of a file's content: a DamagedError with `remedy`.
-
-    For content that only its user can judge, such as the state of a learner. Errors of ours pass.
-    """
+    """What goes wrong inside is the fault of a file's content: a DamagedError with `remedy`."""
     try:
         yield
     except (
@@ -277,11 +274,7 @@ _NUMBER = r"^[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?$"
 
 
 def write_csv(path: Path, frame: pl.DataFrame) -> None:
-    """Write a table for people: a spreadsheet that opens it runs none of its text.
-
-    Text that would be a formula gets an apostrophe before it, which a spreadsheet hides. Numbers
-    are left alone; the Parquet file next to it, where there is one, has the text as it is.
-    """
+    """Write a table for people: text that a spreadsheet would run gets an apostrophe before it."""
     import polars as pl  # here: `echelon --help` does without it
 
     inert = "${before}'${sign}"

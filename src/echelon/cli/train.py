@@ -217,10 +217,7 @@ def _refuse_change(config: Config, directory: Path) -> None:
 
 
 def make_room(directory: Path, overwrite: bool, *, trained: bool = True) -> None:
-    """Refuse to train over a trained run, or remove it where that is asked for.
-
-    trained: whether seeds that are there hold anything; what came to nothing is removed anyway
-    """
+    """Refuse to train over a trained run, or remove it. trained: whether its seeds hold anything"""
     from echelon.training.run import seed_directory, trained_seeds
 
     if not RunDirectory(directory).is_trained:

@@ -17,10 +17,7 @@ SecretName: TypeAlias = Literal["tushare_token", "echelon_redis_url", "echelon_c
 
 
 class Secrets(BaseSettings):
-    """Every secret Echelon knows, by the name of its environment variable in lower case.
-
-    `Secrets()` reads the environment, and no file. None where the variable is unset or empty.
-    """
+    """Every secret, by its environment variable in lower case; None where unset or empty."""
 
     model_config = SettingsConfigDict(
         frozen=True,

@@ -296,10 +296,7 @@ def _ranges(count: int, size: int) -> Iterator[range]:
 def load_exogenous(
     config: Config, panel: Panel, published_until: datetime | None = None
 ) -> Exogenous | None:
-    """Every configured series on the panel's rows, as known then; None without any.
-
-    published_until: a bar's time; pretend that nothing was published after that bar's close
-    """
+    """Every configured series on the panel's rows, as known then (and by `published_until`)."""
     if not config.data.exogenous:
         return None
     place = panel.times, panel.symbols, panel.calendar, panel.timezone

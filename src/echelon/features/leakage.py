@@ -50,12 +50,7 @@ _LADDER_RUN = 250
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something before the cut that depends on what comes after it (or on units).
-
-    kind: feature, scaler or panel (a mask, membership, the benchmark …)
-    cut: time of the last bar that was kept; None for *rescaled*
-    where: the first symbol and time at which it shows
-    """
+    """Something up to the cut (None: anywhere) that depends on what comes after it, or on units."""
 
     kind: Literal["feature", "scaler", "panel"]
     name: str

@@ -72,10 +72,7 @@ class PrepareReport:
 
 @dataclass(frozen=True)
 class SplitLayout:
-    """Which panel rows X covers and which of X's rows each split covers.
-
-    first_row: panel row of X's row 0; earlier rows warm features up
-    """
+    """Which panel rows X covers, from first_row on, and which of X's rows each split covers."""
 
     first_row: int
     splits: dict[str, range]
@@ -334,10 +331,7 @@ def _make(
 
 
 def delist_reasons(panel: Panel, symbols: pl.DataFrame) -> list[str | None]:
-    """Why each symbol [N] was delisted inside the panel; None: it was not, or it is not known.
-
-    A delisting dated after the panel's last bar is the future, and its reason is left out.
-    """
+    """Why each symbol [N] was delisted; None: not inside the panel, or it is not known."""
     last = panel.times[-1].astype("datetime64[D]").astype(date)
     past = symbols.filter(pl.col("delisted").is_null() | (pl.col("delisted") <= last))
     known = dict(zip(past["symbol"], past["reason"], strict=True))

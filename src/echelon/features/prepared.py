@@ -57,13 +57,7 @@ OPTIONAL: Mapping[str, tuple[str, str]] = {
 
 
 class PreparedManifest(TypedDict):
-    """What manifest.json holds: axes, names, hashes, what was left out and why.
-
-    files: name → SHA-256 of every file but the manifest; content_hash: one hash for all of them
-    sources: what computes each feature; of a user's, the hash of its file. Sets made before have
-        none
-    facts_hash: of everything else in the manifest; sets made before have none
-    """
+    """What manifest.json holds. Sets made before have no sources, reasons and facts_hash."""
 
     format: int
     key: str

@@ -18,11 +18,7 @@ from echelon.types import Bools, Floats, Floats32
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Count, mean and sum of squared deviations per feature, of values seen so far.
-
-    Moments of pieces merge into the moments of the whole (Chan et al., 1979), so the train
-    window need not be in memory at once.
-    """
+    """Count, mean and squared deviations per feature; those of pieces merge (Chan et al., 1979)."""
 
     count: Floats
     mean: Floats

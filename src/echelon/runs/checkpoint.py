@@ -135,10 +135,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """The newest periodic checkpoint, checked whole; None where there is none.
-
-    A damaged one is an error, not skipped: going on from an earlier one is for the user to decide.
-    """
+    """The newest periodic checkpoint, checked whole: a damaged one is an error, not skipped."""
     paths = list_checkpoints(directory)
     if not paths:
         return None

@@ -66,12 +66,7 @@ class TensorFiles(NamedTuple):
         *,
         allow_nan: bool = True,
     ) -> None:
-        """Write both files in the place of what is at `target`, or change nothing.
-
-        facts: what the document says besides versions and hashes, as JSON can hold it
-        allow_nan: or refuse NaN and infinities, which only Python's dialect of JSON has
-        Raises: OSError
-        """
+        """Write both files in the place of what is at `target`, or change nothing and raise."""
         from safetensors.torch import save
 
         seen: set[int] = set()

@@ -73,11 +73,7 @@ def open_sinks(
 
 
 class TensorBoardSink:
-    """Event files in tensorboard/ of the run directory.
-
-    Written here, at once: TensorBoard's own writer does it in a thread, which ends in a traceback
-    on a full disk. On one, no more is written there, with a warning.
-    """
+    """Event files, written at once: TensorBoard's own writer ends in a traceback on a full disk."""
 
     def __init__(self, directory: Path, resume_step: int | None) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2

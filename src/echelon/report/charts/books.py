@@ -100,11 +100,7 @@ def monthly_chart(split: SplitData, words: Words) -> Chart:
 
 
 def holdings_charts(split: SplitData, words: Words) -> dict[str, Chart]:
-    """Key of an agent, or `mean` → stacked shares: assets from the bottom up, the rest, cash.
-
-    The median agent comes first. An asset has one place and one colour, whichever seed is looked
-    at: by its mean over all.
-    """
+    """Key of an agent, the median first, or `mean` → stacked shares; an asset keeps its colour."""
     stacks = {r.key: _weights(split, r) for r in split.agents}
     overall = np.mean(list(stacks.values()), axis=0)
     if len(stacks) > 1:

@@ -86,10 +86,7 @@ class Points(Layer):
 
 @dataclass(frozen=True)
 class BarStack(Layer):
-    """A bar of values[P] at each place[P], stacked upon those before it.
-
-    across: bars lie, places are rows; low, high: ends of an interval around each value
-    """
+    """A bar of values[P] at each place[P], stacked. across: bars lie; low, high: an interval"""
 
     at: Times | Sequence[int]
     values: Floats

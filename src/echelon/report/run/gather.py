@@ -37,11 +37,7 @@ _EQUITY = ("time", "value", "drawdown", "cash_share", "commission", "stamp", "sl
 
 @dataclass(frozen=True)
 class Record:
-    """One saved backtest: of an agent (`seed` is its seed) or of a baseline (`seed` is None).
-
-    key: its name in file names, unique in a split
-    command: who was in charge, of a hierarchy
-    """
+    """One saved backtest, of an agent (its `seed`) or a baseline; command: of a hierarchy."""
 
     key: str
     seed: int | None
@@ -125,11 +121,7 @@ class SplitData:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, as a report needs it.
-
-    path: as the user wrote it, for commands; logs: seed → training log
-    populations: key of an agent → what training left of its population, where it did
-    """
+    """A run, as a report needs it: logs by seed, what training left of populations by agent."""
 
     path: Path
     config: Config

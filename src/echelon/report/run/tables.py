@@ -247,13 +247,7 @@ def references_by_seed(split: SplitData, words: Words) -> Table:
 
 
 def execution_table(split: SplitData, words: Words) -> NotedTable | None:
-    """How orders were worked through the day: costs by book, in basis points.
-
-    None where orders were filled at once and nothing else is known.
-
-    Blotters have these columns where there was an executor: one that worked the orders, or the
-    immediate one with a dataset of intraday bars to compare with.
-    """
+    """What working the orders cost by book, in basis points; None where nothing is known."""
     blotters = {
         r.key: r.tables.blotter for r in split.records if "arrival" in r.tables.blotter.columns
     }

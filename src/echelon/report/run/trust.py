@@ -202,10 +202,7 @@ def seeds_table(measures: Tree, words: Words) -> Table:
 def costs_table(
     sweep: Sequence[Tree], yardstick: str, words: Words, measures: Sequence[str]
 ) -> Table:
-    """The cost sweep: agents and yardstick at each multiple of the costs.
-
-    sweep: `costs` of trust.json, or those of a walk-forward, which have no intervals over seeds
-    """
+    """The cost sweep: agents and yardstick at each multiple of the costs."""
     rows = []
     for line in sweep:
         cells: list[Content] = []
