@@ -8,6 +8,7 @@ import pytest
 
 from echelon.report.charts.chart import (
     DATES,
+    LIGHT,
     Axis,
     BarStack,
     Cells,
@@ -19,7 +20,6 @@ from echelon.report.charts.chart import (
     Spans,
 )
 from echelon.report.charts.interactive import page_chart
-from echelon.report.charts.palette import LIGHT
 from echelon.report.charts.slides import Slide, draw_slide
 
 DAYS = np.datetime64("2020-01-01") + np.arange(5).astype("timedelta64[D]")

@@ -34,7 +34,7 @@ from echelon.features.prepared import Split
 from echelon.market import Reason, TradedData, rules_in_force
 from echelon.ops.measures import LABELS, MeanStd
 from echelon.report.charts.books import MOST_POINTS
-from echelon.report.charts.palette import BASELINES, DARK, LIGHT
+from echelon.report.charts.chart import BASELINES, DARK, LIGHT
 from echelon.report.run import page as page_module
 from echelon.report.run.facts import encoder_lines, learner_lines
 from echelon.report.run.gather import RunData, gather

@@ -34,7 +34,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tokenize import TokenError
@@ -292,26 +292,23 @@ def write_parquet(path: Path, frame: pl.DataFrame) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-@contextmanager
-def staging_directory(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
+def staging_directory(
+    parent: Path, prefix: str = ".staging-"
+) -> AbstractContextManager[Path, None]:
     """A fresh directory below `parent`, which is swept first; gone at the end of the block."""
-    parent.mkdir(parents=True, exist_ok=True)
-    with _swept_directory(parent, prefix, 0o777, _DIRECTORY) as directory:
-        yield directory
+    return _swept_directory(parent, prefix, 0o777, _DIRECTORY)
 
 
-@contextmanager
-def scratch_directory(kind: str) -> Iterator[Path]:
+def scratch_directory(kind: str) -> AbstractContextManager[Path, None]:
     """A directory for temporary files, removed at the end. kind: lower case, in its name"""
-    parent = Path(tempfile.gettempdir())
-    with _swept_directory(parent, f"echelon-{kind}-", 0o700, _SCRATCH) as directory:
-        yield directory
+    return _swept_directory(Path(tempfile.gettempdir()), f"echelon-{kind}-", 0o700, _SCRATCH)
 
 
 @contextmanager
 def _swept_directory(
     parent: Path, prefix: str, mode: int, leftovers: re.Pattern[str]
 ) -> Iterator[Path]:
+    parent.mkdir(parents=True, exist_ok=True)
     _sweep_once(parent, leftovers)
     directory, lock = _own_directory(parent, prefix, mode)
     try:

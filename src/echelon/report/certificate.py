@@ -221,23 +221,20 @@ def _planted_lines(market: MarketResult, words: Words) -> _Pictures:
     yield words("proof_pic_share"), dots(lines, unit="share", thresholds=marks)
 
 
-def _regime(market: MarketResult, words: Words) -> _Pictures:
-    strong = [name for name in market.rows if name.endswith(("agent", "hierarchy"))]
-    title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
-    yield words(f"proof_{title}"), _sharpes(market.rows, strong, 0.0, words)
+def _sharpes(market: MarketResult, words: Words) -> _Pictures:
+    """Of the regime and the leaky market: a line a policy, with a mark at the bar."""
+    strong = ("agent", "hierarchy", "peeking")
+    lines = [
+        PolicyRow(policy_name(name, words), tuple(values), strong=name.endswith(strong))
+        for name, values in market.rows.items()
+    ]
+    title, marks = "pic_sharpe", {5.0: "5"}
+    if market.name == "regime":
+        title = "pic_sharpe_hierarchy" if "hierarchy" in market.rows else "pic_sharpe_pairs"
+        marks = {0.0: ""}
+    yield words(f"proof_{title}"), dots(lines, unit="sharpe", thresholds=marks)
     if "shown" in market.facts:
         yield _in_charge(market.facts, words)
-
-
-def _sharpes(
-    rows: Mapping[str, Sequence[float]], strong: Sequence[str], bar: float, words: Words
-) -> Picture:
-    """A line a policy, with a mark at the bar. strong: those that stand out"""
-    lines = [
-        PolicyRow(policy_name(name, words), tuple(values), strong=name in strong)
-        for name, values in rows.items()
-    ]
-    return dots(lines, unit="sharpe", thresholds={bar: f"{bar:g}" if bar else ""})
 
 
 def _in_charge(facts: Mapping[str, Any], words: Words) -> tuple[str, Picture]:
@@ -280,10 +277,6 @@ def _null(market: MarketResult, words: Words) -> _Pictures:
     yield words("proof_pic_low"), strip(lines, head=words("proof_claims"))
 
 
-def _leaky(market: MarketResult, words: Words) -> _Pictures:
-    yield words("proof_pic_sharpe"), _sharpes(market.rows, ["peeking"], 5.0, words)
-
-
 def _costly(market: MarketResult, words: Words) -> _Pictures:
     for kind, title in (("sharpes", "pic_sharpe"), ("turnover", "pic_turnover")):
         lines = []
@@ -297,9 +290,9 @@ def _costly(market: MarketResult, words: Words) -> _Pictures:
 
 _PICTURES: Mapping[str, Callable[[MarketResult, Words], _Pictures]] = {
     "planted": _planted_lines,
-    "regime": _regime,
+    "regime": _sharpes,
     "null": _null,
-    "leaky": _leaky,
+    "leaky": _sharpes,
     "costly": _costly,
 }
 
@@ -317,9 +310,6 @@ def _facts(certificate: Certificate, words: Words) -> list[tuple[str, list[str]]
         "platform": f"Echelon {about['echelon']}, Python {about['python']}, {about['platform']}",
     }
     return [(f"proof_fact_{name}", [value]) for name, value in facts.items()]
-
-
-# --- pictures: a row a policy, values along one axis
 
 
 @dataclass(frozen=True)

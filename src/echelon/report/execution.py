@@ -94,9 +94,6 @@ def _span(evaluation: ExecutionEvaluation, words: Words) -> str:
     )
 
 
-# --- tables
-
-
 def _measures_table(evaluation: ExecutionEvaluation, words: Words) -> Table:
     names = [*_MEASURES, "glr", "ffr"]
     rows: list[list[Content]] = []
@@ -155,9 +152,6 @@ def _facts(evaluation: ExecutionEvaluation, words: Words) -> FactRows:
         ("execution_rules", [execution_line(facts["rules"], facts["price"], words)]),
         ("fact_data", [facts["content"][:20]]),
     ]
-
-
-# --- charts
 
 
 def _looks(names: Iterable[str], learned: str | None) -> dict[str, tuple[str, float]]:

@@ -28,7 +28,7 @@ from echelon.population.attribution import (
 )
 from echelon.population.measurement import rolling_usage_entropy
 from echelon.population.record import CommandRecord, PopulationHistory
-from echelon.report.charts.palette import LIGHT
+from echelon.report.charts.chart import LIGHT
 from echelon.report.pages import Cell, Content, Named, Table
 from echelon.report.run.gather import Record, SplitData
 from echelon.report.run.trust import range_text
@@ -271,9 +271,6 @@ def attributions(
 ) -> dict[str, Attribution | None]:
     """Key of an agent → where its result came from."""
     return {key: attribution_of(split, agent, config) for key, agent in agents.items()}
-
-
-# --- tables and texts
 
 
 def choice_name(name: str, k: int, experts: int, words: Words) -> str:

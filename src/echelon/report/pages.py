@@ -19,9 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from echelon.report.charts.chart import Chart, Plot
+from echelon.report.charts.chart import DARK, LIGHT, Chart, Plot, css_variables
 from echelon.report.charts.interactive import PlotlyTree, page_chart
-from echelon.report.charts.palette import DARK, LIGHT, css_variables
 from echelon.report.texts import Words, file_name
 
 _TITLES = {"en": ("en", "English"), "zh": ("zh-CN", "中文")}

@@ -28,8 +28,16 @@ from echelon.evaluation.statistics import interquartile_mean
 from echelon.evaluation.walkforward import STITCHED, WalkForward
 from echelon.files import read_table, write_atomic
 from echelon.ops.measures import LABELS
-from echelon.report.charts.chart import DATES, MOST_LABELS, Axis, Chart, Plot, Points, Spans
-from echelon.report.charts.palette import colour_of
+from echelon.report.charts.chart import (
+    DATES,
+    MOST_LABELS,
+    Axis,
+    Chart,
+    Plot,
+    Points,
+    Spans,
+    colour_of,
+)
 from echelon.report.charts.slides import Slide, draw_slide
 from echelon.report.pages import Cell, Content, Named, Table, render_page
 from echelon.report.rules import recorded_rules
@@ -104,9 +112,6 @@ class WalkData:
         return str(rows[0]) if len(rows) else ""
 
 
-# --- reading
-
-
 def gather_walk(directory: Path) -> WalkData:
     """Read a walk-forward that came to an end, be it that some of its folds failed."""
     walk = WalkForward.open(directory)
@@ -165,9 +170,6 @@ def _split(
         about,
     )
     return SplitData(STITCHED, evaluation, agents, baselines)
-
-
-# --- the page
 
 
 def is_walk_forward(directory: Path) -> bool:
@@ -298,9 +300,6 @@ def _facts(walk: WalkData, words: Words, command: str) -> FactRows:
         ("fact_directory", [str(walk.path / f"{WalkForward.member}s")]),
         ("fact_report", [command]),
     ]
-
-
-# --- charts
 
 
 def windows_chart(folds: Sequence[Fold], words: Words) -> Chart:

@@ -12,6 +12,7 @@ import numpy as np
 from echelon.envs.act import Action
 from echelon.population.attribution import COST_PARTS
 from echelon.report.charts.chart import (
+    ASSET_COLOURS,
     DATES,
     Axis,
     BarStack,
@@ -21,8 +22,8 @@ from echelon.report.charts.chart import (
     Plot,
     Points,
     RefLine,
+    colour_of,
 )
-from echelon.report.charts.palette import ASSET_COLOURS, colour_of
 from echelon.report.charts.slides import Slide
 from echelon.report.run.gather import Record, RunData, SplitData
 from echelon.report.run.tables import lead, monthly_by_key, monthly_text, rivals
@@ -230,9 +231,6 @@ def differences_chart(
         layers.append(replace(points, name=titles[kind], role=role, texts=texts))
     plot = Plot(layers, Axis(words("sharpe_difference")), Axis(labels=names))
     return Chart([[plot]], 100 + 38 * len(names), hover="closest")
-
-
-# --- slides
 
 
 def book_slides(run: RunData, words: Words) -> dict[str, Slide]:

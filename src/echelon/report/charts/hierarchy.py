@@ -331,9 +331,6 @@ def member_names(history: PopulationHistory, words: Words) -> list[str]:
     return names
 
 
-# --- slides
-
-
 def hierarchy_slides(run: RunData, agent: Record, words: Words) -> dict[str, Slide]:
     """Who was in charge, and how the experts differ, by the names of their files."""
     record = agent.commanded

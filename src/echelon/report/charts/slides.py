@@ -26,6 +26,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from echelon.report.charts.chart import (
+    LIGHT,
     MOST_LABELS,
     Axis,
     BarStack,
@@ -39,7 +40,6 @@ from echelon.report.charts.chart import (
     RefLine,
     Spans,
 )
-from echelon.report.charts.palette import LIGHT
 from echelon.report.texts import Words
 
 _CHINESE = (

@@ -24,7 +24,7 @@ from echelon.evaluation.trust import load_trust
 from echelon.ops.measures import LABELS
 from echelon.population.record import CommandRecord, PopulationHistory, has_record, record_files
 from echelon.population.reference_policies import HEDGE, expert_key
-from echelon.report.charts.palette import BASELINES
+from echelon.report.charts.chart import BASELINES
 from echelon.runs import RunDirectory
 from echelon.runs.metrics import LOG, TABLE, read_metrics
 from echelon.training.run import seed_directory
