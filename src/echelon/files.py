@@ -292,14 +292,12 @@ def write_parquet(path: Path, frame: pl.DataFrame) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-def staging_directory(
-    parent: Path, prefix: str = ".staging-"
-) -> AbstractContextManager[Path, None]:
+def staging_directory(parent: Path, prefix: str = ".staging-") -> AbstractContextManager[Path]:
     """A fresh directory below `parent`, which is swept first; gone at the end of the block."""
     return _swept_directory(parent, prefix, 0o777, _DIRECTORY)
 
 
-def scratch_directory(kind: str) -> AbstractContextManager[Path, None]:
+def scratch_directory(kind: str) -> AbstractContextManager[Path]:
     """A directory for temporary files, removed at the end. kind: lower case, in its name"""
     return _swept_directory(Path(tempfile.gettempdir()), f"echelon-{kind}-", 0o700, _SCRATCH)
 
@@ -409,7 +407,6 @@ def _measure(path: Path) -> tuple[int, float]:
 
 
 def _own_file(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file next to `path` under a temporary name, locked."""
     while True:
         temporary = path.with_name(f".{path.name}.{_token(path.parent)}.tmp")
         handle = temporary.open("xb")
@@ -435,7 +432,6 @@ def _own_directory(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Whether what is open is what has the name."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(handle))
     except FileNotFoundError:

@@ -103,16 +103,13 @@ def main() -> None:
         place = f" {error.filename}" if error.filename else ""
         fail("error:", f"{error.strerror or error}{place}")
         sys.exit(EchelonError.exit_code)
-    except MemoryError as error:
-        fail("error:", f"not enough memory ({error or 'none left'}). {_SMALLER}")
-        sys.exit(EchelonError.exit_code)
     except Exception as error:  # noqa: BLE001 (the last resort: shown, named a bug, and left with 70)
         if "os error" in str(error):
             # Compiled libraries wrap the system's errors (a full disk) in errors of their own.
             fail("error:", error)
             sys.exit(EchelonError.exit_code)
-        if "can't allocate memory" in str(error):  # torch's
-            fail("error:", f"not enough memory ({error}). {_SMALLER}")
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's
+            fail("error:", f"not enough memory ({str(error) or 'none left'}). {_SMALLER}")
             sys.exit(EchelonError.exit_code)
         traceback.print_exc()
         err.print(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from echelon.evaluation.comparison import Comparison, ComparisonResult, SharpeGap
     from echelon.evaluation.runs_comparison import RunDifference, RunsComparison
     from echelon.evaluation.test_access import SplitName
+    from echelon.report.texts import Words
     from echelon.training.run import TrainedRun
 
 
@@ -244,19 +246,17 @@ def conclusion(result: RunsComparison) -> str:
     if result.returns < LEAST_BARS:
         return words("verdict_few", bars=result.returns, least=LEAST_BARS)
     pairs = [(line.row.name, d) for line in result.runs if (d := line.difference) is not None]
-    claims = [_sentence(name, result.first, d) for name, d in pairs if d.claimed]
-    others = [_sentence(name, result.first, d) for name, d in pairs if not d.claimed]
+    claims = [_sentence(name, result.first, d, words) for name, d in pairs if d.claimed]
+    others = [_sentence(name, result.first, d, words) for name, d in pairs if not d.claimed]
     if not claims:
         return f"Nothing can be claimed: {'; '.join(others)}."
     rest = f" Of the others, nothing: {'; '.join(others)}." if others else ""
     return f"It can be claimed: {'; '.join(claims)}.{rest}"
 
 
-def _sentence(name: str, first: str, difference: RunDifference) -> str:
+def _sentence(name: str, first: str, difference: RunDifference, words: Words) -> str:
     """What may be said of a run vs the first, in the words of the reports."""
-    from echelon.report.texts import Words
-
-    words, standing = Words("en"), difference.standing
+    standing = difference.standing
     if difference.ahead is None or standing is None:
         if math.isnan(difference.seeds.low):
             return f"{name} or {first} has one seed, and other seeds may turn it round"
@@ -284,12 +284,9 @@ def _refuse_taken(output_dir: Path | None) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise UsageError(f"--output-dir {output_dir}: is a file. Name a directory.")
     path = output_dir / RUNS_RESULT
-    if not path.exists():
-        return
-    try:
-        mine = read_json(path, dict[str, Any], "").get("kind") == "runs"
-    except DamagedError:
-        mine = False
+    mine = not path.exists()
+    with suppress(DamagedError):
+        mine = mine or read_json(path, dict[str, Any], "").get("kind") == "runs"
     if not mine:
         raise UsageError(
             f"--output-dir {output_dir}: its {RUNS_RESULT} is not of compared runs; a "

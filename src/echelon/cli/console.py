@@ -108,12 +108,8 @@ class ProgressBar:
         self._progress = progress
         self._task = progress.add_task(label, total=None)
 
-    def count(self, done: int) -> None:
-        """Show how many are done, the total not being known."""
-        self._progress.update(self._task, completed=done)
-
-    def show(self, done: int, total: int) -> None:
-        """Show how many of how many are done."""
+    def show(self, done: int, total: int | None = None) -> None:
+        """Show how many are done, and of how many where that is known."""
         self._progress.update(self._task, completed=done, total=total)
 
     def label(self, text: str) -> None:

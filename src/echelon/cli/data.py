@@ -128,7 +128,7 @@ def _import(tree: Config, *, update: bool = False, quarantine: bool = False) -> 
             quarantine=quarantine,
             update=joins,
             extras=extras,
-            progress=bar.count,
+            progress=bar.show,
         )
     tell_import(report)
     check_universe(where, name)
@@ -244,7 +244,7 @@ def check(
         else:
             origin = open_source(tree)
             extras = read_extras(tree, origin.info())
-            problems = check_source(origin, extras, scratch, progress=bar.count)
+            problems = check_source(origin, extras, scratch, progress=bar.show)
     errors = [p for p in problems if p.severity == "error"]
     for problem in problems:
         if problem.severity == "warning":
@@ -273,7 +273,7 @@ def _check_leakage(tree: Config, cuts: int, quarantine: bool) -> None:
     from echelon.features import check_leakage
 
     with progress_bar("preparing") as bar:
-        manifest = ensure_dataset(tree, quarantine=quarantine, progress=bar.count)
+        manifest = ensure_dataset(tree, quarantine=quarantine, progress=bar.show)
         report = check_leakage(tree, Store(tree.data.store), manifest, n_cuts=cuts, step=bar.label)
     if not report.leaks:
         typer.echo(

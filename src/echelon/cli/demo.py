@@ -86,7 +86,6 @@ def demo(
 
 
 def _sibling(directory: Path, what: str = "hierarchy") -> Path:
-    """Where the run of the hierarchy, or of the execution policy, goes."""
     return directory.parent / f"{directory.resolve().name}-{what}"
 
 
@@ -107,7 +106,6 @@ def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
 def _train_hierarchy(
     config: Config, directory: Path, agents: Path, given: options.RunOptions
 ) -> None:
-    """Train and test the hierarchy, and compare it with the agents."""
     from echelon.cli.compare import compare_trained
 
     typer.echo("the hierarchy: experts, and a router that chooses who is in charge")
@@ -118,7 +116,6 @@ def _train_hierarchy(
 
 
 def _work_orders(config: Config, agents: Path) -> None:
-    """Train a policy that works orders through the day, and draw one day of it."""
     from echelon.cli.execution import evaluate_execution_run, train_execution_run
 
     typer.echo("execution: a policy that works orders into the market of a day")

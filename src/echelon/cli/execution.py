@@ -256,7 +256,6 @@ def _print_certificate(certificate: ExecutionCertificate) -> None:
 
 
 def _print_evaluation(result: ExecutionEvaluation) -> None:
-    """Measures by policy, then the differences that can be claimed."""
     facts = result.facts
     title = (
         f"{result.split}: {facts['orders']:,} orders on {facts['dates']:,} days, {facts['first']} "

@@ -84,7 +84,7 @@ def prepare_run(
             directory,
             expected=run.trained_on(),
             quarantine=quarantine,
-            on_rows=bar.count,
+            on_rows=bar.show,
             on_import=tell_import,
             on_symbols=on_symbols,
         )

@@ -135,7 +135,6 @@ def prove(
 
 
 def _show(certificate: Certificate, directory: Path, words: Words) -> None:
-    """Write the page, print the checks, and raise where a market is not passed."""
     from echelon.report import certificate as pages
 
     page = pages.write_certificate(certificate, directory, words.lang)

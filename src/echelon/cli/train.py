@@ -160,7 +160,6 @@ def _tell_once(run: Path) -> Callable[[int], None]:
 
 
 def _with_others(outcomes: Sequence[Outcome], config: Config, directory: Path) -> list[Outcome]:
-    """Outcomes of all the run's seeds, also where only one of them was resumed."""
     from echelon.training.run import finished_outcome, seed_directory
 
     known = {outcome.seed: outcome for outcome in outcomes}
@@ -183,7 +182,6 @@ def print_outcomes(outcomes: Sequence[Outcome], measure: str) -> None:
 
 
 def _split_resume(path: Path | None) -> tuple[Path | None, Path | None]:
-    """(run directory, checkpoint) that --resume names."""
     if path is None:
         return None, None
     if (path / "state.json").is_file() and path.parent.name == "checkpoints":

@@ -116,7 +116,6 @@ def print_walk(result: WalkForwardResult) -> None:
 
 
 def _how_sure(statistics: Mapping[str, Any], annual: float) -> Iterator[str]:
-    """The stitched Sharpe ratio over seeds, and its distance to the baselines, in words."""
     from echelon.report.run.trust import span_of
 
     number = MEASURE_COLUMNS["sharpe_annual"].format

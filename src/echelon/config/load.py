@@ -193,7 +193,6 @@ def _is_ours(place: Path, marks: Sequence[str]) -> bool:
 
 
 def _is_new(place: Path, run: Path) -> bool:
-    """Whether a directory is yet to be made, or empty, where the user works."""
     real = real_path(place)
     homes = (real_path(Path.cwd()), real_path(run.parent))
     if not any(os.path.commonpath([real, home]) == home for home in homes):

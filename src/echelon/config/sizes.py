@@ -147,7 +147,6 @@ def bytes_of_transition(n_assets: int, *, behaviour: bool = False) -> int:
 
 
 def _needs(config: Config) -> Iterator[tuple[str, Callable[[int], int]]]:
-    """What each setting needs, the others as they are."""
     data, model, train = config.data, config.model, config.train
     synthetic = data.source == "synthetic"
     n_assets = len(config.assets) or (data.synthetic.n_symbols if synthetic else 1)

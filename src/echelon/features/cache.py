@@ -25,7 +25,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -166,10 +166,8 @@ class LocalCache:
             log.warning("cache entry %s cannot be read (%s): computing again", entry, error)
             empty_directory(into)
             return False
-        try:
+        with suppress(OSError):  # a cache that is read-only still knows; only its order suffers
             os.utime(entry)
-        except OSError as error:  # a cache that is read-only still knows; only its order suffers
-            log.debug("cache entry %s: its last use is not noted (%s)", entry, error)
         return True
 
     def put(self, key: str, directory: Path) -> None:
@@ -273,12 +271,9 @@ class RedisCache:
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
             return True
         host = str(pool.connection_kwargs.get("host") or "localhost")
-        if host == "localhost":
-            return True
-        try:
+        with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return host == "localhost"
 
     def get(self, key: str, into: Path) -> bool:
         """Fetch and verify the entry, into the empty directory `into`; False: there is none."""

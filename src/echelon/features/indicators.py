@@ -86,7 +86,7 @@ def indicator_features(config: IndicatorsConfig) -> tuple[Feature, ...]:
 def sma(period: int) -> Feature:
     """Simple moving average of the close: `sma_{period}`."""
     return _feature(
-        (f"sma_{period}",), period, ("close",), lambda bars: _column(talib.SMA(bars.close, period))
+        (f"sma_{period}",), period, ("close",), lambda bars: talib.SMA(bars.close, period)
     )
 
 
@@ -96,7 +96,7 @@ def ema(period: int) -> Feature:
     Seed: the simple mean of the first `period` closes since listing, at bar `period`.
     """
     return _feature(
-        (f"ema_{period}",), period, ("close",), lambda bars: _column(talib.EMA(bars.close, period))
+        (f"ema_{period}",), period, ("close",), lambda bars: talib.EMA(bars.close, period)
     )
 
 
@@ -109,7 +109,7 @@ def rsi(period: int) -> Feature:
     """
 
     def compute(bars: Bars) -> Floats:
-        out = _column(talib.RSI(bars.close, period))
+        out: Floats = talib.RSI(bars.close, period)
         if (bars.close[: period + 1] == bars.close[0]).all():
             moved = np.flatnonzero(bars.close != bars.close[0])
             out[period : moved[0] if moved.size else len(out)] = 50.0
@@ -372,19 +372,16 @@ def _feature(
 
 
 def _atr(bars: Bars, period: int) -> Floats:
-    return _column(talib.ATR(_have(bars.high), _have(bars.low), bars.close, period))
+    ranges: Floats = talib.ATR(_have(bars.high), _have(bars.low), bars.close, period)
+    return ranges
 
 
 def _middle(bars: Bars, period: int) -> Floats:
     """Middle of the highest high and the lowest low of `period` bars: [L]."""
     high, low = _have(bars.high), _have(bars.low)
     # TA-Lib refuses a period of one bar.
-    return 0.5 * (high + low) if period == 1 else _column(talib.MIDPRICE(high, low, period))
-
-
-def _column(values: Floats) -> Floats:
-    """TA-Lib's untyped column [L], with a type."""
-    return values
+    middle: Floats = 0.5 * (high + low) if period == 1 else talib.MIDPRICE(high, low, period)
+    return middle
 
 
 def _have(values: Floats | None) -> Floats:

@@ -159,7 +159,6 @@ def _cuts(config: Config, panel: Panel, dataset: Manifest, n_cuts: int) -> list[
 
 
 def _without(plan: FeaturePlan, names: set[str]) -> FeaturePlan:
-    """The plan less features that leak, and ranks over them."""
     series = tuple(f for f in plan.series if not names & set(f.names))
     kept = {name for f in series for name in f.names}
     return FeaturePlan(series, tuple(r for r in plan.ranks if r.base in kept), plan.exogenous)
@@ -199,7 +198,6 @@ def _compare(
     test: Test,
     cut: datetime | None,
 ) -> Iterator[Leak]:
-    """What differs up to the cut (everywhere without one), by name."""
     until = true.panel.times[-1] if cut is None else np.datetime64(cut, "us")
     rows = int(np.searchsorted(true.panel.times, until, side="right"))
     if not np.array_equal(true.panel.times[:rows], other.panel.times[:rows]):
@@ -318,7 +316,6 @@ def _ladder_cuts(
 def _prefix_leak(
     feature: Feature, whole: Floats, other: Bars, cut: int, symbol: str
 ) -> Leak | None:
-    """The first column that differs on the first `cut` bars, if any does."""
     time = other.times[cut - 1].item()
     try:
         part = run(feature, other, symbol)[:cut]

@@ -231,7 +231,6 @@ class Prepared:
                 )
 
     def _verify_facts(self) -> None:
-        """Names, splits and scaler fit the axes."""
         manifest = self.manifest
         for fact, axis in (("features", "F"), ("groups", "F"), ("symbols", "N")):
             if len(manifest[fact]) != manifest[axis]:  # type: ignore[literal-required]

@@ -216,7 +216,6 @@ def run(feature: Feature, bars: Bars, symbol: str = "") -> Floats:
 
 
 def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> tuple[Feature, ...]:
-    """Return the features that have a column or function named in `wanted`, or all if empty."""
     if not wanted:
         return features
     known = {name: f for f in features for name in (getattr(f.compute, "__name__", ""), *f.names)}
@@ -232,7 +231,6 @@ def _choose_factors(features: tuple[Feature, ...], wanted: tuple[str, ...]) -> t
 
 
 def _check_declaration(function: str, feature: Feature) -> None:
-    """Refuse what @factor was given if it cannot be meant."""
     who, lookback, names = f"factor {function!r}", feature.lookback, feature.names
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
         raise FeatureError(

@@ -119,8 +119,6 @@ class Scaler:
 
 
 class _Tree(TypedDict):
-    """What `Scaler.to_dict` gives."""
-
     window: tuple[date, date]
     names: list[str]
     mean: list[float]

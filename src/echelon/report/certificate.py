@@ -124,7 +124,6 @@ def _result(check: Check, words: Words) -> str:
 
 
 def _interval(check: Check, words: Words) -> str:
-    """Its interval; a dash without one."""
     if check.low is None or check.high is None:
         return DASH
     low, high = (_number(end, check.unit) for end in (check.low, check.high))
@@ -132,7 +131,6 @@ def _interval(check: Check, words: Words) -> str:
 
 
 def _bars(check: Check, words: Words) -> str:
-    """What it is held to."""
     if check.unit == "names":
         return words("proof_bar_names")
     if not check.bars:
@@ -149,7 +147,6 @@ def _verdict(passed: bool | None, words: Words) -> str:
 
 
 def _lead(certificate: Certificate, words: Words) -> list[str]:
-    """What came out, and how large the proof is."""
     names = {
         passed: [words(f"proof_market_{m.name}") for m in certificate.markets if m.passed == passed]
         for passed in (True, False)

@@ -161,7 +161,6 @@ def _looks(names: Iterable[str], learned: str | None) -> dict[str, tuple[str, fl
 
 
 def _first_learned(evaluation: ExecutionEvaluation) -> str | None:
-    """Name of the policy with the accent."""
     return next((policy.name for policy in evaluation.policies if policy.seeds), None)
 
 
@@ -242,7 +241,6 @@ def day_chart(histories: Mapping[str, History], words: Words, learned: str | Non
 
 
 def _day_title(histories: Mapping[str, History], words: Words) -> str:
-    """Which asset, day, side and amount."""
     first = next(iter(histories.values()))
     return words(
         "execution_day",

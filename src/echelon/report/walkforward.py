@@ -244,7 +244,6 @@ def fold_table(
 
 
 def _measure_table(walk: WalkData, name: str, words: Words) -> Table:
-    """One measure: a row a fold, a column a book."""
     head = [words("fold"), words("agent"), *map(words.name, walk.baselines)]
     rows = [
         [title, *(_measure_text(walk.values(fold, who), name) for who in (AGENT, *walk.baselines))]
@@ -259,13 +258,11 @@ def _kind(walk: WalkData) -> str:
 
 
 def _rows(walk: WalkData, words: Words) -> dict[str, str]:
-    """Folds and, where there is one, the stitched series → their titles."""
     rows = {fold.name: fold.name for fold in walk.folds}
     return rows if walk.stitched is None else rows | {STITCHED: words("stitched")}
 
 
 def _measure_text(values: Mapping[str, float] | None, name: str, *, unit: bool = True) -> str:
-    """A measure as a table has it; a dash where there are none."""
     if values is None:
         return DASH
     label = LABELS[name]

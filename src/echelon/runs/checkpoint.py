@@ -51,8 +51,6 @@ class Checkpoint(NamedTuple):
 
 
 class _Document(TypedDict):
-    """What state.json says of a checkpoint."""
-
     step: int
     config_hash: str
     state: dict[str, Any]

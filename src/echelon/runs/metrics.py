@@ -160,9 +160,8 @@ def _line(row: Mapping[str, float]) -> str:
 def _frame(rows: list[dict[str, float]]) -> pl.DataFrame:
     import polars as pl
 
-    names = dict.fromkeys(name for row in rows for name in row)
-    schema = {"step": pl.Int64, "seconds": pl.Float64} | dict.fromkeys(names, pl.Float64)
-    schema["step"] = pl.Int64
+    names = ("step", "seconds", *(name for row in rows for name in row))
+    schema = dict.fromkeys(names, pl.Float64) | {"step": pl.Int64}
     return pl.DataFrame({name: [row.get(name) for row in rows] for name in schema}, schema=schema)
 
 

@@ -3,6 +3,6 @@
 chart.py          what a chart is: plots of lines, points, bars, spans and cells; the palette
 interactive.py    draws one on a page, through plotly.js
 slides.py         draws one as a PNG, through matplotlib
-books.py, hierarchy.py, training.py    the charts of a run
+books.py, hierarchy.py    the charts of a run
 variants.py       pictures of an ablation and of a comparison, a row a variant
 """

@@ -138,7 +138,6 @@ def grid_rows(result: AblationResult, base: Config) -> Iterator[VariantRow]:
 
 
 def _means(result: AblationResult, choice: Choice, value: str) -> tuple[float, ...]:
-    """Means of the variants in which a factor has this value."""
     rows = (
         row
         for row in result.rows

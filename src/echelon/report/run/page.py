@@ -32,7 +32,6 @@ from echelon.report import hierarchy
 from echelon.report.charts import books as charts
 from echelon.report.charts import hierarchy as hierarchy_charts
 from echelon.report.charts.slides import Slide, draw_slide, slide_words
-from echelon.report.charts.training import training_chart, training_slide
 from echelon.report.pages import render_page
 from echelon.report.rules import idle_text, recorded_rules
 from echelon.report.run import tables, trust
@@ -48,7 +47,6 @@ PARTS: dict[str, Any] = {
     "trust": trust,
     "hierarchy": hierarchy,
     "hierarchy_charts": hierarchy_charts,
-    "training_chart": training_chart,
     "idle_text": idle_text,
     "recorded_rules": recorded_rules,
     "code": CODE,
@@ -109,7 +107,7 @@ def draw_slides(run: RunData, words: Words, directory: Path) -> None:
 
 def run_slides(run: RunData, words: Words) -> dict[str, Slide]:
     """Slides of the main split and its median agent; a hierarchy's where there is one."""
-    slides = charts.book_slides(run, words) | {"training": training_slide(run, words)}
+    slides = charts.book_slides(run, words) | {"training": charts.training_slide(run, words)}
     agents = hierarchy.commanding_agents(run.main)
     if agents:
         slides |= hierarchy_charts.hierarchy_slides(run, next(iter(agents.values())), words)

@@ -258,8 +258,6 @@ class _Run(TypedDict):
 
 
 class _Comparison(TypedDict):
-    """comparison.json of runs, as far as it is shown."""
-
     format: int
     first_run: str
     runs: list[_Run]
