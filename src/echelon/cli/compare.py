@@ -162,7 +162,6 @@ def _title(facts: Mapping[str, Any]) -> str:
 
 
 def _cell(row: MeasuredRow, measure: str) -> str:
-    """Mean over seeds, and ± std below it where there are several."""
     mean, std = row.over_seeds(measure)
     number = MEASURE_COLUMNS[measure].format
     return f"{number(mean)}\n± {number(std)}" if len(row.seeds) > 1 else number(mean)

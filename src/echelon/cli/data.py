@@ -155,14 +155,15 @@ def synth(
     """Generate a seeded synthetic market into the store."""
     from echelon.data.sources import open_source
 
-    tree = _tree(
-        config, override, log_level, source="synthetic", dataset=dataset, store=store, freq=freq
-    )
-    synthetic = {"n_symbols": n_symbols, "n_days": n_days, "seed": seed}
-    changed = tree.data.synthetic.model_copy(
-        update={key: value for key, value in synthetic.items() if value is not None}
-    )
-    tree = tree.model_copy(update={"data": tree.data.model_copy(update={"synthetic": changed})})
+    market = {"n_symbols": n_symbols, "n_days": n_days, "seed": seed}
+    values: dict[str, object] = {
+        "source": "synthetic",
+        "dataset": dataset,
+        "store": store,
+        "freq": freq,
+    }
+    values |= {f"synthetic.{key}": value for key, value in market.items()}
+    tree = _tree(config, override, log_level, **values)
     _import(tree)
     if export is not None:
         _export(open_source(tree), export)

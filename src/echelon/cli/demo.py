@@ -90,7 +90,6 @@ def _sibling(directory: Path, what: str = "hierarchy") -> Path:
 
 
 def _refuse_mismatch(agents: Config, hierarchy: Config, file: Path) -> None:
-    """Refuse, before anything is trained, what could not be compared in the end."""
     if hierarchy.train.algo != "HIERARCHY":
         raise UsageError(
             f"--hierarchy {file}: expected train.algo: HIERARCHY, found {hierarchy.train.algo}."

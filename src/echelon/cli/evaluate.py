@@ -128,7 +128,6 @@ def evaluate_run(
 
 
 def _execution_costs(result: Evaluation) -> Iterator[str]:
-    """What the agents' execution cost, mean over seeds, where the executor reports it."""
     from echelon.report.run.tables import PARTS, execution_costs
 
     blotters = [result.tables(seed).blotter for seed in result.seeds]

@@ -113,15 +113,14 @@ def evaluate(
     console.set_up_logging(log_level)
     # Those of a file of orders are not the split's, and go into a directory of their own.
     place = run / "evaluations" / (split if orders is None else f"{split}-{orders.stem}")
-    trusted = trust_code or ()
     sweep(run, deep=True)
-    _judge({run.resolve().name: run}, split, orders, trusted, place, lang, history=history)
+    named = {run.resolve().name: run}
+    _judge(named, split, orders, trust_code or (), place, lang, history=history)
 
 
 def evaluate_execution_run(run: Path, split: str, trust_code: Sequence[Path] = ()) -> None:
     """Evaluate what was just trained, which has said the rules in force."""
     place = run / "evaluations" / split
-    sweep(run, deep=True)
     _judge({run.resolve().name: run}, split, None, trust_code, place, "en", with_rules=False)
 
 

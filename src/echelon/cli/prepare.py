@@ -48,7 +48,6 @@ def prepare(
 
 
 def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
-    """Refuse to prepare over a trained run, unless it is to have again what it had."""
     from echelon.config import fingerprint, load_run_config
 
     if resumed and fingerprint(config) == fingerprint(load_run_config(directory / "config.yaml")):
@@ -63,11 +62,7 @@ def _refuse_trained(config: Config, directory: Path, *, resumed: bool) -> None:
 def prepare_run(
     config: Config, directory: Path, command: str, *, quarantine: bool = False, record: bool = True
 ) -> PrepareReport:
-    """Prepare into a run directory, with progress, and write down what it was made from.
-
-    A directory with agents in it gets the set they were trained on again, or none.
-    record: off where the record of what was made there before stays
-    """
+    """Prepare into a run directory, with progress. record: write down what it was made from"""
     # Here and not above: numba and its like take a second, which `echelon --help` has not.
     from echelon.envs.world import rules_of
     from echelon.features import prepare as prepare_features

@@ -200,7 +200,6 @@ def _split_resume(path: Path | None) -> tuple[Path | None, Path | None]:
 
 
 def _refuse_change(config: Config, directory: Path) -> None:
-    """Refuse to go on with a run in another way than it began, before anything is written."""
     from echelon.config import load_run_config
     from echelon.training.run import training_hash
 

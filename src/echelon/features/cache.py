@@ -223,11 +223,7 @@ class LocalCache:
 
 
 class RedisCache:
-    """Entries in a Redis, in pieces; the description is written last and read first.
-
-    max_bytes: of an entry that is fetched or sent
-    secret: entries are signed with it, and those that are not are not used
-    """
+    """Entries in a Redis, in pieces, the description last; with a secret only signed ones count."""
 
     prefix = "echelon:prepared"
 

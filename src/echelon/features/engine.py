@@ -181,7 +181,6 @@ def compute(
 
     first_row: panel row at which X begins; earlier rows only warm features up
     train: rows of X (not of the panel) the moments are taken over
-    exogenous: joined series on the panel's rows
     """
     n_series = sum(len(f.names) for f in plan.series)
     shape = (panel.shape[0] - first_row, panel.shape[1], len(plan.names))

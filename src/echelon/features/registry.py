@@ -93,12 +93,7 @@ def factor(
 
 
 def select(config: FeaturesConfig, fields: frozenset[str]) -> Selection:
-    """Return the features `config` asks for that a source with `fields` can give.
-
-    fields: of open, high, low, close, volume, limits and time (`Panel.fields`). Order: OHLCV,
-    indicators, the stationary set, the calendar, the user's factors, and last the ranks, which need
-    the rest.
-    """
+    """Return the features `config` asks for that a source with `fields` can give, ranks last."""
     shipped = shipped_features(config)
     names = [name for spec in shipped for name in column_names(spec)]
     for name in names:

@@ -171,7 +171,6 @@ def _clock_axis(clock: Floats) -> Axis:
 
 
 def _paths_plot(evaluation: ExecutionEvaluation, words: Words, title: str = "") -> Plot:
-    """What share of an order each policy has executed by each tick, on average."""
     axis = _clock_axis(evaluation.clock)
     layers: list[Layer] = [_volume_line(axis, evaluation.volume.cumsum(), words)]
     looks = _looks((p.name for p in evaluation.policies), _first_learned(evaluation))

@@ -171,12 +171,7 @@ class Copy(NamedTuple):
 
 
 class FamilyTree(NamedTuple):
-    """A lineage as lines to draw.
-
-    last: round at which the living end
-    lead: rounds by which the line of a copy begins before it, so that copies of one round, which
-        would lie upon one another, stay distinct
-    """
+    """A lineage as lines to draw, up to round `last`; lead: how early the line of a copy begins."""
 
     branches: tuple[Branch, ...]
     copies: tuple[Copy, ...]

@@ -53,10 +53,7 @@ class Named(Block):
 
 @dataclass(frozen=True)
 class Cell(Block):
-    """A cell of a table that is more than its text.
-
-    kind: its class; why: shown on hover; small: below the text; strength: of its colour, per cent
-    """
+    """A cell that is more than its text. why: on hover; small: below; strength: of its colour, %"""
 
     text: str
     kind: str = ""

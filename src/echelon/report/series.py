@@ -7,7 +7,7 @@ day, week or month is what the book was worth then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
@@ -19,14 +19,9 @@ from echelon.types import Floats, Ints, Times
 Period = Literal["bar", "day", "week", "month", "quarter", "year"]
 Index = NDArray[np.intp]
 
-_PERIODS: dict[Period, str] = {
-    "bar": "",
-    "day": "1d",
-    "week": "1w",
-    "month": "1mo",
-    "quarter": "1q",
-    "year": "1y",
-}
+_PERIODS: dict[Period, str] = dict(
+    zip(get_args(Period), ("", "1d", "1w", "1mo", "1q", "1y"), strict=True)
+)
 """The shortest first, as polars writes them."""
 _MOVED = 0.001
 """A target weight this far from the holding, as a share of the book, is a wish to trade."""

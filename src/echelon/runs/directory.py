@@ -75,11 +75,7 @@ class RunDirectory:
         return RunDirectory(path)
 
     def record(self, config: Config, command: str, **facts: Any) -> None:  # noqa: ANN401 (JSON)
-        """Write down what was run, once its result is there: configuration, hashes, versions.
-
-        Written before the result, an interrupted run would leave the record of one run next to
-        the result of another.
-        """
+        """Write down what was run, once its result is there: else it may stand next to another."""
         from echelon.config import fingerprint, to_yaml
 
         tree = {

@@ -63,11 +63,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial, or a read of a test window.
-
-    key: configuration, data and window; for a read also its number
-    sharpe: per period, of the mean return of the seeds; None: looked at, but no result came of it
-    """
+    """A trial, or a read of a test window; sharpe: per period, None: no result came of it."""
 
     key: str
     window: Window
@@ -168,7 +164,6 @@ class TrialRegistry:
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Hold the registry's lock, with what a killed holder left in it swept away."""
         self.path.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(self.path / ".lock", f"the registry {self.path}", wait=True):
             sweep(self.path, deep=True)

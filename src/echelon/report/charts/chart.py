@@ -111,10 +111,7 @@ class Spans(Layer):
 
 @dataclass(frozen=True)
 class Cells(Layer):
-    """A table of coloured cells: values[R,C] from −limit to limit, and what is written in them.
-
-    A cell that has a text but no value is a total. Where nothing is written, cells touch.
-    """
+    """Coloured cells: values[R,C] in ±limit and their texts; one without a value is a total."""
 
     values: Floats
     written: Sequence[Sequence[str]]

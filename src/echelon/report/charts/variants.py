@@ -32,12 +32,7 @@ _WINDOWS = {"valid": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class VariantRow:
-    """One row of the picture.
-
-    group: what it belongs to, written above the first row of a group; empty: no heading
-    points: the rings
-    reference: what the mean is compared with; NaN: nothing, as for the base itself
-    """
+    """One row: points are its rings; reference: what their mean is compared with, NaN: nothing."""
 
     group: str
     label: str

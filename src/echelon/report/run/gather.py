@@ -74,11 +74,7 @@ class Record:
 
 @dataclass(frozen=True)
 class SplitData:
-    """A run's results on one split.
-
-    trust: what they are worth, see evaluation.trust; None: evaluated without
-    tried: configurations among which the validation window chose; None: not known
-    """
+    """A run's results on one split. trust: what they are worth; tried: how many were compared"""
 
     name: str
     evaluation: Evaluation
@@ -209,10 +205,7 @@ def _split(run: Path, name: str) -> SplitData:
 
 
 def tried_on(run: Path) -> int | None:
-    """Configurations compared on the run's validation window; None where that is not known.
-
-    As many as its look at the test window counted; without one, as its validation did.
-    """
+    """Configurations compared on its validation window, as its last look counted; None: unknown."""
     tested, trust = (load_trust(run, split) for split in ("test", "valid"))
     if tested is not None and tested["claim"].get("trials") is not None:
         return int(tested["claim"]["trials"])
