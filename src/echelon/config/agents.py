@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.config.algorithms import AlgorithmName
@@ -105,7 +105,7 @@ class LoraConfig(Section):
 class ExpertConfig(Section):
     """A single expert by target weights: SAC, TD3 or APG (`train.algo`)."""
 
-    hidden: PositiveInt = 64
+    hidden: Annotated[int, Field(gt=0, multiple_of=4)] = 64
     """Width of actor and critics; a multiple of 4, the heads of the actor's attention."""
     buffer_size: PositiveInt = 1_000_000
     """Transitions that the replay buffer holds."""
@@ -137,13 +137,6 @@ class ExpertConfig(Section):
     """APG: bars over which gradients flow through the market."""
     weight_decay: NonNegativeFloat = 0.0
     """APG: decay of the actor's weights, apart from the gradient (AdamW)."""
-
-    @field_validator("hidden")
-    @classmethod
-    def _splits_into_heads(cls, hidden: int) -> int:
-        if hidden % 4:
-            raise ValueError(f"must be a multiple of 4, such as {4 * (hidden // 4 + 1)}")
-        return hidden
 
     def _contradictions(self) -> Iterator[str]:
         if self.batch_size > self.buffer_size:

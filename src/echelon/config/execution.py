@@ -155,8 +155,8 @@ class ExecutionConfig(CodeSection):
     """Fastest multiple of TWAP's pace."""
     sequence: Literal["gru", "lstm", "attention"] = "gru"
     """How the day and the order's own steps are read."""
-    hidden: PositiveInt = 64
-    """Width of the network."""
+    hidden: Annotated[int, Field(gt=0, multiple_of=4)] = 64
+    """Width of the network; a multiple of 4, the attention heads."""
     block: PositiveInt = 1
     """Bars read as one input of the day's sequence: that much faster, with that much older news."""
     kappa: NonNegativeFloat = 2.0
@@ -169,8 +169,6 @@ class ExecutionConfig(CodeSection):
     """How the policy learns."""
 
     def _contradictions(self) -> Iterator[str]:
-        if self.hidden % 4:
-            yield f"hidden = {self.hidden} must be a multiple of 4, the attention heads"
         if self.actions == "fractions" and len(self.fractions) < 2:
             yield f"fractions {self.fractions} must be two or more shares of the order"
         given = [name for name in ("book", "book_session", "book_split") if getattr(self, name)]
