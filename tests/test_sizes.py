@@ -101,8 +101,8 @@ def test_times_that_no_calendar_reaches_are_refused(item: str, expected: str) ->
 @pytest.mark.parametrize("key", ["train.threads", "trainer.workers"])
 def test_absurd_numbers_of_processes_are_refused(key: str) -> None:
     refuse_sizes(_config(f"{key}=1024"))
-    with pytest.raises(ConfigError, match=rf"{key} = 1,025: at most 1,024"):
-        refuse_sizes(_config(f"{key}=1025"))
+    with pytest.raises(ConfigError, match=rf"{key}: .* less than or equal to 1024 \(found 1025\)"):
+        _config(f"{key}=1025")
 
 
 def test_validate_and_the_commands_refuse_before_they_begin(shell: Shell, tmp_path: Path) -> None:

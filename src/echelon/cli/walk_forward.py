@@ -27,8 +27,6 @@ _PlanOnly = Annotated[
 ]
 _MEASURES = ("total_return", "sharpe_annual", "max_drawdown", "turnover_annual")
 _STITCHED = ("annual_return", "sharpe_annual", "calmar", "max_drawdown", "turnover_annual")
-_BASELINES = ("equal_weight", "benchmark")
-"""Baselines whose Sharpe ratio stands next to each fold's."""
 
 
 @options.with_run_options
@@ -82,12 +80,13 @@ def print_plan(folds: Sequence[Fold]) -> None:
 def print_walk(result: WalkForwardResult) -> None:
     """Mean over seeds of each fold and two baselines, then everybody's stitched measures."""
     from echelon.evaluation.trust import by_row
+    from echelon.report.walkforward import BASELINES
 
     seeds = max((len(e.seeds) for e in result.evaluations.values()), default=0)
     if not seeds:
         return
     baselines = [
-        name for name in _BASELINES if any(name in e.baselines for e in result.evaluations.values())
+        name for name in BASELINES if any(name in e.baselines for e in result.evaluations.values())
     ]
     shown = [MEASURE_COLUMNS[m].heading for m in _MEASURES]
     headings = [*shown, "± std", *(f"{name.split('_')[0]}\nSharpe" for name in baselines)]

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from echelon.config._base import Section
 from echelon.config.algorithms import AlgorithmName
+from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 Baseline = Literal[
     "benchmark", "buy_and_hold", "equal_weight", "min_variance", "hrp", "momentum", "random", "cash"
@@ -202,9 +203,9 @@ class TrainConfig(Section):
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 3
     """Periodic checkpoints to keep, the newest ones; the best one is kept next to them."""
-    seeds: PositiveInt = 1
+    seeds: Annotated[int, Field(gt=0, le=MOST_SEEDS)] = 1
     """Agents to train, with seeds `seed`, `seed` + 1 and so on."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] = 1
     """Threads of one agent's training. One is fastest for small networks, and results are the
     same only for the same number."""
 

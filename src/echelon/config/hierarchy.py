@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from echelon.config._base import Section
 from echelon.config.agents import Fraction
+from echelon.types import MOST_PROCESSES
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Discount = Annotated[float, Field(ge=0, lt=1)]
@@ -207,7 +208,7 @@ class TrainerConfig(Section):
     """Environment steps that every expert collects in a round."""
     probe_states: PositiveInt = 256
     """Shared states on which portfolios are compared."""
-    workers: PositiveInt = 1
+    workers: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] = 1
     """Processes that the experts are spread over; results do not depend on it."""
     training_schedule: TrainingSchedule = TrainingSchedule()
     """Who is trained when."""

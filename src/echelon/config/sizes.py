@@ -24,7 +24,6 @@ from rich.filesize import decimal
 from echelon.config.algorithms import ALGORITHMS
 from echelon.config.tree import Config
 from echelon.errors import ConfigError
-from echelon.types import MOST_PROCESSES, MOST_SEEDS
 
 _FLOAT = 4
 _LEARNED = 4 * _FLOAT
@@ -43,17 +42,6 @@ class Need(NamedTuple):
 
 def refuse_sizes(config: Config) -> None:
     """Raise a ConfigError where the machine cannot hold what the configuration asks for."""
-    for key, most in (
-        ("train.threads", MOST_PROCESSES),
-        ("trainer.workers", MOST_PROCESSES),
-        ("train.seeds", MOST_SEEDS),
-    ):
-        count = attrgetter(key)(config)
-        if count > most:
-            raise ConfigError(
-                f"{key} = {count:,}: at most {most:,} can be asked for (this machine has "
-                f"{os.cpu_count() or 1} cores). Lower {key}."
-            )
     available = memory_available()
     over = []
     for key, bytes_of in _needs(config):
