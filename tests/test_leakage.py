@@ -20,8 +20,9 @@ from echelon.data.importing import import_source
 from echelon.data.store import Store
 from echelon.data.views import RescaledView, ScrambledView, TruncatedView
 from echelon.errors import DataError, FeatureError
-from echelon.features import LeakageReport, check_leakage, prepare
+from echelon.features import check_leakage, prepare
 from echelon.features.engine import bars_of
+from echelon.features.leakage import LeakageReport
 from echelon.features.scaler import RunningMoments
 
 HERE = Path(__file__).parent

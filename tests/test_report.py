@@ -390,7 +390,7 @@ def test_periods_end_and_begin_by_the_calendar() -> None:
     assert [str(t) for t in np.unique(period_starts(times, "quarter"))] == ["2020-01-01"]
 
 
-def test_action_shares_worked_out_by_hand() -> None:
+def test_shares_of_actions_worked_out_by_hand() -> None:
     times = days(4, "2020-01-30")
     chosen = np.array([[1, 1], [0, 2], [0, 0], [2, 0]])
     found = choice_shares(times, chosen, 3, "month")

@@ -151,7 +151,6 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
     kind: a dataclass, NamedTuple, TypedDict or a type such as `dict[str, float]`; types are taken
         strictly, unknown keys of a class are ignored
-    A file that may be missing is asked for with `path.is_file()` first.
     """
     try:
         with path.open("rb") as handle:

@@ -114,7 +114,6 @@ def _run_steps(batch: RunBatch, course: Course, given: options.RunOptions) -> No
 
 
 def _raise_failures(batch: RunBatch, course: Course) -> None:
-    """Name the runs that failed; a bug of ours is shown as one."""
     if not course.errors:
         return
     for errors in course.errors.values():

@@ -275,7 +275,6 @@ def _bounds(gap: SharpeGap) -> str:
 
 
 def _refuse_taken(output_dir: Path | None) -> None:
-    """Refuse a directory whose comparison.json says how to go on with a training."""
     from echelon.evaluation.runs_comparison import RUNS_RESULT
 
     if output_dir is None:

@@ -43,7 +43,6 @@ _SUFFIXES = {".parquet": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv",
 def _tree(
     config: Path | None, override: list[str] | None, level: options.LogLevel, **data: object
 ) -> Config:
-    """The configuration with command-line values of the `data` section laid over it."""
     values = [
         f"data.{key}={json.dumps(str(value) if isinstance(value, Path | date) else value)}"
         for key, value in data.items()

@@ -160,7 +160,6 @@ def _judge(
     history: bool = False,
     with_rules: bool = True,
 ) -> None:
-    """Work the orders with the policies of the runs; print, and write where there is a `place`."""
     from echelon.evaluation.execution import evaluate_trained
     from echelon.report.execution import write_execution_report
 

@@ -122,7 +122,6 @@ def _override(tree: dict[str, Any], item: str) -> None:
 
 
 def _explain(error: ValidationError, where: str) -> str:
-    """Problems in lines of their own, each with the key it concerns: the first, if many."""
     problems = error.errors(include_url=False)
     lines: list[str] = []
     model: Any

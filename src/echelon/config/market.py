@@ -43,7 +43,6 @@ _KNOWN_BY: Mapping[Preset, str] = {
 
 
 def _preset_name(value: object) -> object:
-    """A preset's own name, where another name or another case was given."""
     if not isinstance(value, str):
         return value
     name = value.strip().lower()

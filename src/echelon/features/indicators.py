@@ -377,7 +377,6 @@ def _atr(bars: Bars, period: int) -> Floats:
 
 
 def _middle(bars: Bars, period: int) -> Floats:
-    """Middle of the highest high and the lowest low of `period` bars: [L]."""
     high, low = _have(bars.high), _have(bars.low)
     # TA-Lib refuses a period of one bar.
     middle: Floats = 0.5 * (high + low) if period == 1 else talib.MIDPRICE(high, low, period)

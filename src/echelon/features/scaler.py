@@ -53,11 +53,7 @@ class RunningMoments:
 
 @dataclass(frozen=True)
 class Scaler:
-    """(x − mean) / std per feature; features with `scaled` False pass unchanged.
-
-    mean, std, scaled: [F]; std is 1 where the train window has no spread
-    window: first and last day of the window it was fitted on
-    """
+    """(x − mean) / std [F], fitted on the days of `window`; what is not `scaled` stays as it is."""
 
     names: tuple[str, ...]
     mean: Floats

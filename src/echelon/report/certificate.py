@@ -108,7 +108,6 @@ def policy_name(name: str, words: Words) -> str:
 
 
 def _number(value: float | None, unit: str) -> str:
-    """As read: shares in per cent, Sharpe ratios to two places."""
     if value is None or not math.isfinite(value):
         return DASH
     return f"{value:.1%}" if unit == "share" else f"{value:.2f}"

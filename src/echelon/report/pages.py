@@ -107,7 +107,6 @@ def render_page(
 
     stem: of the names of its files in all languages; written: languages that there are pages in
     interactive: whether it has charts; else it has no script
-    context: what its template names
     """
     links = [
         {"file": file_name(stem, "html", lang), "code": code, "name": own}
@@ -136,10 +135,7 @@ def render_part(name: str, words: Words, **context: object) -> str:
     trees: dict[str, PlotlyTree] = {}
 
     def chart(key: str, drawn: Chart | Plot | Mapping[str, Chart], **look: Any) -> Markup:  # noqa: ANN401 (fields of Chart)
-        """The place of a chart, or of several by key of which a choice of the same key shows one.
-
-        look: fields of the chart of which a plot is the only one
-        """
+        """The place of a chart, or of several by key of which a choice of that key shows one."""
         if isinstance(drawn, Plot):
             drawn = Chart([[drawn]], **look)
         trees[key] = (

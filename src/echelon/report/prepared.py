@@ -50,7 +50,6 @@ def _growth_plot(prepared: Prepared) -> Plot:
 
 
 def _presence_plot(prepared: Prepared) -> Plot:
-    """How many assets there are at each bar, by what can be done with them."""
     present, tradable = np.asarray(prepared.present), prepared.array("tradable")
     counts = {"present": present.sum(axis=1)}
     if tradable is not None:

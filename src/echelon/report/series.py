@@ -28,10 +28,7 @@ _MOVED = 0.001
 
 
 class MonthlyReturns(NamedTuple):
-    """Returns by calendar month: years[Y], months[Y,12] (NaN where the span has none), totals[Y].
-
-    The first and the last month and year count from and to the ends of the span.
-    """
+    """Returns by month: years[Y], months[Y,12] (NaN where the span has none), totals[Y]."""
 
     years: tuple[int, ...]
     months: Floats

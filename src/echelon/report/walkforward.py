@@ -63,7 +63,6 @@ _MOST_HIGH = 24
 class WalkData:
     """A walk-forward, as its page needs it.
 
-    path: as the user wrote it, for commands
     table: walk_forward.parquet, a line per fold and agent or baseline
     stitched: the test windows as one split; None: a fold failed or is missing
     statistics: of the stitched series, with its `bars`, `periods_per_year` and `split`
@@ -253,7 +252,6 @@ def _measure_table(walk: WalkData, name: str, words: Words) -> Table:
 
 
 def _kind(walk: WalkData) -> str:
-    """Class of a table by fold: its last line is of the whole."""
     return "" if walk.stitched is None else "whole"
 
 

@@ -281,7 +281,6 @@ def _write(
 
 
 def _read_whole(path: Path) -> tuple[_Document, bytes]:
-    """state.json and the bytes of the tensor file, checked, with an error a user can act on."""
     try:
         document, data = _FILES.read(path, "")
         return check_tree(document, _Document, path / STATE, ""), data
@@ -290,7 +289,6 @@ def _read_whole(path: Path) -> tuple[_Document, bytes]:
 
 
 def _advice(path: Path) -> str:
-    """What to do without a checkpoint: the one to resume from instead, if there is any."""
     if not _STEP.search(path.name):
         return "The best weights are kept nowhere else: train the run again (--overwrite)."
     periodic = list_checkpoints(path.parent)

@@ -52,11 +52,7 @@ def is_timing(name: str) -> bool:
 
 
 class MetricLog(Closing):
-    """The log of one run, open for appending; one writer at a time.
-
-    resume_step: None begins a new log in the place of any there is; s keeps the rows up to and
-    including step s and goes on after them
-    """
+    """The log of one run, open to append. resume_step: rows up to it are kept, None: none"""
 
     def __init__(self, directory: Path, *, resume_step: int | None) -> None:
         self._path = directory / LOG

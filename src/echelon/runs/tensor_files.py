@@ -46,11 +46,7 @@ class _Document(TypedDict):
 
 
 class TensorFiles(NamedTuple):
-    """A kind of such a directory: the names of its two files, and what it is called in errors.
-
-    version: of the document; others are refused. otherwise: what to do about another version,
-    besides using the Echelon that wrote it
-    """
+    """A kind of such a directory. otherwise: what to do about a file of another version"""
 
     tensors: str
     document: str

@@ -230,11 +230,7 @@ def _costs(split: SplitData, record: Record) -> Floats:
 def differences_chart(
     differences: Mapping[str, Mapping[str, Any]], annual: float, words: Words
 ) -> Chart:
-    """Sharpe ratios of the agents minus those of baselines, with intervals and a line at zero.
-
-    differences: baseline → `single` and `double`, as in trust.json, from the top down
-    annual: what makes a ratio per period one a year
-    """
+    """Sharpe ratios of the agents minus those of baselines, with intervals and a line at zero."""
     names = [words.name(key) for key in differences]
     layers: list[Points | RefLine] = [RefLine(0.0, "x", "solid", role="loss")]
     looks = (("single", -0.14, "accent", 9), ("double", 0.14, "faint", 6))
@@ -359,7 +355,6 @@ def _lines(metric: str, curves: _Curves, words: Words, *, listed: bool) -> Itera
 
 
 def _chosen_points(run: RunData, metric: str, curves: _Curves, words: Words) -> Iterator[Points]:
-    """The checkpoints that were chosen, on the curves that chose them."""
     if metric != f"valid/{run.config.train.select_by}":
         return
     points = [

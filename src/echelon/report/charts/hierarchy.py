@@ -85,7 +85,6 @@ def _growth_plot(agent: Record, words: Words) -> Plot:
 
 
 def _mark_points(agent: Record, words: Words) -> Iterator[Points]:
-    """What risk control did, on the curve where it did."""
     for (key, role, symbol), by_row in marked_events(agent.commanded).items():
         at, frequent = list(by_row), key == "mark_cut"
         points = Points(agent.times[at], agent.growth[at], symbol, 6.0 if frequent else 11.0)

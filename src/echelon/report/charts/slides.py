@@ -401,7 +401,6 @@ def _set_axis(axes: Axes, axis: Axis, *, vertical: bool) -> None:
 
 
 def _set_labels(axes: Axes, drawn: DrawnAxis, axis: Axis, *, vertical: bool) -> None:
-    """Labels of rows from the top down, or of categories."""
     n = len(axis.labels)
     step = -(-n // (axis.ticks or MOST_LABELS))
     assert isinstance(axes.figure, Figure)

@@ -27,7 +27,6 @@ from echelon.report.charts.chart import Axis, Chart, Layer, Plot, Points, RefLin
 from echelon.report.charts.slides import Slide, draw_slide
 
 _MEASURE = "sharpe_annual"
-_WINDOWS = {"valid": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def draw_ablation(result: AblationResult, base: Config, path: Path) -> None:
 def draw_comparison(result: ComparisonResult, path: Path) -> None:
     """Draw the result as a PNG at `path`."""
     facts = result.facts
-    window = _WINDOWS[facts["split"]]
+    window = "validation" if facts["split"] == "valid" else facts["split"]
     seeds = max(len(row.seeds) for row in result.rows)
     below = f"{window.capitalize()} window {facts['first']} to {facts['last']} · "
     below += f"{_seeds_text(seeds)} · dashed, band: {result.reference} · "
@@ -144,7 +143,6 @@ def _means(result: AblationResult, choice: Choice, value: str) -> tuple[float, .
 def _rows_slide(
     title: str, below: str, rows: Sequence[VariantRow], window: str, reference: str
 ) -> Slide:
-    """The rows below the headings of their groups, with the base or reference behind them."""
     shown = LABELS[_MEASURE].format
     lines: list[tuple[str, str, str]] = []
     strong: list[int] = []
@@ -173,7 +171,6 @@ def _rows_slide(
 
 
 def _row_points(row: VariantRow, y: int) -> list[Points]:
-    """The rings, and the dot with its bar upon them; nothing of a variant that failed."""
     mean, std = row.centre
     role = "benchmark" if row.is_base else "accent"
     n = len(row.points)
