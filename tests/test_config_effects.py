@@ -55,7 +55,7 @@ from echelon.runs.metrics import is_timing, read_metrics
 from echelon.runs.registry import TrialRegistry
 from echelon.runs.tracking import open_sinks
 from echelon.training.run import Training, Worlds, make_learner
-from echelon.workers import LocalPool
+from echelon.workers import Pool
 
 FIELDS = frozenset({"open", "high", "low", "close", "volume"})
 SPLITS = (
@@ -427,7 +427,7 @@ def _evolved(bench: Bench, *overrides: str) -> object:
     config = bench.config("experts.n_experts=2", "train.lr_actor=0.001", *overrides)
     evolution = Evolution.from_config(config, 1)
     n_members = evolution.plan.members
-    with LocalPool(Toy, n_members) as crew:
+    with Pool(Toy, n_members) as crew:
         for turn in range(3):
             fit = np.sin(np.arange(n_members) + turn)
             assert evolution.apply(evolution.step(fit, mapd=0.3), crew) == {}

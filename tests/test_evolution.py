@@ -23,7 +23,7 @@ from echelon.population.measurement import draw_skills
 from echelon.population.member import Noise
 from echelon.population.settings import founders, plan_of, router_space
 from echelon.types import Floats
-from echelon.workers import Failure, LocalPool
+from echelon.workers import Failure, Pool
 
 NAN = math.nan
 # Whose weights, as they were at first, each member has after the rounds of test_mfpbt: by hand.
@@ -91,9 +91,7 @@ def _evolution(plan: PopulationPlan, seed: int = 7, **settings: Any) -> Evolutio
     return Evolution(plan, beginnings(plan), seed, skills=given, **settings)
 
 
-def _round(
-    evolution: Evolution, crew: LocalPool[Toy], fit: Floats, mapd: float = 1.0
-) -> list[Decision]:
+def _round(evolution: Evolution, crew: Pool[Toy], fit: Floats, mapd: float = 1.0) -> list[Decision]:
     """Train, evolve, and carry it out."""
     crew.call(Toy.train, range(evolution.plan.members))
     decisions = evolution.step(fit, mapd)
@@ -101,7 +99,7 @@ def _round(
     return decisions
 
 
-def _all(crew: LocalPool[Toy]) -> list[dict[str, Any]]:
+def _all(crew: Pool[Toy]) -> list[dict[str, Any]]:
     return list(crew.call(Toy.facts, range(crew.size)).values())
 
 
@@ -112,7 +110,7 @@ def _told(decisions: Sequence[Decision]) -> list[tuple[int, str, int | None, int
 @pytest.mark.parametrize("workers", [1, 2])
 def test_three_rounds_of_32_members_copy_what_was_worked_out_by_hand(workers: int) -> None:
     evolution = _evolution(POPULATION)
-    with LocalPool(Toy, 32, workers) as crew:
+    with Pool(Toy, 32, workers) as crew:
         made = [_round(evolution, crew, fit) for fit in ROUNDS]
         facts = _all(crew)
     assert [_told(decisions) for decisions in made] == EXPECTED
@@ -135,7 +133,7 @@ def test_three_rounds_of_32_members_copy_what_was_worked_out_by_hand(workers: in
 
 def test_same_seed_same_population_and_resuming_in_the_middle_changes_nothing() -> None:
     straight, resumed = _evolution(POPULATION), _evolution(POPULATION)
-    with LocalPool(Toy, 32) as crew, LocalPool(Toy, 32) as after:
+    with Pool(Toy, 32) as crew, Pool(Toy, 32) as after:
         for fit in ROUNDS[:2]:
             _round(straight, crew, fit)
         resumed.restore(json.loads(json.dumps(straight.state())))
@@ -154,7 +152,7 @@ def test_same_seed_same_population_and_resuming_in_the_middle_changes_nothing() 
 
 def test_copied_weights_mutate_each_by_its_own_chance_and_sources_do_not() -> None:
     evolution = _evolution(POPULATION, mutation_rate=0.1)
-    with LocalPool(Toy, 32) as crew:
+    with Pool(Toy, 32) as crew:
         _round(evolution, crew, ROUNDS[0])
         facts = _all(crew)
     copied = {m for m, _, source, _ in EXPECTED[0] if source is not None}
@@ -171,14 +169,14 @@ def test_sources_are_read_before_anything_is_overwritten() -> None:
     swap = [
         Decision(1, a, "exploit", b, b, values, Cause("planted", {})) for a, b in ((0, 1), (1, 0))
     ]
-    with LocalPool(Toy, 32) as crew:
+    with Pool(Toy, 32) as crew:
         assert evolution.apply(swap, crew) == {}
         assert [toy["weights"][0] for toy in _all(crew)[:2]] == [1.0, 0.0]
 
 
 def test_a_member_that_fails_is_named_and_so_is_one_whose_source_failed() -> None:
     evolution = _evolution(POPULATION)
-    with LocalPool(Toy, 32) as crew:
+    with Pool(Toy, 32) as crew:
         crew.call(Toy.break_down, [0], "copy_state")
         crew.call(Toy.break_down, [8], "take_state")
         failed = evolution.apply(evolution.step(ROUNDS[0], 1.0), crew)
@@ -194,7 +192,7 @@ def test_a_member_that_fails_is_named_and_so_is_one_whose_source_failed() -> Non
 def test_one_member_per_niche_tries_keeps_and_reverts() -> None:
     evolution = _evolution(FIVE)
     first = dict(evolution.hyperparameters()[4])
-    with LocalPool(Toy, 5) as crew:
+    with Pool(Toy, 5) as crew:
         tried = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.0]))
         assert _told(tried) == [(4, "propose", None, None)]
         assert crew.call(Toy.facts, [4])[4]["hyperparameters"] == tried[0].hyperparameters != first
@@ -215,7 +213,7 @@ def test_one_member_per_niche_tries_keeps_and_reverts() -> None:
 def test_under_the_threshold_the_worst_begins_anew_and_the_next_weakest_tries() -> None:
     evolution = _evolution(FIVE)
     before = evolution.skills.copy()
-    with LocalPool(Toy, 5) as crew:
+    with Pool(Toy, 5) as crew:
         _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.0]))
         decisions = _round(evolution, crew, np.array([5.0, 4.0, 3.0, 2.0, 1.5]), mapd=0.2)
         facts = _all(crew)
@@ -287,7 +285,7 @@ def test_a_niche_of_which_no_fitness_is_known_gives_fresh_weights_but_its_own_sk
     before = evolution.skills.copy()
     (decision,) = evolution.quarantine([9])
     assert decision.fresh
-    with LocalPool(Toy, 32) as crew:
+    with Pool(Toy, 32) as crew:
         evolution.apply([decision], crew)
         assert crew.call(Toy.facts, [9])[9]["skill"].tolist() == before[1].tolist()
     assert (evolution.skills == before).all()
@@ -295,7 +293,7 @@ def test_a_niche_of_which_no_fitness_is_known_gives_fresh_weights_but_its_own_sk
 
 def test_alike_niches_begin_the_worst_anew_as_a_whole_and_breed_the_others() -> None:
     evolution = _evolution(POPULATION)
-    with LocalPool(Toy, 32) as crew:
+    with Pool(Toy, 32) as crew:
         decisions = _round(evolution, crew, ROUNDS[0], mapd=0.1)
         facts = _all(crew)
     # The best of niche 1 is fit for 4, the least of 10, 4, 7 and 12.

@@ -19,7 +19,7 @@ import torch
 
 from echelon.errors import ConfigError, TrainingError
 from echelon.rng import stream
-from echelon.workers import Failure, LocalPool, Pool
+from echelon.workers import Failure, Pool
 
 
 class _Walker:
@@ -74,9 +74,9 @@ def _walkers(member: int, seed: int = 7, refuse: Path | None = None) -> _Walker:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[LocalPool[_Walker]]:
+def pool() -> Iterator[Pool[_Walker]]:
     """Five members on two processes: 0, 2, 4 and 1, 3."""
-    with LocalPool(_walkers, size=5, workers=2) as made:
+    with Pool(_walkers, size=5, workers=2) as made:
         yield made
 
 
@@ -89,11 +89,11 @@ def _story(host: Pool[_Walker]) -> list[Any]:
     return said
 
 
-def test_results_do_not_depend_on_the_number_of_workers(pool: LocalPool[_Walker]) -> None:
+def test_results_do_not_depend_on_the_number_of_workers(pool: Pool[_Walker]) -> None:
     for member in range(5):
         pool.rebuild(member)
     two = _story(pool)
-    with LocalPool(_walkers, size=5) as here:
+    with Pool(_walkers, size=5) as here:
         one = _story(here)
     assert list(two[1]) == [4, 1]
     for a, b in zip(one[:2], two[:2], strict=True):
@@ -105,7 +105,7 @@ def test_results_do_not_depend_on_the_number_of_workers(pool: LocalPool[_Walker]
 
 
 def test_what_a_member_gives_or_takes_is_a_copy_in_one_process_too() -> None:
-    with LocalPool(_walkers, size=2) as here:
+    with Pool(_walkers, size=2) as here:
         before = here.call(_Walker.walk, [0], 1, np.zeros(3))[0]
         kept = before["place"].clone()
         here.call(_Walker.spoil, [1], before)[1]
@@ -115,9 +115,9 @@ def test_what_a_member_gives_or_takes_is_a_copy_in_one_process_too() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_members_that_are_given_the_same_thing_each_have_their_own(
-    workers: int, pool: LocalPool[_Walker]
+    workers: int, pool: Pool[_Walker]
 ) -> None:
-    host = pool if workers == 2 else LocalPool(_walkers, size=5)
+    host = pool if workers == 2 else Pool(_walkers, size=5)
     shared = {"place": torch.ones(3, dtype=torch.float64)}
     host.call(_Walker.settle, range(5), shared)
     host.call(_Walker.walk, [0], 3, np.ones(3))[0]
@@ -126,7 +126,7 @@ def test_members_that_are_given_the_same_thing_each_have_their_own(
 
 
 def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(
-    pool: LocalPool[_Walker],
+    pool: Pool[_Walker],
 ) -> None:
     facts = pool.call(_Walker.facts, range(5))
     assert len({pid for pid, _, _ in facts.values()}) == 2
@@ -138,16 +138,16 @@ def test_processes_are_two_deaf_to_ctrl_c_and_have_the_threads_asked_for(
 
 def test_threads_of_this_process_are_its_own_again_after_a_call() -> None:
     before = torch.get_num_threads()
-    with LocalPool(_walkers, size=1, threads=before + 1) as here:
+    with Pool(_walkers, size=1, threads=before + 1) as here:
         assert here.call(_Walker.facts, [0])[0][1] == before + 1
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_one_member_names_it_and_leaves_the_others_and_its_state(
-    workers: int, pool: LocalPool[_Walker]
+    workers: int, pool: Pool[_Walker]
 ) -> None:
-    host = pool if workers == 2 else LocalPool(_walkers, size=5)
+    host = pool if workers == 2 else Pool(_walkers, size=5)
     host.rebuild(2)
     done = host.call(_Walker.stumble, range(5), 2)
     failed = done.pop(2)
@@ -162,10 +162,8 @@ def test_an_error_of_one_member_names_it_and_leaves_the_others_and_its_state(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bug_is_raised_and_the_pool_can_still_be_used(
-    workers: int, pool: LocalPool[_Walker]
-) -> None:
-    host = pool if workers == 2 else LocalPool(_walkers, size=5)
+def test_a_bug_is_raised_and_the_pool_can_still_be_used(workers: int, pool: Pool[_Walker]) -> None:
+    host = pool if workers == 2 else Pool(_walkers, size=5)
     with pytest.raises(RuntimeError, match=r"member 1:[\s\S]*ZeroDivisionError: planted"):
         host.call(_Walker.bug, [1, 0])
     with pytest.raises(OSError, match="No space left"):
@@ -174,7 +172,7 @@ def test_a_bug_is_raised_and_the_pool_can_still_be_used(
 
 
 def test_a_killed_process_loses_its_members_until_they_are_rebuilt_in_a_new_one(
-    pool: LocalPool[_Walker],
+    pool: Pool[_Walker],
 ) -> None:
     pool.call(_Walker.walk, range(5), 1, np.ones(3))
     others = pool.call(_Walker.walk, [1, 3], 0, np.zeros(3))
@@ -196,7 +194,7 @@ def test_a_killed_process_loses_its_members_until_they_are_rebuilt_in_a_new_one(
     assert pool.rebuild(2) == [2]
 
 
-def test_a_process_killed_between_calls_is_noticed_at_the_next(pool: LocalPool[_Walker]) -> None:
+def test_a_process_killed_between_calls_is_noticed_at_the_next(pool: Pool[_Walker]) -> None:
     os.kill(pool.call(_Walker.facts, [1])[1][0], signal.SIGKILL)
     found = pool.call(_Walker.stumble, range(5), 9)
     assert [m for m, result in found.items() if isinstance(result, Failure)] == [1, 3]
@@ -209,9 +207,9 @@ def test_a_member_that_cannot_be_made_is_an_error_and_may_be_tried_again(tmp_pat
     make = partial(_walkers, refuse=refuse)
     refuse.touch()
     with pytest.raises(ConfigError, match="member 1: planted in the making"):
-        LocalPool(make, size=2)
+        Pool(make, size=2)
     refuse.unlink()
-    with LocalPool(make, size=2) as here:
+    with Pool(make, size=2) as here:
         refuse.touch()
         with pytest.raises(ConfigError, match="member 1: planted in the making"):
             here.rebuild(1)
@@ -224,7 +222,7 @@ def test_a_member_that_cannot_be_made_is_an_error_and_may_be_tried_again(tmp_pat
 
 
 def test_a_closed_pool_says_so() -> None:
-    here = LocalPool(_walkers, size=1)
+    here = Pool(_walkers, size=1)
     here.close()
     here.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -254,9 +252,9 @@ def _begun(directory: Path) -> list[int]:
 
 def test_no_worker_outlives_a_parent_that_is_killed_in_a_call(tmp_path: Path) -> None:
     script = (
-        "from test_workers import LocalPool, _Walker, _walkers\n"
+        "from test_workers import Pool, _Walker, _walkers\n"
         "if __name__ == '__main__':\n"
-        "    with LocalPool(_walkers, size=2, workers=2) as pool:\n"
+        "    with Pool(_walkers, size=2, workers=2) as pool:\n"
         f"        pool.call(_Walker.loiter, [0, 1], '{tmp_path}')\n"
     )
     file = tmp_path / "run.py"
@@ -273,9 +271,7 @@ def test_no_worker_outlives_a_parent_that_is_killed_in_a_call(tmp_path: Path) ->
     assert all(_gone(pid) for pid in workers)
 
 
-def test_an_interrupt_in_a_call_ends_the_processes(
-    pool: LocalPool[_Walker], tmp_path: Path
-) -> None:
+def test_an_interrupt_in_a_call_ends_the_processes(pool: Pool[_Walker], tmp_path: Path) -> None:
     """The last test of this pool, which is gone after it."""
 
     def interrupt() -> None:

@@ -1,6 +1,6 @@
 """Work in other processes: members that live there and are called, and jobs done one by one.
 
-    with LocalPool(make_member, size=5, workers=2) as pool:
+    with Pool(make_member, size=5, workers=2) as pool:
         rewards = pool.call(Member.collect, range(5), 1000)    # number → result or Failure
     done = run_jobs(train_seed, jobs, workers=2)               # results or Failures, in order
 
@@ -52,7 +52,6 @@ import tempfile
 import threading
 import traceback
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -106,13 +105,33 @@ class Failure:
 
 
 class Pool(Closing, Generic[_T_co]):
-    """Where members live that are called by their numbers; members on Ray would be another one.
+    """Members in a few processes, or in this one, that are called by their numbers.
 
     Results and Failures are by number, in the order in which members were named.
     """
 
-    remote: bool
-    """Whether members live in other processes, with which they can be lost."""
+    def __init__(
+        self, make: Callable[[int], _T_co], size: int, workers: int = 1, threads: int = 1
+    ) -> None:
+        """make: pickled to get to the process; threads: of torch, in this one during a call"""
+        self.size = size
+        self.members: dict[int, _T_co] = {}
+        """Those that live in this process."""
+        self.workers: list[Worker] = []
+        """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
+        self._make_member, self._threads, self._closed = make, threads, False
+        self._busy: dict[Worker, list[int]] = {}
+        """Members whose answers are still to come."""
+        self.remote = min(workers, size) > 1
+        """Whether members live in other processes, with which they can be lost."""
+        try:
+            if self.remote:
+                self.workers.extend(self._start() for _ in range(min(workers, size)))
+            for failure in self._make(range(size)):
+                raise failure.error
+        except BaseException:
+            self.close()
+            raise
 
     def call(
         self,
@@ -132,44 +151,11 @@ class Pool(Closing, Generic[_T_co]):
         given: dict[int, Any] = {number: ((own,), {}) for number, own in arguments.items()}
         return self._call(method.__name__, given)
 
-    @abstractmethod
-    def rebuild(self, number: int) -> list[int]:
-        """Make a member again, and those that were lost with it; all their numbers, rising."""
-
-    @abstractmethod
-    def _call(self, method: str, arguments: Mapping[int, tuple[Any, Any]]) -> dict[int, Any]:
-        """Results of a method, given (args, kwargs) for each member named."""
-
-
-class LocalPool(Pool[_T_co]):
-    """The pool of this machine: members in a few processes, or in this one."""
-
-    def __init__(
-        self, make: Callable[[int], _T_co], size: int, workers: int = 1, threads: int = 1
-    ) -> None:
-        """make: pickled to get to the process; threads: of torch, in this one during a call"""
-        self.size = size
-        self.members: dict[int, _T_co] = {}
-        """Those that live in this process."""
-        self.workers: list[Worker] = []
-        """None where all live in this process. Of W, number w hosts the members w, w + W, …"""
-        self._make_member, self._threads, self._closed = make, threads, False
-        self._busy: dict[Worker, list[int]] = {}
-        """Members whose answers are still to come."""
-        self.remote = min(workers, size) > 1
-        try:
-            if self.remote:
-                self.workers.extend(self._start() for _ in range(min(workers, size)))
-            for failure in self._make(range(size)):
-                raise failure.error
-        except BaseException:
-            self.close()
-            raise
-
     def rebuild(self, number: int) -> list[int]:
         """Make a member again; where its process died, all that lived there, in a new process.
 
-        Raises what `make` raises; where the new process dies too, they are lost still.
+        Gives all their numbers, rising. Raises what `make` raises; where the new process dies too,
+        they are lost still.
         """
         numbers = [number]
         if self.workers and self.workers[number % len(self.workers)].ended is not None:

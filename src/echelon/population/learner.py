@@ -62,7 +62,7 @@ from echelon.population.shared_replay import SharedReplay
 from echelon.rng import stream
 from echelon.runs.checkpoint import below_prefix, with_prefix
 from echelon.types import Bools, Floats32, Metrics
-from echelon.workers import LocalPool
+from echelon.workers import Pool
 
 log = logging.getLogger(__name__)
 _FORMAT = 2  # of the state in checkpoints
@@ -104,7 +104,7 @@ class HierarchyLearner(Learner):
             self.replay,
             self._tables,
         )
-        pool = LocalPool(factory, n_members, workers, threads=config.train.threads)
+        pool = Pool(factory, n_members, workers, threads=config.train.threads)
         self._events: list[PopulationEvent] = []
         self._unwritten = False
         """Something happened that population.json does not say yet."""
