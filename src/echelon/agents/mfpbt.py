@@ -12,7 +12,7 @@ is there to prevent. One evolution, of round r, in this order:
    faster one with weights only. The hyperparameters are then those of the best of its own
    subpopulation: what pays at short sight does not spread to those that see far.
 4. Where there is no such member, the best fitter one of another niche, of a subpopulation as slow
-   or slower, gives its hyperparameters (`between_niches`).
+   or slower, gives its hyperparameters.
 
 All copies are of the population as it was before the round. With one member per niche there are no
 quarters: `propose` changes the weakest's hyperparameters, `conclude_trial` keeps the change unless
@@ -34,10 +34,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from echelon.errors import ConfigError, StoreError
+from echelon.errors import StoreError
 from echelon.rng import stream
 from echelon.types import Floats
 
@@ -67,12 +66,6 @@ class Range:
     high: float
     of_rest: bool = False
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ConfigError(
-                f"expected finite bounds low ≤ high, found low {self.low} and high {self.high}"
-            )
-
     def times(self, value: float, factor: float) -> float:
         """The value changed by the factor, within the bounds."""
         changed = 1.0 - (1.0 - value) * factor if self.of_rest else value * factor
@@ -83,43 +76,15 @@ class Range:
 class PopulationPlan:
     """The population's form: `niches` × `per_niche` members, by subpopulations of equal size.
 
+    `config.hierarchy` says which forms there are.
     frequencies: δ of each subpopulation, in rounds, rising; their number is the subpopulations'
     space: the hyperparameters that evolve, each with its bounds
-    between_niches: hyperparameters (never weights) may come from another niche
     """
 
     niches: int
     per_niche: int
     frequencies: tuple[int, ...]
     space: Mapping[str, Range]
-    between_niches: bool = True
-
-    def __post_init__(self) -> None:
-        if self.niches < 1 or self.per_niche < 1:
-            raise ConfigError(
-                f"expected at least one niche of one member, found niches {self.niches} and "
-                f"members per niche {self.per_niche}"
-            )
-        deltas = self.frequencies
-        if not deltas or deltas[0] < 1 or any(b <= a for a, b in pairwise(deltas)):
-            raise ConfigError(
-                f"expected frequencies of at least 1, each greater than the one before (such as "
-                f"1, 5), found {list(deltas)}"
-            )
-        step = len(deltas) * QUARTERS
-        if self.per_niche % step and (self.per_niche, len(deltas)) != (1, 1):
-            raise ConfigError(self._division_advice(step))
-
-    def _division_advice(self, step: int) -> str:
-        size, subpopulations = self.per_niche, step // QUARTERS
-        sizes = " or ".join(str(n * step) for n in (size // step, -(-size // step)) if n > 0)
-        fitting = [str(n) for n in range(1, size // QUARTERS + 1) if size % (n * QUARTERS) == 0]
-        other = f", or {' or '.join(fitting)} subpopulation(s)" if fitting else ""
-        return (
-            f"expected members per niche that divide into {subpopulations} subpopulation(s) of "
-            f"four equal quarters, found {size}: use {sizes} members per niche{other}, or 1 member "
-            "per niche with one subpopulation"
-        )
 
     @property
     def members(self) -> int:
@@ -262,7 +227,7 @@ def reseed(
     """Restart the niche whose best member is the least fit, if MAPD is under the threshold.
 
     All its members share the skill, which is drawn afresh, so all of them restart, with the
-    hyperparameters of the fittest niche's best (`between_niches`).
+    hyperparameters of the fittest niche's best.
     """
     _require_members(plan, fit, present)
     if mapd >= threshold or plan.niches < 2:
@@ -291,7 +256,7 @@ def restart_members(
     decisions = []
     for member in members:
         mates = [m for m in others if plan.niche_of(m) == plan.niche_of(member)]
-        lenders = [m for m in others if _may_lend(plan, m, member)]
+        lenders = [m for m in others if plan.delta_of(m) >= plan.delta_of(member)]
         source, mate = next(iter(lenders), None), next(iter(mates), None)
         values = dict(present[member if source is None else source])
         fresh = mate is None
@@ -339,7 +304,8 @@ def _migrate(
             decisions.append(Decision(round_, member, "migrate", migrant, source, values, cause))
             continue
         lenders = rank_members([m for m in range(plan.members) if plan.niche_of(m) != home], fit)
-        lenders = [m for m in lenders if _may_lend(plan, m, member) and _fitter(fit, m, member)]
+        slow = [m for m in lenders if plan.delta_of(m) >= plan.delta_of(member)]
+        lenders = [m for m in slow if _fitter(fit, m, member)]
         if lenders:
             cause = _comparison("fitter_niche", fit, member, lenders[0])
             values = dict(present[lenders[0]])
@@ -349,12 +315,6 @@ def _migrate(
 
 def _comparison(code: str, fit: Floats, member: int, source: int) -> Cause:
     return Cause(code, {"fitness": float(fit[member]), "source": float(fit[source])})
-
-
-def _may_lend(plan: PopulationPlan, lender: int, borrower: int) -> bool:
-    if plan.niche_of(lender) != plan.niche_of(borrower) and not plan.between_niches:
-        return False
-    return plan.delta_of(lender) >= plan.delta_of(borrower)
 
 
 def _fitter(fit: Floats, candidate: int, member: int) -> bool:
@@ -449,13 +409,7 @@ class Lineage:
         """The lineage that `as_json` wrote; refuses one that is no tree of this population."""
         out = cls.__new__(cls)
         out.plan = plan
-        try:
-            out.lives = [Life(**record) for record in records]
-        except TypeError as error:
-            raise StoreError(
-                f"expected the fields of a life in every record of the lineage, found otherwise "
-                f"({error}): restore the file or begin a new run"
-            ) from error
+        out.lives = [Life(**record) for record in records]
         out._living = list(range(plan.members))
         for place, life in enumerate(out.lives):
             sources = (life.parent, life.lender)
